@@ -265,7 +265,7 @@ def _atom_rules(atom: dict, index: int) -> Iterator[Violation]:
     if not isinstance(atom.get("usage_rubric"), dict | None):
         yield Violation("usage_rubric", _quote(atom["usage_rubric"]), "an object, or nothing", item)
 
-# %% ../nbs/00_problem.ipynb #edc124f0
+# %% ../nbs/00_problem.ipynb #1b3e4d2e
 def concat_text(texts: Iterable[str]) -> str:
     """The exact `atomic_concat_text` of atom texts: stripped, joined by single spaces."""
     return " ".join(text.strip() for text in texts)
@@ -287,10 +287,10 @@ def _block_rules(block: dict, index: int, atoms: dict[str, dict]) -> Iterator[Vi
             found = _quote(atoms[atom_id].get("parent_memory_id"))
             yield Violation("parent_memory_id", found, f"{_quote(name)}, the block it stands in", f"atom {atom_id!r}")
     texts = [atoms[i].get("text") for i in ids if i in atoms]
-    if len(texts) == len(ids) and all(isinstance(text, str) for text in texts):
-        if block.get("atomic_concat_text") != concat_text(texts):
-            found = _quote(block.get("atomic_concat_text"))
-            yield Violation("atomic_concat_text", found, _quote(concat_text(texts)), item)
+    complete = len(texts) == len(ids) and all(isinstance(text, str) for text in texts)
+    if complete and block.get("atomic_concat_text") != concat_text(texts):
+        found = _quote(block.get("atomic_concat_text"))
+        yield Violation("atomic_concat_text", found, _quote(concat_text(texts)), item)
 
 # %% ../nbs/00_problem.ipynb #57c686a8
 def _membership_rules(blocks: list[dict], atoms: dict[str, dict]) -> Iterator[Violation]:
@@ -647,7 +647,7 @@ class Judgment(Record):
         """The under-use total U (section 2.3); raises `ValueError` when unscored."""
         return self._total(-1)
 
-# %% ../nbs/00_problem.ipynb #a770098f
+# %% ../nbs/00_problem.ipynb #354e7f3a
 class Judge(Protocol):
     """What every judge does: read one answer, return the level of each atom."""
 
@@ -657,13 +657,11 @@ class Judge(Protocol):
 def check_judgment(example: Example, judgment: Judgment) -> Judgment:
     """The judgment itself when it covers exactly the example's atoms with their ideal levels; else `DataError`."""
     wanted, got = example.levels, {atom.atom_id: atom.ideal for atom in judgment.atoms}
-    found = [
-        Violation("judged atom", _quote(i), f"an atom of the example: {', '.join(wanted)}") for i in got if i not in wanted
-    ]
+    known = f"an atom of the example: {', '.join(wanted)}"
+    found = [Violation("judged atom", _quote(i), known) for i in got if i not in wanted]
     found += [Violation("judged atom", f"{_quote(i)} missing", "every atom once") for i in wanted if i not in got]
-    found += [
-        Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire) for i in wanted if got.get(i, wanted[i]) != wanted[i]
-    ]
+    differs = [i for i in wanted if got.get(i, wanted[i]) != wanted[i]]
+    found += [Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire) for i in differs]
     if found:
         raise DataError([Violation(**(asdict(v) | {"example_id": example.id})) for v in found])
     return judgment

@@ -1,0 +1,12 @@
+"""Settings shared by all tests: fixed seeds, no network, one thread."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
+settings.load_profile("ci")

@@ -1,0 +1,163 @@
+"""What keeps the repository honest: exports, notebooks, imports, secrets."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NBS = ROOT / "nbs"
+CHAPTERS = sorted(NBS.glob("[0-9]*.ipynb"))
+EXPERIMENTS = sorted((NBS / "experiments").glob("e*.ipynb"))
+NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+MODULES = sorted(p for p in (ROOT / "memcalib").glob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
+
+
+def cells(path: Path) -> list[dict]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return [{**cell, "source": "".join(cell["source"])} for cell in notebook["cells"]]
+
+
+def code(path: Path) -> list[str]:
+    return [cell["source"] for cell in cells(path) if cell["cell_type"] == "code"]
+
+
+def module_name(path: Path) -> str:
+    return next(m[1] for source in code(path) if (m := re.search(r"#\| default_exp (\S+)", source)))
+
+
+def imports(source: str) -> set[str]:
+    """Every memcalib module and top-level package that a piece of code imports, at any depth."""
+    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    found = set()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """A copy of what nbdev reads and writes, so that the checks change nothing here."""
+    target = tmp_path_factory.mktemp("repo")
+    for name in ("nbs", "memcalib"):
+        shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("settings.ini", "setup.py", "_quarto.yml"):
+        shutil.copy(ROOT / name, target / name)
+    return target
+
+
+def run(command: str, cwd: Path) -> None:
+    done = subprocess.run([Path(sys.executable).parent / command], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_export_leaves_no_difference(copy):
+    before = {p.name: p.read_text() for p in (ROOT / "memcalib").glob("*.py")}
+    run("nbdev_export", copy)
+    after = {p.name: p.read_text() for p in (copy / "memcalib").glob("*.py")}
+    assert after.keys() == before.keys()
+    assert [name for name in after if after[name] != before[name]] == []
+
+
+def test_notebooks_are_clean(copy):
+    run("nbdev_clean", copy)
+    changed = [p.name for p in NOTEBOOKS if (copy / p.relative_to(ROOT)).read_text() != p.read_text()]
+    assert changed == []
+
+
+def test_readme_follows_index(tmp_path):
+    command = [Path(sys.executable).parent / "jupyter", "nbconvert", "--log-level", "ERROR", "--to", "markdown"]
+    subprocess.run(
+        [*command, "--output-dir", tmp_path, "--output", "README", NBS / "index.ipynb"], check=True, timeout=120
+    )
+    readme = (ROOT / "README.md").read_text()
+    assert (tmp_path / "README.md").read_text() == readme
+    assert len(readme.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: p.stem)
+def test_notebook_opens_with_title_and_one_line(path):
+    first = next(cell for cell in cells(path) if cell["cell_type"] != "raw")
+    assert first["cell_type"] == "markdown"
+    assert re.fullmatch(r"# [^\n]+\n\n?> [^\n]+", first["source"].strip()), first["source"]
+
+
+def test_each_chapter_has_one_module():
+    names = [module_name(path) for path in CHAPTERS]
+    assert len(set(names)) == len(names)
+    assert sorted(names) == [path.stem for path in MODULES]
+
+
+def test_chapters_import_lower_numbers_and_siblings_only():
+    number = {module_name(path): path.name[:2] for path in CHAPTERS}
+    graph = {}
+    for path in CHAPTERS:
+        used = {m[1] for source in code(path) for name in imports(source) if (m := re.match(r"memcalib\.(\w+)", name))}
+        used = (used & number.keys()) - {module_name(path)}
+        above = {name for name in used if number[name] > path.name[:2]}
+        assert not above, f"{path.name} imports {above}"
+        graph[module_name(path)] = used
+    while leaves := {name for name, used in graph.items() if not used}:
+        graph = {name: used - leaves for name, used in graph.items() if name not in leaves}
+    assert not graph, f"circular imports among {sorted(graph)}"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_import_cells_hold_imports_only(path):
+    for source in code(path):
+        body = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))).body
+        kinds = {isinstance(node, ast.Import | ast.ImportFrom) for node in body}
+        assert kinds != {True, False}, f"{path.name}: imports and code in one cell:\n{source[:200]}"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+def test_experiment_notebooks(path):
+    tagged = [cell for cell in cells(path) if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged parameters"
+    first = cells(path)[0]
+    assert first["cell_type"] == "raw" and "skip_exec: true" in first["source"]
+    for source in code(path):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 6, f"{path.name}: move {node.name} into a chapter"
+
+
+def test_clean_keeps_the_parameters_tag():
+    config = ConfigParser(delimiters=["="])
+    config.read(ROOT / "settings.ini")
+    assert "tags" in config["DEFAULT"]["allowed_cell_metadata_keys"].split()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_package_needs_no_development_tool(path):
+    tops = {name.split(".")[0] for name in imports(path.read_text())}
+    assert not tops & {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
+
+
+SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_no_key_or_home_path_in_notebooks(path):
+    assert SECRETS.findall(path.read_text(encoding="utf-8")) == []
+
+
+def test_secret_pattern_bites():
+    assert SECRETS.search("sk-" + "a1" * 10) and SECRETS.search("/home/ann/x") and not SECRETS.search("task-oriented")
+
+
+def test_help_is_fast_because_nothing_heavy_is_imported():
+    heavy = ("torch", "transformers", "trl", "datasets", "pandas", "matplotlib", "scipy", "seaborn")
+    probe = f"import sys, memcalib.cli; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

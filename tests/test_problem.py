@@ -1,0 +1,322 @@
+"""The records: every broken invariant is found and named; removal, rendering and round trips are exact."""
+
+import copy
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib import problem as p
+
+RECORDS = p.sample_records()
+
+
+def raw(index: int = 0) -> dict:
+    return json.loads(RECORDS[index].to_json())
+
+
+def broken(change) -> list[p.Violation]:
+    row = raw()
+    change(row)
+    return [v for v in p.check_example(row) if v.severity == "error"]
+
+
+def test_sample_records_are_intact():
+    for record in RECORDS:
+        assert p.check_example(json.loads(record.to_json())) == []
+        for atom in record.atoms:
+            assert len(atom.usage_rubric) == 9, (record.id, atom.atom_id)
+        assert {"none", "controlling"} <= {a.usage_rubric["memory_usage_weight"] for a in record.atoms}
+
+
+def second_home(row):
+    row["memory_blocks"][1]["atom_ids"].append(row["memory_blocks"][0]["atom_ids"][0])
+
+
+def repeat_atom(row):
+    row["memories"].append(copy.deepcopy(row["memories"][0]))
+
+
+FAULTS = {
+    "unknown level": (lambda r: r["memories"][0].update(u_star="X"), "u_star", "'X'"),
+    "number level": (lambda r: r["memories"][0].update(u_star=1), "u_star", "1"),
+    "missing level": (lambda r: r["memories"][0].pop("u_star"), "u_star", "nothing"),
+    "two blocks": (second_home, "atom in blocks", "blocks"),
+    "no block": (lambda r: r["memory_blocks"][0]["atom_ids"].pop(), "atom in blocks", "no block"),
+    "wrong parent": (lambda r: r["memories"][0].update(parent_memory_id="zz"), "parent_memory_id", "'zz'"),
+    "repeated atom": (repeat_atom, "atom_id", "2 times"),
+    "repeated in block": (
+        lambda r: r["memory_blocks"][0]["atom_ids"].append(r["memory_blocks"][0]["atom_ids"][0]),
+        "atom_ids",
+        "2 times",
+    ),
+    "repeated block": (
+        lambda r: r["memory_blocks"].append(copy.deepcopy(r["memory_blocks"][0])),
+        "parent_memory_id",
+        "2 times",
+    ),
+    "empty text": (lambda r: r["memories"][0].update(text=" "), "text", "' '"),
+    "null text": (lambda r: r["memories"][0].update(text=None), "text", "None"),
+    "empty question": (lambda r: r.update(question=""), "question", "''"),
+    "no question": (lambda r: r.pop("question"), "question", "nothing"),
+    "empty domain": (lambda r: r.update(domain=""), "domain", "''"),
+    "number id": (lambda r: r.update(id=7), "id", "7"),
+    "concat": (lambda r: r["memory_blocks"][0].update(atomic_concat_text="x"), "atomic_concat_text", "'x'"),
+    "no concat": (lambda r: r["memory_blocks"][0].pop("atomic_concat_text"), "atomic_concat_text", "None"),
+    "no fluent text": (lambda r: r["memory_blocks"][0].update(memory_text=""), "memory_text", "''"),
+    "no blocks": (lambda r: r.update(memory_blocks=[]), "memory_blocks", "[]"),
+    "blocks no list": (lambda r: r.update(memory_blocks={}), "memory_blocks", "{}"),
+    "atoms no objects": (lambda r: r["memories"].append(3), "memories", "1 entries"),
+    "unknown atom": (lambda r: r["memory_blocks"][0]["atom_ids"].append("ghost"), "atom_ids", "'ghost'"),
+    "atom ids of numbers": (lambda r: r["memory_blocks"][0].update(atom_ids=[1, [2]]), "atom_ids", "1"),
+    "wrong action": (lambda r: r["memories"][0].update(u_star="A", memory_action="apply"), "memory_action", "'apply'"),
+    "rubric no object": (lambda r: r["memories"][0].update(usage_rubric="x"), "usage_rubric", "'x'"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named(name):
+    change, rule, found = FAULTS[name]
+    violations = broken(change)
+    hits = [v for v in violations if v.rule == rule and found in v.found]
+    assert hits, [str(v) for v in violations]
+    assert hits[0].allowed and hits[0].example_id == (raw()["id"] if name != "number id" else "")
+
+
+def test_all_faults_are_listed_not_the_first():
+    row = raw()
+    for change in (FAULTS["unknown level"][0], FAULTS["empty question"][0], FAULTS["concat"][0], FAULTS["no block"][0]):
+        change(row)
+    rules = {v.rule for v in p.check_example(row)}
+    assert {"u_star", "question", "atomic_concat_text", "atom in blocks"} <= rules
+
+
+@pytest.mark.parametrize("row", [None, 3, "x", [], [1]])
+def test_a_record_must_be_an_object(row):
+    assert [v.rule for v in p.check_example(row)] == ["record"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+        lambda c: (
+            st.lists(c, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "id",
+                        "domain",
+                        "question",
+                        "memories",
+                        "memory_blocks",
+                        "atom_ids",
+                        "atom_id",
+                        "text",
+                        "u_star",
+                        "parent_memory_id",
+                    ]
+                ),
+                c,
+                max_size=6,
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_any_json_is_checked_without_a_crash_and_only_sound_records_pass(row):
+    if not [v for v in p.check_example(row) if v.severity == "error"]:
+        p.Example.model_validate(row)
+
+
+def test_all_ignore_is_a_warning_only():
+    row = raw()
+    for atom in row["memories"]:
+        atom.update(u_star="A", memory_action="ignore")
+    assert [(v.rule, v.severity) for v in p.check_example(row)] == [("levels", "warning")]
+
+
+def test_unknown_fields_survive_and_health_alias():
+    row = raw()
+    row["custom"] = {"deep": [1]}
+    row["memories"][0]["note"] = "kept"
+    row["domain"] = "health_seed"
+    example = p.Example.model_validate(row)
+    assert example.domain == "health"
+    again = json.loads(example.to_json())
+    assert (again["custom"], again["memories"][0]["note"], again["domain"]) == ({"deep": [1]}, "kept", "health_seed")
+    assert p.check_example(row | {"domain": "law"}) == []
+
+
+def write(path, lines: list[bytes]):
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+def test_lines_are_reported_where_they_are(tmp_path):
+    good = RECORDS[0].to_json().encode()
+    other = RECORDS[1].to_json().encode()
+    file = write(
+        tmp_path / "x.jsonl",
+        [b"\xef\xbb\xbf" + good, b"", b"{oops", other.replace(b"The", b"\xff\xfe", 1), good, b"[]"],
+    )
+    result = p.validate_examples(file)
+    found = [(v.line, v.rule) for v in result.violations]
+    assert found == [(3, "json"), (4, "encoding"), (5, "id"), (6, "record")] and result.examples == 1
+    assert all(v.file == str(file) for v in result.violations)
+    with pytest.raises(p.DataError, match=r"x\.jsonl:3: json"):
+        p.load_examples(file)
+    stream = p.iter_examples(file)
+    assert next(stream).id == RECORDS[0].id
+    with pytest.raises(p.DataError):
+        next(stream)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_empty_file_is_an_error(tmp_path, content):
+    (tmp_path / "e.jsonl").write_bytes(content)
+    with pytest.raises(p.DataError, match="no records"):
+        p.load_examples(tmp_path / "e.jsonl")
+    with pytest.raises(p.DataError, match="no records"):
+        list(p.read_jsonl(tmp_path / "e.jsonl", p.Judgment))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "a/b/c", "./nothing"])
+def test_missing_file(name):
+    with pytest.raises(FileNotFoundError, match="nothing|missing|a/b/c"):
+        p.load_examples(name)
+
+
+def test_gzip_parquet_and_datasets_agree(tmp_path):
+    lines = [r.to_json() for r in RECORDS]
+    with gzip.open(tmp_path / "x.jsonl.gz", "wt", encoding="utf-8") as f:
+        f.write("\n".join(lines))
+    assert p.load_examples(tmp_path / "x.jsonl.gz") == RECORDS
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [json.loads(line) for line in lines]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    assert [e.levels for e in p.load_examples(tmp_path / "x.parquet")] == [e.levels for e in RECORDS]
+
+    from datasets import Dataset
+
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    assert [e.question for e in p.load_examples(tmp_path / "saved")] == [e.question for e in RECORDS]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.jsonl").write_text("\n".join(lines))
+    assert [e.id for e in p.load_examples(tmp_path / "folder")] == [e.id for e in RECORDS]
+
+
+def test_truncated_gzip_and_bad_parquet(tmp_path):
+    whole = gzip.compress("\n".join(r.to_json() for r in RECORDS).encode())
+    (tmp_path / "t.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    assert any(v.rule in ("gzip", "json") for v in p.validate_examples(tmp_path / "t.jsonl.gz").errors)
+    (tmp_path / "t.parquet").write_bytes(b"not parquet")
+    assert [v.rule for v in p.validate_examples(tmp_path / "t.parquet").errors][0] == "parquet"
+
+
+@given(st.integers(0, 8), st.data())
+def test_removal_is_exact(index, data):
+    example = RECORDS[index]
+    ids = list(example.levels)
+    gone = set(data.draw(st.lists(st.sampled_from(ids), unique=True)))
+    shorter = p.remove_atoms(example, gone)
+    assert list(shorter.levels) == [i for i in ids if i not in gone]
+    numbers = {b.parent_memory_id: b.number for b in example.blocks}
+    for block in shorter.blocks:
+        assert block.number == numbers[block.parent_memory_id]
+        texts = [example.atom(i).text.strip() for i in block.atom_ids]
+        assert block.atomic_concat_text == " ".join(texts)
+    untouched = [b for b in example.blocks if not gone & set(b.atom_ids)]
+    assert [b for b in shorter.blocks if b in untouched] == untouched
+    assert example == RECORDS[index]
+
+
+def test_removing_everything_leaves_the_query_alone():
+    bare = p.remove_atoms(RECORDS[0], RECORDS[0].levels)
+    assert p.render(bare)[-1]["content"] == f"Query:\n{RECORDS[0].question}"
+
+
+def test_render_refuses_unknown_options():
+    with pytest.raises(ValueError, match="'loose'.*fluent, concat"):
+        p.render(RECORDS[0], "loose")
+    with pytest.raises(ValueError, match="'fancy'.*plain"):
+        p.render(RECORDS[0], layout="fancy")
+
+
+def test_braces_in_memory_are_text():
+    row = raw()
+    row["question"] = "What does {question} and %s mean? {0}"
+    assert "{question} and %s" in p.render(p.Example.model_validate(row))[-1]["content"]
+
+
+def test_neutralised_tokens_never_become_ids(tmp_path):
+    from memcalib.microworld import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    specials = set(tokenizer.all_special_ids)
+    clean = p.encode_prompt(tokenizer, [{"role": "user", "content": "hello"}])
+    attack = "".join(tokenizer.all_special_tokens)
+    hostile = p.encode_prompt(tokenizer, [{"role": "user", "content": f"hello {attack}"}])
+    unk = {tokenizer.unk_token_id}
+    count = lambda ids: sum(i in specials - unk for i in ids)
+    assert count(hostile) == count(clean)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        p.encode_prompt(tokenizer, [{"role": "user", "content": "x"}])
+
+
+def test_html_card_escapes_everything():
+    row = raw()
+    row["question"] = "<script>alert(1)</script>"
+    row["memory_blocks"][0]["memory_text"] = "<img src=x onerror=y>"
+    row["id"] = "../../etc/<b>"
+    card = p.card_html(p.Example.model_validate(row))
+    assert "<script" not in card and "<img" not in card and "<b>/" not in card and "&lt;script&gt;" in card
+
+
+def test_judgments_are_checked_against_their_example():
+    example = RECORDS[0]
+    fine = p.judgment_for(example, example.levels)
+    assert p.check_judgment(example, fine) is fine and fine.scored and fine.over == fine.under == 0
+    ghost = fine.model_copy(update={"atoms": [*fine.atoms, p.AtomJudgment(atom_id="ghost", ideal="A", actual="A")]})
+    with pytest.raises(p.DataError, match="'ghost'"):
+        p.check_judgment(example, ghost)
+    with pytest.raises(p.DataError, match="missing"):
+        p.check_judgment(example, fine.model_copy(update={"atoms": fine.atoms[1:]}))
+    flipped = fine.atoms[0].model_copy(update={"ideal": p.Level((fine.atoms[0].ideal + 1) % 3)})
+    with pytest.raises(p.DataError, match="ideal"):
+        p.check_judgment(example, fine.model_copy(update={"atoms": [flipped, *fine.atoms[1:]]}))
+    with pytest.raises(ValueError, match="1 examples but 2"):
+        p.judge_all(lambda e, r: fine, [example], ["a", "b"])
+
+
+def test_unscored_is_null_in_the_file_and_never_a_number(tmp_path):
+    example = RECORDS[0]
+    unscored = p.judgment_for(example, {})
+    p.write_jsonl(tmp_path / "j.jsonl", [unscored])
+    assert '"actual":null' in (tmp_path / "j.jsonl").read_text()
+    (again,) = p.read_jsonl(tmp_path / "j.jsonl", p.Judgment)
+    assert again == unscored and not again.scored
+    with pytest.raises(ValueError, match="unscored"):
+        _ = again.over
+    with pytest.raises(ValueError, match="more than once"):
+        p.Judgment(example_id="x", domain="d", question_id="q", atoms=[unscored.atoms[0]] * 2)
+
+
+def test_writing_again_replaces_only_when_complete(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    p.write_jsonl(file, RECORDS[:2])
+
+    def failing():
+        yield RECORDS[2]
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError):
+        p.write_jsonl(file, failing())
+    assert len(p.load_examples(file)) == 2
+    p.append_jsonl(file, RECORDS[2:3])
+    assert len(p.load_examples(file)) == 3
