@@ -1,0 +1,149 @@
+"""Channels, slices and comparisons against slow, obvious loops."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib import breakdown
+from memcalib.problem import Judgment, Level
+
+REFERENCE = Path(breakdown.__file__).parent / "data" / "reference"
+levels = st.sampled_from([0, 1, 2])
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def make(ideal, actual, example="e1", question=None, **fields):
+    atoms = [
+        {"atom_id": f"p{k}_a1", "ideal": i, "actual": a, "parent_memory_id": f"b{k % 2}"}
+        for k, (i, a) in enumerate(zip(ideal, actual, strict=True), 1)
+    ]
+    head = {"example_id": example, "domain": "health", "question_id": question or example, "model": "m"}
+    return Judgment(**(head | fields), atoms=atoms)
+
+
+@st.composite
+def judgment_lists(draw, unscored=True):
+    actual = st.one_of(levels, st.none()) if unscored else levels
+    out = []
+    for k in range(draw(st.integers(1, 6))):
+        ideal = draw(st.lists(levels, min_size=1, max_size=6))
+        for seed in range(draw(st.integers(1, 3))):
+            got = draw(st.lists(actual, min_size=len(ideal), max_size=len(ideal)))
+            out.append(make(ideal, got, f"e{k}", f"q{k // 2}", seed=seed, domain=("health", "coding")[k % 2]))
+    return out
+
+
+@drawn
+@given(judgment_lists())
+def test_channels_and_atoms_equal_the_loop(judgments):
+    table = [[0] * 3 for _ in range(3)]
+    for j in judgments:
+        for a in j.atoms:
+            if a.actual is not None:
+                table[a.ideal][a.actual] += 1
+    scored = sum(map(sum, table))
+    if not scored:
+        with pytest.raises(ValueError, match="nothing"):
+            breakdown.channel_counts(judgments)
+        return
+    assert breakdown.channel_counts(judgments).tolist() == table
+    rows = breakdown.atom_table(judgments, "ideal", resamples=20).set_index("ideal")
+    for level in Level:
+        if any(table[level]):
+            assert rows.loc[level.label, "accuracy"] == pytest.approx(100 * table[level][level] / sum(table[level]))
+    assert (rows["atoms"] - rows["unscored_atoms"]).sum() == scored
+    percent = breakdown.channel_proportions(np.array(table))
+    if all(map(sum, table)):
+        diagonal = [100 * table[k][k] / sum(table[k]) for k in range(3)]
+        assert breakdown.macro_accuracy(percent) == pytest.approx(sum(diagonal) / 3)
+    else:
+        with pytest.raises(ValueError, match="no scored atom of ideal level"):
+            breakdown.macro_accuracy(percent)
+
+
+@drawn
+@given(judgment_lists(), st.integers(0, 9))
+def test_comparison_equals_the_loop(judgments, seed):
+    rng = np.random.default_rng(seed)
+    other = []
+    for j in judgments:
+        atoms = [a.model_copy(update={"actual": Level(int(rng.integers(3)))}) for a in j.atoms]
+        other.append(j.model_copy(update={"model": "n", "atoms": atoms}))
+    values = {}
+    for j in judgments + other:
+        if j.scored:
+            value = 100 * 0.5 ** (j.over + j.under)
+            values.setdefault((j.domain, j.question_id), {}).setdefault(j.model, []).append(value)
+    gaps = [np.mean(v["n"]) - np.mean(v["m"]) for v in values.values() if len(v) == 2]
+    if not gaps:
+        with pytest.raises(ValueError, match="no scored question"):
+            breakdown.compare(judgments + other, "m", "n", resamples=10)
+        return
+    table = breakdown.compare(judgments + other, "m", "n", resamples=10)
+    row = table[(table["domain"] == "all") & (table["metric"] == "SCS")].iloc[0]
+    assert row["difference"] == pytest.approx(np.mean(gaps))
+    assert row["better"] == sum(g > 1e-9 for g in gaps) and row["worse"] == sum(g < -1e-9 for g in gaps)
+    assert row["better"] + row["tied"] + row["worse"] == row["questions"] == len(gaps)
+    back = breakdown.compare(judgments + other, "n", "m", resamples=10)
+    np.testing.assert_allclose(back["difference"], -table["difference"], atol=1e-9)
+    assert (back["better"] == table["worse"]).all() and np.allclose(back["p"], table["p"])
+
+
+def test_comparison_with_itself_finds_nothing():
+    js = [make([0], [k % 3], f"e{k}") for k in range(5)]
+    table = breakdown.compare(js, "m", "m")
+    assert (table["difference"] == 0).all() and (table["p"] == 1).all()
+
+
+def test_comparison_names_the_runs_it_knows():
+    js = [make([0], [0]), make([0], [0], condition="no_memory")]
+    with pytest.raises(ValueError, match=r"'x'.*full_memory.*no_memory"):
+        breakdown.compare(js, "x", "m")
+    with pytest.raises(ValueError, match="found 2 of that name"):
+        breakdown.compare(js, "m", "m")
+    table = breakdown.compare(js, ("m", "no_memory"), ("m", "full_memory"))
+    assert (table["difference"] == 0).all()
+
+
+def test_unscored_survives_the_file(tmp_path):
+    path = tmp_path / "judgments.jsonl"
+    path.write_text(make([0, 2], [0, None]).to_json() + "\n" + make([0, 2], [0, 2], "e2").to_json() + "\n")
+    tables = breakdown.score_file(path, resamples=50)
+    assert tables["scores"]["unscored_atoms"].tolist() == [1]
+    assert tables["channels"]["m"]["atoms"].loc["macro accuracy"] == 3
+
+
+def test_published_macro_accuracy_is_the_mean_of_the_diagonal():
+    table = pd.read_csv(REFERENCE / "test_channels.csv")
+    for column, want in (("cold_start_pct", 77.94), ("memcalib_rl_pct", 94.75)):
+        square = table[column].to_numpy()[:9].reshape(3, 3)
+        assert round(breakdown.macro_accuracy(square), 2) == want
+
+
+def test_unknown_slices_are_named():
+    with pytest.raises(ValueError, match=r"'size'.*block_size"):
+        breakdown.atom_table([make([0], [0])], by="size")
+
+
+def test_a_level_without_scored_atoms_has_no_accuracy():
+    table = breakdown.atom_table([make([0, 1], [0, None])], by="ideal").set_index("ideal")
+    assert table.loc["Ignore", "accuracy"] == 100 and math.isnan(table.loc["Bound", "accuracy"])
+    assert table.loc["Bound", "unscored_atoms"] == 1
+
+
+def test_kinds_of_the_micro_world_are_known():
+    from memcalib import microworld
+
+    examples = microworld.make_examples(microworld.WORLDS["short"], 20, 0, "test")
+    kinds = {breakdown.distractor_kind(i) for example in examples for i in example.levels}
+    assert "grounded" in kinds and "other" not in kinds
+
+
+def test_block_sizes_count_the_atoms_of_one_block():
+    frame = breakdown.atom_frame([make([0] * 5, [0] * 5)])
+    assert frame["block"].tolist() == [3, 2, 3, 2, 3]

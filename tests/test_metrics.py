@@ -1,0 +1,264 @@
+"""Metrics against slow, obvious loops, published tables, and files that must be refused."""
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib import metrics
+from memcalib.breakdown import by_source
+from memcalib.metrics import METRICS, calibration_metrics
+from memcalib.problem import DataError, Judgment, Level
+
+REFERENCE = Path(metrics.__file__).parent / "data" / "reference"
+counts = st.integers(0, 40)
+levels = st.sampled_from([0, 1, 2])
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def slow_metrics(over, under, rho):
+    """The definitions, one response at a time."""
+    total = dict.fromkeys(METRICS, 0.0)
+    for o, u in zip(over, under, strict=True):
+        total["SCS"] += rho ** (o + u)
+        total["Exact"] += o + u == 0
+        total["sMOS"] += 1 - rho**o
+        total["sMUS"] += 1 - rho**u
+        total["AOR"] += o > 0
+        total["AUR"] += u > 0
+    return {name: 100 * value / len(over) for name, value in total.items()}
+
+
+def make(ideal, actual, example="e1", question=None, **fields):
+    atoms = [
+        {"atom_id": f"p{k}_a1", "ideal": i, "actual": a, "parent_memory_id": f"b{k % 2}"}
+        for k, (i, a) in enumerate(zip(ideal, actual, strict=True), 1)
+    ]
+    head = {"example_id": example, "domain": "health", "question_id": question or example, "model": "m"}
+    return Judgment(**(head | fields), atoms=atoms)
+
+
+@st.composite
+def judgment_lists(draw, unscored=True):
+    actual = st.one_of(levels, st.none()) if unscored else levels
+    out = []
+    for k in range(draw(st.integers(1, 6))):
+        ideal = draw(st.lists(levels, min_size=1, max_size=6))
+        for seed in range(draw(st.integers(1, 3))):
+            got = draw(st.lists(actual, min_size=len(ideal), max_size=len(ideal)))
+            out.append(make(ideal, got, f"e{k}", f"q{k // 2}", seed=seed, domain=("health", "coding")[k % 2]))
+    return out
+
+
+@drawn
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=30), st.floats(0.05, 0.95))
+def test_calibration_metrics_equal_the_loop(pairs, rho):
+    over, under = zip(*pairs, strict=True)
+    assert calibration_metrics(over, under, rho) == pytest.approx(slow_metrics(over, under, rho), abs=1e-9)
+
+
+@drawn
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=30))
+def test_bounds_between_metrics(pairs):
+    over, under = zip(*pairs, strict=True)
+    m = calibration_metrics(over, under)
+    assert all(0 <= value <= 100 for value in m.values())
+    assert m["Exact"] - 1e-9 <= m["SCS"] <= 50 + m["Exact"] / 2 + 1e-9
+    assert 100 - m["sMOS"] - m["sMUS"] - 1e-9 <= m["SCS"] <= 100 - max(m["sMOS"], m["sMUS"]) + 1e-9
+    swapped = calibration_metrics(under, over)
+    assert (swapped["sMOS"], swapped["AOR"], swapped["SCS"]) == (m["sMUS"], m["AUR"], m["SCS"])
+
+
+@pytest.mark.parametrize(
+    ("over", "under", "words"),
+    [
+        ([], [], "metric of nothing"),
+        ([1], [1, 2], "equally many"),
+        ([-1], [0], "-1"),
+        ([0.5], [0], "whole numbers"),
+        ([True], [False], "whole numbers"),
+        ([[1]], [[1]], "shape"),
+        (["1"], [0], "whole numbers"),
+    ],
+)
+def test_bad_totals_are_refused(over, under, words):
+    with pytest.raises(ValueError, match=words):
+        calibration_metrics(over, under)
+
+
+@pytest.mark.parametrize("rho", [0, 1, -0.5, 2, math.nan])
+def test_bad_rho_is_refused(rho):
+    with pytest.raises(ValueError, match="rho"):
+        calibration_metrics([1], [1], rho)
+
+
+@drawn
+@given(judgment_lists())
+def test_score_equals_the_loop(judgments):
+    per_seed = defaultdict(list)
+    for j in judgments:
+        if all(a.actual is not None for a in j.atoms):
+            per_seed[j.seed].append((j.over, j.under))
+    if not per_seed:
+        with pytest.raises(ValueError, match="nothing"):
+            metrics.score(judgments, resamples=20)
+        return
+    row = metrics.score(judgments, resamples=20).iloc[0]
+    seeds = [slow_metrics(*zip(*pairs, strict=True), 0.5) for pairs in per_seed.values()]
+    for name in METRICS:
+        values = [m[name] for m in seeds]
+        mean = sum(values) / len(values)
+        assert row[name] == pytest.approx(mean)
+        if len(values) > 1:
+            assert row[f"{name}_std"] == pytest.approx((sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5)
+        else:
+            assert math.isnan(row[f"{name}_std"])
+    assert row["responses"] == len(judgments)
+    assert row["unscored_responses"] == sum(any(a.actual is None for a in j.atoms) for j in judgments)
+    assert row["unscored_atoms"] == sum(a.actual is None for j in judgments for a in j.atoms)
+
+
+@drawn
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+def test_bootstrap_equals_the_loop(questions, seeds, seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 3, size=(seeds, questions))
+    totals = rng.random((seeds, questions, 2)) * sizes[..., None]
+    fast = metrics.bootstrap_means(totals, sizes, resamples=25, seed=seed)
+    picks = np.random.default_rng(seed).integers(questions, size=(25, questions))
+    for k, pick in enumerate(picks):
+        means = [
+            sum(totals[s, q] for q in pick) / sum(sizes[s, q] for q in pick)
+            for s in range(seeds)
+            if sum(sizes[s, q] for q in pick)
+        ]
+        want = sum(means) / len(means) if means else np.full(2, np.nan)
+        np.testing.assert_allclose(fast[k], want)
+
+
+def test_interval_narrows_with_questions_not_with_copies_of_an_answer():
+    rng = np.random.default_rng(0)
+    errors = rng.integers(0, 3, size=200)
+
+    def width(questions, samples):
+        js = [
+            make([0], [int(e)], f"e{k}", sample=s) for k, e in enumerate(errors[:questions]) for s in range(samples)
+        ]
+        row = metrics.score(js).iloc[0]
+        return row["SCS_high"] - row["SCS_low"]
+
+    assert width(200, 1) < 0.6 * width(50, 1)
+    assert width(50, 4) == pytest.approx(width(50, 1))
+
+
+def test_bootstrap_is_reproducible_and_seeded():
+    js = [make([0] * 9, [k % 3] * (k % 9) + [0] * (9 - k % 9), f"e{k}") for k in range(30)]
+    assert metrics.score(js).equals(metrics.score(js))
+    assert not metrics.score(js).equals(metrics.score(js, seed=1))
+
+
+def test_order_of_judgments_does_not_matter():
+    js = [make([0, 1, 2], [k % 3, 1, (k + s) % 3], f"e{k}", seed=s) for k in range(12) for s in range(3)]
+    pd.testing.assert_frame_equal(metrics.score(js), metrics.score(js[::-1]))
+
+
+def test_judges_and_conditions_never_share_a_row():
+    js = [make([0], [0], judge="a"), make([0], [2], judge="b"), make([0], [1], judge="a", condition="no_memory")]
+    assert metrics.score(js)["SCS"].tolist() == [100.0, 25.0, 50.0]
+    assert list(by_source(js)) == ["m · full_memory · a", "m · full_memory · b", "m · no_memory · a"]
+
+
+def test_a_judgment_without_atoms_counts_as_unscored():
+    empty = make([], [], "e2", error="the judge timed out")
+    row = metrics.score([make([0], [0]), empty]).iloc[0]
+    assert (row["SCS"], row["responses"], row["unscored_responses"]) == (100.0, 2, 1)
+
+
+def test_a_response_judged_twice_is_refused():
+    with pytest.raises(ValueError, match="judged twice"):
+        metrics.score([make([0], [0]), make([0], [1])])
+
+
+def test_unknown_slices_are_named():
+    with pytest.raises(ValueError, match=r"'size'.*domain, atom_count"):
+        metrics.score([make([0], [0])], by="size")
+
+
+@drawn
+@given(judgment_lists())
+def test_controls_follow_from_ideal_levels(judgments):
+    table = metrics.controls(judgments, resamples=10).set_index("model")
+    examples = {j.example_id: [int(a.ideal) for a in j.atoms] for j in judgments}.values()
+    for level in Level:
+        over = [sum(max(level - u, 0) for u in ideal) for ideal in examples]
+        under = [sum(max(u - level, 0) for u in ideal) for ideal in examples]
+        want = slow_metrics(over, under, 0.5)
+        assert {m: table.loc[f"all {level.label}", m] for m in METRICS} == pytest.approx(want)
+        assert table.loc[f"all {level.label}", "unscored_responses"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: row["atoms"][0].update(actual="D"), ["'D'", "A, B, C"]),
+        (lambda row: row["atoms"][0].update(ideal=None), ["ideal"]),
+        (lambda row: row["atoms"].append(row["atoms"][0]), ["p1_a1", "more than once"]),
+        (lambda row: row.pop("atoms"), ["atoms"]),
+        (lambda row: row.pop("example_id"), ["example_id"]),
+    ],
+)
+def test_a_bad_row_names_file_and_line(tmp_path, change, words):
+    path = tmp_path / "judgments.jsonl"
+    row = json.loads(make([0, 2], [0, 1], "e2").to_json())
+    change(row)
+    path.write_text(make([0], [0]).to_json() + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(DataError) as caught:
+        metrics.load_judgments(path)
+    assert all(word in str(caught.value) for word in [f"{path}:2", *words])
+
+
+def test_broken_json_empty_files_and_repeats_are_refused(tmp_path):
+    path = tmp_path / "judgments.jsonl"
+    good = make([0], [0]).to_json() + "\n"
+    path.write_text(good + "{broken\n")
+    with pytest.raises(DataError, match=r"judgments\.jsonl:2"):
+        metrics.load_judgments(path)
+    path.write_text("")
+    with pytest.raises(DataError, match="no records"):
+        metrics.load_judgments(path)
+    path.write_text(good + good)
+    with pytest.raises(DataError, match="row 2 repeats row 1"):
+        metrics.load_judgments(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("main_results", ["model", "method"]),
+        ("model_survey", ["model"]),
+        ("eta_sweep", ["eta"]),
+        ("localization_ablation", ["granularity", "signal"]),
+        ("alternative_judge", ["method"]),
+    ],
+)
+def test_published_tables_satisfy_the_bounds(name, keys):
+    wide = pd.read_csv(REFERENCE / f"{name}.csv").pivot(index=keys, columns="metric", values="mean")
+    worst = wide[["sMOS", "sMUS"]].max(axis=1)
+    assert wide["SCS"].between(wide["Exact"], 50 + wide["Exact"] / 2).all()
+    assert wide["SCS"].between(100 - wide["sMOS"] - wide["sMUS"] - 0.02, 100 - worst).all()
+    assert wide["sMOS"].between(wide["AOR"] / 2, wide["AOR"]).all()
+    assert wide["sMUS"].between(wide["AUR"] / 2, wide["AUR"]).all()
+
+
+def test_scoring_imports_neither_torch_nor_pandas_at_the_top():
+    import subprocess
+    import sys
+
+    code = "import sys, memcalib.metrics; print([m for m in ('torch', 'pandas', 'scipy', 'matplotlib') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
