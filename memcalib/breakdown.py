@@ -6,7 +6,7 @@
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
            'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_file']
 
-# %% ../nbs/03b_breakdown.ipynb #cec1371f
+# %% ../nbs/03b_breakdown.ipynb #8c876697
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +33,7 @@ from memcalib.metrics import (
 )
 from .problem import Judgment, Level
 
+# %% ../nbs/03b_breakdown.ipynb #dc69c3ef
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -7,7 +7,7 @@ __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SOURCE', 'ATOM_BINS', 'BLOCK_BINS', '
            'response_frame', 'bootstrap_means', 'interval', 'fold_by_question', 'summarise', 'score', 'binned',
            'readable', 'constant_policy', 'controls', 'load_judgments']
 
-# %% ../nbs/03_metrics.ipynb #93d172ad
+# %% ../nbs/03_metrics.ipynb #c4f8b234
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from jaxtyping import Float, Int, Integer
 
 from .problem import DataError, Judgment, Level, Violation, read_jsonl
 
+# %% ../nbs/03_metrics.ipynb #11dfae29
 if TYPE_CHECKING:
     import pandas as pd
 
