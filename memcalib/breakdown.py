@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_file']
+           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_file', 'score_text']
 
-# %% ../nbs/03b_breakdown.ipynb #8c876697
+# %% ../nbs/03b_breakdown.ipynb #e286e3ab
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +27,7 @@ from memcalib.metrics import (
     fold_by_question,
     interval,
     load_judgments,
+    readable,
     response_frame,
     response_scores,
     score,
@@ -245,3 +246,23 @@ def score_file(
         "distractors by kind": atom_table(judgments, by="kind", ideal=Level.IGNORE, **draw),
         "channels": channel_table(judgments),
     }
+
+# %% ../nbs/03b_breakdown.ipynb #038f0131
+def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, **options) -> str:
+    """What `memcalib score` prints: scores, controls, channels, and one table for each of `by` (names of `SLICES`).
+
+    Options as in `score`. Raises `DataError` for a bad file and `ValueError` for an unknown slice.
+    """
+    import json
+
+    judgments = load_judgments(path)
+    draw = {k: v for k, v in options.items() if k in ("resamples", "seed")}
+    tables = {"scores": score(judgments, **options), "controls": controls(judgments, **options)}
+    tables |= {f"atoms by {name.replace('_', ' ')}": atom_table(judgments, name, **draw) for name in by}
+    channels = channel_table(judgments)
+    channels.columns = [" ".join(pair) for pair in channels.columns]
+    tables["channels"] = channels.reset_index()
+    if as_json:
+        return json.dumps({name: json.loads(rows.to_json(orient="records")) for name, rows in tables.items()}, indent=1)
+    text = {name: readable(rows) if "SCS" in rows else rows.round(2) for name, rows in tables.items()}
+    return "\n\n".join(f"{name}\n{rows.to_string(index=False, na_rep='-')}" for name, rows in text.items())

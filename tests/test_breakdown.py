@@ -147,3 +147,16 @@ def test_kinds_of_the_micro_world_are_known():
 def test_block_sizes_count_the_atoms_of_one_block():
     frame = breakdown.atom_frame([make([0] * 5, [0] * 5)])
     assert frame["block"].tolist() == [3, 2, 3, 2, 3]
+
+
+def test_score_text_prints_what_it_is_asked_for(tmp_path):
+    import json
+
+    path = tmp_path / "judgments.jsonl"
+    path.write_text("".join(make([0, 1], [0, k % 2], f"e{k}").to_json() + "\n" for k in range(4)))
+    printed = breakdown.score_text(path, by=["block_size", "kind"])
+    assert all(word in printed for word in ("all Bound", "atoms by block size", "atoms by kind", "AB-"))
+    parsed = json.loads(breakdown.score_text(path, as_json=True))
+    assert parsed["scores"][0]["Exact"] == 50 and parsed["scores"][0]["SCS_std"] is None
+    with pytest.raises(ValueError, match="'size'"):
+        breakdown.score_text(path, by=["size"])
