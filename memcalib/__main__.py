@@ -1,0 +1,5 @@
+"""`python -m memcalib` is the command line."""
+
+from memcalib.cli import main
+
+main()
