@@ -310,7 +310,7 @@ def credit(
     stats = _stats(config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds)
     return Credit(final.float(), sequence.float(), mine, stats, detail)
 
-# %% ../nbs/06_redistribution.ipynb #95b2fdd1
+# %% ../nbs/06_redistribution.ipynb #e287d6ff
 def _stats(
     config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds
 ) -> dict[str, float]:
@@ -321,6 +321,8 @@ def _stats(
         groups = [group == g for g in group[valid].unique()]
         for h, name in enumerate(CHANNELS):
             r = rewards[valid, h]
+            out[f"trigger/{name}"] = (r != 0).double().mean().item() if len(r) else 0.0
+            out[f"reward/{name}"] = r.double().mean().item() if len(r) else 0.0
             top, bottom = (1, 0) if name.endswith("+") else (0, -abs(h % 3 - h // 3))
             seen = [rewards[g & valid, h] for g in groups]
             out[f"nondegenerate/{name}"] = sum(bool(a[g, h].any()) for g in groups) / max(1, len(groups))
