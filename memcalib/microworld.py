@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 'Split', 'SPLITS', 'FORMS', 'NOUNS',
-           'MAX_CHARACTERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'role', 'World', 'atom_text', 'rubric', 'make_examples',
-           'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles', 'build_tokenizer', 'build_policy',
-           'noisy_levels', 'demonstrations']
+           'MAX_CHARACTERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World', 'atom_text', 'rubric',
+           'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles', 'audit',
+           'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain', 'sample_answers',
+           'policy_path', 'load_policy', 'save_policy', 'imitate']
 
-# %% ../nbs/00a_microworld.ipynb #e8ae93fa
+# %% ../nbs/00a_microworld.ipynb #82cf5df5
 import json
 import random
 import re
@@ -22,6 +23,7 @@ from typing import Literal
 from memcalib.problem import (
     LAYOUTS,
     Atom,
+    AtomJudgment,
     Block,
     Example,
     Judgment,
@@ -82,7 +84,7 @@ def role(domain: str, task: str, attribute: str) -> Level:
     """The level a current fact about the user deserves in this task; raises `KeyError` for an unknown name."""
     return Level.parse(TASKS[domain][task][list(WORDS[domain]).index(attribute)])
 
-# %% ../nbs/00a_microworld.ipynb #1bed7bff
+# %% ../nbs/00a_microworld.ipynb #9bda0fc6
 @dataclass(frozen=True)
 class World:
     """A named difficulty: how records and answers are drawn, and training settings that suit it."""
@@ -105,7 +107,7 @@ class World:
 
 
 _LONG = World(
-    "long", (8, 14), (3, 5), relevant=0.5, same_attribute=2, joined_plan=False, varied=True, filler=0.5,
+    "long", (8, 14), (3, 5), relevant=0.6, same_attribute=2, joined_plan=False, varied=True, filler=0.6,
     requests=(1, 3), policy="cold-long", max_new_tokens=192, prompts=4, generations=8, steps=120,
 )  # fmt: skip
 WORLDS: dict[str, World] = {
@@ -215,7 +217,7 @@ def _match_split(domain: str, chosen: Sequence[str], nouns: list[str], split: in
         nouns[-1] = fits[0] if nouns[-1] not in fits else nouns[-1]
     return bool(fits)
 
-# %% ../nbs/00a_microworld.ipynb #41dc3162
+# %% ../nbs/00a_microworld.ipynb #acc4afd6
 def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") -> list[Example]:
     """`n` examples of a world: the same for the same arguments, and a prefix of any longer draw.
 
@@ -230,11 +232,11 @@ def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") ->
 def _example(world: World, name: str, split: int) -> Example:
     rng = random.Random(name)
     domain, scope = rng.choice(list(WORDS)), rng.choice(SCOPES)
-    task = rng.choice(list(TASKS[domain]))
+    task, size = rng.choice(list(TASKS[domain])), rng.randint(*world.atoms)
     while True:
         requests = rng.sample(REQUESTS[task], rng.randint(*world.requests))
         avoided = [noun for noun in requests if rng.random() < 0.8]
-        kinds = _kinds(world, rng.randint(*world.atoms) - len(avoided), rng)
+        kinds = _kinds(world, size - len(avoided), rng)
         chosen = _outline(world, domain, task, kinds, rng)
         if chosen is None:
             continue
@@ -285,12 +287,12 @@ def _atom(atom_id, parent, kind, attribute, noun, domain, task, scope, rng) -> A
         atom_id=atom_id, parent_memory_id=parent, text=text, ideal=ideal, memory_action=action, usage_rubric=notes, kind=kind
     )
 
-# %% ../nbs/00a_microworld.ipynb #db8b3f38
+# %% ../nbs/00a_microworld.ipynb #c3df694d
 FORMS: dict[str, tuple[str, ...]] = {
-    "plan": ("Build on {}.", "Base it on {}.", "Start from {}."),
+    "plan": ("Build the plan on {}.", "Base the plan on {}.", "Let {} lead the plan."),
     "remark": ("Keep {} in mind.", "Consider {} as well.", "Perhaps mention {} too."),
-    "leave": ("Leave out {}.", "Do it without {}."),
-    "serve": ("Include {} as asked.", "Add some {}."),
+    "leave": ("Leave out {} this time.", "Do it without any {}."),
+    "serve": ("Include {} as asked.", "Add some {} too."),
     "filler": (
         "Take it step by step.", "Simple choices work best.", "Write the details down.", "A short list helps.",
         "Small changes are fine.", "Ask again any time.",
@@ -424,7 +426,7 @@ def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str) ->
         return worst, f"named in a {uses[0].kind} sentence, a form that does not suit it"
     return level, f"named in a {uses[0].kind} sentence"
 
-# %% ../nbs/00a_microworld.ipynb #c0f672c8
+# %% ../nbs/00a_microworld.ipynb #090f48f5
 JUDGE = "micro-exact-v1"
 
 
@@ -446,7 +448,8 @@ def _judge(example: Example, response: str, facts: dict) -> Judgment:
         found = uses.get(marker["noun"], [])
         level, reason = _actual(marker, blank.ideal, found, fault)
         quote = found[0].text if found else ""
-        atoms.append(blank.model_copy(update={"actual": level, "quote": quote, "reason": reason}))
+        fields = {"actual": level, "quote": quote, "reason": reason}
+        atoms.append(AtomJudgment.model_construct(**(vars(blank) | fields)))
     return facts["blank"].model_copy(update={"judge": JUDGE, "atoms": atoms})
 
 # %% ../nbs/00a_microworld.ipynb #207fc599
@@ -488,14 +491,21 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
         found.append(Sentence(**(vars(sentence) | {"roles": roles})))
     return found
 
-# %% ../nbs/00a_microworld.ipynb #823da154
+# %% ../nbs/00a_microworld.ipynb #540e8285
 def _micro_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     return "\n".join([question, *(f"{number}. {text}" for number, text in memory)])
 
 
 LAYOUTS["micro"] = Layout(_micro_prompt)
+LAYOUTS["micro-audit"] = Layout(_micro_prompt, "Name each level.")
 
-# %% ../nbs/00a_microworld.ipynb #8c6d4c08
+
+def audit(example: Example, levels: Mapping[str, Level] | None = None) -> str:
+    """What a policy is taught to say under the `micro-audit` layout: each atom's noun and its level, in prompt order."""
+    levels = example.levels if levels is None else levels
+    return " ".join(f"{_marker(example, i)['noun']} {levels[i].label}." for i in example.levels)
+
+# %% ../nbs/00a_microworld.ipynb #bc39e38d
 _PIECES = r" ?[\p{L}'-]+|\p{N}|\s|[^\s\p{L}\p{N}]"
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -505,11 +515,11 @@ _SPECIAL = ["<|pad|>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistan
 
 
 def _vocabulary() -> list[str]:
-    words = {f" {noun}" for noun in NOUNS} | {f" {word}" for word in (*SCOPES, *OWNERS, "and", "with", "for", "the", "user")}
+    words = {f" {noun}" for noun in NOUNS} | set(NOUNS) | {f" {word}" for word in (*SCOPES, *OWNERS, "and", "with", "for", "the", "user")}
     words |= {f" {task}" for tasks in TASKS.values() for task in tasks} | {f" {a}" for d in WORDS.values() for a in d}
     texts = [form.format("and") for forms in FORMS.values() for form in forms]
     texts += [atom_text(kind, scope, "user", a, "and") for kind in KINDS for scope in ("", *SCOPES) for a in ("diet", "")]
-    texts += ["Plan a", "Notes say"]
+    texts += ["Plan a", "Notes say", LAYOUTS["micro-audit"].system, *(level.label for level in Level)]
     for text in texts:
         words |= set(re.findall(r" ?[A-Za-z'-]+", text)) | set(re.findall(r" ?[A-Za-z'-]+", " " + text))
     owners = {f" {owner}'s" for owner in (*OWNERS, "user")}
@@ -583,3 +593,162 @@ def demonstrations(
         completion = [{"role": "assistant", "content": answer(example, rng, levels)}]
         rows.append({"prompt": render(example, text="concat", layout="micro"), "completion": completion, "levels": levels})
     return rows
+
+# %% ../nbs/00a_microworld.ipynb #3ee9ddc6
+Row = tuple[list[int], list[int], str]
+Report = Callable[[dict], None]
+
+
+def _collate(rows: Sequence[Row], pad: int):
+    import torch
+
+    width = max(len(prompt) + len(completion) for prompt, completion, _ in rows)
+    ids, labels = torch.full((len(rows), width), pad), torch.full((len(rows), width), -100)
+    for i, (prompt, completion, _) in enumerate(rows):
+        ids[i, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
+        labels[i, len(prompt) : len(prompt) + len(completion)] = torch.tensor(completion)
+    return ids, labels
+
+
+def _optimizers(model, lr: float):
+    import torch
+
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return torch.optim.Muon(matrices, lr=lr, weight_decay=0.0), torch.optim.AdamW(rest, lr=0.15 * lr, weight_decay=0.0)
+
+# %% ../nbs/00a_microworld.ipynb #7b316d22
+def fit(model, batches: Iterator[Sequence[Row]], steps: int, lr: float = 0.02, decay: float = 0.3, report: Report | None = None):
+    """Train in place on `steps` batches: `lr` for Muon, 0.15 of it for AdamW, warmed up over 20 steps, decayed to
+    zero over the last `decay` share. `report` receives {step, group: mean loss} after each step."""
+    import torch
+
+    optimizers = _optimizers(model, lr)
+    bases = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    model.train()
+    for step in range(steps):
+        rows = next(batches)
+        ids, labels = _collate(rows, model.config.pad_token_id)
+        target, here = labels[:, 1:], labels[:, 1:] >= 0
+        logits = model.lm_head(model.model(input_ids=ids).last_hidden_state[:, :-1][here])
+        loss = torch.nn.functional.cross_entropy(logits, target[here], reduction="none")
+        loss.mean().backward()
+        scale = min(1.0, (step + 1) / 20, (steps - step) / (decay * steps))
+        for optimizer, base in zip(optimizers, bases, strict=True):
+            optimizer.param_groups[0]["lr"] = base * scale
+            optimizer.step()
+            optimizer.zero_grad()
+        if report:
+            report({"step": step + 1} | _by_group(loss.detach(), here, [group for *_, group in rows]))
+    return model.eval()
+
+
+def _by_group(loss, here, groups: Sequence[str]) -> dict[str, float]:
+    import torch
+
+    rows = torch.arange(len(groups))[:, None].expand_as(here)[here]
+    names = sorted(set(groups))
+    inside = {name: torch.tensor([group == name for group in groups])[rows] for name in names}
+    return {name: round(loss[inside[name]].mean().item(), 4) for name in names}
+
+# %% ../nbs/00a_microworld.ipynb #800b061e
+def _stream(worlds: Sequence[str], size: int, flip: float, bias: Bias | None, audits: float, rng, n: int, split: Split):
+    tokenizer = build_tokenizer()
+    pools = [make_examples(world, n, rng.randrange(1000), split) for world in worlds]
+    prompt = lru_cache(maxsize=None)(lambda i, j, layout: _prompt(tokenizer, pools[i][j], layout))
+    for step in range(1_000_000_000):
+        i = step % len(pools)
+        rows = []
+        for j in rng.sample(range(n), size):
+            if audited := rng.random() < audits:
+                text = audit(pools[i][j])
+            else:
+                text = answer(pools[i][j], rng, noisy_levels(pools[i][j], rng, flip, bias))
+            completion = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
+            rows.append((prompt(i, j, "micro-audit" if audited else "micro"), completion, "audit" if audited else "answer"))
+        yield rows
+
+
+def _prompt(tokenizer, example: Example, layout: str) -> list[int]:
+    return encode_prompt(tokenizer, render(example, text="concat", layout=layout))
+
+# %% ../nbs/00a_microworld.ipynb #f0d79543
+def pretrain(
+    worlds: Sequence[str] = ("short", "long"), steps: int = 2000, seed: int = 0, flip: float = 0.5, size: int = 24,
+    pool: int = 4000, report: Report | None = None,
+):  # fmt: skip
+    """The copier, from scratch: half of the steps on the first world, then all worlds, then noisy answers.
+
+    The last fifth of the steps flips levels with probability `flip` in answers; audits stay true throughout.
+    """
+    model, rng = build_policy(seed), random.Random(f"pretrain-{seed}")
+
+    def batches():
+        stages = [(worlds[:1], 0.0, steps // 2), (worlds, 0.0, steps * 3 // 10), (worlds, flip, steps)]
+        for names, noise, count in stages:
+            stream = _stream(names, size, noise, None, 0.5, rng, pool, "pretrain")
+            yield from (next(stream) for _ in range(count))
+
+    return fit(model, batches(), steps, decay=0.3, report=report)
+
+# %% ../nbs/00a_microworld.ipynb #33678571
+def sample_answers(
+    model, tokenizer, examples: Sequence[Example], seed: int, temperature: float = 1.0, max_new_tokens: int = 192, size: int = 250
+) -> list[str]:
+    """One answer for each example, in batches of `size`; temperature 0 is greedy. The global generator is left alone."""
+    import torch
+
+    prompts, answers = [_prompt(tokenizer, example, "micro") for example in examples], []
+    choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for start in range(0, len(prompts), size):
+            batch = tokenizer.pad({"input_ids": prompts[start : start + size]}, padding_side="left", return_tensors="pt")
+            output = model.generate(**batch, **choice, max_new_tokens=max_new_tokens)
+            new = output[:, batch["input_ids"].shape[1] :]
+            answers += tokenizer.batch_decode(new, skip_special_tokens=True)
+    return answers
+
+# %% ../nbs/00a_microworld.ipynb #bebda7c7
+def _policies() -> Path:
+    return Path(str(resources.files("memcalib"))) / "data" / "policies"
+
+
+def policy_path(name: str) -> Path:
+    """The folder of a shipped policy; raises `ValueError` naming the shipped ones for any other name."""
+    names = sorted(path.parent.name for path in _policies().glob("*/policy.json"))
+    if name not in names:
+        raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
+    return _policies() / name
+
+# %% ../nbs/00a_microworld.ipynb #1d9b49cd
+def load_policy(name_or_path: str | Path):
+    """(model in float32, tokenizer) from a shipped policy's name or from any transformers model folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(name_or_path) if Path(name_or_path).is_dir() else policy_path(str(name_or_path))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
+    return model.eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+# %% ../nbs/00a_microworld.ipynb #b8dc579b
+def save_policy(model, path: str | Path, story: Mapping | None = None) -> Path:
+    """Write a model folder in half precision with its tokenizer, and `policy.json` when there is a story to tell."""
+    import copy
+
+    path = Path(path)
+    copy.deepcopy(model).half().save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    if story is not None:
+        (path / "policy.json").write_text(json.dumps(dict(story), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+# %% ../nbs/00a_microworld.ipynb #060116a7
+def imitate(
+    model, world: World | str, steps: int, seed: int = 0, flip: float = 0.0, bias: Bias | None = None, size: int = 24,
+    pool: int = 2000, lr: float = 0.01, report: Report | None = None,
+):  # fmt: skip
+    """A cold start in place with the plain loop: `steps` batches of noisy demonstrations of one world."""
+    rng = random.Random(f"imitate-{seed}")
+    stream = _stream([_world(world).name], size, flip, bias, 0.0, rng, pool, "coldstart")
+    return fit(model, stream, steps, lr=lr, decay=0.5, report=report)
