@@ -3,8 +3,8 @@
     python benchmarks/bench_projection.py [rows] [tokens]
 
 The scalar baseline is `project_reference` (100 rounds of plain Python floats). The second baseline does the same
-100 rounds row by row with numpy's vector arithmetic. Both run on every row unless a time limit (seconds) is reached, in which case
-the printed line says on how many rows they ran and the time is scaled to all.
+100 rounds row by row with numpy's vector arithmetic. Both run on every row unless a time limit
+is reached, in which case the printed line says on how many rows they ran and the time is scaled to all.
 """
 
 import sys

@@ -37,7 +37,7 @@ def raw_multipliers(
     m = mask.sum(1, keepdim=True) * q / torch.where(total > 0, total, 1)
     return torch.where(total > 0, m, 1.0) * mask
 
-# %% ../nbs/06_redistribution.ipynb #ce48fe13
+# %% ../nbs/06_redistribution.ipynb #0dde55f5
 class _BrokenLine:
     "Sum of clip(m - tau, 0, cap) over each row's real tokens, at any tau, from one sort."
 
@@ -46,26 +46,27 @@ class _BrokenLine:
         ranked = m.masked_fill(~mask, torch.inf)
         # numpy's vectorized sort is several times faster than torch's on a CPU
         self.m = torch.from_numpy(np.sort(ranked.numpy(), axis=1)) if m.device.type == "cpu" else ranked.sort(1).values
+        self.ceiling = self.m - cap
         self.below = torch.nn.functional.pad(self.m.masked_fill(self.m.isinf(), 0).cumsum(1), (1, 0))
 
     def at(self, tau: Tensor) -> tuple[Tensor, Tensor]:
         "Value and number of words strictly between floor and cap (those that move with tau)."
         low = torch.searchsorted(self.m, tau, right=True)
-        high = torch.searchsorted(self.m, tau + self.cap, right=True)
+        high = torch.searchsorted(self.ceiling, tau, right=True)
         inside = self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
-        return inside + (self.n - high) * self.cap, high - low
+        return inside + (self.n - high).double() * self.cap, high - low
 
-    def bracket(self, shift: float, target: Tensor) -> Tensor:
-        "The last bend m[k] - shift at which the line is still at or above the target; -1 where none is."
+    def last_bend(self, bends: Tensor, target: Tensor) -> Tensor:
+        "Of a row's sorted bends the last at which the line is still at or above the target; -inf where none is."
         low, high = torch.full_like(self.n, -1), self.n.clone()
         while bool((high - low > 1).any()):
             middle = (low + high) // 2
-            bend = self.m.gather(1, middle.clamp(0, self.m.shape[1] - 1)) - shift
+            bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
             above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
             low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
-        return low
+        return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
 
-# %% ../nbs/06_redistribution.ipynb #70efdaa5
+# %% ../nbs/06_redistribution.ipynb #1c956336
 def project_multipliers(
     m: Float[Tensor, "row token"],
     mask: Bool[Tensor, "row token"],
@@ -77,18 +78,14 @@ def project_multipliers(
     if m.shape != mask.shape or m.dim() != 2:
         raise ValueError(f"m and mask must share one [row, token] shape, found {tuple(m.shape)}, {tuple(mask.shape)}")
     x = torch.where(mask, m, 0).detach().double()
-    if not x.isfinite().all():
+    if not x.sum().isfinite():
         raise ValueError(
             f"row {(~x.isfinite()).nonzero()[0, 0].item()}: multipliers hold NaN or infinity, must be finite"
         )
     if not mask.any():
         return torch.zeros_like(m)
     line = _BrokenLine(x, mask, cap)
-    bends = []
-    for shift in (0.0, cap):
-        k = line.bracket(shift, line.n)
-        bends.append(torch.where(k >= 0, line.m.gather(1, k.clamp(min=0)) - shift, -torch.inf))
-    start = torch.maximum(*bends)
+    start = torch.maximum(line.last_bend(line.m, line.n), line.last_bend(line.ceiling, line.n))
     start = torch.where(start.isfinite(), start, 0.0)
     value, moving = line.at(start)
     tau = start + (value - line.n) / moving.clamp(min=1)

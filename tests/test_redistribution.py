@@ -1,0 +1,438 @@
+"""Properties of the projection and of token advantages: the invariants a training run relies on, and bad input."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.channels import CHANNELS, group_advantages, sequence_advantages
+from memcalib.localization import Pairs, Thresholds
+from memcalib.redistribution import (
+    CreditConfig,
+    credit,
+    eta_by_channel,
+    project_multipliers,
+    project_reference,
+    raw_multipliers,
+    token_advantages,
+)
+
+SETTINGS = settings(max_examples=30, deadline=None, derandomize=True)
+NAN = float("nan")
+LOCALIZABLE = [h for h in range(9) if h]
+
+
+@st.composite
+def weights(draw):
+    """Non-negative weights of ragged rows: many zeros, ties, spikes."""
+    value = st.one_of(st.just(0.0), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0, 1e3), st.floats(0, 1e-6))
+    rows = draw(st.lists(st.lists(value, min_size=1, max_size=30), min_size=1, max_size=5))
+    width = max(map(len, rows)) + draw(st.integers(0, 3))
+    q = torch.tensor([row + [NAN] * (width - len(row)) for row in rows], dtype=torch.float64)
+    return q, ~q.isnan()
+
+
+@SETTINGS
+@given(weights(), st.floats(1, 20))
+def test_projection_equals_bisection_and_keeps_range_and_mean(drawn, cap):
+    q, mask = drawn
+    m = raw_multipliers(q, mask)
+    out = project_multipliers(m, mask, cap)
+    for i, n in enumerate(mask.sum(1).tolist()):
+        slow = torch.tensor(project_reference(m[i, :n].tolist(), cap), dtype=torch.float64)
+        assert (out[i, :n] - slow).abs().max() < 1e-6
+        assert not out[i, n:].any()
+        single = out[i, :n].float()
+        assert abs(single.mean() - 1) < 1e-6 and single.min() >= 0 and single.max() <= cap + 1e-6
+
+
+@SETTINGS
+@given(weights())
+def test_projection_ignores_padding_order_and_dtype(drawn):
+    q, mask = drawn
+    m = raw_multipliers(q, mask)
+    out = project_multipliers(m, mask)
+    wider = project_multipliers(
+        torch.nn.functional.pad(m, (0, 4), value=7.0), torch.nn.functional.pad(mask, (0, 4), value=False)
+    )
+    assert torch.equal(wider[:, :-4], out)
+    assert torch.allclose(project_multipliers(m.flip(0, 1), mask.flip(0, 1)).flip(0, 1), out, atol=1e-12)
+    assert torch.allclose(project_multipliers(m.float(), mask).double(), out, atol=1e-3)
+
+
+@SETTINGS
+@given(st.lists(st.floats(-5, 50), min_size=1, max_size=20), st.floats(1, 6))
+def test_projection_of_any_numbers_is_feasible(values, cap):
+    out = project_multipliers(torch.tensor([values], dtype=torch.float64), torch.ones(1, len(values)).bool(), cap)
+    assert abs(out.mean() - 1) < 1e-9 and out.min() >= 0 and out.max() <= cap
+
+
+def test_worked_projections():
+    spike = torch.zeros(1, 100, dtype=torch.float32)
+    spike[0, 3] = 100
+    out = project_multipliers(spike, torch.ones(1, 100).bool())
+    assert out[0, 3] == 4 and out[0, 4] == pytest.approx(0.969697, abs=1e-6) and out.dtype == torch.float32
+    assert project_multipliers(torch.tensor([[5.0, 0.0]]), torch.ones(1, 2).bool(), 1.0).tolist() == [[1, 1]]
+    assert project_multipliers(torch.tensor([[9.0]]), torch.ones(1, 1).bool()).tolist() == [[1]]
+    even = torch.ones(2, 7)
+    assert torch.equal(project_multipliers(even, even.bool()), even)
+
+
+def test_large_batch_keeps_the_mean_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    m = raw_multipliers(torch.rand(64, 512, generator=generator).pow(20), torch.ones(64, 512).bool()).float()
+    assert (project_multipliers(m, torch.ones(64, 512).bool()).mean(1) - 1).abs().max() < 1e-6
+
+
+def test_empty_rows_and_empty_batches_project_to_nothing():
+    mask = torch.tensor([[False, False], [True, False]])
+    assert project_multipliers(torch.full((2, 2), 2.0), mask).tolist() == [[0, 0], [1, 0]]
+    assert project_multipliers(torch.zeros(3, 4), torch.zeros(3, 4).bool()).shape == (3, 4)
+    assert project_multipliers(torch.zeros(0, 4), torch.zeros(0, 4).bool()).shape == (0, 4)
+    assert project_multipliers(torch.zeros(2, 0), torch.zeros(2, 0).bool()).shape == (2, 0)
+
+
+@pytest.mark.parametrize("cap", [0.99, 0, -1, NAN])
+def test_a_cap_below_one_is_refused(cap):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        project_multipliers(torch.ones(1, 2), torch.ones(1, 2).bool(), cap)
+
+
+@pytest.mark.parametrize("bad", [NAN, math.inf])
+def test_non_finite_multipliers_are_named(bad):
+    m = torch.ones(3, 2)
+    m[1, 1] = bad
+    with pytest.raises(ValueError, match="row 1"):
+        project_multipliers(m, torch.ones(3, 2).bool())
+    assert project_multipliers(m, torch.tensor([[True, True], [True, False], [True, True]]))[1].tolist() == [1, 0]
+
+
+def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
+    """Everything `credit` takes, made up but consistent: rewards, ragged answers, log-probabilities, pairs."""
+    g = torch.Generator().manual_seed(seed)
+    rows = prompts * group_size
+    lengths = torch.randint(1, width + 1, (rows,), generator=g)
+    mask = torch.arange(width)[None] < lengths[:, None]
+    valid = torch.rand(rows, generator=g) >= unscored
+    sign = torch.tensor([1, -1, -2, -1, 1, -1, -2, -1, 1]).double()
+    rewards = sign * torch.randint(0, 3, (rows, 9), generator=g) / 2
+    rewards = torch.where(valid[:, None], rewards, NAN)
+    full = -torch.rand(rows, width, generator=g)
+    row, channel = torch.nonzero((rewards != 0) & valid[:, None]).T.tolist() if valid.any() else ([], [])
+    keep = [i for i, h in enumerate(channel) if h in LOCALIZABLE]
+    row, channel = [row[i] for i in keep], [channel[i] for i in keep]
+    pairs = Pairs(row, channel, [("a",)] * len(row), [[0]] * len(row))
+    noise = torch.randn(len(row), width, generator=g) * (torch.rand(len(row), width, generator=g) > 0.5)
+    ablated = full[row] - noise * 2
+    group = torch.arange(prompts).repeat_interleave(group_size)
+    return {
+        "rewards": rewards,
+        "group": group,
+        "valid": valid,
+        "mask": mask,
+        "full": full,
+        "pairs": pairs,
+        "ablated": ablated,
+    }
+
+
+def run(batch, **settings):
+    return credit(**batch, thresholds=Thresholds(), config=CreditConfig(**settings))
+
+
+seeds = st.integers(0, 10_000)
+choices = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["ordered", "absolute", "positive_only"]),
+        "under_use": st.sampled_from(["suppressed", "uniform", "absolute"]),
+        "eta": st.floats(0, 1),
+        "cap": st.floats(1, 16),
+        "ddof": st.sampled_from([0, 1]),
+        "center": st.booleans(),
+        "scale_unit": st.sampled_from(["response", "token"]),
+    }
+)
+
+
+@SETTINGS
+@given(seeds, choices)
+def test_every_mean_is_preserved_whatever_the_options(seed, options):
+    batch = a_batch(seed)
+    out = run(batch, **options)
+    live = batch["mask"] & batch["valid"][:, None]
+    mean = torch.where(live, out.advantages, 0).sum(1) / live.sum(1).clamp(min=1)
+    assert (mean - out.sequence).abs().max() < 2e-6
+    assert not out.advantages[~live].any() and out.advantages.isfinite().all()
+    assert out.stats["conservation_error"] < 2e-6 and out.stats["channel_conservation_error"] < 1e-6
+    detail = out.pairs
+    inside = batch["mask"][detail.row]
+    assert (detail.m.sum(1) / inside.sum(1) - 1).abs().max() < 1e-6 if len(detail.row) else True
+    assert not len(detail.row) or (detail.m.min() >= 0 and detail.m.max() <= options["cap"])
+
+
+@SETTINGS
+@given(seeds)
+def test_redistribution_matches_the_formula_channel_by_channel(seed):
+    batch = a_batch(seed)
+    out = run(batch)
+    advantages = group_advantages(batch["rewards"], batch["group"], batch["valid"])
+    expected = torch.zeros(batch["mask"].shape, dtype=torch.float64)
+    factor = {(r, h): k for k, (r, h) in enumerate(zip(batch["pairs"].rows, batch["pairs"].channels, strict=True))}
+    for r in range(len(expected)):
+        for h in range(9):
+            a, k = advantages[r, h], factor.get((r, h))
+            q = out.pairs.q[k] if k is not None else torch.zeros(1)
+            chi = k is not None and batch["rewards"][r, h] * a > 0 and q.sum() > 0
+            eta = 0.75 * chi
+            m = out.pairs.m[k] if k is not None else 1.0
+            expected[r] += a * ((1 - eta) + eta * m)
+    sums = advantages.sum(1)[batch["valid"]]
+    sigma = math.sqrt((sums**2).mean().nan_to_num(0) + 1e-6)
+    live = batch["mask"] & batch["valid"][:, None]
+    assert torch.allclose(out.advantages.double(), torch.where(live, expected / sigma, 0), atol=1e-5)
+
+
+@SETTINGS
+@given(seeds, st.sampled_from(["ordered", "absolute", "positive_only"]))
+def test_without_eta_it_is_gdpo_to_the_bit(seed, mode):
+    batch = a_batch(seed)
+    gdpo = credit(*(batch[k] for k in ("rewards", "group", "valid", "mask")), config=CreditConfig(method="gdpo"))
+    assert torch.equal(run(batch, eta=0, mode=mode).advantages, gdpo.advantages)
+    assert torch.equal(run(batch, eta=dict.fromkeys(CHANNELS, 0), mode=mode).advantages, gdpo.advantages)
+    expected = sequence_advantages(batch["rewards"], batch["group"], batch["valid"])
+    assert torch.allclose(gdpo.sequence.double(), expected, atol=1e-6)
+
+
+@SETTINGS
+@given(seeds)
+def test_grpo_is_the_group_normalized_sum(seed):
+    batch = a_batch(seed)
+    out = credit(*(batch[k] for k in ("rewards", "group", "valid", "mask")), config=CreditConfig(method="grpo"))
+    expected = sequence_advantages(batch["rewards"], batch["group"], batch["valid"], "grpo").float()
+    live = batch["mask"] & batch["valid"][:, None]
+    assert torch.equal(out.advantages, torch.where(live, expected[:, None], 0))
+
+
+def reorder(batch, order):
+    place = {old: new for new, old in enumerate(order)}
+    p = batch["pairs"]
+    by = sorted(range(len(p)), key=lambda i: place[p.rows[i]])
+    pairs = Pairs(
+        [place[p.rows[i]] for i in by],
+        [p.channels[i] for i in by],
+        [p.atoms[i] for i in by],
+        [p.prompts[i] for i in by],
+    )
+    rest = {k: batch[k][order] for k in ("rewards", "group", "valid", "mask", "full")}
+    return rest | {"pairs": pairs, "ablated": batch["ablated"][by]}
+
+
+@SETTINGS
+@given(seeds, st.randoms(use_true_random=False))
+def test_batch_order_and_padding_do_not_matter(seed, random):
+    batch = a_batch(seed)
+    out = run(batch)
+    order = list(range(len(batch["group"])))
+    random.shuffle(order)
+    assert torch.allclose(run(reorder(batch, order)).advantages, out.advantages[order], atol=1e-6)
+    wide = dict(batch)
+    wide["mask"] = torch.nn.functional.pad(batch["mask"], (0, 3))
+    wide["full"] = torch.nn.functional.pad(batch["full"], (0, 3), value=NAN)
+    wide["ablated"] = torch.nn.functional.pad(batch["ablated"], (0, 3), value=-9.0)
+    assert torch.equal(run(wide).advantages[:, :-3], out.advantages)
+
+
+@SETTINGS
+@given(seeds)
+def test_an_unscored_answer_leaves_statistics_rms_and_pools(seed):
+    batch = a_batch(seed, unscored=0.4)
+    keep = batch["valid"].nonzero()[:, 0].tolist()
+    if not keep:
+        return
+    whole, some = Thresholds(minimum=1), Thresholds(minimum=1)
+    out = credit(**batch, thresholds=whole)
+    part = credit(**reorder(batch, keep) if len(keep) == len(batch["group"]) else _only(batch, keep), thresholds=some)
+    assert torch.allclose(out.advantages[keep], part.advantages, atol=1e-6)
+    assert torch.allclose(whole.value, some.value)
+    assert out.stats["rms"] == pytest.approx(part.stats["rms"])
+    assert out.stats["unscored"] == len(batch["group"]) - len(keep)
+
+
+def _only(batch, keep):
+    place = {old: new for new, old in enumerate(keep)}
+    p = batch["pairs"]
+    pairs = Pairs([place[r] for r in p.rows], p.channels, p.atoms, p.prompts)
+    return {k: batch[k][keep] for k in ("rewards", "group", "valid", "mask", "full")} | {
+        "pairs": pairs,
+        "ablated": batch["ablated"],
+    }
+
+
+@pytest.mark.parametrize("unit", ["response", "token"])
+def test_two_processes_give_what_one_gives(unit):
+    batch, config = a_batch(5, prompts=4), CreditConfig(scale_unit=unit)
+    one = Thresholds(minimum=1)
+    whole = credit(**batch, thresholds=one, config=config)
+    halves = []
+    for part in (slice(0, 8), slice(8, 16)):
+        inside = [i for i, r in enumerate(batch["pairs"].rows) if part.start <= r < part.stop]
+        p = batch["pairs"]
+        pairs = Pairs(
+            [p.rows[i] - part.start for i in inside],
+            [p.channels[i] for i in inside],
+            [()] * len(inside),
+            [[0]] * len(inside),
+        )
+        kept = {
+            "mask": batch["mask"][part],
+            "full": batch["full"][part],
+            "pairs": pairs,
+            "ablated": batch["ablated"][inside],
+        }
+        halves.append((part, kept))
+
+    def everywhere(mine):
+        """Stands in for a collective: what every process would hold after concatenation."""
+        if mine.shape == (8,) and mine.dtype == torch.int64 and unit == "token" and "lengths" not in seen:
+            seen.add("lengths")
+            return batch["mask"].sum(1)
+        return mine
+
+    for part, kept in halves:
+        seen = set()
+        out = credit(
+            batch["rewards"], batch["group"], batch["valid"], **kept, config=config,
+            thresholds=Thresholds(), local=part, gather=everywhere,
+        )  # fmt: skip
+        assert torch.allclose(out.advantages, whole.advantages[part], atol=1e-6)
+
+
+def test_a_group_with_one_scored_answer_and_an_all_unscored_batch_are_zero():
+    batch = a_batch(1, prompts=1, unscored=0)
+    batch["valid"] = torch.tensor([True, False, False, False])
+    batch["pairs"], batch["ablated"] = Pairs([0], [4], [("a",)], [[0]]), batch["ablated"][:1]
+    batch["rewards"][0, 4] = 1.0
+    assert not run(batch).advantages.any()
+    batch["valid"] = torch.zeros(4, dtype=torch.bool)
+    batch["pairs"], batch["ablated"] = Pairs(), torch.zeros(0, batch["mask"].shape[1])
+    out = run(batch)
+    assert not out.advantages.any() and out.stats["unscored"] == 4
+
+
+def test_a_constant_channel_adds_nothing():
+    batch = a_batch(3, unscored=0)
+    batch["rewards"][:, 4] = 0
+    keep = [i for i, h in enumerate(batch["pairs"].channels) if h != 4]
+    p = batch["pairs"]
+    batch["pairs"] = Pairs(
+        [p.rows[i] for i in keep],
+        [p.channels[i] for i in keep],
+        [p.atoms[i] for i in keep],
+        [p.prompts[i] for i in keep],
+    )
+    batch["ablated"] = batch["ablated"][keep]
+    before = run(batch).advantages
+    batch["rewards"][:, 4] = 0.5
+    assert torch.equal(run(batch).advantages, before)
+
+
+def test_one_token_answers_stay_as_they_are():
+    batch = a_batch(2, width=1, unscored=0)
+    out = run(batch)
+    assert torch.allclose(out.advantages[:, 0], out.sequence, atol=1e-7)
+
+
+def test_a_pair_whose_scoring_failed_stays_uniform_and_is_counted():
+    batch = a_batch(7, unscored=0)
+    first = batch["pairs"].rows[0]
+    others = [i for i, r in enumerate(batch["pairs"].rows) if r == first]
+    batch["ablated"] = batch["ablated"].clone()
+    batch["ablated"][others, 0] = NAN
+    thresholds = Thresholds(minimum=1)
+    out = credit(**batch, thresholds=thresholds)
+    live = batch["mask"][first]
+    assert (out.advantages[first][live] - out.sequence[first]).abs().max() < 1e-7
+    assert out.stats["fallback_scoring"] == len(others) and thresholds.value.isfinite().all()
+    reasons = sum(out.stats[f"fallback_{r}"] for r in ("scoring", "weak", "empty", "gate"))
+    assert reasons + out.stats["localized"] == out.stats["pairs"]
+
+
+def test_open_pool_gives_the_same_advantages_as_long_as_thresholds_agree():
+    batch = a_batch(11, unscored=0)
+    whole = run(batch)
+    keep = (whole.pairs.strength > 0).nonzero()[:, 0].tolist()
+    p = batch["pairs"]
+    some = Pairs(
+        [p.rows[i] for i in keep],
+        [p.channels[i] for i in keep],
+        [p.atoms[i] for i in keep],
+        [p.prompts[i] for i in keep],
+    )
+    out = run(batch | {"pairs": some, "ablated": batch["ablated"][keep]})
+    assert 0 < len(keep) < len(p) and torch.allclose(out.advantages, whole.advantages, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"eta": 1.1}, r"must lie in \[0, 1\]"),
+        ({"eta": -0.1}, r"must lie in \[0, 1\]"),
+        ({"eta": NAN}, r"must lie in \[0, 1\]"),
+        ({"eta": {"B": 0.5}}, "allowed are 'A\\+'"),
+        ({"cap": 0.5}, "cap 0.5"),
+        ({"cap": math.inf}, "cap inf"),
+        ({"d_max": -1}, "d_max -1"),
+        ({"ddof": -1}, "ddof -1"),
+        ({"eps": 0}, "eps 0"),
+        ({"method": "ppo"}, "method 'ppo', allowed are 'grpo'"),
+        ({"mode": "both"}, "mode 'both', allowed are 'ordered'"),
+        ({"under_use": "none"}, "under_use 'none', allowed are"),
+        ({"threshold_pool": "some"}, "threshold_pool 'some', allowed are 'all', 'open'"),
+        ({"scale_unit": "word"}, "scale_unit 'word', allowed are"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        CreditConfig(**option)
+
+
+def test_eta_by_channel_covers_numbers_and_names():
+    assert eta_by_channel(0.3).tolist() == [0.3] * 9
+    assert eta_by_channel({"C+": 1}).tolist() == [0.0] * 8 + [1.0]
+
+
+def test_bad_batches_are_named():
+    batch = a_batch(4, unscored=0)
+    broken = batch["mask"].clone()
+    broken[2] = False
+    with pytest.raises(ValueError, match="row 2: empty answer"):
+        run(batch | {"mask": broken})
+    full = batch["full"].clone()
+    full[1, 0] = NAN
+    with pytest.raises(ValueError, match="row 1, token 0: log-probability"):
+        run(batch | {"full": full})
+    rewards = batch["rewards"].clone()
+    rewards[3, 2] = NAN
+    with pytest.raises(ValueError, match="row 3, column 2"):
+        run(batch | {"rewards": rewards})
+    with pytest.raises(ValueError, match="needs full, pairs, ablated"):
+        run(batch | {"full": None})
+    with pytest.raises(ValueError, match="ablated"):
+        run(batch | {"ablated": batch["ablated"][1:]})
+    valid = batch["valid"].clone()
+    valid[batch["pairs"].rows[0]] = False
+    with pytest.raises(ValueError, match="pair of an unscored answer"):
+        run(batch | {"valid": valid})
+    nothing = torch.zeros(0, 9), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 3).bool()
+    with pytest.raises(ValueError, match="empty batch"):
+        credit(*nothing, config=CreditConfig(method="gdpo"))
+    with pytest.raises(NotImplementedError, match="units"):
+        run(batch | {"units": torch.zeros_like(batch["mask"], dtype=torch.long)})
+
+
+def test_token_advantages_without_pairs_are_the_plain_sum():
+    a, none = torch.arange(18.0).reshape(2, 9), torch.zeros(0, dtype=torch.long)
+    out = token_advantages(a, torch.zeros(0, 3), torch.zeros(0), none, none, torch.ones(2, 3).bool())
+    assert torch.equal(out, a.double().sum(1, keepdim=True).expand(2, 3))
