@@ -73,7 +73,7 @@ def _path(method: str, end: tuple, start: tuple | None, paths: "pd.DataFrame | N
         return np.vstack([mean, end])
     return np.array([start, end] if start else [end], float)
 
-# %% ../nbs/08a_figures.ipynb #a398d9eb
+# %% ../nbs/08a_figures.ipynb #4b9e022e
 def plane_figure(
     table: "pd.DataFrame", paths: "pd.DataFrame | None" = None, start: str | None = "Cold-start"
 ) -> "Figure":
@@ -93,7 +93,7 @@ def plane_figure(
             _draw_path(ax, _path(name, end, first, paths), colours[name])
             spans = [[[max(row[m] - row[f"{m}_low"], 0)], [max(row[f"{m}_high"] - row[m], 0)]] for m in ("sMOS", "sMUS")]
             ax.errorbar(*end, xerr=spans[0], yerr=spans[1], color=colours[name], lw=0.8, alpha=0.6)
-            ax.plot(*end, "o", color=colours[name], ms=6, label=name)
+            ax.plot(*end, "o", color=colours[name], ms=6, label=name, zorder=3)
         _dress_plane(ax)
         return figure
 
@@ -208,7 +208,7 @@ def _channel_look(index: int) -> dict:
     colour = RIGHT if ideal == actual else OVER if actual > ideal else UNDER
     return {"color": colour, "linestyle": _DASHES[group.index(index)], "lw": 1.2, "label": CHANNEL_NAMES[index]}
 
-# %% ../nbs/08a_figures.ipynb #bd698396
+# %% ../nbs/08a_figures.ipynb #68aab8cf
 def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int = 7) -> "Figure":
     """Per-channel rates and thresholds of one method over training, from columns such as `trigger/AB-`, seeds averaged.
 
@@ -219,7 +219,7 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
     if not kinds:
         raise ValueError(f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-")
     with style():
-        figure, axes = _axes(1, len(kinds), 2.1 * len(kinds) + 0.4, 2.5)
+        figure, axes = _axes(1, len(kinds), 2.1 * max(len(kinds), 3) + 0.4, 2.5)
         for ax, kind in zip(axes[0], kinds, strict=True):
             for index, channel in enumerate(CHANNEL_NAMES):
                 if f"{kind}/{channel}" in mean:
