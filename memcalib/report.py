@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# %% ../nbs/08_report.ipynb #6195db3d
+# %% ../nbs/08_report.ipynb #c00dea84
 @dataclass
 class Run:
     """The rows of one run folder; a piece that does not exist is `None`."""
@@ -46,6 +46,11 @@ class Run:
     path: "pd.DataFrame | None" = None
     traces: list[dict] | None = None
     manifest: dict = field(default_factory=dict)
+
+    @property
+    def scored(self) -> bool:
+        """True when at least one response was scored, so that there is something to tabulate."""
+        return any(judgment.scored for judgment in self.judgments or [])
 
     @property
     def config(self) -> dict:
@@ -153,11 +158,11 @@ def _failures(name: str, answers: list[Rollout] | None, judged: list[Judgment] |
         row["unscored atoms"] = sum(atom.actual is None for j in judged for atom in j.atoms)
     return {"method": name} | row
 
-# %% ../nbs/08_report.ipynb #16eabb38
+# %% ../nbs/08_report.ipynb #d6e71bce
 def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
     """The figures that the rows of a run allow: plane, channels, curves, rates."""
     figures = {}
-    if run.judgments:
+    if run.scored:
         table = results_table(run) if table is None else table
         figures["plane"] = plane_figure(table[table["status"] == "measured"], run.path, start_of(run))
         groups = by_source([j for j in run.judgments if j.condition != "no_memory"])
@@ -256,7 +261,7 @@ def _facts(run: Run, table: "pd.DataFrame | None") -> list[tuple[str, str]]:
         ("commit", commit[:10] + dirty),
     ]
 
-# %% ../nbs/08_report.ipynb #81cbca2e
+# %% ../nbs/08_report.ipynb #3d1c1547
 def write_report(
     folder: str | Path, title: str | None = None, published_model: str | None = None, traces: int = 3
 ) -> Path:
@@ -265,7 +270,7 @@ def write_report(
     `published_model` adds the published main results of that model in a table of their own.
     """
     run = load_run(folder)
-    table = results_table(run) if run.judgments and any(j.scored for j in run.judgments) else None
+    table = results_table(run) if run.scored else None
     tables: dict[str, pd.DataFrame] = {}
     if table is not None:
         tables |= {"Results": results_text(table), "Differences": differences_table(run)}
@@ -279,7 +284,7 @@ def write_report(
     (run.folder / "report.html").write_text(page, encoding="utf-8")
     return run.folder / "report.html"
 
-# %% ../nbs/08_report.ipynb #c7be7708
+# %% ../nbs/08_report.ipynb #7f39987a
 def _page(run: Run, title: str, table, tables, figures, published_model: str | None, traces: int) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -293,6 +298,7 @@ def _page(run: Run, title: str, table, tables, figures, published_model: str | N
         about=about(run),
         facts=_facts(run, table),
         results=None if table is None else results_grid(table),
+        absent=f"none of {len(run.judgments)} judged answers could be scored" if run.judgments else "not run",
         published=grid(published_table(published_model)) if published_model else None,
         published_model=published_model,
         figures={name: Markup(inline_svg(figure, name)) for name, figure in figures.items()},

@@ -1,0 +1,273 @@
+"""Reports: missing pieces, hostile text, escaping, reproducible bytes."""
+
+import csv
+import io
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib import figures, heatmap, manifest, page, report, tables
+from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, write_jsonl
+
+HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+class Tags(HTMLParser):
+    """Every tag and attribute of a page, as a browser would see them."""
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def safe(source: str) -> list[str]:
+    """What on a page could run or reach outside."""
+    bad = []
+    for tag, attributes in Tags(source).found:
+        if tag in ("script", "iframe", "object", "embed", "link", "img", "base", "form"):
+            bad.append(tag)
+        bad += [name for name in attributes if name.startswith("on")]
+        links = [attributes.get(name) or "" for name in ("href", "src", "xlink:href", "action")]
+        bad += [link for link in links if link and not link.startswith("#")]
+    return bad + re.findall(r"url\((?!#)[^)]*\)|@import", source)
+
+
+def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(1, 2)):
+    """A small run with the right shape: answers to the nine records under seeded dice."""
+    examples = [e.model_copy(update={"question": e.question + text}) for e in sample_records()]
+    rollouts, judgments = [], []
+    for model in models:
+        for seed in seeds:
+            rng = random.Random(f"{model} {seed}")
+            for example in examples:
+                actual = {i: Level(min(max(u + rng.choice([-1, 0, 0, 1]), 0), 2)) for i, u in example.levels.items()}
+                if unscored and rng.random() < 0.4:
+                    actual.popitem()
+                fields = {"model": model, "seed": seed}
+                rollouts.append(Rollout(example_id=example.id, response=f"An answer.{text}", **fields))
+                judgments.append(judgment_for(example, actual, judge="dice", **fields))
+    steps = [{"method": m, "seed": 1, "step": t, "reward": t / 9, "trigger/AB-": 0.1} for m in models for t in range(9)]
+    words = ["An", " answer", ".", text]
+    share = {"atom_ids": [next(iter(examples[0].levels)), text], "reward": 1.0, "advantage": 0.5, "m": [1.0] * 4}
+    trace = {"method": models[-1], "example_id": examples[0].id, "seed": 1, "response": f"An answer.{text}"}
+    trace |= {"tokens": words, "advantage": [0.1, -0.2, 0.0, None], "channels": {f"AB-{text}": share}}
+    write_jsonl(folder / "examples.jsonl", examples)
+    write_jsonl(folder / "rollouts.jsonl", rollouts)
+    write_jsonl(folder / "judgments.jsonl", judgments)
+    for name, rows in (("steps", steps), ("traces", [trace])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"profile": "played" + text, "methods": [*models, "SFT"]}
+    manifest.write_manifest(folder, manifest.manifest(config, seeds=seeds, judge=text or "dice"))
+    return folder
+
+
+def test_a_full_run_gives_tables_figures_and_a_safe_page(tmp_path):
+    path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
+    source = path.read_text()
+    assert safe(source) == [] and source.count("<svg") == 3
+    assert "79.54 ± 0.77" in source and "published" in source
+    assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
+    assert {p.suffix for p in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
+
+
+def test_hostile_text_stays_text(tmp_path):
+    models = ("Cold-start", HOSTILE, "_private")
+    source = report.write_report(play(tmp_path, models, HOSTILE), title=HOSTILE).read_text()
+    assert safe(source) == []
+    assert "&lt;script&gt;" in source and "49" not in re.findall(r"\{\{.*?\}\}|onerror=alert\(1\)&gt;(\d+)", source)
+    for file in (tmp_path / "tables").glob("*.csv"):
+        cells = [cell for row in csv.reader(io.StringIO(file.read_text())) for cell in row]
+        assert not [c for c in cells if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)]
+    for file in (tmp_path / "tables").glob("*.tex"):
+        assert not re.search(r"(?<!\\)\$x", file.read_text())
+    assert all("/" not in p.name and "script" not in p.name for p in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("kept", [(), ("judgments",), ("steps",), ("traces",), ("rollouts",), ("examples",)])
+def test_missing_pieces_are_not_run(tmp_path, kept):
+    play(tmp_path)
+    for file in tmp_path.iterdir():
+        if file.stem not in kept:
+            file.unlink()
+    run = report.load_run(tmp_path)
+    assert all((getattr(run, name) is not None) == (name in kept) for name in ("judgments", "steps", "traces", "rollouts"))
+    source = report.write_report(tmp_path).read_text()
+    assert "not run" in source and safe(source) == []
+
+
+def test_no_folder_and_bad_rows_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such run folder"):
+        report.load_run(tmp_path / "none")
+    play(tmp_path)
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(DataError, match=r"steps\.jsonl:19"):
+        report.load_run(tmp_path)
+
+
+def test_results_keep_measured_control_and_not_run_apart(tmp_path):
+    table = report.results_table(report.load_run(play(tmp_path))).set_index("model")
+    assert table["status"].to_dict() == {
+        "Cold-start": "measured",
+        "GRPO": "measured",
+        "all Ignore": "control",
+        "all Bound": "control",
+        "all Control": "control",
+        "SFT": "not run",
+        "no memory": "not run",
+    }
+    text = report.results_text(table.reset_index())
+    assert (text[text["status"] == "not run"].iloc[:, 2:] == "not run").all().all()
+    assert not table.loc[["SFT", "no memory"], ["SCS", "responses"]].notna().any().any()
+
+
+def test_a_measured_no_memory_run_is_a_control(tmp_path):
+    play(tmp_path)
+    run = report.load_run(tmp_path)
+    run.judgments += [j.model_copy(update={"condition": "no_memory"}) for j in run.judgments if j.model == "GRPO"]
+    table = report.results_table(run).set_index("model")
+    assert table.loc["GRPO, no memory", "status"] == "control" and "no memory" not in table.index
+    assert report.differences_table(run)["method"].unique().tolist() == ["GRPO"]
+
+
+def test_unscored_counts_reach_the_page(tmp_path):
+    run = report.load_run(play(tmp_path, unscored=True))
+    missing = sum(not j.scored for j in run.judgments)
+    assert missing and report.failures_table(run)["unscored responses"].sum() == missing
+    table = report.results_table(run)
+    assert table.loc[table["status"] == "measured", "unscored_responses"].sum() == missing
+    assert "not scored" not in report.write_report(tmp_path).read_text()
+
+
+def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
+    run = report.load_run(play(tmp_path))
+    failed = [j.model_copy(update={"atoms": [], "error": "timeout"}) for j in run.judgments]
+    write_jsonl(tmp_path / "judgments.jsonl", failed)
+    assert "none of 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
+
+
+def test_intermediate_evaluations_become_the_path(tmp_path):
+    play(tmp_path)
+    rows = [{"method": "GRPO", "seed": 1, "step": s, "sMOS": 10 + s, "sMUS": 40 - s} for s in (0, 5, 10)]
+    (tmp_path / "path.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = report.load_run(tmp_path)
+    axes = report.run_figures(run)["plane"].axes[0]
+    assert max(len(line.get_xdata()) for line in axes.lines) == 4
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    play(tmp_path)
+    first = {p: p.read_bytes() for p in [report.write_report(tmp_path), *(tmp_path / "figures").iterdir()]}
+    report.write_report(tmp_path)
+    assert all(p.read_bytes() == data for p, data in first.items())
+
+
+def test_two_figures_share_no_id():
+    judgments = [judgment_for(e, e.levels, model="m") for e in sample_records()]
+    parts = [figures.inline_svg(figures.channel_figure({"m": judgments}), name) for name in ("a", "b")]
+    ids = [set(re.findall(r'id="([^"]+)"', part)) for part in parts]
+    assert ids[0] and not ids[0] & ids[1]
+    for part, known in zip(parts, ids, strict=True):
+        assert set(re.findall(r'(?:href="|url\()#([^")]+)', part)) <= known
+
+
+@drawn
+@given(st.text(max_size=40))
+def test_csv_cells_never_start_a_formula(text):
+    cell = tables.csv_cell(text)
+    assert cell == text or cell == f"'{text}"
+    if re.match(r"\s*[=+\-@]", text) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+        assert cell.startswith("'")
+
+
+@drawn
+@given(st.text(max_size=40))
+def test_markdown_cells_stay_in_their_cell(text):
+    cell = tables.markdown_cell(text)
+    assert "\n" not in cell and "<" not in cell
+    assert not re.search(r"(?<!\\)(\\\\)*\|", cell)
+
+
+@pytest.mark.parametrize("text", [r"\input{/etc/passwd}", "50% & #1_a", "~^{}", "$x$"])
+def test_latex_cells_hold_no_command(text):
+    import pandas as pd
+
+    cell = tables.to_latex(pd.DataFrame({"m": [text]})).split("\\midrule\n")[1].split(" \\\\")[0]
+    bare = re.sub(r"\\(textbackslash|textasciitilde|textasciicircum) ?|\\[%&#_{}$]", "", cell)
+    assert not re.search(r"[\\%&#_{}$~^]", bare)
+
+
+@drawn
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=12))
+def test_token_spans_rebuild_the_answer(tokens):
+    spans = heatmap.token_spans("".join(tokens), tokens)
+    assert "".join(gap + token for gap, token in spans) == "".join(tokens)
+    assert [token for _, token in spans] == tokens
+
+
+@drawn
+@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True)), min_size=1, max_size=6), st.floats(0, 10))
+def test_heat_colours_are_valid_css(values, scale):
+    for value in values:
+        assert re.fullmatch(r"transparent|rgba\(\d+,\d+,\d+,0\.\d\d\)", heatmap.heat_colour(value, scale))
+
+
+def test_a_trace_of_unequal_lengths_is_refused():
+    with pytest.raises(ValueError, match="2 tokens, 1 advantages"):
+        heatmap.credit_html({"example_id": "e1", "response": "a b", "tokens": ["a", " b"], "advantage": [0.1]})
+
+
+def test_published_tables_are_named_and_complete():
+    assert len(tables.published("main_results")) == 3 * 8 * 6
+    with pytest.raises(KeyError, match="allowed are alternative_judge"):
+        tables.published("none")
+    with pytest.raises(KeyError, match="Ministral"):
+        tables.published_table("GPT-2")
+    assert tables.published_table("Qwen3.5-35B-A3B").shape == (8, 7)
+
+
+def test_measured_and_published_stand_under_their_own_headings(tmp_path):
+    table = report.results_table(report.load_run(play(tmp_path)))
+    side = report.beside(table, "Qwen3-8B", metrics=("SCS",), label="measured, played")
+    assert side.columns.get_level_values(0).tolist() == ["measured, played", "published, Qwen3-8B"]
+    assert side.loc["SFT"].tolist() == ["not run", "65.72 ± 0.64"]
+    assert side.loc["Base"].tolist() == ["not run", "31.17 ± 0.21"]
+
+
+def test_the_manifest_knows_its_code_and_data(tmp_path, monkeypatch):
+    data = tmp_path / "data.jsonl"
+    data.write_text("{}\n")
+    found = manifest.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
+    assert found["data_sha256"]["data"] == manifest.file_hash(data) and found["cost"] == 0.5
+    assert found["versions"]["python"] and "wall_seconds" in found
+    monkeypatch.setenv("PATH", "")
+    assert manifest.git_state() == {"commit": None, "dirty": None}
+    with pytest.raises(FileNotFoundError):
+        manifest.manifest({}, data={"data": tmp_path / "none"})
+
+
+def test_an_installed_copy_does_not_borrow_a_commit(tmp_path):
+    import subprocess
+
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "__init__.py").write_text("")
+    assert manifest.git_state(tmp_path) == {"commit": None, "dirty": None}
+
+
+def test_cells_of_a_page():
+    import pandas as pd
+
+    frame = pd.DataFrame({"m": ["a"], "x": [1.26], "x_low": [1.0], "x_high": [2.0], "n": [3]})
+    cells = page.grid(frame)["rows"][0]
+    assert [c.text for c in cells] == ["a", "1.3", "3"] and cells[1].note == "1.0 to 2.0"
+    assert list(page.flatten({"a": {}, "b": {"c": [1, 2]}})) == [("a", "{}"), ("b.c", "1, 2")]
