@@ -385,7 +385,7 @@ def read_answer(response: str) -> list[Sentence]:
             found.append(Sentence(match.start(), match.end(), match.group().strip(), kind, nouns))
     return found
 
-# %% ../nbs/00a_microworld.ipynb #712da6e7
+# %% ../nbs/00a_microworld.ipynb #a3dc761f
 _LEVEL_OF = {
     False: {"plan": Level.CONTROL, "remark": Level.BOUND},
     True: {"leave": Level.CONTROL, "serve": Level.IGNORE},
@@ -395,16 +395,15 @@ _LEVEL_OF = {
 def _fault(response: str, sentences: Sequence[Sentence], known: set[str], owned: set[str]) -> tuple[str, int]:
     if len(response) > MAX_CHARACTERS:
         return f"longer than {MAX_CHARACTERS} characters", -1
-    named = set()
+    named, idle = set(), False
     for i, sentence in enumerate(sentences):
         if sentence.kind == "stray":
             return "a sentence outside the forms", i
-        if any(noun not in known for noun in sentence.nouns):
-            return "a noun from nowhere", i
         if any(noun in named and noun not in owned for noun in sentence.nouns):
             return "a request answered twice", i
-        if sentence.kind == "filler" and (i == 0 or sentences[i - 1].kind == "filler"):
-            return "a filler that follows no content", i
+        idle, before = sentence.kind != "closing" and known.isdisjoint(sentence.nouns), idle
+        if idle and before:
+            return "two idle sentences in a row", i
         if sentence.kind == "closing" and i < len(sentences) - 1:
             return "text after the closing", i + 1
         named.update(sentence.nouns)
