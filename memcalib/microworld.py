@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 'Split', 'SPLITS', 'FORMS', 'NOUNS',
-           'MAX_CHARACTERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World', 'atom_text', 'rubric',
-           'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles', 'audit',
-           'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain', 'sample_answers',
-           'policy_path', 'load_policy', 'save_policy', 'imitate']
+           'MAX_CHARACTERS', 'MAX_STRANGERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World',
+           'atom_text', 'rubric', 'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles',
+           'audit', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
+           'sample_answers', 'policy_path', 'load_policy', 'save_policy', 'imitate']
 
 # %% ../nbs/00a_microworld.ipynb #82cf5df5
 import json
@@ -385,28 +385,32 @@ def read_answer(response: str) -> list[Sentence]:
             found.append(Sentence(match.start(), match.end(), match.group().strip(), kind, nouns))
     return found
 
-# %% ../nbs/00a_microworld.ipynb #a3dc761f
+# %% ../nbs/00a_microworld.ipynb #7e8cc869
 _LEVEL_OF = {
     False: {"plan": Level.CONTROL, "remark": Level.BOUND},
     True: {"leave": Level.CONTROL, "serve": Level.IGNORE},
 }
 
 
+MAX_STRANGERS = 2
+
+
 def _fault(response: str, sentences: Sequence[Sentence], known: set[str], owned: set[str]) -> tuple[str, int]:
     if len(response) > MAX_CHARACTERS:
         return f"longer than {MAX_CHARACTERS} characters", -1
-    named, idle = set(), False
+    named: set[str] = set()
     for i, sentence in enumerate(sentences):
         if sentence.kind == "stray":
             return "a sentence outside the forms", i
         if any(noun in named and noun not in owned for noun in sentence.nouns):
-            return "a request answered twice", i
-        idle, before = sentence.kind != "closing" and known.isdisjoint(sentence.nouns), idle
-        if idle and before:
-            return "two idle sentences in a row", i
+            return "the same thing said twice", i
+        if sentence.kind == "filler" and (i == 0 or sentences[i - 1].kind == "filler"):
+            return "a filler that follows no content", i
         if sentence.kind == "closing" and i < len(sentences) - 1:
             return "text after the closing", i + 1
         named.update(sentence.nouns)
+        if len(named - known) > MAX_STRANGERS:
+            return f"more than {MAX_STRANGERS} nouns from nowhere", i
     if not sentences or sentences[-1].kind != "closing":
         return "no closing", len(sentences) - 1
     return "", -1
