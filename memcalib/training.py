@@ -7,7 +7,7 @@ __all__ = ['log', 'STATS', 'LOGGED', 'TrainConfig', 'credit_config', 'trl_config
            'prompt_dataset', 'assign_credit', 'CreditTrainer', 'repetition', 'answer_stats', 'StepRows', 'describe',
            'train', 'tokenize_rows', 'cold_start']
 
-# %% ../nbs/07_training.ipynb #e8838938
+# %% ../nbs/07_training.ipynb #ce740b92
 import json
 import logging
 import math
@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from jaxtyping import Float
 from peft import LoraConfig
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -35,26 +35,26 @@ from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutral
 from .redistribution import Credit, CreditConfig, credit
 from .sampling import evaluate, prompt_encoder, sample_tokens, summary
 
-# %% ../nbs/07_training.ipynb #a084ea85
+# %% ../nbs/07_training.ipynb #93687822
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix D.2). Raises on unknown fields and on unknown values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: Literal["grpo", "gdpo", "memcalib-rl"] = "memcalib-rl"
-    prompts: int = 64
-    generations: int = 8
-    minibatches: int = 2
-    accumulate: int = 1
-    steps: int = 125
+    prompts: int = Field(64, gt=0)
+    generations: int = Field(8, gt=1)
+    minibatches: int = Field(2, gt=0)
+    accumulate: int = Field(1, gt=0)
+    steps: int = Field(125, gt=0)
     seed: int = 42
-    lr: float = 1e-6
-    beta: float = 0.01
+    lr: float = Field(1e-6, gt=0)
+    beta: float = Field(0.01, ge=0)
     clip: float = 0.2
-    temperature: float = 1.0
+    temperature: float = Field(1.0, gt=0)
     top_p: float = 1.0
-    max_tokens: int = 2048
-    max_prompt: int = 4096
+    max_tokens: int = Field(2048, gt=0)
+    max_prompt: int = Field(4096, gt=0)
     mask_truncated: bool = False
     sampler: Literal["shared", "generate"] = "shared"
     share_prompts: bool = True
@@ -63,7 +63,7 @@ class TrainConfig(BaseModel):
     eval_text: Literal["concat", "fluent"] = "fluent"
     eval_every: int = 0
     save_every: int = 0
-    lora_rank: int = 0
+    lora_rank: int = Field(0, ge=0)
     eta: float | dict[str, float] = 0.75
     cap: float = 4.0
     d_max: float = 3.0
@@ -73,8 +73,19 @@ class TrainConfig(BaseModel):
     threshold_pool: str = "all"
     merge_over_use: bool = False
     eps: float = 1e-6
+    sigma_min: float = 1e-6
+    eps_scale: float = 1e-6
     ddof: int = 0
+    center: bool = False
+    scale_unit: str = "response"
     trl: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TrainConfig":
+        credit_config(self)
+        if self.sampler == "shared" and self.top_p != 1:
+            raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate'")
+        return self
 
 # %% ../nbs/07_training.ipynb #83261c14
 def credit_config(config: TrainConfig) -> CreditConfig:
@@ -297,7 +308,7 @@ def answer_stats(ids: Sequence[Sequence[int]], ends: Sequence[int], advantages: 
         rows.append([len(answer), ended, repetition(answer), closing])
     return torch.tensor(rows, dtype=torch.float32, device=advantages.device)
 
-# %% ../nbs/07_training.ipynb #2a0102de
+# %% ../nbs/07_training.ipynb #ade9a9e7
 class StepRows(TrainerCallback):
     """Appends one row a rollout batch to `steps.jsonl`; evaluates, and drops the update of an unscored mini-batch."""
 
@@ -332,8 +343,7 @@ class StepRows(TrainerCallback):
 
     def on_save(self, args, state, control, **_):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        state_dict = {name: torch.as_tensor(value).tolist() for name, value in self.trainer.thresholds.state_dict().items()}
-        (folder / "thresholds.json").write_text(json.dumps(state_dict))
+        (folder / "thresholds.json").write_text(json.dumps(self.trainer.thresholds.state_dict()))
 
 # %% ../nbs/07_training.ipynb #ddbc3b0d
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",

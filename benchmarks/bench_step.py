@@ -1,0 +1,112 @@
+"""Time of one training step on the micro shapes: TRL's own GRPO against the three methods, interleaved in one run.
+
+    python benchmarks/bench_step.py [--steps 12] [--threads 2] [--world short] [--policy PATH]
+
+Every trainer starts from the same weights, sees the same prompts and judges with the same exact judge. A step is one
+rollout batch of 16 prompts x 8 answers with two optimizer updates and a KL term. Times are medians over the steps after
+the first two; the ratio is to TRL's GRPO trainer with one reward function, the sum of the nine channels.
+"""
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from trl import GRPOTrainer
+
+from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.problem import judge_all
+from memcalib.training import CreditTrainer, StepRows, TrainConfig, prompt_dataset, trl_config, world_config
+
+VARIANTS = {
+    "TRL GRPO (base)": None,
+    "GRPO": dict(method="grpo"),
+    "GDPO": dict(method="gdpo"),
+    "MemCalib-RL": dict(method="memcalib-rl"),
+    "MemCalib-RL, open pairs": dict(method="memcalib-rl", threshold_pool="open"),
+    "GDPO, library sampling": dict(method="gdpo", sampler="generate", share_prompts=False),
+    "MemCalib-RL, library sampling": dict(method="memcalib-rl", sampler="generate", share_prompts=False),
+}
+
+
+def start_policy(path: str | None):
+    if path == "untrained":
+        return build_policy(0)
+    return load_policy(path)[0]
+
+
+def base_trainer(config: TrainConfig, policy, tokenizer, examples, out: Path) -> GRPOTrainer:
+    """TRL's own trainer on the same prompts, sizes and rewards."""
+
+    def total(completions, example, **_):
+        judged = judge_all(exact_judge, [examples[i] for i in example], [c[0]["content"] for c in completions])
+        ideal, actual, mask, _ = judgment_tensors(judged)
+        return channel_rewards(ideal, actual, mask).sum(1).tolist()
+
+    policy.save_pretrained(out / "reference")
+    policy.config._name_or_path = str(out / "reference")
+    dataset = prompt_dataset(config, tokenizer, examples)
+    return GRPOTrainer(policy, [total], trl_config(config, out), dataset, processing_class=tokenizer)
+
+
+class Clock:
+    """Times each rollout batch of a trainer through its optimizer steps."""
+
+    def __init__(self, trainer, minibatches: int):
+        self.times, self.minibatches = [], minibatches
+        inner = trainer.training_step
+
+        def timed(*args, **kwargs):
+            begin = time.perf_counter()
+            result = inner(*args, **kwargs)
+            self.times.append(time.perf_counter() - begin)
+            return result
+
+        trainer.training_step = timed
+
+    def steps(self) -> list[float]:
+        pairs = [self.times[i : i + self.minibatches] for i in range(0, len(self.times), self.minibatches)]
+        return [sum(pair) for pair in pairs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--world", default="short", choices=sorted(WORLDS))
+    parser.add_argument("--policy", default=None, help="folder or shipped name; default: the world's; 'untrained'")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.disable(logging.WARNING)
+    world, tokenizer = WORLDS[options.world], build_tokenizer()
+    examples = make_examples(options.world, 16 * options.steps, seed=0)
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for turn in range(options.rounds):
+        for name, change in VARIANTS.items():
+            config = world_config(world, prompts=16, generations=8, steps=options.steps, seed=turn, **(change or {}))
+            policy = start_policy(options.policy or world.policy)
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder)
+                if change is None:
+                    trainer = base_trainer(config, policy, tokenizer, examples, out)
+                else:
+                    trainer = CreditTrainer(policy, config, examples, exact_judge, tokenizer, out)
+                    trainer.add_callback(StepRows(trainer))
+                clock = Clock(trainer, config.minibatches)
+                trainer.train()
+                found[name] += clock.steps()[2:]
+    base = statistics.median(found["TRL GRPO (base)"])
+    print(f"{options.world}, 16 prompts x 8 answers, {options.threads} threads, {options.rounds} x {options.steps} steps")
+    print(f"{'step of':32}{'median s':>10}{'fastest':>10}{'ratio':>8}")
+    for name, times in found.items():
+        median = statistics.median(times)
+        print(f"{name:32}{median:10.3f}{min(times):10.3f}{median / base:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The trainer against its base, its degenerate inputs, and the sampler against the library's."""
+
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.problem import encode_prompt, judge_all, render
+from memcalib.sampling import evaluate, prompt_encoder, sample_answers, sample_tokens, summary
+from memcalib.training import (
+    CreditTrainer,
+    StepRows,
+    TrainConfig,
+    cold_start,
+    credit_config,
+    prompt_dataset,
+    repetition,
+    tokenize_rows,
+    train,
+    trl_config,
+    world_config,
+)
+
+torch.set_num_threads(1)
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
+
+
+def settings(**changes):
+    return world_config(WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes))
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def run(tmp_path, judge=exact_judge, seed=0, **changes):
+    trainer = train(build_policy(seed), settings(**changes), EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path)
+    return trainer, [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+
+
+def total_reward(completions, example, **_):
+    judged = judge_all(exact_judge, [EXAMPLES[i] for i in example], [c[0]["content"] for c in completions])
+    ideal, actual, mask, _ = judgment_tensors(judged)
+    return channel_rewards(ideal, actual, mask).sum(1).tolist()
+
+
+@pytest.mark.parametrize(("minibatches", "loss"), [(1, "dapo"), (2, "bnpo")])
+def test_grpo_is_the_base_trainer_when_definitions_agree(tmp_path, minibatches, loss):
+    config = settings(
+        method="grpo", ddof=1, eps=1e-4, sampler="generate", share_prompts=False, minibatches=minibatches, steps=2
+    )
+    ours, _ = run(tmp_path / "ours", **config.model_dump(exclude_unset=True))
+    policy = build_policy(0)
+    policy.save_pretrained(tmp_path / "start")
+    policy.config._name_or_path = str(tmp_path / "start")
+    arguments = trl_config(config, tmp_path / "base")
+    arguments.loss_type = loss
+    base = GRPOTrainer(
+        policy, [total_reward], arguments, prompt_dataset(config, TOKENIZER, EXAMPLES), processing_class=TOKENIZER
+    )
+    base.train()
+    start = weights(build_policy(0))
+    moved = (weights(base.model) - start).norm()
+    assert moved > 0.01
+    assert (weights(ours.model) - weights(base.model)).norm() < 1e-3 * moved
+
+
+def test_shared_prompts_change_nothing_but_time(tmp_path):
+    start = weights(build_policy(0))
+    shared, rows = run(tmp_path / "a", sampler="generate", share_prompts=True)
+    plain, others = run(tmp_path / "b", sampler="generate", share_prompts=False)
+    assert (weights(shared.model) - weights(plain.model)).norm() < 1e-2 * (weights(plain.model) - start).norm()
+    assert rows[0]["reward"] == others[0]["reward"]
+
+
+def test_eta_zero_is_gdpo(tmp_path):
+    zero, _ = run(tmp_path / "zero", eta=0.0, steps=2)
+    gdpo, _ = run(tmp_path / "gdpo", method="gdpo", steps=2)
+    assert torch.equal(zero.credit.advantages, gdpo.credit.advantages)
+    assert torch.equal(weights(zero.model), weights(gdpo.model))
+
+
+def test_same_seed_same_weights(tmp_path):
+    (first, rows), (second, again) = run(tmp_path / "a", steps=2), run(tmp_path / "b", steps=2)
+    assert torch.equal(weights(first.model), weights(second.model))
+    for row in rows + again:
+        row.pop("seconds")
+    assert rows == again
+
+
+def unscored(example, response):
+    judgment = exact_judge(example, response)
+    return judgment.model_copy(update={"atoms": [a.model_copy(update={"actual": None}) for a in judgment.atoms]})
+
+
+@pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl"])
+def test_all_unscored_skips_the_step(tmp_path, method):
+    trainer, rows = run(tmp_path, judge=unscored, method=method, beta=0.1)
+    assert torch.equal(weights(trainer.model), weights(build_policy(0)))
+    assert rows[0]["unscored"] == 16 and rows[0]["skipped"] == 2 and rows[0]["reward"] is None
+    assert rows[0]["loss"] == 0
+
+
+def test_momentum_does_not_move_an_unscored_step(tmp_path):
+    state = {"calls": 0}
+
+    class Fading:
+        def batch(self, examples, responses):
+            state["calls"] += 1
+            judge = exact_judge if state["calls"] == 1 else unscored
+            return [judge(example, response) for example, response in zip(examples, responses, strict=True)]
+
+    trainer, rows = run(tmp_path / "two", judge=Fading(), steps=2, method="gdpo")
+    single, _ = run(tmp_path / "one", steps=1, method="gdpo")
+    assert [row["skipped"] for row in rows] == [0, 2]
+    assert torch.equal(weights(trainer.model), weights(single.model))
+
+
+def test_an_unscored_answer_leaves_group_and_loss(tmp_path):
+    def judge(example, response):
+        state["n"] += 1
+        return unscored(example, response) if state["n"] == 1 else exact_judge(example, response)
+
+    state = {"n": 0}
+    trainer, rows = run(tmp_path, judge=judge, method="grpo")
+    assert rows[0]["unscored"] == 1
+    assert trainer.credit.advantages[0].abs().sum() == 0
+    rest = trainer.credit.sequence[1:4].double()
+    assert rest.sum().abs() < 1e-5
+    tokens = sum(len(ids) for ids, valid in zip(trainer.desk.ids, trainer.desk.valid, strict=True) if valid)
+    parts = trainer._buffered_inputs
+    assert sum(int(part["completion_mask"].sum()) for part in parts) == tokens
+    assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [float(p["completion_mask"].sum()) for p in parts]
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_answers_of_zero_and_one_token(tmp_path, monkeypatch, tokens):
+    import memcalib.training as training
+
+    def short(model, prompts, *, ends, **options):
+        drawn = sample_tokens(model, prompts, ends=ends, **options)
+        return [[] if tokens == 0 else [ends[0]], *drawn[1:]]
+
+    monkeypatch.setattr(training, "sample_tokens", short)
+    trainer, rows = run(tmp_path)
+    assert rows[0]["unscored"] == (tokens == 0)
+    assert trainer.credit.advantages.isfinite().all()
+    assert weights(trainer.model).isfinite().all()
+
+
+def test_damaged_weights_stop_the_run(tmp_path):
+    policy = build_policy(0)
+    with torch.no_grad():
+        policy.model.norm.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="NaN"):
+        train(policy, settings(), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
+
+
+def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
+    trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
+    kept = sum(int(part["completion_mask"].sum()) for part in trainer._buffered_inputs)
+    ended = sum(len(ids) for ids in trainer.desk.ids if ids[-1] == TOKENIZER.eos_token_id)
+    assert kept == ended < sum(map(len, trainer.desk.ids))
+    assert trainer.credit.advantages.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(method="ppo"), "memcalib-rl"),
+        (dict(learning_rate=1), "Extra inputs"),
+        (dict(sampler="vllm"), "generate"),
+        (dict(eta=2.0), "eta"),
+        (dict(mode="sideways"), "ordered"),
+        (dict(top_p=0.9), "top_p"),
+        (dict(prompts=0), "greater"),
+    ],
+)
+def test_unknown_settings_raise(change, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**change)
+
+
+def test_config_is_frozen_and_trl_options_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="frozen"):
+        TrainConfig().lr = 1.0
+    with pytest.raises(TypeError, match="no_such_option"):
+        trl_config(TrainConfig(trl={"no_such_option": 1}), tmp_path)
+    with pytest.raises(ValueError, match="split"):
+        trl_config(TrainConfig(prompts=3, generations=3), tmp_path)
+    with pytest.raises(ValueError, match="no prompt"):
+        prompt_dataset(settings(max_prompt=3), TOKENIZER, EXAMPLES)
+
+
+def test_thresholds_are_kept_in_checkpoints(tmp_path):
+    trainer, _ = run(tmp_path, save_every=1)
+    saved = json.loads((tmp_path / "checkpoint-2" / "thresholds.json").read_text())
+    assert saved == trainer.thresholds.state_dict()
+
+
+def test_validation_rows(tmp_path):
+    config = settings(eval_every=1, method="grpo")
+    train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
+    (row,) = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert 0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_greedy_sampling_equals_generate(copies):
+    policy = build_policy(3)
+    with torch.no_grad():
+        policy.lm_head.weight[TOKENIZER.eos_token_id] *= 2.5
+    prompts = [prompt_encoder(TOKENIZER, layout="micro")(e) for e in EXAMPLES for _ in range(copies)]
+    ends = [TOKENIZER.eos_token_id]
+    ours = sample_tokens(policy, prompts, ends=ends, max_tokens=30, temperature=0)
+    padded = TOKENIZER.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    theirs = policy.generate(**padded, max_new_tokens=30, do_sample=False)[:, padded["input_ids"].shape[1] :].tolist()
+    assert ours == [row[: row.index(ends[0]) + 1] if ends[0] in row else row for row in theirs]
+
+
+def test_sampling_follows_the_policy():
+    policy, prompt = build_policy(0), prompt_encoder(TOKENIZER, layout="micro")(EXAMPLES[0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = sample_tokens(policy, [prompt] * 4000, ends=[2], max_tokens=1, temperature=0.7, generator=generator)
+    with torch.no_grad():
+        expected = torch.softmax(policy(torch.tensor([prompt])).logits[0, -1] / 0.7, -1)
+    counts = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(expected)) / 4000
+    assert (counts - expected).abs().sum() < 3.5 * (2 * expected * (1 - expected) / (4000 * math.pi)).sqrt().sum()
+
+
+def test_sampling_leaves_the_mode_alone():
+    policy = build_policy(0).train()
+    sample_answers(policy, TOKENIZER, EXAMPLES[:1], max_tokens=2, layout="micro")
+    assert policy.training
+    with pytest.raises(ValueError, match="no_memory"):
+        sample_answers(policy, TOKENIZER, EXAMPLES[:1], condition="no memory")
+
+
+def test_no_memory_asks_without_and_judges_with():
+    policy = build_policy(0)
+    rollouts, judgments = evaluate(
+        policy, TOKENIZER, EXAMPLES[:2], exact_judge, condition="no_memory", layout="micro", max_tokens=4, name="x"
+    )
+    assert [len(j.atoms) for j in judgments] == [len(e.atoms) for e in EXAMPLES[:2]]
+    assert {(r.condition, j.condition, j.model) for r, j in zip(rollouts, judgments, strict=True)} == {
+        ("no_memory", "no_memory", "x")
+    }
+
+
+def test_summary_counts_unscored_and_gives_no_number_of_nothing():
+    judged = [unscored(EXAMPLES[0], "x"), exact_judge(EXAMPLES[0], "")]
+    assert summary(judged)["unscored"] == 1 and 0 <= summary(judged)["SCS"] <= 100
+    nothing = summary(judged[:1])
+    assert nothing["unscored"] == 1 and math.isnan(nothing["SCS"])
+
+
+def test_cold_start_rows_and_adapter(tmp_path):
+    rows = [
+        {
+            "prompt": render(e, text="concat", layout="micro"),
+            "completion": [{"role": "assistant", "content": "Keep July in mind."}],
+        }
+        for e in EXAMPLES
+    ]
+    table = tokenize_rows(TOKENIZER, rows)
+    assert table[0]["input_ids"][: table[0]["completion_mask"].index(1)] == encode_prompt(TOKENIZER, rows[0]["prompt"])
+    assert table[0]["input_ids"][-1] == TOKENIZER.eos_token_id
+    policy = cold_start(build_policy(0), TOKENIZER, rows, out=tmp_path, lora_rank=2, lr=1e-2, epochs=3)
+    assert type(policy).__name__ == "Qwen3ForCausalLM" and all(p.requires_grad for p in policy.parameters())
+    assert not torch.equal(weights(policy), weights(build_policy(0)))
+
+
+def test_repetition():
+    assert repetition([]) == 0 and repetition([1] * 10) == 1 - 1 / 7
+
+
+def test_surface():
+    assert credit_config(TrainConfig(eta=0.5)).eta == 0.5
+    assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
