@@ -6,10 +6,9 @@
 __all__ = ['INK', 'GRID', 'OVER', 'UNDER', 'RIGHT', 'METHOD_COLOURS', 'CURVES', 'RATES', 'method_colours', 'plain_label', 'style',
            'plane_figure', 'channel_figure', 'curves_figure', 'rates_figure', 'save_figure', 'inline_svg']
 
-# %% ../nbs/08a_figures.ipynb #a074b575
+# %% ../nbs/08a_figures.ipynb #655ba430
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +71,12 @@ def _axes(rows: int, columns: int, width: float, height: float):
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
-# %% ../nbs/08a_figures.ipynb #62bd519d
+# %% ../nbs/08a_figures.ipynb #cea7e9b7
 def _path(method: str, end: tuple, start: tuple | None, paths: "pd.DataFrame | None") -> np.ndarray:
     if paths is not None and (paths["method"] == method).any():
-        mean = paths[paths["method"] == method].groupby("step")[["sMOS", "sMUS"]].mean().to_numpy()
-        return np.vstack([mean, end])
+        mean = paths[paths["method"] == method].groupby("step")[["sMOS", "sMUS"]].mean()
+        before = [start] if start and mean.index[0] > 0 else []
+        return np.array([*before, *mean.to_numpy().tolist(), end])
     return np.array([start, end] if start else [end], float)
 
 # %% ../nbs/08a_figures.ipynb #6494456a
@@ -151,10 +151,11 @@ def _cell(ax, ideal: int, actual: int, share: float, count: int) -> None:
     ax.text(actual + 0.5, ideal + 0.72, f"{count:,}", ha="center", va="center", size=6.5, alpha=0.7)
     ax.text(actual + 0.08, ideal + 0.18, CHANNEL_NAMES[3 * ideal + actual], size=6.5, alpha=0.7)
 
-# %% ../nbs/08a_figures.ipynb #3383d2e7
+# %% ../nbs/08a_figures.ipynb #e63d39f4
 CURVES = {
     "reward": "reward",
-    "length": "answer length (tokens)",
+    "valid_SCS": "SCS on validation examples",
+    "response_length": "answer length (tokens)",
     "end_rate": "answers that end (share)",
     "repetition": "repetition",
     "kl": "KL to the reference",
@@ -165,7 +166,7 @@ CURVES = {
 
 
 def _smooth(values: np.ndarray, window: int) -> np.ndarray:
-    half = window // 2
+    half = window // 2 if len(values) > 3 * window else 0
     return np.array([np.nanmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))])
 
 # %% ../nbs/08a_figures.ipynb #34bd9d8b
@@ -179,7 +180,7 @@ def _lines(ax, steps: "pd.DataFrame", column: str, window: int) -> None:
             low, high = (_smooth(bound.to_numpy(float), window) for bound in (by_step.min(), by_step.max()))
             ax.fill_between(x, low, high, color=colours[method], alpha=0.15, lw=0)
 
-# %% ../nbs/08a_figures.ipynb #d877a061
+# %% ../nbs/08a_figures.ipynb #730d6568
 def curves_figure(
     steps: "pd.DataFrame", curves: Mapping[str, str] = CURVES, window: int = 7, columns: int = 4
 ) -> "Figure":
@@ -188,6 +189,7 @@ def curves_figure(
     Raises `ValueError` when none of the curves is there.
     """
     present = [name for name in curves if name in steps and steps[name].notna().any()]
+    present = [name for name in present if name != "unscored" or steps[name].any()]
     if not present:
         raise ValueError(f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}")
     rows = -(-len(present) // columns)
@@ -235,26 +237,27 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=min(9, 3 * len(kinds)))
         return figure
 
-# %% ../nbs/08a_figures.ipynb #2010b621
+# %% ../nbs/08a_figures.ipynb #2cc507e9
 def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
     """Write a figure as `path`.svg and `path`.png with reproducible bytes; returns both paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".svg", ".png")]
     with style():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         figure.savefig(files[0], metadata={"Date": None, "Creator": None}, facecolor="white", bbox_inches="tight")
         figure.savefig(files[1], metadata={"Software": None}, facecolor="white", dpi=160, bbox_inches="tight")
     return files
 
-# %% ../nbs/08a_figures.ipynb #45b0636c
-def inline_svg(figure: "Figure", name: str) -> str:
-    """The figure as an SVG element for an HTML page: text in `currentColor`, grid in `var(--line)`, ids prefixed."""
+# %% ../nbs/08a_figures.ipynb #38e75d00
+def inline_svg(svg: str, name: str) -> str:
+    """A saved SVG file as an element for an HTML page: text in `currentColor`, grid in `var(--line)`, ids prefixed by `name`.
+
+    The white background and everything invisible (metadata, comments) are left out.
+    """
     import re
 
-    buffer = BytesIO()
-    with style():
-        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue().decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL).replace("fill: #ffffff", "fill: none")
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

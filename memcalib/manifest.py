@@ -55,20 +55,22 @@ def file_hash(path: str | Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-# %% ../nbs/08b_manifest.ipynb #7d4afc11
+# %% ../nbs/08b_manifest.ipynb #8e820e3b
 def manifest(
     config: Mapping[str, Any],
-    seeds: Sequence[int] = (),
-    data: Mapping[str, str | Path] | None = None,
+    seeds: Sequence[int] | Mapping[str, Any] = (),
+    data: str | Path | Mapping[str, str | Path] | None = None,
     judge: str | None = None,
     started: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """What a run says about itself; `data` maps names to files to hash, `started` is `time.time()` at its beginning.
+    """What a run says about itself; `data` is a file to hash, or several by name, `started` is `time.time()` at its beginning.
 
     Anything else (cost, device) is added under its own name.
     """
-    head = {"config": dict(config), "seeds": list(seeds), "judge": judge, "git": git_state(), "versions": versions()}
+    data = {Path(data).name: data} if isinstance(data, str | Path) else data
+    seeds = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
+    head = {"config": dict(config), "seeds": seeds, "judge": judge, "git": git_state(), "versions": versions()}
     hashes = {name: file_hash(path) for name, path in (data or {}).items()}
     wall = None if started is None else round(time.time() - started, 1)
     return head | {"data_sha256": hashes, "platform": platform.platform(), "wall_seconds": wall} | more

@@ -71,13 +71,16 @@ def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(
     return folder
 
 
-def test_a_full_run_gives_tables_figures_and_a_safe_page(tmp_path):
+def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 3
     assert "79.54 ± 0.77" in source and "published" in source
     assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
-    assert {p.suffix for p in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
+    drawn = {p: p.read_bytes() for p in [path, *(tmp_path / "figures").iterdir()]}
+    assert {p.suffix for p in drawn} == {".html", ".svg", ".png"}
+    report.write_report(tmp_path, published_model="Qwen3-8B")
+    assert all(p.read_bytes() == data for p, data in drawn.items())
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -124,11 +127,11 @@ def test_results_keep_measured_control_and_not_run_apart(tmp_path):
         "all Bound": "control",
         "all Control": "control",
         "SFT": "not run",
-        "no memory": "not run",
+        "No memory": "not run",
     }
-    text = report.results_text(table.reset_index())
+    text = report.results_frame(table.reset_index())
     assert (text[text["status"] == "not run"].iloc[:, 2:] == "not run").all().all()
-    assert not table.loc[["SFT", "no memory"], ["SCS", "responses"]].notna().any().any()
+    assert not table.loc[["SFT", "No memory"], ["SCS", "responses"]].notna().any().any()
 
 
 def test_a_measured_no_memory_run_is_a_control(tmp_path):
@@ -136,7 +139,7 @@ def test_a_measured_no_memory_run_is_a_control(tmp_path):
     run = report.load_run(tmp_path)
     run.judgments += [j.model_copy(update={"condition": "no_memory"}) for j in run.judgments if j.model == "GRPO"]
     table = report.results_table(run).set_index("model")
-    assert table.loc["GRPO, no memory", "status"] == "control" and "no memory" not in table.index
+    assert table.loc["GRPO, no memory", "status"] == "control" and "No memory" not in table.index
     assert report.differences_table(run)["method"].unique().tolist() == ["GRPO"]
 
 
@@ -165,16 +168,22 @@ def test_intermediate_evaluations_become_the_path(tmp_path):
     assert max(len(line.get_xdata()) for line in axes.lines) == 4
 
 
-def test_the_same_rows_give_the_same_bytes(tmp_path):
+def test_evaluations_logged_while_training_are_a_path_too(tmp_path):
     play(tmp_path)
-    first = {p: p.read_bytes() for p in [report.write_report(tmp_path), *(tmp_path / "figures").iterdir()]}
-    report.write_report(tmp_path)
-    assert all(p.read_bytes() == data for p, data in first.items())
+    row = {"method": "grpo", "seed": 1, "reward": 0.1, "valid_sMOS": 10.0}
+    rows = [row | {"step": s, "valid_sMUS": 40 - s} for s in (5, 10)]
+    rows.append({"method": "grpo", "seed": 1, "step": 11, "reward": 0.1})
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = report.load_run(tmp_path)
+    assert run.path["method"].tolist() == ["GRPO"] * 2 and run.path["sMUS"].tolist() == [35, 30]
+    axes = report.run_figures(run)["plane"].axes[0]
+    assert max(len(line.get_xdata()) for line in axes.lines) == 4
 
 
-def test_two_figures_share_no_id():
+def test_two_figures_share_no_id(tmp_path):
     judgments = [judgment_for(e, e.levels, model="m") for e in sample_records()]
-    parts = [figures.inline_svg(figures.channel_figure({"m": judgments}), name) for name in ("a", "b")]
+    svg = figures.save_figure(figures.channel_figure({"m": judgments}), tmp_path / "channels")[0].read_text()
+    parts = [figures.inline_svg(svg, name) for name in ("a", "b")]
     ids = [set(re.findall(r'id="([^"]+)"', part)) for part in parts]
     assert ids[0] and not ids[0] & ids[1]
     for part, known in zip(parts, ids, strict=True):
