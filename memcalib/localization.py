@@ -82,8 +82,8 @@ def response_mask(responses: Sequence[Sequence[int]], device: str | torch.device
     "True at answer tokens, False at padding; padded on the right to the longest answer."
     return _padded(responses, device)[1]
 
-# %% ../nbs/05_localization.ipynb #cf47f06d
-def _buckets(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
+# %% ../nbs/05_localization.ipynb #d90f6485
+def _buckets(widths: Sequence[float], budget: int) -> Iterator[list[int]]:
     "Consecutive positions whose rectangle stays within the budget; a position too wide goes alone."
     bucket, widest = [], 0
     for i, width in enumerate(widths):
@@ -154,22 +154,39 @@ def _close_holes(cache, seen: Tensor) -> Tensor:
         layer.values = layer.values.gather(2, index[..., :1].expand(*index.shape[:3], layer.values.shape[3]))
     return torch.arange(order.shape[1], device=seen.device)[None] < lengths[:, None]
 
-# %% ../nbs/05_localization.ipynb #5036b6b9
+# %% ../nbs/05_localization.ipynb #6b96727f
 def _encode_prompts(network, prompts: Sequence[Sequence[int]], home: Sequence[int], shared: Sequence[int], device):
     "Strokes one and two: cache and mask of each prompt, `home` being its family and `shared` the family's prefix length."
     from transformers import DynamicCache
 
+    widths = [[len(p) for p in prompts], list(shared), [len(p) - n for p, n in zip(prompts, shared, strict=True)]]
+    whole, first, rest = map(max, widths)
+    if len(set(home)) * first + len(prompts) * rest >= len(prompts) * whole:
+        home, shared = range(len(prompts)), widths[0]
     names = {family: k for k, family in enumerate(dict.fromkeys(home))}
-    first = {family: prompts[i][: shared[i]] for i, family in reversed(list(enumerate(home)))}
+    begin = {family: prompts[i][: shared[i]] for i, family in reversed(list(enumerate(home)))}
     nothing = torch.zeros(len(names), 0, dtype=torch.bool, device=device)
     cache = DynamicCache()
-    _, _, seen = _extend(network, [first[f] for f in names], cache, nothing, nothing.sum(1))
+    _, _, seen = _extend(network, [begin[f] for f in names], cache, nothing, nothing.sum(1))
     member = torch.tensor([names[family] for family in home], device=device)
     cache, seen = _select(cache, member), seen[member]
     rest = [prompt[length:] for prompt, length in zip(prompts, shared, strict=True)]
     if any(rest):
         _, _, seen = _extend(network, rest, cache, seen, seen.sum(1))
     return cache, _close_holes(cache, seen)
+
+# %% ../nbs/05_localization.ipynb #e564be0e
+def _merge(caches: Sequence, seen: Sequence[Tensor]):
+    "One cache of several, batch rows one after the other, positions padded to the widest."
+    from transformers import DynamicCache
+
+    pad, width = torch.nn.functional.pad, max(mask.shape[1] for mask in seen)
+    wide = lambda x: pad(x, (0, 0, 0, width - x.shape[2]))
+    layers = zip(*(cache.layers for cache in caches), strict=True)
+    joined = [
+        (torch.cat([wide(x.keys) for x in layer]), torch.cat([wide(x.values) for x in layer])) for layer in layers
+    ]
+    return DynamicCache(joined), torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in seen])
 
 # %% ../nbs/05_localization.ipynb #78f6f469
 def _read(head, states: Tensor, keep: Tensor, targets: list[int], temperature: float, logit_chunk: int) -> Tensor:
@@ -179,7 +196,7 @@ def _read(head, states: Tensor, keep: Tensor, targets: list[int], temperature: f
         return token_logps(head, states[keep], wanted, temperature, logit_chunk)
     return (states[keep].float() / temperature).log_softmax(-1).gather(1, wanted[:, None])[:, 0]
 
-# %% ../nbs/05_localization.ipynb #a73cf7ce
+# %% ../nbs/05_localization.ipynb #8383d84f
 def _score_shared(network, head, prompts, jobs, temperature, budget, logit_chunk, device) -> dict[int, Tensor]:
     "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> log-probs."
     bodies = [prompt[:-1] for prompt in prompts]
@@ -189,11 +206,15 @@ def _score_shared(network, head, prompts, jobs, temperature, budget, logit_chunk
     for k, (i, _) in enumerate(jobs):
         waiting.setdefault(i, []).append(k)
     out = {}
-    for bucket in _buckets([len(bodies[i]) for i, _, _ in order], budget):
-        inside, home, shared = zip(*(order[b] for b in bucket), strict=True)
-        cache, seen = _encode_prompts(network, [bodies[i] for i in inside], home, shared, device)
+    for bucket in _buckets([len(bodies[i]) for i, _, _ in order], 4 * budget):
+        inside = [order[b][0] for b in bucket]
+        encoded = []
+        for part in _buckets([len(bodies[i]) for i in inside], budget):
+            some, home, shared = zip(*(order[bucket[p]] for p in part), strict=True)
+            encoded.append(_encode_prompts(network, [bodies[i] for i in some], home, shared, device))
+        cache, seen = _merge(*zip(*encoded, strict=True))
         rows = sorted(((len(jobs[k][1]), r, k) for r, i in enumerate(inside) for k in waiting.get(i, [])))
-        for part in _buckets([n + seen.shape[1] for n, _, _ in rows], budget):
+        for part in _buckets([max(n, (n + seen.shape[1]) / 4) for n, _, _ in rows], budget):
             at = torch.tensor([rows[p][1] for p in part], device=device)
             mask = seen[at]
             width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
@@ -230,7 +251,7 @@ def _score_plain(network, head, prompts, jobs, temperature, budget, logit_chunk,
             out[order[p]] = piece
     return out
 
-# %% ../nbs/05_localization.ipynb #982b7010
+# %% ../nbs/05_localization.ipynb #e4e5160f
 @torch.no_grad()
 def response_logps(
     model,
@@ -238,7 +259,7 @@ def response_logps(
     responses: Sequence[Sequence[int]],
     *,
     temperature: float = 1.0,
-    token_budget: int | None = None,  # area of one padded batch; None = 3072 on a CPU, 32768 elsewhere
+    token_budget: int | None = None,  # new tokens a forward; None = 2048 on a CPU, 16384 elsewhere
     share: bool | None = None,  # None = `shares_cache(model)`
     head: str = "auto",  # 'auto', 'chunked', 'model': see `split_model`
     logit_chunk: int = 2**24,
@@ -247,7 +268,7 @@ def response_logps(
     _check_rows(prompts, responses, temperature, token_budget)
     network, top = split_model(model, head)
     device = model.device
-    budget = token_budget or (3072 if device.type == "cpu" else 32768)
+    budget = token_budget or (2048 if device.type == "cpu" else 16384)
     share = shares_cache(model) if share is None else share
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]
     ways: dict[bool, dict] = {True: {}, False: {}}
