@@ -151,23 +151,24 @@ def _cell(ax, ideal: int, actual: int, share: float, count: int) -> None:
     ax.text(actual + 0.5, ideal + 0.72, f"{count:,}", ha="center", va="center", size=6.5, alpha=0.7)
     ax.text(actual + 0.08, ideal + 0.18, CHANNEL_NAMES[3 * ideal + actual], size=6.5, alpha=0.7)
 
-# %% ../nbs/08a_figures.ipynb #e63d39f4
+# %% ../nbs/08a_figures.ipynb #8e9ce974
 CURVES = {
     "reward": "reward",
-    "valid_SCS": "SCS on validation examples",
-    "response_length": "answer length (tokens)",
-    "end_rate": "answers that end (share)",
+    "valid_SCS": "SCS, validation",
+    "response_length": "answer length",
+    "end_rate": "share that ends",
     "repetition": "repetition",
     "kl": "KL to the reference",
     "entropy": "policy entropy",
-    "closing_advantage": "advantage on the closing token",
+    "closing_advantage": "advantage, end token",
     "unscored": "unscored answers",
 }
 
 
 def _smooth(values: np.ndarray, window: int) -> np.ndarray:
     half = window // 2 if len(values) > 3 * window else 0
-    return np.array([np.nanmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))])
+    parts = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
+    return np.array([np.nanmean(part) if np.isfinite(part).any() else np.nan for part in parts])
 
 # %% ../nbs/08a_figures.ipynb #34bd9d8b
 def _lines(ax, steps: "pd.DataFrame", column: str, window: int) -> None:
@@ -205,8 +206,8 @@ def curves_figure(
         figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=8)
         return figure
 
-# %% ../nbs/08a_figures.ipynb #ed78f95d
-RATES = {"trigger": "trigger rate", "nondegenerate": "non-degenerate groups", "localized": "localized", "threshold": "threshold"}
+# %% ../nbs/08a_figures.ipynb #eddc14a5
+RATES = {"trigger": "trigger rate", "nondegenerate": "non-degenerate groups", "localized": "localized share", "threshold": "threshold"}
 _DASHES = ("-", "--", ":")
 
 
@@ -216,13 +217,18 @@ def _channel_look(index: int) -> dict:
     colour = RIGHT if ideal == actual else OVER if actual > ideal else UNDER
     return {"color": colour, "linestyle": _DASHES[group.index(index)], "lw": 1.2, "label": CHANNEL_NAMES[index]}
 
-# %% ../nbs/08a_figures.ipynb #68aab8cf
+# %% ../nbs/08a_figures.ipynb #11aa7f07
 def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int = 7) -> "Figure":
     """Per-channel rates and thresholds of one method over training, from columns such as `trigger/AB-`, seeds averaged.
 
+    Counts in `localized/AB-` are divided by `candidates/AB-` where that column exists.
     Raises `ValueError` when the method has no such column.
     """
     mean = steps[steps["method"] == method].groupby("step").mean(numeric_only=True)
+    for channel in CHANNEL_NAMES:
+        if f"candidates/{channel}" in mean:
+            candidates = mean[f"candidates/{channel}"]
+            mean[f"localized/{channel}"] = mean[f"localized/{channel}"] / candidates.where(candidates > 0)
     kinds = [kind for kind in RATES if any(f"{kind}/{c}" in mean and mean[f"{kind}/{c}"].notna().any() for c in CHANNEL_NAMES)]
     if not kinds:
         raise ValueError(f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-")

@@ -63,13 +63,13 @@ def _legend(scale: float) -> str:
     box = f'<span style="display:inline-block;width:9em;height:.8em;border-radius:3px;background:{bar}"></span>'
     return f"<small>discouraged {-scale:.2f} {box} +{scale:.2f} encouraged</small>"
 
-# %% ../nbs/08d_heatmap.ipynb #ceeec3d3
+# %% ../nbs/08d_heatmap.ipynb #a445a62b
 def _channel_html(name: str, channel: Mapping[str, Any], trace: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     atoms = ", ".join(texts.get(i, i) for i in channel.get("atom_ids", []))
     numbers = ", ".join(f"{k} {channel[k]:+.2f}" for k in ("reward", "advantage") if isinstance(channel.get(k), int | float))
     head = f"<summary><b>{html.escape(name)}</b> {html.escape(atoms)} <small>{numbers}</small></summary>"
     multipliers, advantage = channel.get("m"), channel.get("advantage")
-    if not multipliers or not isinstance(advantage, int | float):
+    if channel.get("localized") is False or not multipliers or not isinstance(advantage, int | float):
         return f"<details>{head}<small>not localized: the same credit for every token</small></details>"
     values = [None if m is None else m * advantage for m in multipliers]
     scale = max(abs(v) for v in values if v is not None)

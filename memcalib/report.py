@@ -183,13 +183,14 @@ def _failures(name: str, answers: list[Rollout] | None, judged: list[Judgment] |
         row["unscored atoms"] = sum(atom.actual is None for j in judged for atom in j.atoms)
     return {"method": name} | row
 
-# %% ../nbs/08_report.ipynb #d6e71bce
+# %% ../nbs/08_report.ipynb #d9de971f
 def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
     """The figures that the rows of a run allow: plane, channels, curves, rates."""
     figures = {}
     if run.scored:
         table = results_table(run) if table is None else table
-        figures["plane"] = plane_figure(table[table["status"] == "measured"], run.path, start_of(run))
+        shown = table[(table["status"] == "measured") & ((table["model"] != "Base") | (start_of(run) == "Base"))]
+        figures["plane"] = plane_figure(shown, run.path, start_of(run))
         groups = by_source([j for j in run.judgments if j.condition != "no_memory"])
         ends = dict.fromkeys(n for n in (start_of(run), list(groups)[-1]) if n in groups)
         if any(a.actual is not None for n in ends for j in groups[n] for a in j.atoms):
