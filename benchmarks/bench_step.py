@@ -101,7 +101,9 @@ def main() -> None:
                 trainer.train()
                 found[name] += clock.steps()[2:]
     base = statistics.median(found["TRL GRPO (base)"])
-    print(f"{options.world}, 16 prompts x 8 answers, {options.threads} threads, {options.rounds} x {options.steps} steps")
+    print(
+        f"{options.world}, 16 prompts x 8 answers, {options.threads} threads, {options.rounds} x {options.steps} steps"
+    )
     print(f"{'step of':32}{'median s':>10}{'fastest':>10}{'ratio':>8}")
     for name, times in found.items():
         median = statistics.median(times)
