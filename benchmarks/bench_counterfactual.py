@@ -1,0 +1,79 @@
+"""Counterfactual scoring with shared prompts against the two ways without, in one run.
+
+    python benchmarks/bench_counterfactual.py [rounds]
+
+Shapes of one small training step: 16 examples of the micro-world, eight answers each (about 22 tokens), one
+counterfactual for each answer and localizable channel. Printed: milliseconds of CPU time on one thread (median over
+rounds, the ways taking turns), the ratio to the shared
+scorer, and the largest difference to the slow reference. "Best plain padded batch" is the fastest of several
+budgets; it too computes logits at answer positions only.
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+
+from memcalib.localization import ablation_pairs, response_logps, response_logps_reference
+from memcalib.microworld import exact_judge, load_policy, make_examples, sample_answers
+from memcalib.problem import encode_prompt, render
+
+
+def workload(prompts: int = 16, answers: int = 8):
+    """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids and answer ids."""
+    model, tokenizer = load_policy("cold-short")
+    examples = [e for e in make_examples("short", prompts, 0, "rl") for _ in range(answers)]
+    texts = sample_answers(model, tokenizer, examples, seed=0)
+    ids = [[*tokenizer(t, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for t in texts]
+    judgments = [exact_judge(e, t) for e, t in zip(examples, texts, strict=True)]
+    encode = lambda e: encode_prompt(tokenizer, render(e, text="concat", layout="micro"))
+    pairs = ablation_pairs(examples, judgments, encode)
+    return model, pairs.prompts, [ids[row] for row in pairs.rows]
+
+
+def one_at_a_time(model, prompts, responses):
+    """Each row by itself through the plain scorer."""
+    rows = [response_logps(model, [p], [r], share=False)[0] for p, r in zip(prompts, responses, strict=True)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def main(rounds: int = 5) -> None:
+    torch.set_num_threads(1)
+    model, prompts, responses = workload()
+    distinct = {tuple(p) for p in prompts}
+    rows = {(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)}
+    mean = lambda rows: sum(map(len, rows)) / len(rows)
+    print(
+        f"{len(prompts)} pairs ({len(rows)} distinct), {len(distinct)} distinct prompts of {mean(prompts):.0f} tokens, "
+        f"answers of {mean(responses):.0f} tokens, 1 thread"
+    )
+    ways = {"shared": lambda: response_logps(model, prompts, responses)}
+    for budget in (1024, 2048, 4096, 8192):
+        ways[f"plain {budget}"] = lambda b=budget: response_logps(
+            model, prompts, responses, share=False, token_budget=b
+        )
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    ways["one at a time"] = lambda: one_at_a_time(model, prompts, responses)
+    times["one at a time"] = []
+    for step in range(rounds):
+        for name, way in ways.items():
+            if name == "one at a time" and step > 0:
+                continue
+            start = time.process_time()
+            out = way()
+            times[name].append(time.process_time() - start)
+            if step == 0 and name == "shared":
+                slow = response_logps_reference(model, prompts, responses)
+                print(f"largest difference to the reference: {(out - slow).abs().max():.1e}")
+    took = {name: 1000 * statistics.median(t) for name, t in times.items()}
+    best = min((name for name in took if name.startswith("plain")), key=took.get)
+    for name, ms in took.items():
+        print(f"  {name:14s} {ms:8.1f} ms   {ms / took['shared']:.2f}x")
+    print(
+        f"shared is {took['one at a time'] / took['shared']:.2f}x one at a time, {took[best] / took['shared']:.2f}x {best}"
+    )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
