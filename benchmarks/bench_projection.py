@@ -54,7 +54,10 @@ def main(rows: int = 4096, tokens: int = 512) -> None:
         times.append(time.perf_counter() - start)
     ours = sorted(times)[2]
     print(f"{rows} x {tokens}: exact projection {ours:.3f} s (median of 5)")
-    baselines = (("scalar bisection", project_reference, m.tolist()), ("numpy bisection, row by row", numpy_row, m.numpy()))
+    baselines = (
+        ("scalar bisection", project_reference, m.tolist()),
+        ("numpy bisection, row by row", numpy_row, m.numpy()),
+    )
     for name, function, data in baselines:
         out, seconds = timed_rows(function, data)
         apart = np.abs(np.array(out) - fast[: len(out)].numpy()).max()
