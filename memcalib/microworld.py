@@ -675,24 +675,24 @@ def _stream(worlds: Sequence[str], size: int, flip: float, bias: Bias | None, au
 def _prompt(tokenizer, example: Example, layout: str) -> list[int]:
     return encode_prompt(tokenizer, render(example, text="concat", layout=layout))
 
-# %% ../nbs/00a_microworld.ipynb #f0d79543
+# %% ../nbs/00a_microworld.ipynb #b8dc7f36
 def pretrain(
-    worlds: Sequence[str] = ("short", "long"), steps: int = 2000, seed: int = 0, flip: float = 0.5, size: int = 24,
+    worlds: Sequence[str] = ("short", "long"), steps: int = 2800, seed: int = 0, flip: float = 0.5, size: int = 24,
     pool: int = 4000, report: Report | None = None,
 ):  # fmt: skip
-    """The copier, from scratch: half of the steps on the first world, then all worlds, then noisy answers.
+    """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
 
-    The last fifth of the steps flips levels with probability `flip` in answers; audits stay true throughout.
+    The last 14 % of the steps flip levels with probability `flip` in answers; audits stay true throughout.
     """
     model, rng = build_policy(seed), random.Random(f"pretrain-{seed}")
 
     def batches():
-        stages = [(worlds[:1], 0.0, steps // 2), (worlds, 0.0, steps * 3 // 10), (worlds, flip, steps)]
+        stages = [(worlds[:1], 0.0, steps * 36 // 100), (worlds, 0.0, steps // 2), (worlds, flip, steps)]
         for names, noise, count in stages:
             stream = _stream(names, size, noise, None, 0.5, rng, pool, "pretrain")
             yield from (next(stream) for _ in range(count))
 
-    return fit(model, batches(), steps, decay=0.3, report=report)
+    return fit(model, batches(), steps, decay=0.17, report=report)
 
 # %% ../nbs/00a_microworld.ipynb #33678571
 def sample_answers(
