@@ -386,7 +386,7 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
         allowed = f"a dataset that `datasets` can load, with a split {split!r}"
         yield 1, Violation("dataset", _quote(str(error), 200), allowed, line=1, file=name)
 
-# %% ../nbs/00_problem.ipynb #588f7d1b
+# %% ../nbs/00_problem.ipynb #0b46b9bd
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
@@ -400,10 +400,10 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
         yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-    elif path.is_dir() or re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(source)):
+    elif path.is_dir() or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
         yield from _dataset_rows(str(source), split)
     else:
-        raise FileNotFoundError(f"{path}: not a {', '.join(SUFFIXES)} file, a dataset folder or a dataset id")
+        raise FileNotFoundError(f"{path}: no such {', '.join(SUFFIXES)} file, dataset folder or owner/name id")
 
 # %% ../nbs/00_problem.ipynb #560ff049
 def _checked(source: str | Path, split: str = "train") -> Iterator[tuple[Example | None, list[Violation]]]:
@@ -689,13 +689,18 @@ def judgment_for(example: Example, actual: dict[str, Level | None], **fields: An
     head = {"example_id": example.id, "domain": example.domain, "question_id": example.question_id}
     return Judgment(**(head | fields), atoms=atoms)
 
-# %% ../nbs/00_problem.ipynb #ff5f922c
+# %% ../nbs/00_problem.ipynb #0253b1a2
 RecordT = TypeVar("RecordT", bound=Record)
 
 
 def read_jsonl(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
-    """Stream records of one type; raises `DataError` with file, line, field, value found and reason."""
+    """Stream records of one type; raises `DataError` with file, line, field, value found and reason.
+
+    Raises `FileNotFoundError` when there is no such file.
+    """
     count = 0
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
     for line, row in iter_rows(path):
         if isinstance(row, Violation):
             raise DataError([row])

@@ -1,0 +1,97 @@
+"""The command line: exit codes, messages without tracebacks, speed of help."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from memcalib.cli import main
+from memcalib.problem import sample_records, write_jsonl
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return exit.value.code or 0, out, err
+
+
+@pytest.fixture
+def good(tmp_path):
+    return str(write_jsonl(tmp_path / "nine.jsonl", sample_records()))
+
+
+def test_validate_passes_and_fails(capsys, good, tmp_path):
+    assert run(capsys, "validate", good)[0] == 0
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "x"}\n{oops\n')
+    code, out, _ = run(capsys, "validate", str(bad))
+    assert code == 1 and "bad.jsonl:1" in out and "bad.jsonl:2: json" in out
+    code, out, _ = run(capsys, "validate", str(bad), "--json")
+    rows = json.loads(out)["violations"]
+    assert code == 1 and {row["line"] for row in rows} == {1, 2}
+    assert all(row["found"] and row["allowed"] and row["file"] == str(bad) for row in rows)
+
+
+@pytest.mark.parametrize("verb", ["validate", "show", "score"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"null", b"{}"])
+def test_bad_files_give_one_message(capsys, tmp_path, verb, content):
+    path = tmp_path / "x.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    code, out, err = run(capsys, verb, str(path))
+    assert code == 1 and "x.jsonl" in out + err
+
+
+def test_show_knows_the_ids(capsys, good):
+    record = sample_records()[4]
+    code, out, _ = run(capsys, "show", good)
+    assert code == 0 and len(out.splitlines()) == 9
+    code, out, _ = run(capsys, "show", good, record.id)
+    assert code == 0 and record.atoms[0].atom_id in out
+    code, out, _ = run(capsys, "show", good, record.id, "--html")
+    assert code == 0 and out.startswith("<!doctype html>")
+    code, _, err = run(capsys, "show", good, "../../nope")
+    assert code == 1 and "no example '../../nope'" in err
+
+
+def test_wrong_calls(capsys, good):
+    assert run(capsys, "validate", good, "--nonsense")[0] == 2
+    assert run(capsys, "nonsense")[0] == 2
+    code, _, err = run(capsys, "quickstart", "--profile", "no-such-profile")
+    assert code == 1 and "no-such-profile" in err and "quickstart" in err
+    code, _, err = run(capsys, "reproduce", "no_such_experiment", "--profile", "smoke")
+    assert code == 1 and "no_such_experiment" in err and "main_results" in err
+
+
+def test_unknown_option_in_a_profile(capsys, tmp_path):
+    profile = tmp_path / "p.yaml"
+    profile.write_text("world: short\nstepz: 3\ntrain: {steps: 2}\n")
+    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    assert code == 1 and "stepz" in err and "eval_seeds" in err and "p.yaml" in err
+    profile.write_text("world: [\n")
+    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    assert code == 1 and "p.yaml" in err
+    profile.write_text("train: {eta: 1.5}\n")
+    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    assert code == 1 and "eta" in err
+
+
+def test_a_closed_pipe_is_no_error(good):
+    command = f"'{sys.executable}' -c 'from memcalib.cli import main; main()' show '{good}' | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr
+
+
+def test_help_answers_quickly():
+    best = min(_timed_help() for _ in range(3))
+    assert best < 5, f"--help took {best:.1f} s"
+
+
+def _timed_help() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "memcalib", "--help"], check=True, capture_output=True, timeout=60)
+    return time.perf_counter() - start
