@@ -283,3 +283,32 @@ def test_repetition():
 def test_surface():
     assert credit_config(TrainConfig(eta=0.5)).eta == 0.5
     assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
+
+
+def test_open_pairs_train_too(tmp_path):
+    trainer, rows = run(tmp_path, threshold_pool="open")
+    assert rows[0]["unscored"] == 0 and trainer.credit.advantages.isfinite().all()
+
+
+def test_on_step_sees_every_row(tmp_path):
+    seen = []
+    train(
+        build_policy(0),
+        settings(steps=2),
+        EXAMPLES,
+        exact_judge,
+        tokenizer=TOKENIZER,
+        out=tmp_path,
+        on_step=seen.append,
+    )
+    assert [row["step"] for row in seen] == [1, 2]
+
+
+def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
+    from memcalib.probes import credit_answers, exact_advantages
+
+    same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
+    desk, found, _ = credit_answers(
+        build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
+    )
+    assert exact_advantages(TOKENIZER, desk, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
