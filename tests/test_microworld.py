@@ -37,6 +37,7 @@ from memcalib.microworld import (
 )
 from memcalib.problem import Level, check_example, encode_prompt, judge_all, remove_atoms, render, sample_records
 
+torch.set_num_threads(1)
 SHORT = make_examples("short", 40, seed=3, split="validation")
 LONG = make_examples("long", 40, seed=3, split="validation")
 TOKENIZER = build_tokenizer()
