@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM = false
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-notebooks test-all bench coldstart export lint docs lab clean
+.PHONY: help setup quickstart test test-notebooks bench coldstart export lint docs lab clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -26,13 +26,10 @@ quickstart: setup ## the whole idea in minutes: micro-world, three methods, repo
 	$(BIN)/memcalib quickstart --out runs/quickstart
 
 test: setup ## guards, unit and property tests, library notebooks
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests
 
 test-notebooks: setup ## run every library notebook from top to bottom
-	$(BIN)/python -m pytest -q tests/test_notebooks.py
-
-test-all: test ## also the slow suites
-	$(BIN)/python -m pytest -q -m slow tests
+	$(BIN)/python -m pytest -q -n 2 tests/test_notebooks.py
 
 bench: setup ## ratios against baselines, each measured in one run
 	for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -7,7 +7,7 @@ __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 
            'MAX_CHARACTERS', 'MAX_STRANGERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World',
            'atom_text', 'rubric', 'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles',
            'audit', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
-           'sample_answers', 'policy_path', 'load_policy', 'save_policy', 'imitate']
+           'sample_answers', 'policy_path', 'load_policy', 'save_policy']
 
 # %% ../nbs/00a_microworld.ipynb #82cf5df5
 import json
@@ -203,9 +203,9 @@ def _outline(world: World, domain: str, task: str, kinds: Sequence[str], rng: ra
         room[group, chosen[-1]] -= 1
     return chosen
 
-# %% ../nbs/00a_microworld.ipynb #75e66359
+# %% ../nbs/00a_microworld.ipynb #c84bc4fa
 def _nouns(domain: str, chosen: Sequence[str], rng: random.Random) -> list[str]:
-    stock = {a: rng.sample(WORDS[domain][a], 6) for a in set(chosen)}
+    stock = {a: rng.sample(WORDS[domain][a], 6) for a in dict.fromkeys(chosen)}
     return [stock[a].pop() for a in chosen]
 
 
@@ -429,14 +429,14 @@ def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str) ->
         return worst, f"named in a {uses[0].kind} sentence, a form that does not suit it"
     return level, f"named in a {uses[0].kind} sentence"
 
-# %% ../nbs/00a_microworld.ipynb #090f48f5
+# %% ../nbs/00a_microworld.ipynb #17c209cd
 JUDGE = "micro-exact-v1"
 
 
 def _prepare(example: Example) -> dict:
     markers = {atom_id: _marker(example, atom_id) for atom_id in example.levels}
     owned = {marker["noun"] for marker in markers.values()}
-    return {"markers": markers, "owned": owned, "known": owned | set(example.requests), "blank": judgment_for(example, {})}
+    return {"markers": markers, "owned": owned, "known": owned | set(example.requests), "blank": judgment_for(example, {}, question_id=example.id)}
 
 
 def _judge(example: Example, response: str, facts: dict) -> Judgment:
@@ -675,9 +675,9 @@ def _stream(worlds: Sequence[str], size: int, flip: float, bias: Bias | None, au
 def _prompt(tokenizer, example: Example, layout: str) -> list[int]:
     return encode_prompt(tokenizer, render(example, text="concat", layout=layout))
 
-# %% ../nbs/00a_microworld.ipynb #b8dc7f36
+# %% ../nbs/00a_microworld.ipynb #98175902
 def pretrain(
-    worlds: Sequence[str] = ("short", "long"), steps: int = 2800, seed: int = 0, flip: float = 0.5, size: int = 24,
+    worlds: Sequence[str] = ("short", "long"), steps: int = 3400, seed: int = 0, flip: float = 0.5, size: int = 24,
     pool: int = 4000, report: Report | None = None,
 ):  # fmt: skip
     """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
@@ -745,13 +745,3 @@ def save_policy(model, path: str | Path, story: Mapping | None = None) -> Path:
     if story is not None:
         (path / "policy.json").write_text(json.dumps(dict(story), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return path
-
-# %% ../nbs/00a_microworld.ipynb #060116a7
-def imitate(
-    model, world: World | str, steps: int, seed: int = 0, flip: float = 0.0, bias: Bias | None = None, size: int = 24,
-    pool: int = 2000, lr: float = 0.01, report: Report | None = None,
-):  # fmt: skip
-    """A cold start in place with the plain loop: `steps` batches of noisy demonstrations of one world."""
-    rng = random.Random(f"imitate-{seed}")
-    stream = _stream([_world(world).name], size, flip, bias, 0.0, rng, pool, "coldstart")
-    return fit(model, stream, steps, lr=lr, decay=0.5, report=report)

@@ -213,19 +213,18 @@ class Job:
         """How answers are sampled in evaluation: the layout and text the policy was trained with."""
         return {"text": "concat", "layout": "micro", "max_tokens": self.world.max_new_tokens}
 
-# %% ../nbs/09a_pipeline.ipynb #3d613421
+# %% ../nbs/09a_pipeline.ipynb #64d91a25
 def start_policies(job: Job) -> dict[str, Path]:
     """Folders of the pretrained and the cold-started policy: the shipped ones, or new ones made in the run folder."""
     from memcalib.microworld import policy_path
 
     if not job.from_scratch:
         return {"Base": policy_path("pretrained"), "Cold-start": policy_path(job.world.policy)}
-    from memcalib.training import build_policies
+    from memcalib.sft import build_policies
 
     folder = job.run.path / "start"
     if not (folder / job.world.policy / "policy.json").exists():
-        job.bar.name("pretraining and cold start")
-        build_policies(folder, [job.profile.world])
+        build_policies(folder, [job.profile.world], report=lambda name, row: job.bar.name(f"{name}: step {row['step']}"))
     return {"Base": folder / "pretrained", "Cold-start": folder / job.world.policy}
 
 
@@ -392,10 +391,11 @@ def run_notebook(notebook: Path, folder: Path, parameters: dict[str, Any]) -> Pa
     )
     return target
 
-# %% ../nbs/09a_pipeline.ipynb #973c73d1
+# %% ../nbs/09a_pipeline.ipynb #a9aa08f4
 def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None = None) -> Path:
     """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
-    from memcalib.training import build_policies
+    from memcalib.sft import build_policies
 
     folder = Path(out) if out else Path(str(resources.files("memcalib") / "data" / "policies"))
-    return build_policies(folder, list(worlds or ["short", "long"]))
+    with Bar(1) as bar:
+        return build_policies(folder, worlds or ["short", "long"], report=lambda name, row: bar.name(f"{name}: step {row['step']}"))

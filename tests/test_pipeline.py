@@ -19,6 +19,8 @@ from memcalib.pipeline import (
 )
 from memcalib.problem import Judgment, load_examples, read_jsonl
 
+pytestmark = pytest.mark.xdist_group("pipeline")
+
 ROWS = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl", "path.jsonl", "traces.jsonl")
 
 

@@ -16,11 +16,9 @@ from memcalib.training import (
     CreditTrainer,
     StepRows,
     TrainConfig,
-    cold_start,
     credit_config,
     prompt_dataset,
     repetition,
-    tokenize_rows,
     train,
     trl_config,
     world_config,
@@ -258,22 +256,6 @@ def test_summary_counts_unscored_and_gives_no_number_of_nothing():
     assert summary(judged)["unscored"] == 1 and 0 <= summary(judged)["SCS"] <= 100
     nothing = summary(judged[:1])
     assert nothing["unscored"] == 1 and math.isnan(nothing["SCS"])
-
-
-def test_cold_start_rows_and_adapter(tmp_path):
-    rows = [
-        {
-            "prompt": render(e, text="concat", layout="micro"),
-            "completion": [{"role": "assistant", "content": "Keep July in mind."}],
-        }
-        for e in EXAMPLES
-    ]
-    table = tokenize_rows(TOKENIZER, rows)
-    assert table[0]["input_ids"][: table[0]["completion_mask"].index(1)] == encode_prompt(TOKENIZER, rows[0]["prompt"])
-    assert table[0]["input_ids"][-1] == TOKENIZER.eos_token_id
-    policy = cold_start(build_policy(0), TOKENIZER, rows, out=tmp_path, lora_rank=2, lr=1e-2, epochs=3)
-    assert type(policy).__name__ == "Qwen3ForCausalLM" and all(p.requires_grad for p in policy.parameters())
-    assert not torch.equal(weights(policy), weights(build_policy(0)))
 
 
 def test_repetition():
