@@ -1,4 +1,5 @@
 """Package metadata read from settings.ini, the one place where it is written."""
+
 from configparser import ConfigParser
 from pathlib import Path
 

@@ -100,7 +100,7 @@ def validate(
         print(f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}")
     raise typer.Exit(1 if result.errors else 0)
 
-# %% ../nbs/09_cli.ipynb #4d3e7f8d
+# %% ../nbs/09_cli.ipynb #5124714e
 @app.command()
 def show(
     file: File,
@@ -124,7 +124,7 @@ def show(
     else:
         from rich.console import Console
 
-        Console(highlight=False).print(example)
+        Console(highlight=False, force_jupyter=False).print(example)
 
 # %% ../nbs/09_cli.ipynb #916f5cdd
 @app.command()

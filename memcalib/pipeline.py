@@ -141,7 +141,7 @@ class RunFolder:
         whole.write_bytes(b"".join(part.read_bytes() for part in found))
         whole.replace(self.path / file)
 
-# %% ../nbs/09a_pipeline.ipynb #c8d6382d
+# %% ../nbs/09a_pipeline.ipynb #149b8b59
 class Bar:
     """An overall progress bar in units of answers; silent when standard error is no terminal."""
 
@@ -156,6 +156,11 @@ class Bar:
         self.task = self.bar.add_task("", total=total)
 
     def __enter__(self) -> "Bar":
+        from datasets import disable_progress_bars
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bars()
+        disable_progress_bar()
         self.bar.start()
         return self
 
@@ -278,8 +283,8 @@ def write_steps(folder: Path, method: str, source: Path) -> None:
     for name, content in (("steps.jsonl", rows), ("path.jsonl", path)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in content))
 
-# %% ../nbs/09a_pipeline.ipynb #292fb7de
-TRAIN_UNITS = 3  # a trained answer takes about three times as long as an evaluated one
+# %% ../nbs/09a_pipeline.ipynb #b82209b2
+TRAIN_UNITS = 3  # weight of an answer trained on, beside 1 of an answer only evaluated, in the progress bar
 
 
 def work_units(profile: Profile) -> int:

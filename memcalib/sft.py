@@ -43,7 +43,7 @@ def tokenize_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping]) -
         found.append({"input_ids": prompt + answer, "completion_mask": [0] * len(prompt) + [1] * len(answer)})
     return Dataset.from_list(found)
 
-# %% ../nbs/07e_sft.ipynb #2a86e0ab
+# %% ../nbs/07e_sft.ipynb #b7edd5bd
 class _Report(TrainerCallback):
     def __init__(self, report: Callable[[dict], None]):
         self.report = report
@@ -59,7 +59,7 @@ def cold_start(
     lora_alpha: int = 64, seed: int = 42, max_length: int | None = 8192, report: Callable[[dict], None] | None = None,
     trl: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:  # fmt: skip
-    """Supervised fine-tuning on demonstrations (appendix D); returns the model, its adapter merged.
+    """Supervised fine-tuning on demonstrations (appendix E.1); returns the model, its adapter merged.
 
     `batch_size` rows make one update, in `accumulate` pieces; `report` receives {step, loss} every 20 updates; `trl`
     overrides any setting of TRL's `SFTConfig`.

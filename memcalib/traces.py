@@ -42,9 +42,14 @@ def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, 
     example = desk.examples[row].id
     return head | {"example_id": example, "response": desk.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
 
-# %% ../nbs/07c_traces.ipynb #b88c0196
+# %% ../nbs/07c_traces.ipynb #ef4bbc7e
 def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
-    """One trace for each example: of its `config.generations` sampled answers the one with most localized channels."""
+    """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
+
+    Raises `ValueError` for a method that localizes nothing.
+    """
+    if config.method != "memcalib-rl":
+        raise ValueError(f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'")
     size = config.generations
     options = dict(text=config.text, layout=config.layout, max_tokens=config.max_tokens, temperature=config.temperature)
     rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=size, **options)

@@ -41,9 +41,9 @@ from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutral
 from .redistribution import Credit, CreditConfig, credit
 from .sampling import evaluate, prompt_encoder, sample_tokens, summary
 
-# %% ../nbs/07_training.ipynb #93687822
+# %% ../nbs/07_training.ipynb #0a0ab5d3
 class TrainConfig(BaseModel):
-    """Settings of one run; defaults are the paper's (appendix D.2). Raises on unknown fields and on unknown values."""
+    """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -198,7 +198,7 @@ def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
     return (rewards * group_advantages(rewards, group, valid, **options)) > 0
 
-# %% ../nbs/07_training.ipynb #57879aba
+# %% ../nbs/07_training.ipynb #0e5771fd
 def assign_credit(
     model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
@@ -206,7 +206,7 @@ def assign_credit(
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix B.2) for MemCalib-RL.
+    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL.
     """
     device, rows = model.device, len(desk.ids)
     rewards, valid = desk.rewards.to(device), desk.valid.to(device)

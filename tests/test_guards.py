@@ -16,7 +16,9 @@ NBS = ROOT / "nbs"
 CHAPTERS = sorted(NBS.glob("[0-9]*.ipynb"))
 EXPERIMENTS = sorted((NBS / "experiments").glob("e*.ipynb"))
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-MODULES = sorted(p for p in (ROOT / "memcalib").glob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
+MODULES = sorted(
+    p for p in (ROOT / "memcalib").glob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py")
+)
 
 
 def cells(path: Path) -> list[dict]:

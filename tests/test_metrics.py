@@ -147,9 +147,7 @@ def test_interval_narrows_with_questions_not_with_copies_of_an_answer():
     errors = rng.integers(0, 3, size=200)
 
     def width(questions, samples):
-        js = [
-            make([0], [int(e)], f"e{k}", sample=s) for k, e in enumerate(errors[:questions]) for s in range(samples)
-        ]
+        js = [make([0], [int(e)], f"e{k}", sample=s) for k, e in enumerate(errors[:questions]) for s in range(samples)]
         row = metrics.score(js).iloc[0]
         return row["SCS_high"] - row["SCS_low"]
 

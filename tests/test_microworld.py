@@ -493,7 +493,6 @@ def test_unknown_policies_are_refused_with_the_shipped_names():
         policy_path("../records")
 
 
-
 def test_cold_short_is_imperfect_in_the_useful_range():
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 200, seed=7, split="validation")

@@ -103,7 +103,9 @@ def test_missing_pieces_are_not_run(tmp_path, kept):
         if file.stem not in kept:
             file.unlink()
     run = report.load_run(tmp_path)
-    assert all((getattr(run, name) is not None) == (name in kept) for name in ("judgments", "steps", "traces", "rollouts"))
+    assert all(
+        (getattr(run, name) is not None) == (name in kept) for name in ("judgments", "steps", "traces", "rollouts")
+    )
     source = report.write_report(tmp_path).read_text()
     assert "not run" in source and safe(source) == []
 

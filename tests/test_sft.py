@@ -47,7 +47,9 @@ def test_the_recipe_repeats_itself(tmp_path):
         build_policies(tmp_path / name, ["short"], shorten=0.002)
         stories.append((tmp_path / name / "cold-short" / "policy.json").read_text())
     assert stories[0] == stories[1] and json.loads(stories[0])["base"] == "pretrained"
-    first, second = (sorted((tmp_path / name / "cold-short").glob("*.safetensors"))[0].read_bytes() for name in ("a", "b"))
+    first, second = (
+        sorted((tmp_path / name / "cold-short").glob("*.safetensors"))[0].read_bytes() for name in ("a", "b")
+    )
     assert first == second
 
 
