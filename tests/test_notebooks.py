@@ -12,5 +12,5 @@ NBS = Path(__file__).parents[1] / "nbs"
 @pytest.mark.timeout(300)
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.chdir(NBS)
-    passed, _ = execute_notebook(path, basepath=NBS, verbose=False)
+    passed, _ = execute_notebook(path, basepath=NBS)
     assert passed, f"{path.name} failed: see the traceback above"
