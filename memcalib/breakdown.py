@@ -62,7 +62,7 @@ def macro_accuracy(proportions: Float[np.ndarray, "ideal actual"]) -> float:
         raise ValueError(f"macro accuracy: found no scored atom of ideal level {', '.join(missing)}; allowed: all three")
     return float(np.diag(proportions).mean())
 
-# %% ../nbs/03b_breakdown.ipynb #7ae547d7
+# %% ../nbs/03b_breakdown.ipynb #8dfb2895
 CHANNEL_NAMES = tuple(f"{u.wire}+" if u == v else f"{u.wire}{v.wire}-" for u in Level for v in Level)
 
 
@@ -72,6 +72,9 @@ def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
 
     columns = {}
     for name, group in by_source(judgments).items():
+        if not any(atom.actual is not None for judgment in group for atom in judgment.atoms):
+            columns[name, "atoms"], columns[name, "%"] = [0] * 10, [np.nan] * 10
+            continue
         counts = channel_counts(group)
         percent = channel_proportions(counts)
         macro = np.nan if np.isnan(percent).any() else macro_accuracy(percent)

@@ -32,12 +32,14 @@ def atom_rewards(ideal: Int[Tensor, "*axes"], actual: Int[Tensor, "*axes"]) -> F
     distance = (actual - ideal).abs().double()
     return torch.where(distance == 0, 1.0, -distance)
 
-# %% ../nbs/04_channels.ipynb #79f61da9
+# %% ../nbs/04_channels.ipynb #991a9d54
 def _check_levels(ideal: Tensor, actual: Tensor, mask: Tensor) -> None:
     if not ideal.shape == actual.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (ideal, actual, mask))
         raise ValueError(f"ideal, actual and mask must share one [row, atom] shape, found {shapes}")
     for name, level in (("ideal", ideal), ("actual", actual)):
+        if level.is_floating_point() or level.is_complex() or level.dtype in (torch.bool, torch.uint8):
+            raise ValueError(f"{name} levels are {level.dtype}, must be signed integers")
         bad = (mask & ((level < 0) | (level > 2))).nonzero()
         if len(bad):
             row, atom = bad[0].tolist()
@@ -85,7 +87,7 @@ def _check_rewards(rewards: Tensor, group: Tensor, valid: Tensor) -> None:
             f"row {row}, column {column}: reward {rewards[row, column].item()} of a scored answer, must be finite"
         )
 
-# %% ../nbs/04_channels.ipynb #383c5713
+# %% ../nbs/04_channels.ipynb #a8698622
 def group_advantages(
     rewards: Float[Tensor, "row channel"],
     group: Int[Tensor, " row"],  # rows with the same number share a prompt
@@ -107,7 +109,8 @@ def group_advantages(
     centred = torch.where(known, x - (total(x) / n.clamp(min=1))[member], 0)
     sigma = (total(centred**2) / (n - ddof).clamp(min=1)).sqrt()[member]
     usable = known & (n > max(1, ddof))[member] & (sigma >= sigma_min)
-    return torch.where(usable, centred / (sigma + eps), 0).to(rewards.dtype)
+    advantages = torch.where(usable, centred / (sigma + eps), 0)
+    return advantages.to(rewards.dtype) if rewards.is_floating_point() else advantages
 
 # %% ../nbs/04_channels.ipynb #81a72237
 def rms_scale(

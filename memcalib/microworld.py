@@ -9,10 +9,11 @@ __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 
            'audit', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
            'sample_answers', 'policy_path', 'load_policy', 'save_policy']
 
-# %% ../nbs/00a_microworld.ipynb #82cf5df5
+# %% ../nbs/00a_microworld.ipynb #cddcba8b
 import json
 import random
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -415,13 +416,20 @@ def _fault(response: str, sentences: Sequence[Sentence], known: set[str], owned:
         return "no closing", len(sentences) - 1
     return "", -1
 
-# %% ../nbs/00a_microworld.ipynb #55fbb5a7
-def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str) -> tuple[Level, str]:
+# %% ../nbs/00a_microworld.ipynb #ffaa05f9
+def _anywhere(response: str) -> set[str]:
+    text = re.sub("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]", "", unicodedata.normalize("NFKC", response))
+    return {_LOWER[word] for word in re.findall(r"[^\W_]+", text.lower()) if word in _LOWER}
+
+
+def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str, rival: bool = False) -> tuple[Level, str]:
     if not uses:
         return (Level.BOUND, "passed over in silence") if marker["prohibits"] else (Level.IGNORE, "never named")
     worst = Level.IGNORE if ideal == Level.CONTROL else Level.CONTROL
     if fault:
         return worst, f"named in an answer at fault: {fault}"
+    if rival:
+        return worst, "contradicted: another value of its attribute is named too"
     if len(uses) > 1 or uses[0].nouns.count(marker["noun"]) > 1:
         return worst, "named more than once"
     level = _LEVEL_OF[marker["prohibits"]].get(uses[0].kind)
@@ -429,14 +437,17 @@ def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str) ->
         return worst, f"named in a {uses[0].kind} sentence, a form that does not suit it"
     return level, f"named in a {uses[0].kind} sentence"
 
-# %% ../nbs/00a_microworld.ipynb #17c209cd
+# %% ../nbs/00a_microworld.ipynb #4d4a9e02
 JUDGE = "micro-exact-v1"
 
 
 def _prepare(example: Example) -> dict:
     markers = {atom_id: _marker(example, atom_id) for atom_id in example.levels}
     owned = {marker["noun"] for marker in markers.values()}
-    return {"markers": markers, "owned": owned, "known": owned | set(example.requests), "blank": judgment_for(example, {}, question_id=example.id)}
+    known = owned | set(example.requests)
+    grounded = [i for i, level in example.levels.items() if level and not markers[i]["prohibits"]]
+    rivals = {i: set(WORDS[example.domain][markers[i]["attribute"]]) - known for i in grounded}
+    return {"markers": markers, "owned": owned, "known": known, "rivals": rivals, "blank": judgment_for(example, {}, question_id=example.id)}
 
 
 def _judge(example: Example, response: str, facts: dict) -> Judgment:
@@ -446,10 +457,14 @@ def _judge(example: Example, response: str, facts: dict) -> Judgment:
     for sentence in sentences:
         for noun in dict.fromkeys(sentence.nouns):
             uses.setdefault(noun, []).append(sentence)
+    if fault:
+        for noun in _anywhere(response):
+            uses.setdefault(noun, [Sentence(0, len(response), "", "stray")])
     atoms = []
     for blank, marker in zip(facts["blank"].atoms, facts["markers"].values(), strict=True):
         found = uses.get(marker["noun"], [])
-        level, reason = _actual(marker, blank.ideal, found, fault)
+        rival = not facts["rivals"].get(blank.atom_id, set()).isdisjoint(uses)
+        level, reason = _actual(marker, blank.ideal, found, fault, rival)
         quote = found[0].text if found else ""
         fields = {"actual": level, "quote": quote, "reason": reason}
         atoms.append(AtomJudgment.model_construct(**(vars(blank) | fields)))

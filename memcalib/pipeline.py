@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'BASELINES', 'TRAIN_UNITS', 'Profile', 'profile_names', 'load_profile', 'train_settings', 'RunFolder',
-           'Bar', 'evaluate_part', 'Job', 'start_policies', 'run_baselines', 'train_part', 'write_steps', 'work_units',
-           'run_main_results', 'trace_part', 'finish', 'run_quickstart', 'experiments', 'reproduce_experiments',
-           'run_notebook', 'rebuild_policies']
+           'Bar', 'finished', 'evaluate_part', 'Job', 'start_policies', 'run_baselines', 'train_part', 'write_steps',
+           'work_units', 'run_main_results', 'trace_part', 'finish', 'run_quickstart', 'experiments',
+           'reproduce_experiments', 'run_notebook', 'rebuild_policies']
 
-# %% ../nbs/09a_pipeline.ipynb #5358c5ec
+# %% ../nbs/09a_pipeline.ipynb #89bdc7df
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .metrics import METRICS
-from .problem import Example, write_jsonl
+from .problem import DataError, Example, Judgment, Rollout, _quote, read_jsonl, write_jsonl
 
-# %% ../nbs/09a_pipeline.ipynb #66a7437e
+# %% ../nbs/09a_pipeline.ipynb #eff865c3
 METHODS = {"GRPO": "grpo", "GDPO": "gdpo", "MemCalib-RL": "memcalib-rl"}
 
 
@@ -51,6 +51,13 @@ class Profile(BaseModel):
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"unknown method {method!r}: allowed are {', '.join(METHODS)}")
+        for name in ("methods", "train_seeds", "eval_seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} {list(values)}: allowed are one or more, each once")
+        for seed in (*self.train_seeds, *self.eval_seeds, self.data_seed):
+            if not 0 <= seed < 2**32:
+                raise ValueError(f"seed {seed}: allowed are 0 to 4294967295")
         if len(self.train_seeds) not in (1, len(self.eval_seeds)):
             raise ValueError(f"{len(self.train_seeds)} train_seeds beside {len(self.eval_seeds)} eval_seeds: one, or pairs")
         return self
@@ -59,7 +66,7 @@ class Profile(BaseModel):
         """Evaluation seeds of the policy trained with the `index`-th training seed."""
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
-# %% ../nbs/09a_pipeline.ipynb #91e4db0b
+# %% ../nbs/09a_pipeline.ipynb #9fc7cc31
 def profile_names() -> list[str]:
     """The profiles that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "profiles").iterdir())
@@ -74,11 +81,13 @@ def load_profile(name: str | Path) -> Profile:
     elif not (path := Path(name)).is_file():
         raise FileNotFoundError(f"no profile {str(name)!r}: allowed are {', '.join(profile_names())}, or a YAML file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"profile: found {_quote(content)}; allowed is a mapping of options")
         profile = Profile.model_validate(content)
         train_settings(profile, "memcalib-rl", 0)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
         raise ValueError("\n".join(_fault(path, fault, error.title) for fault in error.errors())) from None
     except ValueError as error:
@@ -89,25 +98,33 @@ def load_profile(name: str | Path) -> Profile:
 def _fault(path, fault: dict, model: str) -> str:
     option = ".".join(map(str, fault["loc"])) or "profile"
     if fault["type"] != "extra_forbidden":
-        return f"{path}: {option}: found {fault['input']!r}; {fault['msg'].removeprefix('Value error, ')}"
+        return f"{path}: {option}: found {_quote(fault['input'])}; {fault['msg'].removeprefix('Value error, ')}"
     from memcalib.training import TrainConfig
 
     known = Profile.model_fields if model == "Profile" else TrainConfig.model_fields
     return f"{path}: unknown option {option!r}; allowed: {', '.join(known)}"
 
-# %% ../nbs/09a_pipeline.ipynb #ef9946c6
+# %% ../nbs/09a_pipeline.ipynb #fedc3f5f
 def train_settings(profile: Profile, method: str, seed: int):
     """The `TrainConfig` of one training: the world's settings, then the profile's `train` options."""
     from memcalib.microworld import WORLDS
-    from memcalib.training import credit_config, world_config
+    from memcalib.problem import LAYOUTS
+    from memcalib.training import trl_config, world_config
 
     if profile.world not in WORLDS:
         raise ValueError(f"unknown world {profile.world!r}: allowed are {', '.join(WORLDS)}")
     config = world_config(WORLDS[profile.world], **(profile.train | {"method": method, "seed": seed}))
-    credit_config(config)
+    if config.layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(LAYOUTS)}")
+    if profile.train_examples < config.prompts:
+        raise ValueError(f"train_examples {profile.train_examples}: a step needs at least prompts, {config.prompts}")
+    try:
+        trl_config(config, "unused")
+    except TypeError as error:
+        raise ValueError(f"train.trl: {error}") from None
     return config
 
-# %% ../nbs/09a_pipeline.ipynb #b43ae31e
+# %% ../nbs/09a_pipeline.ipynb #be959d0f
 @dataclass
 class RunFolder:
     """Where a run keeps its parts; refuses a folder that holds a run of other settings."""
@@ -121,11 +138,23 @@ class RunFolder:
         file = self.path / "parameters.json"
         wanted = json.loads(json.dumps(self.settings))
         if not file.exists():
-            file.write_text(json.dumps(wanted, indent=1) + "\n")
-        elif (found := json.loads(file.read_text())) != wanted:
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps(wanted, indent=1) + "\n")
+            part.replace(file)
+        elif (found := self._found(file)) != wanted:
             names = [k for k in wanted | found if wanted.get(k) != found.get(k)]
             differs = ", ".join(f"{k}: {found.get(k)!r} there, {wanted.get(k)!r} now" for k in names)
             raise ValueError(f"{self.path} holds a run of other settings ({differs}); choose another folder or delete it")
+
+    @staticmethod
+    def _found(file: Path) -> dict[str, Any]:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError(f"{file}: not the settings of a run; choose another folder or delete this one")
+        return found
 
     def part(self, name: str) -> Path:
         """The folder of a part; parts are assembled in the order in which they are first asked for."""
@@ -175,13 +204,22 @@ class Bar:
         """Count finished units."""
         self.bar.advance(self.task, units)
 
-# %% ../nbs/09a_pipeline.ipynb #5b6414f6
-def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example], seeds: Iterable[int], bar: Bar, **options) -> None:
+# %% ../nbs/09a_pipeline.ipynb #a49702bb
+def finished(folder: Path, count: int) -> bool:
+    """True when a part holds `count` whole judgments and rollouts; one that is damaged counts as not done."""
+    try:
+        kinds = {"judgments.jsonl": Judgment, "rollouts.jsonl": Rollout}
+        return all(sum(1 for _ in read_jsonl(folder / name, kind)) == count for name, kind in kinds.items())
+    except (DataError, FileNotFoundError):
+        return False
+
+
+def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example], seeds: Sequence[int], bar: Bar, **options) -> None:
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl (last) of a part."""
     from memcalib.microworld import exact_judge
     from memcalib.sampling import evaluate
 
-    if (folder / "judgments.jsonl").exists():
+    if finished(folder, len(examples) * len(seeds)):
         return
     rollouts, judgments = [], []
     for seed in seeds:

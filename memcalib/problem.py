@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['WireLevel', 'Name', 'Domain', 'COLOURS', 'ACTIONS', 'SUFFIXES', 'LAYOUTS', 'RecordT', 'Level', 'Record', 'Atom',
            'Block', 'Example', 'text_hash', 'blocks_by_atom', 'sample_records', 'card_html', 'card_rich', 'Violation',
-           'DataError', 'concat_text', 'check_example', 'iter_rows', 'Validation', 'validate_examples', 'iter_examples',
-           'load_examples', 'append_jsonl', 'write_jsonl', 'plain_prompt', 'Layout', 'render', 'remove_atoms',
-           'neutralise', 'encode_prompt', 'Rollout', 'AtomJudgment', 'Judgment', 'Judge', 'check_judgment', 'judge_all',
-           'judgment_for', 'read_jsonl']
+           'DataError', 'printable', 'concat_text', 'check_example', 'iter_rows', 'Validation', 'validate_examples',
+           'iter_examples', 'load_examples', 'append_jsonl', 'write_jsonl', 'plain_prompt', 'Layout', 'render',
+           'remove_atoms', 'neutralise', 'encode_prompt', 'Rollout', 'AtomJudgment', 'Judgment', 'Judge',
+           'check_judgment', 'judge_all', 'judgment_for', 'read_jsonl']
 
-# %% ../nbs/00_problem.ipynb #796547b5
+# %% ../nbs/00_problem.ipynb #541f3e5a
 import gzip
 import hashlib
 import html
 import json
 import re
+import reprlib
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, ValidationError, model_validator
 
 # %% ../nbs/00_problem.ipynb #e6edbe78
 class Level(IntEnum):
@@ -79,7 +81,7 @@ class Atom(Record):
     memory_action: str | None = None
     usage_rubric: dict[str, Any] | None = None
 
-# %% ../nbs/00_problem.ipynb #aae49ce6
+# %% ../nbs/00_problem.ipynb #875fc418
 class Block(Record):
     """One memory paragraph: fluent text, exact concatenation, and the ids of its atoms in order."""
 
@@ -87,7 +89,12 @@ class Block(Record):
     memory_text: Name
     atomic_concat_text: str
     atom_ids: list[Name]
-    number: int = Field(default=0, exclude=True)
+    _number: int = PrivateAttr(default=0)
+
+    @property
+    def number(self) -> int:
+        """Place in the prompt of the original example, from 1; 0 outside an example."""
+        return self._number
 
 # %% ../nbs/00_problem.ipynb #2c552218
 Domain = Annotated[
@@ -96,7 +103,7 @@ Domain = Annotated[
     PlainSerializer(lambda name: "health_seed" if name == "health" else name, when_used="json"),
 ]
 
-# %% ../nbs/00_problem.ipynb #e8cda618
+# %% ../nbs/00_problem.ipynb #f49fc20b
 class Example(Record):
     """A query x, its memory blocks M and the ideal level of every atom (section 2.1)."""
 
@@ -109,7 +116,7 @@ class Example(Record):
     @model_validator(mode="after")
     def _number_blocks(self) -> "Example":
         for number, block in enumerate(self.blocks, 1):
-            block.number = block.number or number
+            block._number = block._number or number
         return self
 
     @property
@@ -177,23 +184,24 @@ def card_html(example: Example) -> str:
         parts.extend(_atom_html(example.atom(atom_id)) for atom_id in block.atom_ids)
     return "".join(parts) + "</div>"
 
-# %% ../nbs/00_problem.ipynb #4c82b8dd
+# %% ../nbs/00_problem.ipynb #cd3faf5b
 def card_rich(example: Example):
     """The example as a `rich` panel for a terminal; text is never read as markup."""
+    import rich.text
     from rich.console import Group
     from rich.panel import Panel
-    from rich.text import Text
 
+    Text = lambda text="", **style: rich.text.Text(printable(text, keep="\n\t"), **style)
     lines = [Text(example.question, style="bold"), Text("")]
     for block in example.blocks:
         lines.append(Text(f"{block.number}. {block.memory_text}"))
         for atom in map(example.atom, block.atom_ids):
             row = Text(f"   {atom.ideal.label:<8}", style=COLOURS[atom.ideal])
-            lines.append(row.append(f"{atom.text}  ", style="default").append(atom.atom_id, style="dim"))
+            lines.append(row.append(Text(f"{atom.text}  ", style="default")).append(Text(atom.atom_id, style="dim")))
         lines.append(Text(""))
     return Panel(Group(*lines), title=Text(f"{example.domain} · {example.id}"), title_align="left")
 
-# %% ../nbs/00_problem.ipynb #eb8ef4a2
+# %% ../nbs/00_problem.ipynb #981eb0bb
 @dataclass(frozen=True)
 class Violation:
     """One broken rule of a data file; `severity` is `error` or `warning`."""
@@ -211,7 +219,9 @@ class Violation:
         place = ":".join(str(part) for part in (self.file, self.line) if part) or "record"
         example = f"example {self.example_id!r}" if self.example_id else ""
         where = " ".join(part for part in (example, self.item) if part)
-        return f"{place}: {where + ': ' if where else ''}{self.rule}: found {self.found}; allowed: {self.allowed}"
+        head = printable(f"{place}: {where + ': ' if where else ''}{self.rule}: ")
+        found, allowed = (printable(text if len(text) <= 300 else text[:299] + "…") for text in (self.found, self.allowed))
+        return f"{head}found {found}; allowed: {allowed}"
 
 # %% ../nbs/00_problem.ipynb #76af2d59
 class DataError(ValueError):
@@ -224,10 +234,22 @@ class DataError(ValueError):
             lines.append(f"... and {len(self.violations) - shown} more")
         super().__init__("\n".join(lines))
 
-# %% ../nbs/00_problem.ipynb #79f96fb6
+# %% ../nbs/00_problem.ipynb #959a9e9e
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
 def _quote(value: Any, limit: int = 80) -> str:
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+# %% ../nbs/00_problem.ipynb #b3806b54
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters, direction marks and lone surrogates written as escapes, except those in `keep`."""
+    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 # %% ../nbs/00_problem.ipynb #cb22914f
 def _text_rule(row: dict, name: str, item: str = "") -> Iterator[Violation]:
@@ -333,15 +355,15 @@ def check_example(row: Any) -> list[Violation]:
     example_id = row["id"] if isinstance(row.get("id"), str) else ""
     return [Violation(**(asdict(v) | {"example_id": example_id})) for v in found]
 
-# %% ../nbs/00_problem.ipynb #d98b6f5f
+# %% ../nbs/00_problem.ipynb #271689c3
 def _decode(line: bytes, number: int, file: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
         return Violation("encoding", found, "UTF-8", line=number, file=file)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+    except (ValueError, RecursionError) as error:
+        where = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
         return Violation("json", f"{_quote(line[:60])} ({where})", "one JSON object a line", line=number, file=file)
 
 
@@ -352,10 +374,10 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, _decode(line, number, str(path))
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             yield number + 1, Violation("gzip", str(error), "a complete gzip file", line=number + 1, file=str(path))
 
-# %% ../nbs/00_problem.ipynb #6e8a4f18
+# %% ../nbs/00_problem.ipynb #0b32a604
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
@@ -370,7 +392,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         batches = pq.ParquetFile(path).iter_batches(batch_size=256)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from ((number, _without_nulls(row)) for number, row in enumerate(rows, 1))
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         yield 1, Violation("parquet", _quote(str(error)), "a readable Parquet file", line=1, file=str(path))
 
 
@@ -386,7 +408,11 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
         allowed = f"a dataset that `datasets` can load, with a split {split!r}"
         yield 1, Violation("dataset", _quote(str(error), 200), allowed, line=1, file=name)
 
-# %% ../nbs/00_problem.ipynb #0b46b9bd
+# %% ../nbs/00_problem.ipynb #ceba70b7
+def _hub_id(source: str) -> bool:
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)) and not Path(source.split("/")[0]).exists()
+
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
@@ -398,14 +424,16 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
     path = Path(source)
     if path.name.endswith(SUFFIXES):
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
+            raise FileNotFoundError(f"{path}: no such file" if not path.exists() else f"{path}: not a regular file")
         yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-    elif path.is_dir() or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
+    elif path.is_file():
+        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(SUFFIXES)}")
+    elif path.is_dir() or _hub_id(str(source)):
         yield from _dataset_rows(str(source), split)
     else:
         raise FileNotFoundError(f"{path}: no such {', '.join(SUFFIXES)} file, dataset folder or owner/name id")
 
-# %% ../nbs/00_problem.ipynb #560ff049
+# %% ../nbs/00_problem.ipynb #f3f8917a
 def _checked(source: str | Path, split: str = "train") -> Iterator[tuple[Example | None, list[Violation]]]:
     seen: dict[str, int] = {}
     line = 0
@@ -416,8 +444,13 @@ def _checked(source: str | Path, split: str = "train") -> Iterator[tuple[Example
             again = f"{_quote(example_id)} again, first on line {seen[example_id]}"
             found.append(Violation("id", again, "each example id once", example_id=example_id))
         found = [Violation(**(asdict(v) | {"line": line, "file": str(source)})) for v in found]
-        usable = not any(v.severity == "error" for v in found)
-        yield Example.model_validate(row) if usable else None, found
+        example = None
+        if not any(v.severity == "error" for v in found):
+            try:
+                example = Example.model_validate(row)
+            except ValidationError as error:
+                found.extend(_from_pydantic(e, line, str(source)) for e in error.errors())
+        yield example, found
     if not line:
         yield None, [Violation("file", "no records", "at least one record", file=str(source))]
 
@@ -543,11 +576,13 @@ def _rebuilt(block: Block, gone: set[str], texts: dict[str, str]) -> Block:
     text = concat_text(texts[atom_id] for atom_id in kept)
     return block.model_copy(update={"atom_ids": kept, "memory_text": text, "atomic_concat_text": text})
 
-# %% ../nbs/00_problem.ipynb #f0fa4885
+# %% ../nbs/00_problem.ipynb #29f71e09
 def neutralise(text: str, tokens: Iterable[str]) -> str:
-    """The text with every occurrence of a control token broken by a word joiner (U+2060) after its first character."""
+    """The text with every control token broken by a word joiner (U+2060); one of a single character becomes U+FFFD."""
     for token in sorted(filter(None, tokens), key=len, reverse=True):
-        text = text.replace(token, token[0] + "\u2060" + token[1:])
+        broken = token[0] + "\u2060" + token[1:] if len(token) > 1 else "\ufffd"
+        while token in text:
+            text = text.replace(token, broken)
     return text
 
 
@@ -598,7 +633,7 @@ class AtomJudgment(Record):
     reason: str = ""
     parent_memory_id: str | None = None
 
-# %% ../nbs/00_problem.ipynb #eaba5f9f
+# %% ../nbs/00_problem.ipynb #1a21e2d7
 class Judgment(Record):
     """The judged levels of one answer; one line of judgments.jsonl, and all that scoring needs."""
 
@@ -631,13 +666,14 @@ class Judgment(Record):
 
     @property
     def scored(self) -> bool:
-        """True when there is at least one atom and none is unscored."""
-        return bool(self.atoms) and all(atom.actual is not None for atom in self.atoms)
+        """True when there is at least one atom, none is unscored, and no error is set."""
+        return bool(self.atoms) and not self.error and all(atom.actual is not None for atom in self.atoms)
 
     def _total(self, sign: int) -> int:
         if not self.scored:
             unscored = [atom.atom_id for atom in self.atoms if atom.actual is None]
-            raise ValueError(f"judgment of {self.example_id!r} has unscored atoms {unscored}: it has no O and U")
+            why = f"error {self.error!r}" if self.error else f"unscored atoms {unscored}"
+            raise ValueError(f"judgment of {self.example_id!r} has {why}: it has no O and U")
         return sum(max(sign * (atom.actual - atom.ideal), 0) for atom in self.atoms)
 
     @property

@@ -66,15 +66,15 @@ class _BrokenLine:
             low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
         return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
 
-# %% ../nbs/06_redistribution.ipynb #1c956336
+# %% ../nbs/06_redistribution.ipynb #4f78e905
 def project_multipliers(
     m: Float[Tensor, "row token"],
     mask: Bool[Tensor, "row token"],
     cap: float = 4.0,
 ) -> Float[Tensor, "row token"]:
     "$\\mathrm{clip}(m-\\tau,0,cap)$ with mean 1 over each row's tokens, exactly; 0 at padding. `ValueError` if cap < 1."
-    if not cap >= 1:
-        raise ValueError(f"cap {cap}, must be at least 1: multipliers with mean 1 cannot all lie below 1")
+    if not 1 <= cap < math.inf:
+        raise ValueError(f"cap {cap}, must be at least 1 and finite: multipliers with mean 1 cannot all lie below 1")
     if m.shape != mask.shape or m.dim() != 2:
         raise ValueError(f"m and mask must share one [row, token] shape, found {tuple(m.shape)}, {tuple(mask.shape)}")
     x = torch.where(mask, m, 0).detach().double()

@@ -245,7 +245,7 @@ def about(run: Run) -> str:
         return DEMONSTRATION
     return f"Measured with the judge {', '.join(judges)}. A score belongs to its judge: compare it with scores of the same judge only."
 
-# %% ../nbs/08_report.ipynb #dbb0bb38
+# %% ../nbs/08_report.ipynb #1a7028c4
 def _slices(run: Run, tables: dict[str, "pd.DataFrame"]) -> None:
     judgments = [j for j in run.judgments or [] if j.condition != "no_memory"]
     if any(a.actual is not None for j in judgments for a in j.atoms):
@@ -255,7 +255,10 @@ def _slices(run: Run, tables: dict[str, "pd.DataFrame"]) -> None:
             ("Atoms by number of atoms", "atom_count", None),
             ("Ignore atoms by kind of distractor", "kind", Level.IGNORE),
         ):
-            table = atom_table(judgments, by, ideal)
+            try:
+                table = atom_table(judgments, by, ideal)
+            except ValueError:  # no atom of this kind: the slice is left out
+                continue
             if len(table):
                 tables[title] = table.drop(columns=[c for c in ("condition", "judge") if table[c].nunique() == 1])
         channels = channel_table(judgments)

@@ -41,7 +41,7 @@ from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutral
 from .redistribution import Credit, CreditConfig, credit
 from .sampling import evaluate, prompt_encoder, sample_tokens, summary
 
-# %% ../nbs/07_training.ipynb #0a0ab5d3
+# %% ../nbs/07_training.ipynb #14ca058e
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -53,12 +53,12 @@ class TrainConfig(BaseModel):
     minibatches: int = Field(2, gt=0)
     accumulate: int = Field(1, gt=0)
     steps: int = Field(125, gt=0)
-    seed: int = 42
-    lr: float = Field(1e-6, gt=0)
-    beta: float = Field(0.01, ge=0)
-    clip: float = 0.2
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = 1.0
+    seed: int = Field(42, ge=0, lt=2**32)
+    lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
+    beta: float = Field(0.01, ge=0, allow_inf_nan=False)
+    clip: float = Field(0.2, gt=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(2048, gt=0)
     max_prompt: int = Field(4096, gt=0)
     mask_truncated: bool = False
@@ -67,8 +67,8 @@ class TrainConfig(BaseModel):
     text: Literal["concat", "fluent"] = "concat"
     layout: str = "plain"
     eval_text: Literal["concat", "fluent"] = "fluent"
-    eval_every: int = 0
-    save_every: int = 0
+    eval_every: int = Field(0, ge=0)
+    save_every: int = Field(0, ge=0)
     lora_rank: int = Field(0, ge=0)
     eta: float | dict[str, float] = 0.75
     cap: float = 4.0

@@ -160,3 +160,14 @@ def test_score_text_prints_what_it_is_asked_for(tmp_path):
     assert parsed["scores"][0]["Exact"] == 50 and parsed["scores"][0]["SCS_std"] is None
     with pytest.raises(ValueError, match="'size'"):
         breakdown.score_text(path, by=["size"])
+
+
+def test_a_model_of_which_nothing_is_scored_does_not_hide_the_others(tmp_path):
+    from memcalib.breakdown import score_text
+    from memcalib.problem import judgment_for, sample_records, write_jsonl
+
+    records = sample_records()
+    scored = [judgment_for(r, r.levels, model="good") for r in records]
+    lost = [judgment_for(r, {}, model="lost") for r in records]
+    text = score_text(write_jsonl(tmp_path / "j.jsonl", [*scored, *lost]))
+    assert "good" in text and "lost" in text and "100.0" in text

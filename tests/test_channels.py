@@ -253,3 +253,13 @@ def test_channel_names_are_the_index_rule():
     letters = [(CHANNELS[3 * i + a]) for i in range(3) for a in range(3)]
     expected = [f"{'ABC'[i]}{'' if i == a else 'ABC'[a]}{'+' if i == a else '-'}" for i in range(3) for a in range(3)]
     assert letters == expected
+
+
+def test_levels_must_be_integers_and_integer_rewards_keep_their_advantages():
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    with pytest.raises(ValueError, match="signed integers"):
+        channel_rewards(torch.tensor([[1.5]]), torch.tensor([[1]]), mask)
+    rewards, group, valid = torch.tensor([[1], [0]]), torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool)
+    assert torch.allclose(
+        group_advantages(rewards, group, valid).abs(), torch.ones(2, 1, dtype=torch.float64), atol=1e-4
+    )

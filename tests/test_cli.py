@@ -95,3 +95,18 @@ def _timed_help() -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "memcalib", "--help"], check=True, capture_output=True, timeout=60)
     return time.perf_counter() - start
+
+
+def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path):
+    row = json.loads(sample_records()[0].to_json())
+    row["id"], row["question"] = "a\x1b]0;owned\x07b", "what\x1b[2J now?"
+    path = tmp_path / "e.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    for arguments in (
+        ("show", str(path)),
+        ("show", str(path), row["id"]),
+        ("show", str(path), "\x1bx"),
+        ("validate", str(path)),
+    ):
+        _, out, err = run(capsys, *arguments)
+        assert "\x1b]" not in out + err and "\x07" not in out + err and "\x1b[2J" not in out + err

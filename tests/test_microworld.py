@@ -498,3 +498,39 @@ def test_cold_short_is_imperfect_in_the_useful_range():
     examples = make_examples("short", 200, seed=7, split="validation")
     judged = exact_judge.batch(examples, sample_answers(model, tokenizer, examples, seed=0))
     assert 40 < 100 * sum(0.5 ** (j.over + j.under) for j in judged) / 200 < 62
+
+
+def lengthened(text: str) -> str:
+    return "y" * (MAX_CHARACTERS + 1) + " " + text
+
+
+def underscored(text: str) -> str:
+    return text.replace(" ", "_").replace(".", "_")
+
+
+def commas(text: str) -> str:
+    return text.replace(".", ",") + "z" * 400
+
+
+@pytest.mark.parametrize("attack", [lengthened, underscored, commas])
+def test_hiding_an_answer_from_the_judge_never_pays(attack):
+    rng = random.Random(5)
+    for example in SHORT:
+        said = answer(example, rng, noisy_levels(example, rng, 0.5))
+        plain, hidden = exact_judge(example, said), exact_judge(example, attack(said))
+        assert hidden.over + hidden.under >= plain.over + plain.under, attack(said)[-200:]
+
+
+def test_contradicting_the_value_breaks_the_mention():
+    for example in SHORT:
+        controlled = [a for a in example.atoms if a.ideal and not a.usage_rubric["marker"]["prohibits"]]
+        if not controlled:
+            continue
+        marker = controlled[0].usage_rubric["marker"]
+        owned = {a.usage_rubric["marker"]["noun"] for a in example.atoms} | set(example.requests)
+        rival = next(n for n in WORDS[example.domain][marker["attribute"]] if n not in owned)
+        honest = answer(example, random.Random(0))
+        closing = honest.rindex(".", 0, len(honest) - 1) + 1
+        verdict = exact_judge(example, honest[:closing] + f" Build the plan on {rival}." + honest[closing:])
+        assert exact_judge(example, honest).over + exact_judge(example, honest).under == 0
+        assert verdict.over + verdict.under > 0

@@ -66,6 +66,15 @@ def test_a_finished_run_is_only_assembled_again(smoke):
     assert {name: (smoke / name).read_bytes() for name in ROWS} | tables(smoke) == before
 
 
+def test_a_damaged_part_is_done_again(smoke):
+    before = {name: (smoke / name).read_bytes() for name in ROWS}
+    part = smoke / "parts" / "Base" / "judgments.jsonl"
+    for damage in (b"", part.read_bytes()[:-40]):
+        part.write_bytes(damage)
+        run_main_results(smoke, "smoke")
+        assert {name: (smoke / name).read_bytes() for name in ROWS} == before
+
+
 def test_killed_and_resumed_equals_straight(smoke, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "memcalib", "quickstart", "--profile", "smoke", "--out", str(out)]
@@ -104,6 +113,16 @@ def test_other_settings_are_refused(smoke, tmp_path):
         ("train: {mode: sideways}", "sideways"),
         ("steps: 3", "allowed: world"),
         ("- 1", "profile"),
+        ("", "profile"),
+        ("methods: []", "methods"),
+        ("train_seeds: [1, 1]\neval_seeds: [4, 5]", "train_seeds"),
+        ("eval_seeds: [42, 42]", "eval_seeds"),
+        ("eval_seeds: [-1]", "seed -1"),
+        ("train: {trl: {nonsense: 1}}", "nonsense"),
+        ("train: {layout: nope}", "nope"),
+        ("train: {lr: .inf}", "lr"),
+        ("train: {prompts: 3, generations: 3}", "9 answers"),
+        ("train_examples: 1", "train_examples"),
     ],
 )
 def test_bad_profiles_name_the_fault(tmp_path, text, needle):

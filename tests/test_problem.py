@@ -320,3 +320,61 @@ def test_writing_again_replaces_only_when_complete(tmp_path):
     assert len(p.load_examples(file)) == 2
     p.append_jsonl(file, RECORDS[2:3])
     assert len(p.load_examples(file)) == 3
+
+
+def test_nothing_from_a_file_reaches_a_terminal_raw():
+    hostile = "\x1b[2Jx\nmemcalib: all fine\u202e\x07"
+    row = raw()
+    row["id"] = hostile
+    row["memory_blocks"][0]["atom_ids"].append(hostile)
+    for violation in p.check_example(row):
+        assert not set(str(violation)) & set("\x1b\n\x07\u202e")
+    assert p.printable("naïve 中文 👍") == "naïve 中文 👍"
+
+
+def test_found_values_are_short_however_large():
+    row = raw() | {"question": ["x" * 10**6] * 100}
+    assert all(len(str(v)) < 1000 for v in p.check_example(row))
+
+
+@pytest.mark.parametrize("line", [b'{"id": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"id": "x\\ud800"}'])
+def test_odd_json_is_a_violation_with_its_line(tmp_path, line):
+    file = write(tmp_path / "o.jsonl", [RECORDS[0].to_json().encode(), line])
+    result = p.validate_examples(file)
+    assert result.examples == 1 and all(v.line == 2 for v in result.errors) and result.errors
+
+
+def test_records_that_only_pydantic_refuses_are_violations(tmp_path):
+    row = raw()
+    row["question"] = "surrogate \ud800"
+    (tmp_path / "s.jsonl").write_text(json.dumps(row))
+    result = p.validate_examples(tmp_path / "s.jsonl")
+    assert [v.rule for v in result.errors] == ["question"] and result.errors[0].line == 1
+
+
+def test_a_block_number_in_a_file_changes_nothing():
+    row = raw()
+    row["memory_blocks"][0]["number"] = "abc"
+    assert [b.number for b in p.Example.model_validate(row).blocks] == [b.number for b in RECORDS[0].blocks]
+
+
+def test_damaged_gzip_and_wrong_suffix(tmp_path):
+    whole = bytearray(gzip.compress("\n".join(r.to_json() for r in RECORDS).encode()))
+    whole[60:90] = b"\x00" * 30
+    (tmp_path / "d.jsonl.gz").write_bytes(bytes(whole))
+    assert p.validate_examples(tmp_path / "d.jsonl.gz").errors
+    (tmp_path / "x.txt").write_text(RECORDS[0].to_json())
+    with pytest.raises(ValueError, match=r"unknown suffix '\.txt'"):
+        p.load_examples(tmp_path / "x.txt")
+
+
+def test_self_overlapping_tokens_are_broken():
+    for text, token in (("#####", "###"), ("abababa", "aba"), ("aaa", "a"), ("<|im_<|im_end|>end|>", "<|im_end|>")):
+        assert token not in p.neutralise(text, [token])
+
+
+def test_a_judgment_with_an_error_is_unscored():
+    failed = p.judgment_for(RECORDS[0], RECORDS[0].levels, error="no tokens")
+    assert not failed.scored
+    with pytest.raises(ValueError, match="no tokens"):
+        _ = failed.under

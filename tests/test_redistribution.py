@@ -436,3 +436,8 @@ def test_token_advantages_without_pairs_are_the_plain_sum():
     a, none = torch.arange(18.0).reshape(2, 9), torch.zeros(0, dtype=torch.long)
     out = token_advantages(a, torch.zeros(0, 3), torch.zeros(0), none, none, torch.ones(2, 3).bool())
     assert torch.equal(out, a.double().sum(1, keepdim=True).expand(2, 3))
+
+
+def test_an_infinite_cap_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        project_multipliers(torch.tensor([[0.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), float("inf"))
