@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WireLevel', 'Name', 'Domain', 'COLOURS', 'ACTIONS', 'SUFFIXES', 'LAYOUTS', 'RecordT', 'Level', 'Record', 'Atom',
-           'Block', 'Example', 'text_hash', 'blocks_by_atom', 'sample_records', 'card_html', 'card_rich', 'Violation',
-           'DataError', 'printable', 'concat_text', 'check_example', 'iter_rows', 'Validation', 'validate_examples',
+           'Block', 'Example', 'text_hash', 'blocks_by_atom', 'sample_records', 'card_html', 'printable', 'card_rich',
+           'Violation', 'DataError', 'concat_text', 'check_example', 'iter_rows', 'Validation', 'validate_examples',
            'iter_examples', 'load_examples', 'append_jsonl', 'write_jsonl', 'plain_prompt', 'Layout', 'render',
            'remove_atoms', 'neutralise', 'encode_prompt', 'Rollout', 'AtomJudgment', 'Judgment', 'Judge',
            'check_judgment', 'judge_all', 'judgment_for', 'read_jsonl']
@@ -184,6 +184,14 @@ def card_html(example: Example) -> str:
         parts.extend(_atom_html(example.atom(atom_id)) for atom_id in block.atom_ids)
     return "".join(parts) + "</div>"
 
+# %% ../nbs/00_problem.ipynb #b3806b54
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters, direction marks and lone surrogates written as escapes, except those in `keep`."""
+    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
+
 # %% ../nbs/00_problem.ipynb #cd3faf5b
 def card_rich(example: Example):
     """The example as a `rich` panel for a terminal; text is never read as markup."""
@@ -242,14 +250,6 @@ _SHORT.maxstring = _SHORT.maxother = 80
 def _quote(value: Any, limit: int = 80) -> str:
     text = _SHORT.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-# %% ../nbs/00_problem.ipynb #b3806b54
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text with control characters, direction marks and lone surrogates written as escapes, except those in `keep`."""
-    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 # %% ../nbs/00_problem.ipynb #cb22914f
 def _text_rule(row: dict, name: str, item: str = "") -> Iterator[Violation]:
