@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['CONDITIONS', 'sample_tokens', 'end_tokens', 'prompt_encoder', 'sample_answers', 'evaluate', 'summary']
 
-# %% ../nbs/07b_sampling.ipynb #37c58fe7
+# %% ../nbs/07b_sampling.ipynb #8560f08f
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .localization import evaluating
 from .metrics import calibration_metrics
 from .problem import Example, Judge, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
-
-# %% ../nbs/07b_sampling.ipynb #cdc3fc86
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 # %% ../nbs/07b_sampling.ipynb #86d70f85
 @dataclass
@@ -67,7 +57,7 @@ def _draw(logits: Float[Tensor, "row vocabulary"], temperature: float, generator
         return logits.argmax(-1)
     return torch.multinomial(torch.softmax(logits.float() / temperature, -1), 1, generator=generator)[:, 0]
 
-# %% ../nbs/07b_sampling.ipynb #788c5bd8
+# %% ../nbs/07b_sampling.ipynb #4e1b2ea3
 @torch.no_grad()
 def sample_tokens(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, ends: Sequence[int], max_tokens: int,
@@ -77,7 +67,7 @@ def sample_tokens(
 
     Temperature 0 is greedy. Raises `FloatingPointError` when the model's logits are NaN.
     """
-    with _evaluating(model):
+    with evaluating(model):
         rows = _prefill(model, prompts, pad=ends[0])
         if torch.isnan(rows.logits).any():
             raise FloatingPointError("the policy's logits are NaN: its weights are damaged")

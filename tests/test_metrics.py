@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import judgment_lists, levels, make
 from memcalib import metrics
 from memcalib.breakdown import by_source
 from memcalib.metrics import METRICS, calibration_metrics
@@ -18,7 +19,6 @@ from memcalib.problem import DataError, Judgment, Level
 
 REFERENCE = Path(metrics.__file__).parent / "data" / "reference"
 counts = st.integers(0, 40)
-levels = st.sampled_from([0, 1, 2])
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -33,27 +33,6 @@ def slow_metrics(over, under, rho):
         total["AOR"] += o > 0
         total["AUR"] += u > 0
     return {name: 100 * value / len(over) for name, value in total.items()}
-
-
-def make(ideal, actual, example="e1", question=None, **fields):
-    atoms = [
-        {"atom_id": f"p{k}_a1", "ideal": i, "actual": a, "parent_memory_id": f"b{k % 2}"}
-        for k, (i, a) in enumerate(zip(ideal, actual, strict=True), 1)
-    ]
-    head = {"example_id": example, "domain": "health", "question_id": question or example, "model": "m"}
-    return Judgment(**(head | fields), atoms=atoms)
-
-
-@st.composite
-def judgment_lists(draw, unscored=True):
-    actual = st.one_of(levels, st.none()) if unscored else levels
-    out = []
-    for k in range(draw(st.integers(1, 6))):
-        ideal = draw(st.lists(levels, min_size=1, max_size=6))
-        for seed in range(draw(st.integers(1, 3))):
-            got = draw(st.lists(actual, min_size=len(ideal), max_size=len(ideal)))
-            out.append(make(ideal, got, f"e{k}", f"q{k // 2}", seed=seed, domain=("health", "coding")[k % 2]))
-    return out
 
 
 @drawn
