@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 config = ConfigParser(delimiters=["="])
 config.read("settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
-extras = {"dev": cfg["dev_requirements"].split(), "vllm": cfg["vllm_requirements"].split()}
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "inspect", "vllm")}
 
 setup(
     name=cfg["lib_name"],

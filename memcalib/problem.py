@@ -103,7 +103,7 @@ Domain = Annotated[
     PlainSerializer(lambda name: "health_seed" if name == "health" else name, when_used="json"),
 ]
 
-# %% ../nbs/00_problem.ipynb #f49fc20b
+# %% ../nbs/00_problem.ipynb #8e5c1c08
 class Example(Record):
     """A query x, its memory blocks M and the ideal level of every atom (section 2.1)."""
 
@@ -123,6 +123,11 @@ class Example(Record):
     def question_id(self) -> str:
         """Hash of the question text: examples that share a question are not independent."""
         return text_hash(self.question)
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the whole record: an answer or judgment that carries another one belongs to another dataset version."""
+        return text_hash(self.to_json())
 
     @property
     def levels(self) -> dict[str, Level]:
@@ -600,7 +605,7 @@ def encode_prompt(tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
     )
     return list(encoded["input_ids"])
 
-# %% ../nbs/00_problem.ipynb #ac5d1bfd
+# %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):
     """One generated answer; `key` names the request that made it."""
 
@@ -615,6 +620,7 @@ class Rollout(Record):
     finish_reason: Literal["stop", "length", "error"] = "stop"
     usage: dict[str, float] = Field(default_factory=dict)
     error: str | None = None
+    example_hash: str = ""
 
     @property
     def key(self) -> tuple:
@@ -622,7 +628,7 @@ class Rollout(Record):
         settings = text_hash(json.dumps(self.settings, sort_keys=True, default=str))
         return self.example_id, self.model, self.condition, self.seed, self.sample, settings
 
-# %% ../nbs/00_problem.ipynb #2ed0f941
+# %% ../nbs/00_problem.ipynb #226a96bb
 class AtomJudgment(Record):
     """The actual level of one atom in one answer, or `None` when unscored."""
 
@@ -632,8 +638,9 @@ class AtomJudgment(Record):
     quote: str = ""
     reason: str = ""
     parent_memory_id: str | None = None
+    grounded: bool | None = None
 
-# %% ../nbs/00_problem.ipynb #1a21e2d7
+# %% ../nbs/00_problem.ipynb #93de6ce8
 class Judgment(Record):
     """The judged levels of one answer; one line of judgments.jsonl, and all that scoring needs."""
 
@@ -647,6 +654,12 @@ class Judgment(Record):
     judge: str = ""
     atoms: list[AtomJudgment]
     error: str | None = None
+    retry: bool = False
+    settings: dict[str, Any] = Field(default_factory=dict)
+    usage: dict[str, float] = Field(default_factory=dict)
+    task_quality: int | None = None
+    safety_failure: bool | None = None
+    example_hash: str = ""
 
     @model_validator(mode="after")
     def _each_atom_once(self) -> "Judgment":
