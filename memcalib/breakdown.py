@@ -108,11 +108,16 @@ def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
     """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none fits."""
     return next((kind for kind, pattern in kinds.items() if re.match(pattern, atom_id)), "other")
 
-# %% ../nbs/03b_breakdown.ipynb #0574decf
-def atom_frame(judgments: Iterable[Judgment], kinds: Mapping[str, str] = KINDS) -> "pd.DataFrame":
-    """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored)."""
+# %% ../nbs/03b_breakdown.ipynb #7c870325
+def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS) -> "pd.DataFrame":
+    """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
+
+    A frame of this kind is returned as it is.
+    """
     import pandas as pd
 
+    if isinstance(judgments, pd.DataFrame):
+        return judgments
     rows = []
     for j in judgments:
         head = j.model, j.condition, j.judge, j.domain, j.question_id, len(j.atoms)
@@ -122,20 +127,20 @@ def atom_frame(judgments: Iterable[Judgment], kinds: Mapping[str, str] = KINDS) 
         for atom in j.atoms:
             block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
             actual = np.nan if atom.actual is None else int(atom.actual)
-            rows.append((*head, atom.atom_id, block, int(atom.ideal), actual))
-    names = [*SOURCE, "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual"]
+            rows.append((*head, atom.atom_id, block, int(atom.ideal), actual, bool(atom.quote), atom.grounded))
+    names = [*SOURCE, "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded"]
     frame = pd.DataFrame(rows, columns=names)
     frame["kind"] = frame["atom_id"].map({i: distractor_kind(i, kinds) for i in set(frame["atom_id"])})
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
     return frame
 
-# %% ../nbs/03b_breakdown.ipynb #cff14f41
+# %% ../nbs/03b_breakdown.ipynb #8bb13781
 SLICES = ("domain", "kind", "block_size", "atom_count", "ideal")
 
 
 def atom_table(
-    judgments: Iterable[Judgment],
+    judgments: "Iterable[Judgment] | pd.DataFrame",
     by: str,
     ideal: Level | None = None,
     kinds: Mapping[str, str] = KINDS,
@@ -144,7 +149,7 @@ def atom_table(
 ) -> "pd.DataFrame":
     """Atom accuracy, over-use and under-use in percent by one of `SLICES`; `ideal` keeps atoms of one ideal level.
 
-    Intervals resample questions. Raises `ValueError` for an unknown slice or when no atom is left.
+    `judgments` may be their `atom_frame`. Intervals resample questions. Raises `ValueError` for an unknown slice or when no atom is left.
     """
     import pandas as pd
 
@@ -188,9 +193,9 @@ def _per_question(frame: "pd.DataFrame", source: str | tuple[str, str], rho: flo
     scores = pd.DataFrame(100 * values, columns=list(METRICS), index=found.index)
     return scores.join(found[["domain", "question_id"]]).groupby(["domain", "question_id"]).mean()
 
-# %% ../nbs/03b_breakdown.ipynb #4a89122a
+# %% ../nbs/03b_breakdown.ipynb #02c87435
 def compare(
-    judgments: Iterable[Judgment],
+    judgments: "Iterable[Judgment] | pd.DataFrame",
     first: str | tuple[str, str],
     second: str | tuple[str, str],
     rho: float = 0.5,
@@ -200,8 +205,8 @@ def compare(
     """Second minus first on their common questions, over all and by domain: difference, 95 % bounds, sign test.
 
     `better`, `tied`, `worse` count questions from the second run's side; `p` is the two-sided sign test without ties.
-    A run is a model name or a pair (model, condition). Raises `ValueError` when a run is unknown, not unique, or
-    shares no scored question with the other.
+    A run is a model name or a pair (model, condition), and `judgments` may be their `response_frame`. Raises
+    `ValueError` when a run is unknown, not unique, or shares no scored question with the other.
     """
     import pandas as pd
 
@@ -232,21 +237,23 @@ def _differences(domain: str, left: "pd.DataFrame", right: "pd.DataFrame", resam
         rows.append(head | means | {"low": low[k], "high": high[k]} | counts | {"p": float(p)})
     return rows
 
-# %% ../nbs/03b_breakdown.ipynb #819ed98b
+# %% ../nbs/03b_breakdown.ipynb #7b1bb711
 def score_file(
     path: str | Path, rho: float = 0.5, resamples: int = 2000, seed: int = 0, ddof: int = 0
 ) -> dict[str, "pd.DataFrame"]:
     """Every table of a judgments file by name: scores, controls, slices of responses and atoms, channels."""
     judgments = load_judgments(path)
+    responses, atoms = response_frame(judgments), atom_frame(judgments)
     options = {"rho": rho, "resamples": resamples, "seed": seed, "ddof": ddof}
     draw = {"resamples": resamples, "seed": seed}
     return {
-        "scores": score(judgments, **options),
+        "scores": score(responses, **options),
         "controls": controls(judgments, **options),
-        "by domain": score(judgments, by="domain", **options),
-        "by number of atoms": score(judgments, by="atom_count", **options),
-        "atoms by block size": atom_table(judgments, by="block_size", **draw),
-        "distractors by kind": atom_table(judgments, by="kind", ideal=Level.IGNORE, **draw),
+        "by domain": score(responses, by="domain", **options),
+        "by number of atoms": score(responses, by="atom_count", **options),
+        "by number of distractors": score(responses, by="distractor_count", **options),
+        "atoms by block size": atom_table(atoms, by="block_size", **draw),
+        "distractors by kind": atom_table(atoms, by="kind", ideal=Level.IGNORE, **draw),
         "channels": channel_table(judgments),
     }
 
