@@ -208,7 +208,7 @@ def _read(server: MicroServer, body: bytes) -> dict:
         raise Refusal(400, "response_format json_schema is not supported.", "invalid_request_error", param="response_format")
     return asked
 
-# %% ../nbs/00g_microserve.ipynb #a2418624
+# %% ../nbs/00g_microserve.ipynb #eb3036dd
 async def _answered(server: MicroServer, request):
     body = await request.read()
     asked = _read(server, body)
@@ -233,9 +233,7 @@ async def _answered(server: MicroServer, request):
     if fault == "cut":
         server._given["cut"] += 1
         return await _send(request, body, len(body) // 2)
-    response = await _send(request, body, len(body))
-    _write_down(server, line, spoiled, finish)
-    return response
+    return await _written_down(server, line, spoiled, finish, _send(request, body, len(body)))
 
 # %% ../nbs/00g_microserve.ipynb #9d06afce
 def _fault_for(server: MicroServer, names: Sequence[str], line: Line, key: str) -> str:
@@ -301,7 +299,7 @@ def completion(asked: Mapping, content: str, finish: str, prompt: int, key: str)
         "usage": usage | {"prompt_tokens_details": {"cached_tokens": 0}},
     }
 
-# %% ../nbs/00g_microserve.ipynb #b433b753
+# %% ../nbs/00g_microserve.ipynb #0ee60389
 async def _send(request, body: bytes, first: int):
     """Send the first bytes of a body; less than all of it, and the connection goes away."""
     from aiohttp import web
@@ -315,13 +313,22 @@ async def _send(request, body: bytes, first: int):
         await response.write_eof()
     return response
 
-
-def _write_down(server: MicroServer, line: Line, spoiled: str, finish: str) -> None:
-    if spoiled:
-        line.spoiled = True
-        server._given[spoiled] += 1
-    elif finish == "stop":
-        line.clean.append(time.time())
+# %% ../nbs/00g_microserve.ipynb #658ee2cc
+async def _written_down(server: MicroServer, line: Line, spoiled: str, finish: str, sending):
+    before = line.spoiled
+    now = time.time()
+    line.spoiled |= bool(spoiled)
+    server._given[spoiled] += bool(spoiled)
+    if not spoiled and finish == "stop":
+        line.clean.append(now)
+    try:
+        return await sending
+    except (asyncio.CancelledError, ConnectionError):
+        line.spoiled = before
+        server._given[spoiled] -= bool(spoiled)
+        if now in line.clean:
+            line.clean.remove(now)
+        raise
 
 # %% ../nbs/00g_microserve.ipynb #20b3ca48
 async def _break(server: MicroServer, request, fault: str):
@@ -340,7 +347,7 @@ async def _break(server: MicroServer, request, fault: str):
         raise Refusal(429, "Rate limit reached.", "requests", "rate_limit_exceeded", Retry_After=wait)
     raise Refusal(500, "The server had an error.", "server_error")
 
-# %% ../nbs/00g_microserve.ipynb #98a78e8c
+# %% ../nbs/00g_microserve.ipynb #b75821e9
 def _stats(self: MicroServer) -> dict:
     """What happened so far: counts, faults given, and every request that had a clean reply and came again."""
     lines = list(self._lines.values())
@@ -352,7 +359,7 @@ def _stats(self: MicroServer) -> dict:
         "successes": sum(len(line.clean) for line in lines),
         "answered_twice": sum(len(line.clean) > 1 for line in lines),
         "asked_again": again,
-        "faults": dict(self._given),
+        "faults": {name: count for name, count in self._given.items() if count},
         "max_at_once": self._most,
         **{name: self._counts[name] for name in ("limited", "large", "unknown")},
         "refused": {name: count for name, count in self._counts.items() if name.startswith("status")},
