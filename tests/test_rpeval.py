@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections import defaultdict
 from fractions import Fraction
 
@@ -246,6 +247,20 @@ def test_measured_stands_beside_published(published_shape):
     assert not table.isna().any().any()
 
 
+def test_the_table_divides_by_n_minus_one_unless_told():
+    judged = answers(("AB", "AB"), seed=1) + answers(("AB", "BB"), seed=2)
+    assert rpeval.rpeval_table(judged, resamples=20).loc[0, "Macro ↑"] == "50.00 ± 70.71"
+    assert rpeval.rpeval_table(judged, resamples=20, ddof=0, digits=1).loc[0, "Macro ↑"] == "50.0 ± 50.0"
+
+
+def test_bounds_are_missing_where_no_resample_has_every_target():
+    judged = answers(("A", "A"), ("B", "B"), ("C", "C"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = rpeval.score_rpeval(judged, resamples=1).iloc[0]
+    assert row["Balanced"] == 100 and math.isnan(row["Balanced_low"]) and row["Micro_low"] == 100
+
+
 def test_table_says_undefined_where_a_target_is_missing():
     table = rpeval.rpeval_table(answers(("AB", "AB"), ("AA", "AB")), resamples=20)
     assert table.loc[0, "Balanced ↑"] == table.loc[0, "Balanced 95 %"] == "undefined"
@@ -437,6 +452,14 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
     assert found["distinct pairs of question and preference"] == len(pairs)
     assert found["pairs with more than one target"] == sum(len(us) > 1 for us in pairs.values())
     assert sum(count for name, count in found.items() if name.startswith("rows of K")) == len(rows)
+
+
+def test_repeats_are_found_in_any_order(tmp_path):
+    turned = ROW | {"persona": ROW["persona"][::-1], "intent_type": "AC"}
+    other = ROW | {"persona": ["用户对花生过敏。", "用户会吹笛子。"]}
+    found = rpeval.preference_statistics(load_rpeval(write(tmp_path / "f.json", [ROW, turned, other])))
+    assert found["rows that repeat a question with the same preferences"] == 2 and found["groups of such rows"] == 1
+    assert (found["distinct pairs of question and preference"], found["most rows of one question"]) == (3, 3)
 
 
 def test_perfect_judgments_of_a_loaded_file(tmp_path):
