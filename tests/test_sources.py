@@ -1,0 +1,445 @@
+"""Sources: each of the eight published shapes, the hub's arguments, and every kind of bad file."""
+
+import csv
+import gzip
+import json
+import zipfile
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib import formats as f
+from memcalib import sources as s
+from memcalib.problem import DataError, write_jsonl
+
+TABLE = s.load_sources()
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(source, path, **options):
+    return s.collect(s.read_source(source, path, **options))
+
+
+MEDDIALOG_RAW = """id=11
+https://example.com/q/11
+Description
+Q. Is a resting pulse of 95 too fast?
+
+Dialogue
+Patient:
+Hello doctor,
+My resting pulse is 95 and I drink four coffees a day.
+Doctor:
+Hi.
+Halve the coffee first, then measure again.
+Patient:
+Thank you.
+
+
+id=12
+https://example.com/q/12
+Description
+Q. May I take iron with milk?
+Dialogue
+Patient:
+
+Doctor:
+Better with juice.
+"""
+
+CHATDOCTOR = [
+    {"instruction": "Answer as a doctor.", "input": "I sleep four hours a night since June.", "output": "Rest more."}
+]
+
+ULTRACHAT = [
+    {
+        "prompt": "Plan a picnic for nine.",
+        "prompt_id": "ab12",
+        "messages": [
+            {"content": "Plan a picnic for nine.", "role": "user"},
+            {"content": "Bring three blankets.", "role": "assistant"},
+            {"content": "And if it rains?", "role": "user"},
+            {"content": "Move to the porch.", "role": "assistant"},
+        ],
+    }
+]
+
+
+def message(message_id, parent, role, text, **more):
+    known = {"created_date": "2023-02-01", "review_result": True, "deleted": False, "synthetic": False, "lang": "en"}
+    head = {"message_id": message_id, "parent_id": parent, "user_id": "u", "text": text, "role": role, "rank": None}
+    return head | known | {"message_tree_id": "t", "tree_state": "ready_for_export"} | more
+
+
+OASST = [
+    message("p1", None, "prompter", "Name a river."),
+    message("a1", "p1", "assistant", "The worst reply.", rank=2),
+    message("a2", "p1", "assistant", "Deleted but first.", rank=0, deleted=True),
+    message("a3", "p1", "assistant", "The Inn.", rank=1),
+    message("a4", "p1", "assistant", "Der Inn.", rank=0, lang="de"),
+    message("b1", "a3", "prompter", "Another?"),
+    message("b2", "b1", "assistant", "The Isar.", rank=0),
+    message("p2", None, "prompter", "Nenne einen Fluss.", lang="de"),
+    message("a5", "p2", "assistant", "Der Lech.", lang="de", rank=0),
+    message("p3", None, "prompter", "Nobody answers this."),
+]
+
+STACK = [
+    {
+        "qid": 5,
+        "question": "<p>How do I sort a <code>dict</code> by value?</p><pre><code>d = {'a': 2}\nprint(d)\n</code></pre>",
+        "answers": [
+            {
+                "answer_id": 9,
+                "author": "x",
+                "author_id": 1,
+                "author_profile": "",
+                "pm_score": 7,
+                "selected": False,
+                "text": "<p>No.</p>",
+            },
+            {
+                "answer_id": 8,
+                "author": "y",
+                "author_id": 2,
+                "author_profile": "",
+                "pm_score": 3,
+                "selected": True,
+                "text": "<p>Use sorted &amp; a key.</p>",
+            },
+        ],
+        "date": "2015/02/01",
+        "metadata": [
+            "https://stackoverflow.com/questions/5",
+            "https://stackoverflow.com",
+            "https://stackoverflow.com/users/1/",
+        ],
+    }
+]
+
+APPS = [
+    {
+        "id": 0,
+        "question": "Read two numbers and print their sum.",
+        "solutions": json.dumps(["a, b = map(int, input().split())\nprint(a + b)", "second"]),
+        "input_output": json.dumps({"inputs": ["1 2"], "outputs": ["3"]}),
+        "starter_code": "def solve():",
+        "difficulty": "interview",
+        "url": "https://example.com/p/0",
+    },
+    {"id": 1, "question": "Unsolved.", "solutions": "", "input_output": "", "starter_code": "", "difficulty": "x"},
+]
+
+MAGICODER = [
+    {
+        "lang": "rust",
+        "raw_index": 77,
+        "index": 3,
+        "seed": "fn main() {}",
+        "openai_fingerprint": "f",
+        "problem": "Write a counter.",
+        "solution": "```rust\nfn main() {}\n```",
+    }
+]
+
+
+def test_meddialog_raw_text(tmp_path):
+    (tmp_path / "dialogue_1.txt").write_text(MEDDIALOG_RAW)
+    one, two = read("MedDialog", tmp_path / "dialogue_1.txt").kept
+    assert (one.id, one.domain, one.licence) == ("MedDialog:11", "health", "unknown")
+    assert one.question == "Hello doctor, My resting pulse is 95 and I drink four coffees a day."
+    assert one.answer == "Hi. Halve the coffee first, then measure again."
+    assert one.metadata == {"description": "Q. Is a resting pulse of 95 too fast?", "url": "https://example.com/q/11"}
+    assert (two.question, two.answer) == ("Q. May I take iron with milk?", "Better with juice.")
+
+
+def test_meddialog_tidied_and_table_forms(tmp_path):
+    said = ["patient: I fell on my wrist.", "doctor: Cool it: ten minutes.", "patient: ok"]
+    tidy = [{"description": "Wrist", "utterances": said}]
+    (tmp_path / "tidy.json").write_text(json.dumps(tidy))
+    turns = {"speaker": [0, 1], "utterance": ["I fell on my wrist.", "Cool it: ten minutes."]}
+    table = jsonl(tmp_path / "table.jsonl", [{"dialogue_id": 4, "dialogue_url": "u", "dialogue_turns": turns}])
+    [first], [second] = read("MedDialog", tmp_path / "tidy.json").kept, read("MedDialog", table).kept
+    assert (first.question, first.answer) == (second.question, second.answer)
+    assert second.id == "MedDialog:4" and first.id.startswith("MedDialog:") and len(first.id) == len("MedDialog:") + 16
+
+
+def test_chatdoctor_ultrachat_magicoder_in_every_format(tmp_path):
+    wanted = {
+        "ChatDoctor-HealthCareMagic": (CHATDOCTOR, "I sleep four hours a night since June.", "Rest more."),
+        "UltraChat-200k": (ULTRACHAT, "Plan a picnic for nine.", "Bring three blankets."),
+        "Magicoder-OSS-Instruct": (MAGICODER, "Write a counter.", "```rust\nfn main() {}\n```"),
+    }
+    for name, (rows, question, answer) in wanted.items():
+        paths = [jsonl(tmp_path / f"{name}.jsonl", rows), tmp_path / f"{name}.json", tmp_path / f"{name}.parquet"]
+        paths[1].write_text(json.dumps(rows, indent=1))
+        pd.DataFrame(rows).to_parquet(paths[2])
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        found = [read(name, path).kept for path in [*paths, tmp_path / f"{name}.jsonl.gz"]]
+        assert all(rows == found[0] for rows in found) and len(found[0]) == 1, name
+        assert (found[0][0].question, found[0][0].answer) == (question, answer)
+    assert found[0][0].id == "Magicoder-OSS-Instruct:77" and found[0][0].topic == "rust"
+
+
+@pytest.mark.parametrize("name", ["OASST1", "OASST2"])
+def test_oasst_messages_in_any_order_and_trees_agree(tmp_path, name):
+    ready = read(name, jsonl(tmp_path / "messages.jsonl", OASST))
+    assert [(row.id, row.answer) for row in ready.kept] == [(f"{name}:p1", "The Inn."), (f"{name}:p3", "")]
+    assert [(drop.rule, drop.id) for drop in ready.dropped] == [("selection", f"{name}:p2")]
+    backwards = read(name, jsonl(tmp_path / "backwards.jsonl", OASST[::-1]))
+    assert sorted(row.id for row in backwards.kept) == [row.id for row in ready.kept]
+
+    def nested(node):
+        return node | {"replies": [nested(m) for m in OASST if m["parent_id"] == node["message_id"]]}
+
+    trees = [{"message_tree_id": m["message_id"], "prompt": nested(m)} for m in OASST if m["parent_id"] is None]
+    assert read(name, jsonl(tmp_path / "trees.jsonl", trees)).kept == ready.kept
+    pd.DataFrame(OASST).to_parquet(tmp_path / "messages.parquet")
+    assert read(name, tmp_path / "messages.parquet").kept == ready.kept
+
+
+def test_stack_exchange_html_and_choice(tmp_path):
+    pd.DataFrame(STACK).to_parquet(tmp_path / "train.parquet")
+    [row] = read("Stack-Exchange-Preferences", tmp_path / "train.parquet").kept
+    assert row.question == "How do I sort a dict by value?\n\n```\nd = {'a': 2}\nprint(d)\n\n```"
+    assert (row.answer, row.topic, row.metadata) == ("Use sorted & a key.", "stackoverflow.com", {"date": "2015/02/01"})
+    assert row.licence == "cc-by-sa-4.0"
+    STACK[0]["answers"][1]["selected"] = False
+    [row] = read("Stack-Exchange-Preferences", jsonl(tmp_path / "x.jsonl", STACK)).kept
+    STACK[0]["answers"][1]["selected"] = True
+    assert row.answer == "No."
+
+
+def test_apps_solutions_are_a_list_in_a_string(tmp_path):
+    one, two = read("APPS", jsonl(tmp_path / "train.jsonl", APPS)).kept
+    assert one.answer.endswith("print(a + b)") and one.context == "def solve():" and one.topic == "interview"
+    assert two.answer == "" and two.id == "APPS:1"
+
+
+def test_hub_arguments_pin_every_revision():
+    for source in TABLE.values():
+        arguments = s.hub_arguments(source)
+        assert arguments["streaming"] and arguments["split"] == source.split
+        pinned = arguments.get("revision") or arguments["data_files"]
+        assert source.revision in pinned
+    assert [name for name, source in TABLE.items() if source.revision == "main"] == ["ChatDoctor-HealthCareMagic"]
+
+
+def test_hub_rows_come_through_the_datasets_library(tmp_path, monkeypatch):
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    jsonl(folder / "train.jsonl", CHATDOCTOR * 3)
+    with zipfile.ZipFile(tmp_path / "english.zip", "w") as archive:
+        archive.writestr("English/healthcaremagic_1.txt", MEDDIALOG_RAW)
+        archive.writestr("English/icliniq.txt", MEDDIALOG_RAW.replace("id=1", "id=2"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    chat = TABLE["ChatDoctor-HealthCareMagic"]
+    local = {"path": str(folder), "split": "train", "streaming": True}
+    monkeypatch.setattr(s, "hub_arguments", lambda source: local)
+    assert [row.answer for row in s.read_source(chat)] == ["Rest more."] * 3
+    assert len(list(s.read_source(chat, limit=2))) == 2
+    zipped = {"path": "text", "split": "train", "streaming": True, "encoding_errors": "replace"}
+    zipped["data_files"] = f"zip://**/*.txt::{tmp_path / 'english.zip'}"
+    monkeypatch.setattr(s, "hub_arguments", lambda source: zipped)
+    rows = [row for row in s.read_source("MedDialog") if isinstance(row, s.SourceRow)]
+    assert sorted(row.id for row in rows) == [f"MedDialog:{n}" for n in (11, 12, 21, 22)]
+
+
+def test_a_silent_hub_says_what_to_do(monkeypatch):
+    def refuse(**arguments):
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(DataError, match="no route to the hub.*OpenAssistant/oasst2 at revision 179d.*or a local path"):
+        next(s.read_source("OASST2"))
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_missing_columns_name_file_found_and_needed(tmp_path, name):
+    path = jsonl(tmp_path / "wrong.jsonl", [{"query": "a", "response": "b"}] * 3)
+    with pytest.raises(DataError) as error:
+        read(name, path)
+    message = str(error.value)
+    assert "wrong.jsonl" in message and "query" in message and name in message
+    needed = TABLE[name].columns["question"].split("|")[0]
+    assert needed in message
+
+
+def test_one_incomplete_record_is_a_loss_and_not_an_error(tmp_path):
+    rows = [{"output": "x"}, *CHATDOCTOR, {"input": ["a", "list"], "output": "y"}, 5, None]
+    passed = read("ChatDoctor-HealthCareMagic", jsonl(tmp_path / "x.jsonl", rows))
+    assert [row.question for row in passed.kept] == ["", CHATDOCTOR[0]["input"]]
+    assert [(d.rule, d.line) for d in passed.dropped] == [("question", 3), ("record", 4), ("record", 5)]
+    assert "list" in passed.dropped[0].found
+
+
+def test_mixed_encodings(tmp_path):
+    latin = '{"input": "Caf\xe9 every day?", "output": "No."}'.encode("latin-1")
+    good = json.dumps(CHATDOCTOR[0]).encode()
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join([good, latin, good]))
+    passed = read("ChatDoctor-HealthCareMagic", tmp_path / "x.jsonl")
+    assert len(passed.kept) == 2 and passed.dropped[0].rule == "encoding" and passed.dropped[0].line == 2
+    (tmp_path / "x.csv").write_bytes(b"input,output\nfine,yes\n" + "Caf\xe9,no\n".encode("latin-1") + b"ok,yes\n")
+    passed = read("ChatDoctor-HealthCareMagic", tmp_path / "x.csv")
+    assert [row.question for row in passed.kept] == ["fine", "ok"]
+    assert [(d.rule, d.line, d.file) for d in passed.dropped] == [("encoding", 3, "x.csv")]
+    (tmp_path / "x.json").write_bytes(b"[" + good + b"," + latin + b"]")
+    kept = read("ChatDoctor-HealthCareMagic", tmp_path / "x.json").kept
+    assert [("�" in row.question) for row in kept] == [False, True]
+    (tmp_path / "x.txt").write_bytes(MEDDIALOG_RAW.replace("coffees", "caf\xe9s").encode("latin-1"))
+    assert "�" in read("MedDialog", tmp_path / "x.txt").kept[0].question
+
+
+def test_half_a_surrogate_pair_can_be_written_afterwards(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"input": "Broken \\ud83d emoji?", "output": "Fine \\ud83d\\ude00."}\n')
+    [row] = read("ChatDoctor-HealthCareMagic", tmp_path / "x.jsonl").kept
+    assert "�" in row.question and row.answer == "Fine 😀."
+    write_jsonl(tmp_path / "out.jsonl", [row])
+    again = s.SourceRow.model_validate_json((tmp_path / "out.jsonl").read_text())
+    assert again == row
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_rows_of_a_megabyte(tmp_path, suffix):
+    rows = [{"input": "word " * 200_000, "output": 'long, with "quotes",\nand lines'}, *CHATDOCTOR]
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "jsonl":
+        jsonl(path, rows)
+    elif suffix == "json":
+        path.write_text(json.dumps(rows))
+    elif suffix == "parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, ["input", "output", "instruction"])
+            writer.writeheader()
+            writer.writerows(rows)
+    one, two = read("ChatDoctor-HealthCareMagic", path).kept
+    assert len(one.question) == 999_999 and one.answer.count("\n") == 1 and two.answer == "Rest more."
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.jsonl", b""), ("x.json", b"[]"), ("x.json", b"[{"), ("x.csv", b""), ("x.csv", b"a,b\n"), ("x.jsonl", b"\n\n")],
+)
+def test_nothing_to_read_is_an_error(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError):
+        read("ChatDoctor-HealthCareMagic", tmp_path / name)
+
+
+def test_a_binary_file_and_missing_paths(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(bytes(range(256)) * 10)
+    with pytest.raises(DataError, match="encoding"):
+        read("APPS", tmp_path / "x.jsonl")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="parquet"):
+        read("APPS", tmp_path / "x.parquet")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read("APPS", tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"\.parquet"):
+        read("APPS", tmp_path / "empty")
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+    for name in ("b", "a"):
+        jsonl(tmp_path / f"{name}.jsonl", [MAGICODER[0] | {"raw_index": ord(name)}])
+    ids = [row.id for row in read("Magicoder-OSS-Instruct", tmp_path).kept]
+    assert ids == ["Magicoder-OSS-Instruct:97", "Magicoder-OSS-Instruct:98"]
+
+
+def test_changes_to_the_table(tmp_path):
+    changes = {
+        "APPS": {"columns": {"question": "task", "answer": "code"}},
+        "Shop": {"domain": "general", "columns": {"question": "q", "answer": "a"}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changes))
+    table = s.load_sources(tmp_path / "mine.yaml")
+    assert len(table) == 9 and table["APPS"].licence == "mit" and table["Shop"].licence == "unknown"
+    assert read(table["APPS"], jsonl(tmp_path / "x.jsonl", [{"task": "t", "code": "c"}])).kept[0].answer == "c"
+    wrong = [
+        ({"APPS": {"column": {}}}, "column"),
+        ({"APPS": {"gather": "trees"}}, "oasst"),
+        ({"New": {"domain": "x", "columns": {"question": "q"}}}, "no answer"),
+        ({"New": {"columns": {"question": "q", "answer": "a"}}}, "domain"),
+        ({"APPS": ["a"]}, "mapping"),
+    ]
+    for change, word in wrong:
+        with pytest.raises(ValueError, match=word):
+            s.load_sources(change)
+
+
+def test_generic_source_takes_readers_and_extra_columns(tmp_path):
+    source = s.plain_source("chat|user", "chat|reply", context="notes", topic="kind", id="key", name="desk", since="y")
+    chat = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "There."}]
+    rows = [{"key": 1, "chat": chat, "notes": "n", "kind": "k", "y": 2020}, {"chat": "oops"}]
+    passed = read(source, jsonl(tmp_path / "x.jsonl", rows))
+    [row] = passed.kept
+    assert (row.id, row.question, row.answer, row.context, row.topic) == ("desk:1", "Where?", "There.", "n", "k")
+    assert row.metadata == {"since": "2020"} and passed.dropped[0].rule == "question"
+
+
+def test_no_row_accepted_is_counted_by_reason():
+    drops = [s.Dropped(id=f"x{n}", stage="screening", rule="length", found=f"{n}", allowed="40") for n in range(3)]
+    drops.append(s.Dropped(id="y", stage="screening", rule="language", found="fr", allowed="en"))
+    with pytest.raises(DataError, match=r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"):
+        s.Passed([], drops).require("screening")
+    with pytest.raises(DataError, match="nothing to read"):
+        s.Passed().require("screening")
+
+
+def test_attrition_adds_up(tmp_path):
+    first = read("OASST1", jsonl(tmp_path / "a.jsonl", OASST))
+    second = read("APPS", jsonl(tmp_path / "b.jsonl", [*APPS, 5]))
+    both = s.Passed(first.kept + second.kept, first.dropped + second.dropped)
+    table = s.attrition(both)
+    assert table.loc[("", "read")].tolist() == [3, 3, 6] and table.loc[("", "kept")].tolist() == [2, 2, 4]
+    assert table.loc[("reading", "selection"), "OASST1"] == 1 and table.loc[("reading", "record"), "APPS"] == 1
+    assert s.attrition(both, by="domain").columns.tolist() == ["coding", "general", "all"]
+    later = s.Passed(both.kept[:1], [s.Dropped(id=r.id, source=r.source, stage="t", rule="r") for r in both.kept[1:]])
+    table = s.attrition(both.then(later))
+    assert (table.iloc[0] == table.iloc[1:].sum()).all()
+
+
+texts = st.text(max_size=40)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), max_size=6))
+def test_chat_readers_against_a_plain_loop(turns):
+    question, answer = "", ""
+    spoken = False
+    for role, text in turns:
+        if role == "user" and not spoken:
+            question, spoken = text, True
+        elif role == "assistant" and spoken:
+            answer = text
+            break
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert (f.user(messages), f.reply(messages)) == (question, answer)
+
+
+@given(st.permutations([("a", None, 0), ("b", 1, 0), ("c", 0, 0), ("d", 0, 1)]))
+def test_best_reply_does_not_depend_on_order(order):
+    replies = [
+        {"message_id": i, "rank": rank, "text": i, "role": "assistant", "lang": "en", "deleted": bool(gone)}
+        for i, rank, gone in order
+    ]
+    assert f.best_reply({"lang": "en", "replies": replies}) == "c"
+
+
+@given(st.recursive(st.none() | st.integers() | texts | st.floats(), lambda x: st.lists(x) | st.dictionaries(texts, x)))
+def test_any_json_value_gives_a_row_or_a_reason(value):
+    for name, source in TABLE.items():
+        path = source.columns["question"].split("|")[0].split(".")[0]
+        made = s.to_row(source, {path: value})
+        assert isinstance(made, s.SourceRow | s.Dropped), name
+        made.to_json().encode()
