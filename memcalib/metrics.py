@@ -187,7 +187,7 @@ def _counts(frame: "pd.DataFrame") -> dict[str, int]:
         "unscored_atoms": int(frame["unscored_atoms"].sum()),
     }
 
-# %% ../nbs/03_metrics.ipynb #300c2558
+# %% ../nbs/03_metrics.ipynb #5abcb17b
 def score(
     judgments: "Iterable[Judgment] | pd.DataFrame",
     by: str | None = None,
@@ -213,7 +213,7 @@ def score(
         for part, rest in group.groupby(by, observed=True) if by else [(None, group)]:
             head = dict(zip(SOURCE, key, strict=True)) | ({by: part} if by else {})
             rows.append(head | summarise(rest, rho, resamples, seed, ddof))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({by: frame[by].dtype} if by else {})
 
 # %% ../nbs/03_metrics.ipynb #04800ddc
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
