@@ -581,7 +581,7 @@ def _rebuilt(block: Block, gone: set[str], texts: dict[str, str]) -> Block:
     text = concat_text(texts[atom_id] for atom_id in kept)
     return block.model_copy(update={"atom_ids": kept, "memory_text": text, "atomic_concat_text": text})
 
-# %% ../nbs/00_problem.ipynb #29f71e09
+# %% ../nbs/00_problem.ipynb #3fa7f227
 def neutralise(text: str, tokens: Iterable[str]) -> str:
     """The text with every control token broken by a word joiner (U+2060); one of a single character becomes U+FFFD."""
     for token in sorted(filter(None, tokens), key=len, reverse=True):
@@ -591,8 +591,8 @@ def neutralise(text: str, tokens: Iterable[str]) -> str:
     return text
 
 
-def encode_prompt(tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of chat messages with the generation prompt, thinking off, control tokens in content neutralised.
+def encode_prompt(tokenizer, messages: Sequence[dict[str, str]], thinking: bool = False) -> list[int]:
+    """Token ids of chat messages with the generation prompt, control tokens in content neutralised.
 
     Raises `ValueError` when the tokenizer has no chat template.
     """
@@ -601,7 +601,7 @@ def encode_prompt(tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
     tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     safe = [{**message, "content": neutralise(message["content"], tokens)} for message in messages]
     encoded = tokenizer.apply_chat_template(
-        safe, add_generation_prompt=True, enable_thinking=False, tokenize=True, return_dict=True
+        safe, add_generation_prompt=True, enable_thinking=thinking, tokenize=True, return_dict=True
     )
     return list(encoded["input_ids"])
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FRAMINGS', 'CONDITIONS', 'FINISH', 'HOPELESS', 'bare_prompt', 'Template', 'load_template', 'Sampling', 'Request',
-           'request_settings', 'requests', 'Backend', 'without_thoughts', 'EndpointBackend', 'each_answer',
-           'GenerateResult', 'Stopped', 'generate']
+           'request_settings', 'requests', 'check_conditions', 'Backend', 'without_thoughts', 'EndpointBackend',
+           'each_answer', 'GenerateResult', 'Stopped', 'generate']
 
-# %% ../nbs/01b_rollout.ipynb #08d44325
+# %% ../nbs/01b_rollout.ipynb #5f23d4f1
 import json
 import re
 import time
@@ -21,8 +21,9 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .cache import CallCache
+from .endpoint import CallError, Endpoint
 from .journal import Journal
-from .llm import CallError, Client, Endpoint, Totals, run_async, run_many
+from .llm import Client, Totals, run_async, run_many
 from memcalib.problem import (
     LAYOUTS,
     DataError,
@@ -152,7 +153,7 @@ class Sampling(BaseModel):
             return load_template(self.framing)
         raise ValueError(f"unknown framing {self.framing!r}: allowed are {', '.join(LAYOUTS)}, or a .yaml file")
 
-# %% ../nbs/01b_rollout.ipynb #f5675457
+# %% ../nbs/01b_rollout.ipynb #987af7a0
 CONDITIONS = ("full_memory", "no_memory")
 
 
@@ -188,7 +189,12 @@ class Request:
         """The seed a server is sent: the seed itself for the first sample, another one for each further sample."""
         return self.seed + 1_000_003 * self.sample
 
-# %% ../nbs/01b_rollout.ipynb #d98d6e2e
+    @property
+    def own_seed(self) -> int:
+        """A seed for this answer's own dice, from example, seed and sample; under every condition the same."""
+        return int(text_hash(json.dumps([self.example.id, self.seed, self.sample]), 12), 16)
+
+# %% ../nbs/01b_rollout.ipynb #cac0b60c
 def request_settings(sampling: Sampling, layout: str, **more: Any) -> dict[str, Any]:
     """What each rollout records about how it was made: sampling, framing and its wording's hash, and what the backend adds."""
     frame = LAYOUTS[layout]
@@ -205,7 +211,7 @@ def requests(
     Raises `ValueError` for an unknown condition or framing and for an example id that comes twice.
     """
     layout = sampling.layout()
-    _check_conditions(conditions)
+    check_conditions(conditions)
     for name, count in Counter(example.id for example in examples).items():
         if count > 1:
             raise ValueError(f"example {name!r} comes {count} times; allowed is once")
@@ -221,7 +227,8 @@ def requests(
                     yield Request(example, model, name, seed, sample, messages, settings, version)
 
 
-def _check_conditions(conditions: Sequence[str]) -> None:
+def check_conditions(conditions: Sequence[str]) -> None:
+    """Raises `ValueError` for an unknown condition, naming the known ones."""
     for condition in conditions:
         if condition not in CONDITIONS:
             raise ValueError(f"unknown condition {condition!r}: allowed are {', '.join(CONDITIONS)}")
