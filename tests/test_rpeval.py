@@ -2,9 +2,11 @@
 
 import json
 import math
+import threading
 import warnings
 from collections import defaultdict
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pandas as pd
@@ -14,9 +16,13 @@ from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
 from memcalib import rpeval
-from memcalib.metrics import constant_policy
+from memcalib.judge import LLMJudge, judge_rollouts
+from memcalib.llm import Endpoint
+from memcalib.metrics import constant_policy, load_judgments
 from memcalib.problem import DataError, Level, check_example, judgment_for
-from memcalib.rpeval import RPEVAL_FILES, RPEVAL_METRICS, load_rpeval
+from memcalib.rollout import EndpointBackend, generate
+from memcalib.rpeval import RPEVAL_FILES, RPEVAL_JUDGE, RPEVAL_METRICS, RPEVAL_SAMPLING, load_rpeval
+from memcalib.verdict import load_prompt, prompt_names
 
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 FIVE = [("AAA", "AAA"), ("ABC", "ABB"), ("ACB", "CAA"), ("BBCA", "CBAB"), ("AC", "CC")]
@@ -466,3 +472,100 @@ def test_perfect_judgments_of_a_loaded_file(tmp_path):
     examples = load_rpeval(write(tmp_path / "f.json", [ROW, ROW | {"intent_type": "AB"}]))
     row = rpeval.score_rpeval([judgment_for(e, e.levels) for e in examples]).iloc[0]
     assert (row["Macro"], row["Micro"], row["Balanced"], row["questions"]) == (100, 100, 100, 1)
+
+
+# --- asking and judging over HTTP
+
+
+@pytest.fixture
+def stub():
+    """A server whose model repeats its second memory and whose judge calls what is repeated Support; it keeps requests."""
+    seen = []
+
+    def say(asked):
+        text = asked["messages"][-1]["content"]
+        if asked["model"] == "model":
+            return next(line[3:] for line in text.splitlines() if line.startswith("2. "))
+        data = json.loads(text)
+        if isinstance(data, list) or "乱" in data["current_query"]:
+            return "这不是 JSON"
+        rows = [(a["atom_id"], a["text"] in data["model_response"], a["text"]) for a in data["atomic_rubrics"]]
+        verdict = lambda used, text: {
+            "predicted_usage_level": "AB"[used],
+            "evidence_quote": text if used else "",
+            "reason": "",
+        }
+        return json.dumps({"atom_judgments": [{"atom_id": i} | verdict(used, text) for i, used, text in rows]})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append(asked)
+            repair = len([m for m in asked["messages"] if m["role"] == "user"]) > 1
+            message = {"role": "assistant", "content": "还是不行" if repair else say(asked)}
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            head = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"], "usage": usage}
+            body = json.dumps(head | {"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = lambda model: Endpoint(
+        model=model, base_url=f"http://127.0.0.1:{server.server_port}/v1", key_env="", attempts=1, concurrency=2
+    )
+    yield at, seen
+    server.shutdown()
+    server.server_close()
+
+
+def test_from_file_to_table_over_http(tmp_path, stub):
+    at, seen = stub
+    rows = [ROW, ROW | {"question": "乱不乱？"}, ROW | {"question": "中午呢？", "intent_type": "AB"}]
+    examples = load_rpeval(write(tmp_path / "f.json", rows))
+    answers, verdicts = tmp_path / "rollouts.jsonl", tmp_path / "judgments.jsonl"
+
+    def run():
+        generate(examples, EndpointBackend(at("model")), RPEVAL_SAMPLING, answers)
+        judge_rollouts(examples, answers, LLMJudge(at("judge"), RPEVAL_JUDGE), verdicts)
+        return load_judgments(verdicts)
+
+    judgments = run()
+    asked, judging = ([request for request in seen if request["model"] == model] for model in ("model", "judge"))
+    assert sorted(request["seed"] for request in asked) == sorted([42, 43, 44] * 3)
+    assert {request["temperature"] for request in seen} == {1.0} and {request["top_p"] for request in asked} == {1.0}
+    assert all(request["chat_template_kwargs"]["enable_thinking"] is False for request in seen)
+    data = json.loads(judging[0]["messages"][1]["content"])
+    assert {a["text"] for a in data["atomic_rubrics"]} == set(ROW["persona"])
+    assert not any("u_star" in atom or "usage_rubric" in atom for atom in data["atomic_rubrics"])
+    assert load_prompt("rpeval-1") in judging[0]["messages"][0]["content"]
+    row = rpeval.score_rpeval(judgments).iloc[0]
+    assert (row["responses"], row["unscored_responses"], row["unscored_preferences"]) == (9, 3, 6)
+    assert (row["Macro"], row["Micro"], row["RII"], row["UPB"]) == (50, 50, 25, 25)
+    levels = {j.example_id: [a.actual for a in j.atoms] for j in judgments if j.scored}
+    assert levels == {f"rpeval-explicit-multi-{k}": [Level.IGNORE, Level.BOUND] for k in (0, 2)}
+    before = len(seen)
+    assert run() == judgments and len(seen) == before
+
+
+def test_settings_are_the_papers():
+    assert (RPEVAL_SAMPLING.temperature, RPEVAL_SAMPLING.top_p, RPEVAL_SAMPLING.thinking) == (1, 1, False)
+    assert len(RPEVAL_SAMPLING.seeds) == 3 and RPEVAL_SAMPLING.framing == "plain"
+    assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (1, True, "rpeval-1")
+    assert "rpeval-1" in prompt_names()
+
+
+def test_prompt_names_the_three_levels_once_each():
+    rules = load_prompt("rpeval-1")
+    assert [
+        rules.count(f"- `{letter}`, {name}.")
+        for letter, name in zip("ABC", ("Ignore", "Support", "Dominate"), strict=True)
+    ] == [1] * 3
+    assert max(map(len, rules.splitlines())) <= 130
