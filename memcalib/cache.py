@@ -85,7 +85,7 @@ def _open(path: Path) -> sqlite3.Connection:
         raise
     return db
 
-# %% ../nbs/00c_cache.ipynb #2807f605
+# %% ../nbs/00c_cache.ipynb #38986429
 _ADVICE = {
     "full": "make room, then run the same command again: what is stored is safe",
     "locked": "another process has held it for a minute; run the same command again",
@@ -95,7 +95,9 @@ _ADVICE = {
 
 
 def _explain(path: Path, error: Exception) -> str:
-    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    text = str(error)
+    if isinstance(error, OSError):
+        text = error.strerror if error.filename in (None, str(path)) else f"{error.strerror}: {error.filename}"
     advice = [advice for sign, advice in _ADVICE.items() if sign in text]
     return f"{path}: {text}; {(advice or ['choose another file with MEMCALIB_CACHE'])[0]}"
 

@@ -62,10 +62,10 @@ class CallError(RuntimeError):
         "Whether the same call may succeed when it is tried again."
         return self.kind in ("rate_limited", "server", "timeout", "unreachable") and not self.fatal
 
-# %% ../nbs/00h_endpoint.ipynb #712cbb05
+# %% ../nbs/00h_endpoint.ipynb #7025daa4
 _EMPTY_ACCOUNT = re.compile(r"insufficient.?(quota|balance|credit|funds)|billing", re.I)
 _TOO_LONG = re.compile(r"context.?(length|window|size)|max_model_len|too (long|many tokens|large)|longer than", re.I)
-_NO_MODEL = re.compile(r"model\b.{0,120}?\b(not exist|not found|not a valid|unknown)|(unknown|invalid|no such) model", re.I | re.S)
+_NO_MODEL = re.compile(r"model\b.{0,120}?\b(not exist|not found|unknown)|(unknown|invalid|no such|not a valid) model", re.I | re.S)
 _REFUSED_TEXT = re.compile(r"flagged|moderation|content.?(policy|filter|management)|safety", re.I)
 
 
@@ -109,20 +109,21 @@ def shorten(text: str, limit: int = 400) -> str:
     text = " ".join(printable(text[: 4 * limit], keep="\n\t").split())
     return text if len(text) <= limit else text[:limit] + "…"
 
-# %% ../nbs/00h_endpoint.ipynb #38d61d77
+# %% ../nbs/00h_endpoint.ipynb #ec97eb4a
 _OFF = {"type": "disabled"}
 _TEMPLATE = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-_NO_THINKING = {  # by the end of the host's name
-    **dict.fromkeys(("openai.com", "azure.com", "anthropic.com", "mistral.ai", "groq.com", "x.ai", "cohere.ai"), {}),
-    **dict.fromkeys(("deepseek.com", "moonshot.ai", "moonshot.cn", "bigmodel.cn", "z.ai", "volces.com"), {"thinking": _OFF}),
-    **dict.fromkeys(("aliyuncs.com", "siliconflow.cn", "siliconflow.com"), {"enable_thinking": False}),
-    **dict.fromkeys(("openrouter.ai", "together.xyz", "together.ai"), {"reasoning": {"enabled": False}}),
-    **dict.fromkeys(("googleapis.com", "fireworks.ai"), {"reasoning_effort": "none"}),
-}
+_NO_THINKING = (  # what is sent, and to whose hosts
+    ({}, "openai.com azure.com anthropic.com mistral.ai groq.com x.ai cohere.ai"),
+    ({"thinking": _OFF}, "deepseek.com moonshot.ai moonshot.cn bigmodel.cn z.ai volces.com"),
+    ({"enable_thinking": False}, "aliyuncs.com siliconflow.cn siliconflow.com"),
+    ({"reasoning": {"enabled": False}}, "openrouter.ai together.xyz together.ai"),
+    ({"reasoning_effort": "none"}, "googleapis.com fireworks.ai"),
+)
 
 
 def _no_thinking(host: str) -> dict[str, Any]:
-    return next((body for end, body in _NO_THINKING.items() if f".{host}".endswith(f".{end}")), _TEMPLATE)
+    found = (body for body, ends in _NO_THINKING if any(f".{host}".endswith(f".{end}") for end in ends.split()))
+    return next(found, _TEMPLATE)
 
 # %% ../nbs/00h_endpoint.ipynb #e89a63c0
 _SECRET_NAME = re.compile(r"api.?key|authorization|password|secret|bearer", re.I)
@@ -134,7 +135,7 @@ def _names(value: Any) -> set[str]:
         return {str(name) for name in value}.union(*map(_names, value.values()))
     return set().union(*map(_names, value)) if isinstance(value, list) else set()
 
-# %% ../nbs/00h_endpoint.ipynb #e67d08df
+# %% ../nbs/00h_endpoint.ipynb #3e3200e6
 class Endpoint(BaseModel):
     "Where one role (model, judge, second judge, builder) is played: server, model, key variable, limits, price."
 
@@ -181,7 +182,7 @@ class Endpoint(BaseModel):
     @classmethod
     def _address_has_no_secret(cls, value: Any) -> Any:
         parts = urlsplit(value if isinstance(value, str) else "")
-        if parts.query or parts.fragment or "@" in parts.netloc:
+        if parts.query or parts.fragment or "@" in str(value):
             raise CallError("no_key", "base_url must hold no user, password or query: keys belong into the variable named by key_env")
         if value is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("must be an address such as http://localhost:8000/v1")
