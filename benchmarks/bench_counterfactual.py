@@ -16,18 +16,19 @@ import time
 
 import torch
 
+from memcalib.engines import evaluate
 from memcalib.localization import _score_plain, ablation_pairs, response_logps, response_logps_reference, split_model
-from memcalib.microworld import exact_judge, load_policy, make_examples, sample_answers
+from memcalib.microworld import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 
 
 def workload(prompts: int = 16, answers: int = 8):
     """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids and answer ids."""
     model, tokenizer = load_policy("cold-short")
-    examples = [e for e in make_examples("short", prompts, 0, "rl") for _ in range(answers)]
-    texts = sample_answers(model, tokenizer, examples, seed=0)
-    ids = [[*tokenizer(t, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for t in texts]
-    judgments = [exact_judge(e, t) for e, t in zip(examples, texts, strict=True)]
+    pool, options = make_examples("short", prompts, 0, "rl"), dict(text="concat", layout="micro", max_tokens=192)
+    examples = [example for example in pool for _ in range(answers)]
+    rollouts, judgments = evaluate(model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options)
+    ids = [rollout.token_ids for rollout in rollouts]
     encode = lambda e: encode_prompt(tokenizer, render(e, text="concat", layout="micro"))
     pairs = ablation_pairs(examples, judgments, encode)
     return model, pairs.prompts, [ids[row] for row in pairs.rows]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'response_scores',
-           'calibration_metrics', 'binned', 'response_frame', 'bootstrap_means', 'interval', 'fold_by_question',
-           'summarise', 'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
+           'calibration_metrics', 'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval',
+           'fold_by_question', 'summarise', 'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #c05c2622
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,6 +107,14 @@ def response_frame(judgments: "Iterable[Judgment] | pd.DataFrame") -> "pd.DataFr
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["distractor_count"] = binned(frame["distractors"], DISTRACTOR_BINS)
     return frame
+
+# %% ../nbs/03_metrics.ipynb #a83eda52
+def summary(judgments: Sequence[Judgment]) -> dict[str, float]:
+    """The six metrics over scored answers (section 2.3) and the number of unscored ones; metrics of nothing are NaN."""
+    scored = [j for j in judgments if j.scored]
+    over, under = [j.over for j in scored], [j.under for j in scored]
+    metrics = calibration_metrics(over, under) if scored else dict.fromkeys(METRICS, np.nan)
+    return metrics | {"unscored": len(judgments) - len(scored)}
 
 # %% ../nbs/03_metrics.ipynb #e4525f68
 def _resamples(questions: int, resamples: int, seed: int, at_once: int = 64) -> Iterator[Float[np.ndarray, "part question"]]:

@@ -7,7 +7,7 @@ __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 
            'MAX_CHARACTERS', 'MAX_STRANGERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World',
            'atom_text', 'rubric', 'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles',
            'audit', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
-           'sample_answers', 'policy_path', 'load_policy', 'save_policy']
+           'policy_path', 'load_policy', 'save_policy']
 
 # %% ../nbs/00a_microworld.ipynb #cddcba8b
 import json
@@ -708,24 +708,6 @@ def pretrain(
             yield from (next(stream) for _ in range(count))
 
     return fit(model, batches(), steps, decay=0.17, report=report)
-
-# %% ../nbs/00a_microworld.ipynb #33678571
-def sample_answers(
-    model, tokenizer, examples: Sequence[Example], seed: int, temperature: float = 1.0, max_new_tokens: int = 192, size: int = 250
-) -> list[str]:
-    """One answer for each example, in batches of `size`; temperature 0 is greedy. The global generator is left alone."""
-    import torch
-
-    prompts, answers = [_prompt(tokenizer, example, "micro") for example in examples], []
-    choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for start in range(0, len(prompts), size):
-            batch = tokenizer.pad({"input_ids": prompts[start : start + size]}, padding_side="left", return_tensors="pt")
-            output = model.generate(**batch, **choice, max_new_tokens=max_new_tokens)
-            new = output[:, batch["input_ids"].shape[1] :]
-            answers += tokenizer.batch_decode(new, skip_special_tokens=True)
-    return answers
 
 # %% ../nbs/00a_microworld.ipynb #bebda7c7
 def _policies() -> Path:

@@ -204,7 +204,7 @@ class Bar:
         """Count finished units."""
         self.bar.advance(self.task, units)
 
-# %% ../nbs/09a_pipeline.ipynb #a49702bb
+# %% ../nbs/09a_pipeline.ipynb #4bedf019
 def finished(folder: Path, count: int) -> bool:
     """True when a part holds `count` whole judgments and rollouts; one that is damaged counts as not done."""
     try:
@@ -216,8 +216,8 @@ def finished(folder: Path, count: int) -> bool:
 
 def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example], seeds: Sequence[int], bar: Bar, **options) -> None:
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl (last) of a part."""
+    from memcalib.engines import evaluate
     from memcalib.microworld import exact_judge
-    from memcalib.sampling import evaluate
 
     if finished(folder, len(examples) * len(seeds)):
         return

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #32c405a4
+# %% ../nbs/07d_probes.ipynb #7df04128
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, Thresholds, carrying_tokens, token_spans
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
 from .redistribution import Credit
-from .sampling import prompt_encoder, sample_answers
 from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
 
 # %% ../nbs/07d_probes.ipynb #e17909d2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLD_STARTS', 'tokenize_rows', 'cold_start', 'measure', 'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #553a2f26
+# %% ../nbs/07e_sft.ipynb #04c76050
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from .engines import evaluate
+from .metrics import summary
 from memcalib.microworld import (
     COLD_LONG_BIAS,
     WORLDS,
@@ -30,7 +32,6 @@ from memcalib.microworld import (
     save_policy,
 )
 from .problem import encode_prompt
-from .sampling import evaluate, summary
 
 # %% ../nbs/07e_sft.ipynb #bee80961
 def tokenize_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping]) -> Dataset:

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['token_texts', 'trace_row', 'trace_answers']
 
-# %% ../nbs/07c_traces.ipynb #5b244f38
+# %% ../nbs/07c_traces.ipynb #d99f6052
 from collections.abc import Sequence
 from typing import Any
 
 from .channels import CHANNELS
+from .engines import prompt_encoder, sample_answers
 from .localization import Thresholds, token_spans
 from .problem import Example, Judge
 from .redistribution import Credit
-from .sampling import prompt_encoder, sample_answers
 from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
 
 # %% ../nbs/07c_traces.ipynb #be0bdd85

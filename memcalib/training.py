@@ -7,7 +7,7 @@ __all__ = ['log', 'OnStep', 'STATS', 'LOGGED', 'TrainConfig', 'credit_config', '
            'prompt_dataset', 'assign_credit', 'CreditTrainer', 'repetition', 'answer_stats', 'StepRows', 'describe',
            'train']
 
-# %% ../nbs/07_training.ipynb #df68f402
+# %% ../nbs/07_training.ipynb #10000078
 import json
 import logging
 import math
@@ -29,7 +29,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from .channels import CHANNELS, channel_rewards, group_advantages, judgment_tensors
+from .engines import evaluate, prompt_encoder, sample_tokens
 from .localization import Pairs, Thresholds, response_logps, response_mask, score_pairs
+from .metrics import summary
 from memcalib.microworld import (
     WORLDS,
     World,
@@ -39,7 +41,6 @@ from memcalib.microworld import (
 )
 from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutralise, render
 from .redistribution import Credit, CreditConfig, credit
-from .sampling import evaluate, prompt_encoder, sample_tokens, summary
 
 # %% ../nbs/07_training.ipynb #14ca058e
 class TrainConfig(BaseModel):

@@ -9,9 +9,10 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.engines import evaluate, prompt_encoder, sample_answers, sample_tokens
+from memcalib.metrics import summary
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
 from memcalib.problem import encode_prompt, judge_all, render
-from memcalib.sampling import evaluate, prompt_encoder, sample_answers, sample_tokens, summary
 from memcalib.training import (
     CreditTrainer,
     StepRows,
