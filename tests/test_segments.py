@@ -19,16 +19,22 @@ PIECES = st.sampled_from(
         "- two. Three words.\n",
         "1. first\n",
         "2. second\n",
-    ]
-    + [
         "```py\nx = 1. y\n```\n",
         "| a | b |\n|---|---|\n| 1. x | 2 |\n",
         "`a.b c`. ",
         "**Bold**\n\n",
         "> a quote. More.\n\n",
+        "e.g. this, Dr. Who; then: that ",
+        "\n\n",
+        "word " * 40,
+        "x" * 300 + " ",
+        "\r\n",
+        "***\n",
+        "<b>tag</b> ",
+        "🙂 ",
+        "$a. b$ ",
+        "[l. m](u)",
     ]
-    + ["e.g. this, Dr. Who; then: that ", "\n\n", "word " * 40, "x" * 300 + " ", "\r\n", "***\n", "<b>tag</b> ", "🙂 "]
-    + ["$a. b$ ", "[l. m](u)"]
 )
 TEXTS = st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=80)
 PLAIN = lambda text: [m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)]
