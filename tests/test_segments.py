@@ -10,32 +10,18 @@ from hypothesis import strategies as st
 from memcalib.segments import boundaries, cheapest_cuts, is_label, merge_short, outline, segment, sentence_splitter
 
 SPLIT = sentence_splitter("pysbd")
-PIECES = st.sampled_from(
-    [
-        "# Head\n\n",
-        "Some words here. ",
-        "You need:\n\n",
-        "- one item\n",
-        "- two. Three words.\n",
-        "1. first\n",
-        "2. second\n",
-        "```py\nx = 1. y\n```\n",
-        "| a | b |\n|---|---|\n| 1. x | 2 |\n",
-        "`a.b c`. ",
-        "**Bold**\n\n",
-        "> a quote. More.\n\n",
-        "e.g. this, Dr. Who; then: that ",
-        "\n\n",
-        "word " * 40,
-        "x" * 300 + " ",
-        "\r\n",
-        "***\n",
-        "<b>tag</b> ",
-        "🙂 ",
-        "$a. b$ ",
-        "[l. m](u)",
-    ]
-)
+STRUCTURE = [
+    "# Head\n\n",
+    "You need:\n\n",
+    "- one item\n",
+    "- two. Three words.\n",
+    "1. first\n",
+    "2. second\n",
+    "***\n",
+]
+BLOCKS = ["```py\nx = 1. y\n```\n", "| a | b |\n|---|---|\n| 1. x | 2 |\n", "**Bold**\n\n", "> a quote. More.\n\n"]
+WORDS = ["Some words here. ", "`a.b c`. ", "e.g. this, Dr. Who; then: that ", "word " * 40, "x" * 300 + " ", "🙂 "]
+PIECES = st.sampled_from([*STRUCTURE, *BLOCKS, *WORDS, "\n\n", "\r\n", "<b>tag</b> ", "$a. b$ ", "[l. m](u)"])
 TEXTS = st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=80)
 PLAIN = lambda text: [m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)]
 
