@@ -1,0 +1,302 @@
+"""A whole evaluation through every fault: nothing lost, nothing asked twice after it succeeded, the same table at the end.
+
+python benchmarks/bench_chaos.py [--small] [--keep FOLDER]
+
+The practice server runs in a process of its own, and so does each run of generate and judge. The scenarios: without
+faults; with 5 % of each fault; killed (SIGKILL) at three random moments and resumed; two processes on one cache; against a
+server that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found; exit status 1.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+KEY = "MEMCALIB_BENCH_KEY"
+SEEDS = (42, 43, 44)
+TIMEOUT = 2.0
+
+
+# In the client's process ------------------------------------------------------------------------------------------------
+
+
+def client(plan: dict) -> dict:
+    """Generate and judge into a folder; what it cost this process, and how many calls it made."""
+    import openai.resources.chat  # noqa: F401 (loaded before the clock starts)
+
+    from memcalib.llm import Endpoint
+    from memcalib.problem import load_examples
+    from memcalib.rollout import EndpointBackend, Sampling, generate
+
+    limits = {name: plan[name] for name in ("rpm", "concurrency") if plan.get(name)}
+    place = {"base_url": plan["url"], "key_env": KEY, "timeout": TIMEOUT, "backoff": 0.5} | limits
+    examples, folder = load_examples(plan["examples"]), Path(plan["folder"])
+    sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
+    backend = EndpointBackend(Endpoint(model="micro-model", **place), Path(plan["cache"]))
+    start, cpu = time.monotonic(), time.process_time()
+    made = generate(examples, backend, sampling, folder / "rollouts.jsonl")
+    totals, steps = backend.totals, {"generate": time.monotonic() - start}
+    if plan.get("judge", True):
+        from memcalib.judge import JudgeConfig, LLMJudge, judge_rollouts
+
+        judge = LLMJudge(Endpoint(model="micro-judge", **place), JudgeConfig(), Path(plan["cache"]))
+        judge_rollouts(examples, folder / "rollouts.jsonl", judge, folder / "judgments.jsonl")
+        totals, steps = totals + judge.totals, steps | {"judge": time.monotonic() - start - steps["generate"]}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    used = {"cpu": time.process_time() - cpu, "seconds": time.monotonic() - start, "steps": steps, "peak": peak}
+    return used | {"calls": totals.calls, "cached": totals.cached, "retries": totals.retries, "rows": made.wanted}
+
+
+# In the benchmark's process ---------------------------------------------------------------------------------------------
+
+
+def start(role: str, plan: dict) -> subprocess.Popen:
+    command = [sys.executable, __file__, "--role", role, "--plan", json.dumps(plan)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def run(plan: dict) -> dict:
+    process = start("client", plan)
+    return result_of(process)
+
+
+def result_of(process: subprocess.Popen) -> dict:
+    said = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"a run ended with exit status {process.returncode}")
+    return json.loads(said.splitlines()[-1])
+
+
+@contextmanager
+def server(examples: Path, faults: dict, **options):
+    """The practice server in its own process: yields (its URL, a function that reads its book)."""
+    process = start("server", {"examples": str(examples), "faults": faults, "options": options})
+    try:
+        url = process.stdout.readline().split()[3]
+        for _ in range(2):
+            process.stdout.readline()
+        yield url, lambda: json.load(urllib.request.urlopen(url.replace("/v1", "/stats")))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve_here(plan: dict) -> None:
+    from memcalib.microserve import Faults, serve
+
+    serve(examples=plan["examples"], port=0, faults=Faults(**plan["faults"]), key_env=KEY, **plan["options"])
+
+
+def outcome(folder: Path) -> dict:
+    """What a run came to, without what may differ: answers, levels, rows at fault, and the printed tables."""
+    from memcalib.breakdown import score_text
+    from memcalib.problem import Judgment, Rollout, read_jsonl
+
+    digest = lambda text: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    rollouts = {
+        row.key: (row.finish_reason, digest(row.response)) for row in read_jsonl(folder / "rollouts.jsonl", Rollout)
+    }
+    judged, failed = {}, 0
+    for row in read_jsonl(folder / "judgments.jsonl", Judgment):
+        judged[row.key] = [(atom.atom_id, atom.actual, atom.quote, atom.grounded) for atom in row.atoms]
+        failed += not row.scored
+    table = score_text(folder / "judgments.jsonl", by=["domain"], as_json=True)
+    failed += sum(finish == "error" for finish, _ in rollouts.values())
+    return {"rollouts": rollouts, "judgments": judged, "failed": failed, "table": table}
+
+
+class Checks:
+    """Claims and whether they held, printed as they are made."""
+
+    def __init__(self):
+        self.failed = 0
+
+    def __call__(self, claim: str, found, allowed) -> None:
+        holds = allowed(found) if callable(allowed) else found == allowed
+        self.failed += not holds
+        print(f"  {'ok  ' if holds else 'FAIL'} {claim}: {found}", flush=True)
+
+
+def title(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def report(used: dict) -> None:
+    steps = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in used["steps"].items())
+    each = 1000 * used["cpu"] / max(1, used["calls"])
+    print(f"  {used['calls']} calls, {used['retries']} retries in {used['seconds']:.0f} s ({steps})")
+    print(f"  client CPU {each:.2f} ms a call, peak memory {used['peak']:.0f} MB", flush=True)
+
+
+def same(check: Checks, got: dict, wanted: dict, rows: int) -> None:
+    check("answers", len(got["rollouts"]), rows)
+    check("judgments", len(got["judgments"]), rows)
+    check("rows that failed or are unscored", got["failed"], 0)
+    check(
+        "answers unlike the fault-free run", sum(v != wanted["rollouts"].get(k) for k, v in got["rollouts"].items()), 0
+    )
+    check("judgments unlike it", sum(v != wanted["judgments"].get(k) for k, v in got["judgments"].items()), 0)
+    check("the printed table is the same", got["table"] == wanted["table"], True)
+
+
+def book(check: Checks, stats: dict) -> None:
+    check("asked again after a clean reply", len(stats["asked_again"]), 0)
+    check("requests with two clean replies", stats["answered_twice"], 0)
+    faults = stats["faults"]
+    print(f"  {sum(faults.values())} faults given: " + ", ".join(f"{name} {faults[name]}" for name in sorted(faults)))
+    print(
+        f"  at most {stats['max_at_once']} at once, {stats['requests']} requests for {stats['keys']} keys", flush=True
+    )
+
+
+def killed(plan: dict, read, total: int, moments: list[float]) -> tuple[dict, list[float]]:
+    """Run, SIGKILL when the server has given these shares of all clean replies, run again to the end."""
+    times = []
+    for moment in moments:
+        process = start("client", plan)
+        while process.poll() is None and read()["successes"] < moment * total:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        times.append(time.time())
+        check_killed = process.wait()
+        process.stdout.close()
+        print(f"  killed after {moment:.0%} (exit status {check_killed})", flush=True)
+    return run(plan), times
+
+
+def under_way(stats: dict, times: list[float], seconds: float = 0.5) -> tuple[int, int]:
+    """Requests asked again after a clean reply: (that reply came just before a kill, any other)."""
+    just, other = 0, 0
+    for line in stats["asked_again"]:
+        before = [any(0 <= kill - clean < seconds for kill in times) for clean in line["clean"][:-1]]
+        just, other = just + all(before), other + (not all(before))
+    return just, other
+
+
+def keys_in(folder: Path, key: str) -> list[str]:
+    """Files below a folder that hold the key, in plain or as base64 or hex would show it."""
+    import base64
+
+    marks = [key.encode(), base64.b64encode(key.encode())[:-4], key.encode().hex().encode()]
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        found += [str(path.relative_to(folder))] if any(mark in data for mark in marks) else []
+    return found
+
+
+def main(small: bool, folder: Path) -> int:
+    from memcalib.faults import CONTENT, TRANSPORT
+    from memcalib.microworld import make_examples
+    from memcalib.problem import write_jsonl
+
+    count, large = (100, {"large": 2, "large_characters": 1_000_000}) if small else (1500, {"large": 20})
+    key = os.environ[KEY] = "sk-" + secrets.token_hex(16)
+    examples, check, began = folder / "examples.jsonl", Checks(), time.monotonic()
+    write_jsonl(examples, make_examples("long", count, 0, "test"))
+    rows, five = count * len(SEEDS), dict.fromkeys((*TRANSPORT, *CONTENT), 0.05) | {"retry_after": 1} | large
+
+    def plan(name: str, url: str, cache: str = "", **more) -> dict:
+        place = {"folder": str(folder / name), "cache": str(folder / f"{cache or name}.cache" / "calls.sqlite")}
+        return {"url": url, "examples": str(examples), "concurrency": 32} | place | more
+
+    title(f"Without faults: {count} examples, {len(SEEDS)} seeds, {large['large']} large answers")
+    with server(examples, large) as (url, read):
+        used = run(plan("clean", url))
+        stats = read()
+    clean, total = outcome(folder / "clean"), stats["successes"]
+    report(used)
+    check("answers", len(clean["rollouts"]), rows)
+    check("rows that failed or are unscored", clean["failed"], 0)
+    book(check, stats)
+    check("peak memory below 1 GB (in MB)", round(used["peak"]), lambda peak: peak < 1000)
+
+    title("With 5 % of each fault")
+    with server(examples, five) as (url, read):
+        used = run(plan("chaos", url))
+        stats = read()
+    report(used)
+    same(check, outcome(folder / "chaos"), clean, rows)
+    book(check, stats)
+    alone = stats["requests"]
+    check("every class of fault was given", sorted({*TRANSPORT, *CONTENT} - set(stats["faults"])), [])
+    check("peak memory below 1 GB (in MB)", round(used["peak"]), lambda peak: peak < 1000)
+
+    title("With 5 % of each fault, killed three times")
+    chance = random.Random(count)
+    moments = sorted(chance.uniform(0.05, 0.95) for _ in range(3))
+    with server(examples, five) as (url, read):
+        used, times = killed(plan("killed", url), read, total, moments)
+        stats = read()
+    report(used)
+    same(check, outcome(folder / "killed"), clean, rows)
+    just, other = under_way(stats, times)
+    check("asked again after a clean reply that a kill did not cut off", other, 0)
+    print(f"  {just} replies were on their way when the process was killed")
+
+    title("Two processes on one cache, with 5 % of each fault")
+    with server(examples, five) as (url, read):
+        both = [start("client", plan(name, url, cache="shared")) for name in ("first", "second")]
+        used = [result_of(process) for process in both]
+        stats = read()
+    for one in used:
+        report(one)
+    for name in ("first", "second"):
+        same(check, outcome(folder / name), clean, rows)
+    book(check, stats)
+    check("requests, as many as one process sent", stats["requests"], alone)
+
+    title("Against a server that allows 600 requests a minute, 64 at once")
+    seeds = [42] if small else [*range(42, 53)]
+    few = folder / "few.jsonl"
+    write_jsonl(few, make_examples("long", 80, 0, "test"))
+    with server(few, {}, rpm=600, at_once=64, latency=1.0) as (url, read):
+        used = run(plan("rate", url, examples=str(few), rpm=600, seeds=seeds, judge=False))
+        stats = read()
+    report(used)
+    check("calls", used["calls"], 80 * len(seeds))
+    rate = 60 * used["calls"] / used["seconds"]
+    check("share of the allowed rate", round(rate / 600, 3), lambda share: share >= (0.85 if small else 0.95))
+    check("refused by the limit", stats["limited"], 0)
+    if not small:
+        check("client CPU below 5 ms a call", round(1000 * used["cpu"] / used["calls"], 2), lambda each: each < 5)
+
+    title("Every file that the runs wrote")
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    print(f"  {len(files)} files, {sum(p.stat().st_size for p in files) / 1e6:.0f} MB")
+    check("files that hold the key", keys_in(folder, key), [])
+    check(
+        "caches that others may read", [p.name for p in files if ".sqlite" in p.name and p.stat().st_mode & 0o077], []
+    )
+    print(f"\n{check.failed} checks failed; {time.monotonic() - began:.0f} s in all")
+    return int(check.failed > 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="100 examples and small large answers: under a minute")
+    parser.add_argument("--keep", type=Path, help="keep the files of all runs in this folder")
+    parser.add_argument("--role", choices=["client", "server"], help=argparse.SUPPRESS)
+    parser.add_argument("--plan", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role == "server":
+        serve_here(options.plan)
+    elif options.role == "client":
+        print(json.dumps(client(options.plan)))
+    elif options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        raise SystemExit(main(options.small, options.keep))
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            raise SystemExit(main(options.small, Path(place)))
