@@ -1,0 +1,181 @@
+"""An evaluation from the command line to the report, over loopback: whole, stopped, resumed, and with bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memcalib.cli import main
+from memcalib.evaluate import Evaluation, forecast
+from memcalib.metrics import load_judgments, score
+from memcalib.microserve import MicroServer
+from memcalib.microworld import WORLDS, make_examples
+from memcalib.problem import Rollout, read_jsonl, write_jsonl
+
+EXAMPLES = make_examples(WORLDS["short"], 10, 7, "test")
+KEY = "sk-test-" + "k9" * 12
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_jsonl(tmp_path / "examples.jsonl", EXAMPLES)
+
+
+@pytest.fixture
+def server():
+    with MicroServer(EXAMPLES, key=KEY) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("MICRO_KEY", KEY)
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err and KEY not in out + err
+    return exit.value.code or 0, out, err
+
+
+def options(data, server, tmp_path, **more) -> list[str]:
+    given = {"model": "micro-model", "base_url": server.base_url, "key_env": "MICRO_KEY", "judge": "micro-judge"}
+    given |= {
+        "judge_key_env": "MICRO_KEY",
+        "max_tokens": 64,
+        "out": tmp_path / "run",
+        "cache": tmp_path / "calls.sqlite",
+    }
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in (given | more).items() if value is not None]
+    return ["evaluate", str(data), *(word for pair in pairs for word in pair)]
+
+
+def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
+    code, out, err = run(capsys, *options(data, server, tmp_path))
+    assert code == 0, err
+    assert "to ask" in out and "no price given" in out and "all Ignore" in out and "report.html" in out
+    folder = tmp_path / "run"
+    assert len(list(read_jsonl(folder / "rollouts.jsonl", Rollout))) == 10 * 3 + 10
+    for file in [*folder.rglob("*"), *tmp_path.glob("calls.sqlite*")]:
+        if file.is_file():
+            assert KEY.encode() not in file.read_bytes(), file
+    assert (tmp_path / "calls.sqlite").stat().st_mode & 0o077 == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["usage"]["model"]["rows"] == 40 and manifest["usage"]["model"]["cost"] is None
+    asked = server.stats()["requests"]
+    code, out, _ = run(capsys, *options(data, server, tmp_path))
+    assert code == 0 and server.stats()["requests"] == asked
+
+
+def test_dry_run_asks_nobody_and_writes_nothing(capsys, data, server, tmp_path):
+    code, out, _ = run(capsys, *options(data, server, tmp_path), "--dry-run")
+    assert code == 0 and "micro-judge" in out and not (tmp_path / "run").exists() and not server.stats()["requests"]
+
+
+def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
+    price = {"prompt": 1.0, "completion": 2.0}
+    role = {"model": "micro-model", "base_url": server.base_url, "key_env": "", "price": price}
+    evaluation = Evaluation(data=str(data), model=role, judge="micro-exact", sampling={"max_tokens": 64})
+    row = forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
+    assert row["cost"] == pytest.approx((row["prompt tokens"] + 2 * row["completion tokens"]) / 1e6)
+    assert row["to ask"] == row["wanted"] == 40 and row["completion tokens"] == 40 * 64
+
+
+def test_steps_alone_give_the_same_table(capsys, data, server, tmp_path):
+    run(capsys, *options(data, server, tmp_path), "--no-control")
+    common = ["--key-env", "MICRO_KEY", "--base-url", server.base_url, "--no-cache"]
+    answers, judged = tmp_path / "a.jsonl", tmp_path / "j.jsonl"
+    code, out, err = run(
+        capsys, "generate", data, "--model", "micro-model", "--max-tokens", "64", "--out", answers, *common
+    )
+    assert code == 0 and "30 answers, 30 of them new" in out, err
+    code, out, err = run(capsys, "judge", answers, "--data", data, "--model", "micro-judge", "--out", judged, *common)
+    assert code == 0 and "30 judged now" in out, err
+    columns = ["SCS", "Exact", "sMOS", "sMUS", "AOR", "AUR", "SCS_low", "SCS_high"]
+    whole = score(load_judgments(tmp_path / "run" / "judgments.jsonl"))
+    assert score(load_judgments(judged))[columns].equals(whole[columns])
+
+
+def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
+    run(capsys, *options(data, server, tmp_path), "--no-control")
+    before = (tmp_path / "run" / "rollouts.jsonl").read_bytes()
+    code, _, err = run(capsys, *options(data, server, tmp_path, temperature=0.5), "--no-control")
+    assert code == 1 and "holds a run of other settings" in err and "temperature" in err
+    assert (tmp_path / "run" / "rollouts.jsonl").read_bytes() == before
+    write_jsonl(data, [EXAMPLES[0].model_copy(update={"domain": "other"}), *EXAMPLES[1:]])
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    assert code == 1 and "data_hash" in err
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"model": "nobody"}, "nobody"),
+        ({"base_url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
+        ({"key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ],
+)
+def test_hopeless_calls_stop_with_the_command_that_goes_on(capsys, data, server, tmp_path, change, said):
+    code, _, err = run(capsys, *options(data, server, tmp_path, **change))
+    assert code == 1 and said in err and "go on with: memcalib evaluate" in err
+
+
+def test_a_wrong_key_is_said_and_not_shown(capsys, data, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WRONG_KEY", "sk-wrong-" + "z" * 20)
+    code, _, err = run(capsys, *options(data, server, tmp_path, key_env="WRONG_KEY"))
+    assert code == 1 and "401" in err and "sk-wrong" not in err
+
+
+def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
+    with MicroServer(EXAMPLES, context=20) as server:
+        code, _, err = run(capsys, *options(data, server, tmp_path, key_env=""))
+    assert code == 1 and "context_too_long" in err
+    rows = list(read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout))
+    assert rows and all(row.finish_reason == "error" and "context_too_long" in row.error for row in rows)
+
+
+def _start(arguments: list[str], **environment: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", "import sys; from memcalib.cli import main; main(sys.argv[1:])", *arguments]
+    env = os.environ | {"MICRO_KEY": KEY} | environment
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
+    limit = time.time() + 60
+    while time.time() < limit and process.poll() is None:
+        if file.exists() and file.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{file}: fewer than {count} rows; {process.communicate()[1]}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_goes_on(data, tmp_path, how):
+    with MicroServer(EXAMPLES, key=KEY, latency=0.05) as server:
+        arguments = [*options(data, server, tmp_path, concurrency=4), "--no-control"]
+        process = _start(arguments)
+        _until_rows(tmp_path / "run" / "rollouts.jsonl", 7, process)
+        process.send_signal(how)
+        _, err = process.communicate(timeout=60)
+        if how == signal.SIGINT:
+            assert process.returncode == 130 and "interrupted" in err and "go on with: memcalib evaluate" in err, err
+        done = _start(arguments)
+        _, err = done.communicate(timeout=120)
+        assert done.returncode == 0, err
+        assert len(load_judgments(tmp_path / "run" / "judgments.jsonl")) == 30
+        assert len(server.stats()["asked_again"]) <= 4  # replies that were on the wire when the process died
+
+
+def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
+    (tmp_path / "run").mkdir()
+    run_folder = tmp_path / "run"
+    (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
+    code, _, err = run(capsys, *options(data, server, tmp_path))
+    assert code == 1 and "No space left" in err and "rollouts.jsonl" in err and "go on with: memcalib evaluate" in err
