@@ -302,6 +302,8 @@ def test_estimate_weighs_cells_by_their_size_and_tells_what_it_does_not_cover():
     pairs = pd.DataFrame(rows, columns=["first", "second", "cell", "population"])
     found = natural_estimate(pairs)
     assert found["exact"] == pytest.approx(90 + 5) and found["low"] < 75 and found["high"] < 100
+    table = np.array([[18, 0, 0], [0, 1, 0], [0, 1, 0]])
+    assert found["kappa"] == pytest.approx(kappa(table)) and found["linear"] == pytest.approx(kappa(table, linear=True))
     unseen = pd.concat([pairs, pd.DataFrame([(np.nan, 2, 8, 1000)], columns=pairs.columns)])
     assert natural_estimate(unseen)["covered"] == pytest.approx(50)
     with pytest.raises(ValueError, match="no labelled pair"):
