@@ -66,7 +66,7 @@ class Totals:
         "The numbers by name."
         return asdict(self)
 
-# %% ../nbs/00b_llm.ipynb #490b39a6
+# %% ../nbs/00b_llm.ipynb #c6948bf2
 class _Pacer:
     "Books moments so that amounts stay under a limit per minute; no limit, no waiting."
 
@@ -75,7 +75,7 @@ class _Pacer:
 
     def book(self, amount: float, now: float) -> float:
         "Seconds to wait from now."
-        start = max(self.next, now - self.slack)
+        start = self.next if self.next >= now - self.slack else now
         self.next = start + amount * self.interval
         return max(0.0, start - now)
 
@@ -112,7 +112,7 @@ def _words(error: Exception) -> str:
     said = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]
     return "; ".join(said) if body.get("message") else error.message
 
-# %% ../nbs/00b_llm.ipynb #9c28a641
+# %% ../nbs/00b_llm.ipynb #03eb53a3
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
@@ -123,14 +123,12 @@ class _Server:
         "The completion; raises `CallError`."
         import openai
 
-        e, failure, completion = self.endpoint, None, None
-        if self._sdk is None:
-            self._sdk = openai.AsyncOpenAI(api_key=e.api_key() or "none", base_url=e.url, max_retries=0, timeout=e.timeout)
+        e, chat, failure, completion = self.endpoint, self._open().chat.completions, None, None
         messages = [{name: _sound(value) for name, value in message.items()} for message in messages]
         try:
             async with asyncio.timeout(e.timeout):
-                completion = await self._sdk.chat.completions.create(model=e.model, messages=messages, extra_body=body)
-        except (openai.APITimeoutError, TimeoutError):
+                completion = await chat.create(model=e.model, messages=messages, extra_body=body)
+        except TimeoutError:
             failure = CallError("timeout", f"{e.url} gave no answer within {e.timeout:g} s")
         except openai.APIStatusError as error:
             failure = self._refusal(error)
@@ -146,6 +144,15 @@ class _Server:
             raise failure
         self.reached = True
         return completion
+
+    def _open(self):
+        import openai
+
+        if self._sdk is None:
+            e, http = self.endpoint, openai.DefaultAioHttpClient()
+            options = {"max_retries": 0, "timeout": openai.Timeout(None, connect=min(e.timeout, 30.0))}
+            self._sdk = openai.AsyncOpenAI(api_key=e.api_key() or "none", base_url=e.url, http_client=http, **options)
+        return self._sdk
 
     async def close(self) -> None:
         if self._sdk is not None:
@@ -166,8 +173,10 @@ class _Server:
         return CallError(kind, message, status, retry_after(error.response.headers))
 
     def _unreachable(self, error, number: int) -> CallError:
+        from aiohttp import ClientConnectorError
+
         causes = list(_causes(error))
-        nobody = any(type(cause).__name__ == "ConnectError" for cause in causes)
+        nobody = any(isinstance(cause, ClientConnectorError) for cause in causes)
         why = self._clean(str(causes[-1]) or type(causes[-1]).__name__)
         never = nobody and not self.reached and number >= 3
         ask = "; is the address right, and is the server running?" if never else ""

@@ -157,8 +157,8 @@ def test_passing_faults_are_tried_again(name):
 
 def test_a_hanging_server_is_left_after_the_timeout():
     with FaultyServer("hang") as server:
-        reply = ask(Client(endpoint(server, timeout=0.3)))
-    assert reply.attempts == 2 and 0.2 <= server.times[1] - server.times[0] < 3
+        reply = ask(Client(endpoint(server, timeout=0.5)))
+    assert reply.attempts == 2 and 0.3 <= server.times[1] - server.times[0] < 5
 
 
 def test_a_server_that_drips_is_left_as_well():
@@ -313,7 +313,14 @@ def test_token_bookings_are_corrected():
     pacer = _Pacer(6000, used=1.0)
     assert pacer.book(100, 10.0) == 0
     pacer.correct(500)  # it was 600 after all: six seconds' worth
-    assert pacer.book(1, 10.0) == pytest.approx(5.5)
+    assert pacer.book(1, 10.0) == pytest.approx(6.0)
+
+
+def test_a_pause_is_not_saved_up_for_a_burst():
+    pacer = _Pacer(600, used=1.0)
+    assert [pacer.book(1, 10.0), pacer.book(1, 99.0)] == [0, 0]
+    assert [pacer.book(1, 99.0) for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert [pacer.book(1, 99.8) for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1])  # 0.4 s late: caught up
 
 
 def test_calls_at_once_are_limited():
@@ -326,7 +333,7 @@ def test_requests_are_spread_out():
     with FaultyServer() as server:
         ask_all(Client(endpoint(server, rpm=1200, concurrency=64)), [str(k) for k in range(40)], concurrency=64)
     early = sum(t - server.times[0] < 0.5 for t in server.times)
-    assert early <= 32 and server.times[-1] - server.times[0] >= 1.2
+    assert early <= 25 and server.times[-1] - server.times[0] >= 1.2
 
 
 def test_tokens_are_spread_out():
