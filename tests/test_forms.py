@@ -34,9 +34,9 @@ def key(page, text):
 def test_single_keys_label_and_move_on(tmp_path):
     page = LabelPage(ITEMS, tmp_path / "l.jsonl")
     for k, (text, level) in enumerate(KEYS.items()):
-        assert page.index == k
+        assert page.session.index == k
         key(page, text.upper())
-        assert page.book.get(ITEMS[k].item).level == level and page._keys.value == ""
+        assert page.session.book.get(ITEMS[k].item).level == level and page._keys.value == ""
     assert len((tmp_path / "l.jsonl").read_text().splitlines()) == len(KEYS)
 
 
@@ -44,7 +44,7 @@ def test_single_keys_label_and_move_on(tmp_path):
 def test_anything_but_one_known_key_saves_nothing(tmp_path, text):
     page = LabelPage(ITEMS, tmp_path / "l.jsonl")
     key(page, text)
-    assert (tmp_path / "l.jsonl").read_text() == "" and page.index == 0
+    assert (tmp_path / "l.jsonl").read_text() == "" and page.session.index == 0
     assert "Nothing saved" in page._status.value and "<b>" not in page._status.value and page._keys.value == ""
 
 
@@ -53,18 +53,22 @@ def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
     for text in "123":
         key(page, text)
     page = LabelPage(ITEMS, tmp_path / "l.jsonl")
-    assert page.index == 3 and "3 labelled, 0 undecided, 17 left" in page._head.value
+    assert page.session.index == 3 and "3 labelled, 0 undecided, 17 left" in page._head.value
     key(page, "p")
-    assert page.index == 2 and page._buttons["3"].button_style == "success" and page._buttons["1"].button_style == ""
+    assert (
+        page.session.index == 2
+        and page._buttons["3"].button_style == "success"
+        and page._buttons["1"].button_style == ""
+    )
     key(page, "1")
-    assert page.book.get(ITEMS[2].item).level == Level.IGNORE and page.index == 3
+    assert page.session.book.get(ITEMS[2].item).level == Level.IGNORE and page.session.index == 3
 
 
 def test_moving_stays_inside_and_finds_gaps(tmp_path):
     page = LabelPage(ITEMS[:3], tmp_path / "l.jsonl")
     for text, place in (("p", 0), ("n", 1), ("n", 2), ("n", 2), ("2", 0), ("1", 1), ("n", 2), ("u", 1), ("3", 1)):
         key(page, text)
-        assert page.index == place, text
+        assert page.session.index == place, text
     assert "All items are labelled" in page._status.value
 
 
@@ -72,7 +76,7 @@ def test_buttons_do_what_keys_do(tmp_path):
     page = LabelPage(ITEMS, tmp_path / "l.jsonl")
     for text in ("2", "0", "p"):
         page._buttons[text].click()
-    assert page.index == 1 and [page.book.get(i.item).level for i in ITEMS[:2]] == [Level.BOUND, None]
+    assert page.session.index == 1 and [page.session.book.get(i.item).level for i in ITEMS[:2]] == [Level.BOUND, None]
 
 
 def test_notes_are_saved_with_the_decision_or_after_it(tmp_path):
@@ -98,20 +102,20 @@ def test_a_full_disk_is_told_and_nothing_moves(tmp_path, monkeypatch):
         raise OSError(28, "labels.jsonl: No space left <on> device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(page.book._journal, "append", full)
+        patch.setattr(page.session.book._journal, "append", full)
         page._note.set_state({"value": "kept"})
         key(page, "2")
-        assert page.index == 1 and page.book.get(ITEMS[1].item) is None
+        assert page.session.index == 1 and page.session.book.get(ITEMS[1].item) is None
         assert "NOT saved" in page._status.value and "&lt;on&gt;" in page._status.value and page._note.value == "kept"
     key(page, "2")
-    assert page.book.get(ITEMS[1].item).note == "kept" and page.index == 2
+    assert page.session.book.get(ITEMS[1].item).note == "kept" and page.session.index == 2
     with monkeypatch.context() as patch:
-        patch.setattr(page.book._journal, "append", full)
+        patch.setattr(page.session.book._journal, "append", full)
         key(page, "p")
         page._note.set_state({"value": "edited"})
         assert page._note.value == "edited" and "NOT saved" in page._status.value
     key(page, "2")
-    assert page.book.get(ITEMS[1].item).note == "edited"
+    assert page.session.book.get(ITEMS[1].item).note == "edited"
 
 
 def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
@@ -156,7 +160,7 @@ def test_in_a_real_kernel_a_key_from_the_browser_reaches_the_disk(tmp_path):
         update = {"method": "update", "state": {"value": "3"}, "buffer_paths": []}
         content = {"comm_id": "".join(printed).strip(), "data": update}
         client.shell_channel.send(client.session.msg("comm_msg", content))
-        client.execute_interactive("page.book.counts()", timeout=60, output_hook=collect)
+        client.execute_interactive("page.session.book.counts()", timeout=60, output_hook=collect)
         assert shown[-1]["text/plain"] == "{'labelled': 1, 'undecided': 0, 'left': 19}"
         assert read_labels(labels)[0].level == Level.CONTROL
     finally:
