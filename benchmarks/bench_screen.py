@@ -1,0 +1,186 @@
+"""Screening and near-duplicates on invented documents: time, memory, growth, recall, precision; rensa beside datasketch.
+
+python benchmarks/bench_screen.py [documents ...]    (default 5000 10000; the stated target is 250000 in ten minutes)
+
+Each size runs in a process of its own, so that its peak memory is its own.
+"""
+
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from memcalib.duplicates import NearConfig, deduplicate
+from memcalib.screening import load_screen, screen
+from memcalib.sources import SourceRow, collect
+
+SMALL = """the of and to a in is that it for i my have with on be this was you at as are not but from or what when how
+which do does can could should if after since they there all would about me so up out just get has had been were will"""
+SIGNS = "years old mother daughter since days weeks pain fever headache tablet mg blood test results smoke sleep"
+STOCK = (
+    "Hello, welcome to the forum and thank you for your question.",
+    "I have read all of it with care and understand your concern.",
+    "Hope this helps, take care.",
+    "Feel free to ask again, with regards.",
+)
+EDITS = ("replace", "delete", "insert", "reorder", "append", "case")
+
+
+class Corpus:
+    """Invented documents of a given length: words by Zipf's law, stock phrases in two of five, and planted copies."""
+
+    def __init__(self, seed: int, vocabulary: int = 60_000):
+        self.rng, self.random = np.random.default_rng(seed), random.Random(seed)
+        syllables = [c + v for c in "bcdfghjklmnprstvwz" for v in "aeiou"]
+        made = set()
+        while len(made) < vocabulary:
+            made.add("".join(self.random.choices(syllables, k=self.random.randint(2, 4))))
+        self.rare = np.array(sorted(made))
+        self.rng.shuffle(self.rare)
+        self.small, self.signs = np.array(SMALL.split()), SIGNS.split()
+        self.chance = [self._zipf(len(self.small), 3), self._zipf(vocabulary, 10)]
+
+    @staticmethod
+    def _zipf(size: int, shift: int) -> np.ndarray:
+        weights = np.cumsum(1 / (np.arange(size) + shift))
+        return weights / weights[-1]
+
+    def words(self, count: int) -> list[str]:
+        small, rare = (np.searchsorted(chance, self.rng.random(count)) for chance in self.chance)
+        return np.where(self.rng.random(count) < 0.45, self.small[small], self.rare[rare]).tolist()
+
+    def sentences(self, count: int) -> str:
+        found, made = self.words(count), []
+        while found:
+            size = self.random.randint(8, 17)
+            made.append(" ".join(found[:size]).capitalize() + ".")
+            del found[:size]
+        return " ".join(made)
+
+    def row(self, number: int, size: int = 200) -> SourceRow:
+        question = f"{self.sentences(size * 3 // 10 - 6)} My {' '.join(self.random.sample(self.signs, 3))} is it safe?"
+        answer = self.sentences(size * 7 // 10)
+        if self.random.random() < 0.4:
+            answer = f"{self.random.choice(STOCK[:2])} {answer}"
+        if self.random.random() < 0.4:
+            answer = f"{answer} {self.random.choice(STOCK[2:])}"
+        return SourceRow(id=f"bench:{number}", source="bench", domain="health", question=question, answer=answer)
+
+    def edit(self, text: str, kind: str, count: int) -> str:
+        found = text.split()
+        places = sorted(self.random.sample(range(len(found)), min(count, len(found))), reverse=True)
+        for place in places:
+            if kind == "replace":
+                found[place] = self.words(1)[0]
+            elif kind == "delete":
+                del found[place]
+            elif kind == "insert":
+                found.insert(place, self.words(1)[0])
+        if kind == "reorder":
+            sentences = text.split(". ")
+            self.random.shuffle(sentences)
+            found = ". ".join(sentences).split()
+        if kind == "append":
+            found += self.words(count)
+        joined = " ".join(found)
+        return joined.upper() if kind == "case" else joined
+
+    def copy(self, row: SourceRow, kind: str, count: int, number: int) -> SourceRow:
+        parts = {name: self.edit(getattr(row, name), kind, count) for name in ("question", "answer")}
+        return row.model_copy(update={"id": f"bench:{number}", **parts})
+
+
+def plain_jaccard(a: SourceRow, b: SourceRow) -> float:
+    mine, theirs = (set(re.findall(r"\w+", f"{row.question} {row.answer}".lower())) for row in (a, b))
+    return len(mine & theirs) / len(mine | theirs)
+
+
+def documents(count: int, seed: int = 0) -> tuple[list[SourceRow], list[tuple[int, int, float]]]:
+    """Rows in random order, and the planted pairs (position, position, similarity)."""
+    corpus, rows, pairs = Corpus(seed), [], []
+    while len(rows) < count:
+        rows.append(corpus.row(len(rows)))
+        if corpus.random.random() < 0.15 and len(rows) < count:
+            copy = corpus.copy(rows[-1], corpus.random.choice(EDITS), corpus.random.randint(1, 12), len(rows))
+            pairs.append((len(rows) - 1, len(rows), plain_jaccard(rows[-1], copy)))
+            rows.append(copy)
+    places = corpus.random.sample(range(count), count)
+    order = sorted(range(count), key=places.__getitem__)
+    return [rows[n] for n in order], [(places[a], places[b], similarity) for a, b, similarity in pairs]
+
+
+def measure(count: int) -> None:
+    rows, pairs = documents(count)
+    words = sum(len(row.text.split()) for row in rows) / count
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    start, cpu = time.perf_counter(), time.process_time()
+    screened = collect(screen(rows, load_screen()))
+    middle = time.perf_counter()
+    passed = deduplicate(screened.kept)
+    end, cpu = time.perf_counter(), time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    ids = {row.id: row for row in screened.kept}
+    lost = {drop.id for drop in passed.dropped}
+    near = [d for d in passed.dropped if d.rule == "near duplicate"]
+    pairs = [(rows[a].id, rows[b].id, s) for a, b, s in pairs if rows[a].id in ids and rows[b].id in ids]
+    gone = [(s >= 0.88, a in lost or b in lost) for a, b, s in pairs]
+    found, planted = gone.count((True, True)), sum(reach for reach, _ in gone)
+    right = sum(plain_jaccard(ids[d.id], ids[d.other]) >= 0.88 for d in near)
+    print(
+        f"{count:>7} documents of {words:.0f} words: screening {middle - start:.1f} s, {len(screened.dropped)} dropped; "
+        f"duplicates {end - middle:.1f} s, {len(passed.dropped)} dropped; together {end - start:.1f} s, "
+        f"{cpu:.1f} s of one core, {cpu / count * 1e6:.0f} us each; peak {peak:.2f} GB, {before:.2f} GB before\n"
+        f"        recall {found}/{planted} = {found / planted:.4f}, precision {right}/{len(near)} = "
+        f"{right / len(near):.4f}, {gone.count((False, True))} of {gone.count((False, False)) + gone.count((False, True))} pairs below 0.88 dropped",
+        flush=True,
+    )
+
+
+def compare_libraries(count: int) -> None:
+    """Sketch, query and insert the same shingles with the same permutations and bands; candidates are verified alike."""
+    from datasketch import MinHash, MinHashLSH
+    from rensa import RMinHash, RMinHashLSH
+
+    from memcalib.duplicates import _shingles
+    from memcalib.screening import words
+
+    config = NearConfig()
+    rows, pairs = documents(count, seed=1)
+    runs = [_shingles(words(row.text), config.shingle) for row in rows]
+    in_reach = [(a, b) for a, b, s in pairs if s >= 0.88]
+    times = {}
+    for name in ("rensa", "datasketch"):
+        start = time.perf_counter()
+        if name == "rensa":
+            sketches = RMinHash.from_token_sets(runs, config.permutations, config.seed)
+            index = RMinHashLSH(config.threshold, config.permutations, config.bands)
+        else:
+            coded = ([run.encode() for run in found] for found in runs)
+            sketches = MinHash.bulk(coded, num_perm=config.permutations, seed=config.seed)
+            index = MinHashLSH(num_perm=config.permutations, params=(config.bands, config.permutations // config.bands))
+        middle = time.perf_counter()
+        met = []
+        for number, sketch in enumerate(sketches):
+            met.append(set(index.query(sketch)))
+            index.insert(number, sketch)
+        end = time.perf_counter()
+        found = sum(min(a, b) in met[max(a, b)] for a, b in in_reach)
+        times[name] = end - start
+        print(
+            f"{name:>10}: sketches {middle - start:.2f} s, index {end - middle:.2f} s for {count} documents; "
+            f"{sum(map(len, met))} candidates, recall of planted pairs {found}/{len(in_reach)} = {found / len(in_reach):.4f}"
+        )
+    print(f"rensa needs 1/{times['datasketch'] / times['rensa']:.0f} of datasketch's time", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        measure(int(sys.argv[2]))
+    else:
+        compare_libraries(2_000)
+        for size in map(int, sys.argv[1:] or (5_000, 10_000)):
+            subprocess.run([sys.executable, __file__, "--one", str(size)], check=True)

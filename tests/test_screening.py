@@ -1,0 +1,336 @@
+"""Screening: each rule finds its own kind of defect, clean rows pass, odd text never breaks it."""
+
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib import screening as sc
+from memcalib import sources as s
+from memcalib.problem import DataError
+
+CONFIG = sc.load_screen()
+
+PARTS = {
+    "health": (
+        [
+            "I am a {n} year old {who} and have had {what} for {m} weeks.",
+            "My {who} is {n} and takes {m} mg of a blood pressure tablet every day.",
+            "Since last month my {who}, aged {n}, wakes up with {what} each morning.",
+        ],
+        [
+            "We cannot get an appointment before June. Is it safe to wait?",
+            "The blood test was normal, but I smoke. What should I look out for?",
+            "She is allergic to penicillin. Which medicine could she take instead?",
+        ],
+        [
+            "{What} that lasts this long should be looked at, but it is rarely an emergency.",
+            "Keep a diary of when it comes and goes, how strong it is, and what makes it better or worse.",
+            "If there is fever, weight loss or trouble breathing, go to a clinic on the same day.",
+            "Until then rest, drink enough water, and avoid anything that you know brings it on.",
+        ],
+        {
+            "who": ["mother", "father", "son", "daughter", "wife"],
+            "what": ["headache", "a dry cough", "knee pain", "nausea"],
+        },
+    ),
+    "general": (
+        [
+            "I am planning a {what} for {n} people, and my {who} cannot eat nuts.",
+            "My {who} is turning {n} next week and we have a budget of {m} euros.",
+            "We moved to a small town {m} months ago, and I promised my {who} a {what}.",
+        ],
+        [
+            "Can you suggest three ideas that do not need a car?",
+            "Please write a short invitation in a friendly style.",
+            "What would you do first, and what can wait until the weekend?",
+        ],
+        [
+            "A {what} like this works best when you keep it simple and start early.",
+            "Make a list of who comes, ask each of them to bring one thing, and book the room today.",
+            "Set aside a third of the money for surprises, because there is always one.",
+            "On the day itself, let others help you; they will enjoy it more.",
+        ],
+        {
+            "who": ["sister", "teacher", "neighbour", "friend"],
+            "what": ["picnic", "garden party", "book club", "day trip"],
+        },
+    ),
+    "coding": (
+        [
+            "I use Python 3.{n} on Linux and need to {what} a list of {m} million numbers.",
+            "My {who} reads a CSV file with {n} columns, and I have to {what} the rows without loading it all.",
+            "Given an array of {n} integers, {what} it in place; memory is limited to {m} megabytes.",
+        ],
+        [
+            "I already tried pandas, but it runs out of memory. How can I do this?",
+            "Write a function that returns the result and never raises an error.",
+            "Which data structure should I use, and why is a plain loop so slow?",
+        ],
+        [
+            "def solve(rows):\n    best = {{}}\n    for key, value in rows:\n"
+            "        best[key] = max(value, best.get(key, 0))\n",
+            "    return sorted(best.items(), key=lambda item: (-item[1], item[0]))[:{n}]\n\n",
+            "Read the file line by line with a generator, so that only one row is in memory at a time.",
+            "Sorting costs n log n here; if you only need the top {m}, a heap is quicker.",
+        ],
+        {"who": ["script", "service", "notebook"], "what": ["sort", "deduplicate", "rotate", "filter"]},
+    ),
+}
+
+
+def clean(domain: str, seed: int) -> s.SourceRow:
+    rng = random.Random(f"{domain}{seed}")
+    heads, tails, told, slots = PARTS[domain]
+    fill = {name: rng.choice(options) for name, options in slots.items()} | {
+        "n": rng.randint(4, 90),
+        "m": rng.randint(2, 9),
+    }
+    fill["What"] = fill.get("what", "").capitalize()
+    parts = told if domain == "coding" else rng.sample(told, 3)
+    return s.SourceRow(
+        id=f"{domain}:{seed}",
+        source="clean",
+        domain=domain,
+        question=f"{rng.choice(heads)} {rng.choice(tails)}".format(**fill),
+        answer=" ".join(parts).format(**fill),
+    )
+
+
+def with_text(row, **changes):
+    return row.model_copy(update=changes)
+
+
+OTHER_LANGUAGES = [
+    "Ich habe seit drei Wochen Kopfschmerzen und nehme jeden Morgen eine Tablette. Was soll ich jetzt tun, bitte?",
+    "J'ai mal à la tête depuis trois semaines et je prends un comprimé tous les matins. Que dois-je faire maintenant ?",
+    "Me duele la cabeza desde hace tres semanas y tomo una pastilla todas las mañanas. ¿Qué debo hacer ahora?",
+    "Ho mal di testa da tre settimane e prendo una compressa ogni mattina. Che cosa devo fare adesso, per favore?",
+    "Estou com dor de cabeça há três semanas e tomo um comprimido todas as manhãs. O que devo fazer agora?",
+    "Ik heb al drie weken hoofdpijn en neem elke ochtend een tablet. Wat moet ik nu het beste doen, alstublieft?",
+    "Jag har haft huvudvärk i tre veckor och tar en tablett varje morgon. Vad ska jag göra nu, snälla?",
+    "Boli mnie głowa od trzech tygodni i biorę tabletkę każdego ranka. Co powinienem teraz zrobić, proszę?",
+    "Üç haftadır başım ağrıyor ve her sabah bir tablet alıyorum. Şimdi ne yapmam gerekiyor, lütfen söyleyin?",
+    "Kepala saya sakit selama tiga minggu dan saya minum tablet setiap pagi. Apa yang harus saya lakukan sekarang?",
+]
+OTHER_SCRIPTS = [
+    "У меня три недели болит голова, и я принимаю таблетку каждое утро. Что мне делать?",
+    "我头痛已经三个星期了，每天早上吃一片药，医生说要再等两个星期，可是我很担心，请问现在应该怎么办才好呢？谢谢大家的帮助。",
+    "أعاني من صداع منذ ثلاثة أسابيع وأتناول قرصا كل صباح. ماذا علي أن أفعل الآن؟",
+    "मुझे तीन हफ्ते से सिरदर्द है और मैं हर सुबह एक गोली लेता हूं। अब मुझे क्या करना चाहिए?",
+]
+STOCK = (
+    "Hello and welcome to our forum! Thank you for your question today. I hope this helps you and your family. "
+    "Feel free to ask again at any time. Please take care of yourself, with regards and best wishes. {} now."
+)
+
+
+def mojibake(text):
+    return text.replace("e", "é").encode("utf-8").decode("latin-1")
+
+
+DEFECTS = {
+    "presence": (
+        "health",
+        lambda row, rng: with_text(row, **{rng.choice(["question", "answer"]): rng.choice(["", " \n"])}),
+    ),
+    "question length": ("health", lambda row, rng: with_text(row, question=row.question[: rng.randint(5, 39)])),
+    "answer length": ("general", lambda row, rng: with_text(row, answer=row.answer * rng.choice([60, 200]))),
+    "context length": ("coding", lambda row, rng: with_text(row, context="line of log\n" * rng.randint(900, 2000))),
+    "few words": (
+        "health",
+        lambda row, rng: with_text(
+            row, question=f"Pseudohypoparathyroidism{rng.random()}, electroencephalographically?"
+        ),
+    ),
+    "damage": (
+        "general",
+        lambda row, rng: with_text(
+            row, answer=mojibake(row.answer) if rng.random() < 0.5 else row.answer.replace("a", "�")
+        ),
+    ),
+    "letters": ("health", lambda row, rng: with_text(row, question=rng.choice(OTHER_SCRIPTS))),
+    "language": (
+        "health",
+        lambda row, rng: with_text(row, **{rng.choice(["question", "answer"]): rng.choice(OTHER_LANGUAGES)}),
+    ),
+    "symbols": (
+        "general",
+        lambda row, rng: with_text(row, answer=re.sub(" ", lambda m: rng.choice([" ", " *# ", " <> "]), row.answer)),
+    ),
+    "run": (
+        "general",
+        lambda row, rng: with_text(row, question=row.question + rng.choice("!?ha") * rng.randint(13, 40)),
+    ),
+    "loop": ("health", lambda row, rng: with_text(row, answer=(row.answer[:70] + " ") * rng.randint(12, 20))),
+    "boilerplate": (
+        "health",
+        lambda row, rng: with_text(row, answer=STOCK.format(rng.choice(["Rest", "Drink", "Sleep"]))),
+    ),
+    "intent": (
+        "general",
+        lambda row, rng: with_text(
+            row, question=f"We moved to a small town {rng.randint(2, 9)} months ago. My sister likes it."
+        ),
+    ),
+    "containment": ("coding", lambda row, rng: with_text(row, question=f"{row.question}\n{row.answer}")),
+    "signals": (
+        "general",
+        lambda row, rng: with_text(
+            row,
+            question=rng.choice(["What is the colour of the sky", "Who was the first to fly"]) + " and why is it so?",
+        ),
+    ),
+    "score": (
+        "health",
+        lambda row, rng: with_text(
+            row,
+            question="Is a cold shower good for a sore knee or not?",
+            answer="It depends on the heart, so ask a doctor first, please.",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(sc.RULES))
+def test_planted_defects_are_found_by_their_own_rule(name):
+    domain, spoil = DEFECTS[name]
+    rng, found = random.Random(name), 0
+    for seed in range(50):
+        result = sc.screen_row(spoil(clean(domain, seed), rng), CONFIG)
+        found += isinstance(result, s.Dropped) and result.rule == name
+    assert found >= 48, (name, found, result)
+
+
+@pytest.mark.parametrize("domain", list(PARTS))
+def test_clean_rows_pass(domain):
+    passed = s.collect(sc.screen((clean(domain, seed) for seed in range(400)), CONFIG))
+    assert len(passed.dropped) <= 4, [str(d) for d in passed.dropped[:3]]
+    assert all(60 <= row.metadata["score"] <= 100 for row in passed.kept)
+
+
+@pytest.mark.parametrize("text", OTHER_LANGUAGES + OTHER_SCRIPTS)
+def test_other_languages_do_not_pass_as_question_or_answer(text):
+    for name in ("question", "answer"):
+        result = sc.screen_row(with_text(clean("general", 1), **{name: text}), CONFIG)
+        assert isinstance(result, s.Dropped) and result.rule in ("letters", "language"), result
+
+
+def test_thresholds_are_exact():
+    row = clean("health", 3)
+    for length, passes in ((39, False), (40, True), (2500, True), (2501, False)):
+        view = sc.View(with_text(row, question="a" * length), CONFIG)
+        assert (sc.RULES["question length"](view) is None) == passes
+    for count, passes in ((7, False), (8, True)):
+        assert (sc.RULES["few words"](sc.View(with_text(row, question="is " * count), CONFIG)) is None) == passes
+    for count, passes in ((12, True), (13, False)):
+        view = sc.View(with_text(row, question=row.question + "!" * count), CONFIG)
+        assert (sc.RULES["run"](view) is None) == passes
+    text = "a" * 820
+    for count, passes in ((180, True), (181, False)):
+        assert (sc.RULES["symbols"](sc.View(with_text(row, answer=text + ";" * count), CONFIG)) is None) == passes
+
+
+def test_domains_have_their_own_limits_and_unknown_ones_are_general():
+    code = clean("coding", 5)
+    noisy = with_text(code, answer="\n".join(f"total[{n}] = (rows[{n}] + offset) * {{}};" for n in range(12)))
+    assert isinstance(sc.screen_row(noisy, CONFIG), s.SourceRow)
+    assert sc.screen_row(with_text(noisy, domain="general"), CONFIG).rule in ("language", "symbols")
+    law = with_text(clean("general", 2), domain="law")
+    assert isinstance(sc.screen_row(law, CONFIG), s.SourceRow)
+
+
+def test_rows_of_a_megabyte_cost_little():
+    row = clean("general", 1)
+    for changes in ({"question": "word " * 200_000}, {"answer": "a!" * 500_000}, {"context": "x" * 1_000_000}):
+        start = time.perf_counter()
+        result = sc.screen_row(with_text(row, **changes), CONFIG)
+        assert result.rule.endswith("length") and time.perf_counter() - start < 0.5
+    loose = sc.load_screen({"limits": {"general": {"answer_chars": [1, 10**7]}}})
+    for answer in (
+        "a!" * 500_000,
+        "!" * 1_000_000,
+        "is it so " * 100_000,
+        "thank you for your " * 50_000,
+        "é" * 500_000,
+    ):
+        start = time.perf_counter()
+        assert isinstance(sc.screen_row(with_text(row, answer=answer), loose), s.Dropped)
+        assert time.perf_counter() - start < 8
+
+
+def test_losses_of_the_stage_before_pass_through():
+    lost = s.Dropped(source="x", stage="reading", rule="json", line=4)
+    passed = s.collect(sc.screen([lost, clean("health", 1), with_text(clean("health", 2), answer="")]))
+    assert passed.dropped[0] is lost and passed.dropped[1].rule == "presence" and len(passed.kept) == 1
+    assert s.attrition(passed).loc[("", "read"), "all"] == 3
+
+
+def test_nothing_left_says_why():
+    rows = [with_text(clean("health", n), answer="") for n in range(5)]
+    with pytest.raises(DataError, match="0 of 5 rows accepted: 5 by presence, for instance health:0"):
+        s.collect(sc.screen(rows)).require("screening")
+
+
+def test_changes_from_a_file_and_what_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "limits:\n  law: {words: 20}\n  coding: {score: 10}\nboilerplate: [dear colleague]\n"
+    )
+    config = sc.load_screen(tmp_path / "mine.yaml")
+    assert config.limits["law"].words == 20 and config.limits["law"].score == 60
+    assert (config.limits["coding"].score, config.limits["coding"].symbols) == (10, 0.45)
+    assert config.boilerplate == ("dear colleague",) and config.hash != CONFIG.hash
+    wrong = [
+        ({"limits": {"coding": {"score": "high"}}}, "limits.coding.score"),
+        ({"limit": {}}, "limit"),
+        (["a"], "mapping"),
+    ]
+    for change, word in wrong:
+        with pytest.raises(ValueError, match=word):
+            sc.load_screen(change)
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(ValueError, match=r"list\.yaml"):
+        sc.load_screen(tmp_path / "list.yaml")
+
+
+def test_every_rule_is_documented_and_every_threshold_is_used():
+    assert all(rule.__doc__ for rule in sc.RULES.values())
+    code = Path(sc.__file__).read_text(encoding="utf-8").split("class View", 1)[1]
+    unused = [name for name in sc.Limits.model_fields if f"limits.{name}" not in code]
+    assert unused == []
+
+
+texts = st.text(st.characters(exclude_categories=()), max_size=300)
+
+
+@given(texts, texts, texts, st.sampled_from(["health", "general", "coding", "law"]))
+def test_any_text_gives_a_row_or_a_reason(question, context, answer, domain):
+    source = s.plain_source("q", "a", "c", name="x", domain=domain)
+    row = s.to_row(source, {"q": question, "a": answer, "c": context})
+    result = sc.screen_row(row, CONFIG)
+    result.to_json().encode()
+    if isinstance(result, s.Dropped):
+        assert result.rule in sc.RULES and result.found and result.allowed
+
+
+@given(st.text("ab!. \nÄ", max_size=60))
+def test_symbols_against_a_plain_count(text):
+    row = with_text(clean("general", 1), answer=text)
+    count = sum(1 for char in text if not char.isalnum() and not char.isspace())
+    finding = sc.RULES["symbols"](sc.View(row, CONFIG))
+    assert (finding is not None) == (count > 0.18 * len(text))
+
+
+@given(st.text("aab!=. ", max_size=60))
+def test_runs_against_a_plain_loop(text):
+    longest, current = 0, 0
+    for n, char in enumerate(text):
+        current = current + 1 if n and char == text[n - 1] else 1
+        if char not in " .=":
+            longest = max(longest, current)
+    finding = sc.RULES["run"](sc.View(with_text(clean("general", 1), answer=text), CONFIG))
+    assert (finding is not None) == (longest > 12)
