@@ -11,17 +11,21 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-# %% ../nbs/02b_evidence.ipynb #b61c3e5c
+# %% ../nbs/02b_evidence.ipynb #de67fe26
 _DROPPED = "*_`#>~|" + " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "\xad\ufeff\u2060"
 _DROPPED += "".join(map(chr, range(0x2000, 0x2010)))
 _PLAIN = {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "‚": "'"}
 _PLAIN |= dict.fromkeys("\u2010\u2011\u2012–—―−", "-")
-_FOLD = str.maketrans({**dict.fromkeys(_DROPPED, ""), **_PLAIN})
+_FOLD = str.maketrans(dict.fromkeys(_DROPPED) | _PLAIN)
 
-# %% ../nbs/02b_evidence.ipynb #1adc20bd
+# %% ../nbs/02b_evidence.ipynb #35a1d8df
 def fold(text: str) -> str:
     """The text without case, white space, Markdown marks and typographic variants; character by character."""
-    return text.translate(_FOLD).casefold()
+    if text.isascii():
+        return text.translate(_FOLD).casefold()
+    for character, plain in (dict.fromkeys(_DROPPED, "") | _PLAIN).items():
+        text = text.replace(character, plain)
+    return text.casefold()
 
 # %% ../nbs/02b_evidence.ipynb #6509beb7
 _ELLIPSIS = re.compile(r"[\[(]?(?:…|\.\.\.+)[\])]?")

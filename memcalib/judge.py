@@ -84,7 +84,7 @@ def _silent(example: Example, quality: bool, fields: Mapping[str, Any]) -> Judgm
         atom.reason = "the answer is empty"
     return judgment.model_copy(update={"task_quality": 0 if quality else None})
 
-# %% ../nbs/02_judge.ipynb #912f102b
+# %% ../nbs/02_judge.ipynb #a413c8ce
 class LLMJudge:
     """A judge behind an endpoint. Raises only `CallError`s that are fatal; other failures are unscored judgments."""
 
@@ -92,6 +92,8 @@ class LLMJudge:
         self.client = endpoint if isinstance(endpoint, Client) else Client(endpoint, cache)
         self.config = config or JudgeConfig()
         self.name, self.system = judge_name(self.client.endpoint, self.config), system_prompt(self.config)
+        self._call = {"response_format": response_format(self.config), "temperature": self.config.temperature}
+        self._call |= {"max_tokens": self.config.max_tokens}
 
     def __repr__(self) -> str:
         return f"LLMJudge({self.name!r})"
@@ -121,12 +123,12 @@ class LLMJudge:
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-# %% ../nbs/02_judge.ipynb #61fe3ef9
+# %% ../nbs/02_judge.ipynb #964cafe1
 async def _readings(self: LLMJudge, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
-    messages, settings = request.messages, {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
+    messages = request.messages
     async with self.client:
         for _ in range(1 + self.config.repair):
-            reply = await self.client.ask(messages, response_format=response_format(self.config), **settings)
+            reply = await self.client.ask(messages, **self._call)
             reading = read_reply(reply.text, request, reply.finish_reason)
             usage.update(reply.usage | {"calls": 1} | ({"fenced": 1} if reading.fenced else {}))
             yield reading

@@ -42,7 +42,7 @@ _PROMPTS = resources.files("memcalib") / "data" / "prompts"
 def _part(name: str) -> str:
     return (_PROMPTS / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()
 
-# %% ../nbs/02c_verdict.ipynb #39860505
+# %% ../nbs/02c_verdict.ipynb #5e59e290
 def prompt_names() -> list[str]:
     """The names of the shipped judge prompts."""
     return sorted(p.name.removesuffix(".md") for p in _PROMPTS.iterdir() if p.name.endswith(".md"))
@@ -50,11 +50,13 @@ def prompt_names() -> list[str]:
 
 def load_prompt(name: str) -> str:
     """The text of a shipped prompt or of a file; raises `ValueError` naming what is allowed."""
-    if name in prompt_names():
-        return (_PROMPTS / f"{name}.md").read_text(encoding="utf-8").strip()
-    if Path(name).is_file():
-        return Path(name).read_text(encoding="utf-8").strip()
-    raise ValueError(f"prompt: found {name!r}; allowed: {', '.join(prompt_names())}, or the path of a text file")
+    path = _PROMPTS / f"{name}.md" if name in prompt_names() else Path(name)
+    if not path.is_file():
+        raise ValueError(f"prompt: found {name!r}; allowed: {', '.join(prompt_names())}, or the path of a text file")
+    text = path.read_bytes().decode("utf-8", "replace").strip()
+    if not text or "\ufffd" in text:
+        raise ValueError(f"prompt: found {name!r}, a file that is {'not UTF-8' if text else 'empty'}; allowed: a text in UTF-8")
+    return text
 
 # %% ../nbs/02c_verdict.ipynb #9d9f45f0
 def _whole(value: Any) -> Any:
@@ -217,7 +219,7 @@ def _name_faults(request: JudgeRequest, said: Sequence[str]) -> Iterator[str]:
         if name not in counts:
             yield f"atom_id {name} is missing"
 
-# %% ../nbs/02c_verdict.ipynb #92121e9b
+# %% ../nbs/02c_verdict.ipynb #3f7338d6
 def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") -> Reading:
     """Verdicts and faults of one reply; never raises, whatever the reply holds."""
     body, fenced = _without_fence(text)
@@ -233,9 +235,9 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     reading.faults += [fault for _, fault in bad]
     wrong = {place[:2] for place, _ in bad} | {place[:1] for place, _ in bad}
     rows = found.get("atom_judgments") if isinstance(found, dict) else None
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    said = [row["atom_id"] for row in rows if isinstance(row.get("atom_id"), str)]
-    reading.faults += list(_name_faults(request, said)) if rows else []
+    listed = isinstance(rows, list)
+    said = [row["atom_id"] for row in rows if isinstance(row, dict) and isinstance(row.get("atom_id"), str)] if listed else []
+    reading.faults += list(_name_faults(request, said)) if listed else []
     _keep(reading, request, found, wrong, said)
     return reading
 
