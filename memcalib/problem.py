@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, ValidationError, model_validator
 
-# %% ../nbs/00_problem.ipynb #e6edbe78
+# %% ../nbs/00_problem.ipynb #07ab01f9
 class Level(IntEnum):
     """How far an atom shapes an answer; the integer is the paper's rank (section 2.1)."""
 
@@ -49,12 +49,16 @@ class Level(IntEnum):
     @classmethod
     def parse(cls, value: "Level | int | str") -> "Level":
         """Read a letter, a word or a rank; raises `ValueError` naming the value and the allowed ones."""
-        names = {level.wire: level for level in cls} | {level.name: level for level in cls}
-        if isinstance(value, str) and value.upper() in names:
-            return names[value.upper()]
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in _SPELLINGS:
+            return _SPELLINGS[value.upper()]
         if isinstance(value, int) and not isinstance(value, bool) and value in tuple(cls):
             return cls(value)
         raise ValueError(f"unknown level {value!r}: allowed are A, B, C (Ignore, Bound, Control)")
+
+
+_SPELLINGS = {level.wire: level for level in Level} | {level.name: level for level in Level}
 
 # %% ../nbs/00_problem.ipynb #444d6738
 WireLevel = Annotated[Level, BeforeValidator(Level.parse), PlainSerializer(lambda level: level.wire, when_used="json")]
