@@ -86,7 +86,7 @@ class _Pacer:
     def correct(self, amount: float) -> None:
         self.next += amount * self.interval
 
-# %% ../nbs/00b_llm.ipynb #db7e19ef
+# %% ../nbs/00b_llm.ipynb #f7eedcf9
 def _usage(completion, seconds: float) -> dict[str, float]:
     usage, found = completion.usage, {"seconds": seconds}
     found["prompt_tokens"] = getattr(usage, "prompt_tokens", None)
@@ -103,16 +103,16 @@ def _sound(text: str) -> str:
 def _causes(error: BaseException) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
 
 
 def _words(error: Exception) -> str:
-    "What the server itself said, from OpenAI's error shape where it keeps to it."
+    "What the server itself said: the message, code and field of OpenAI's error shape, or all of it."
     body = error.body if isinstance(error.body, dict) else {}
     said = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]
-    return "; ".join(said) if body.get("message") else error.message
+    return "; ".join(said) if body.get("message") else error.response.text or error.message
 
-# %% ../nbs/00b_llm.ipynb #03eb53a3
+# %% ../nbs/00b_llm.ipynb #1a662fe5
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
@@ -177,7 +177,7 @@ class _Server:
 
         causes = list(_causes(error))
         nobody = any(isinstance(cause, ClientConnectorError) for cause in causes)
-        why = self._clean(str(causes[-1]) or type(causes[-1]).__name__)
+        why = self._clean([str(cause) for cause in causes if str(cause)][-1])
         never = nobody and not self.reached and number >= 3
         ask = "; is the address right, and is the server running?" if never else ""
         return CallError("unreachable", f"no connection to {self.endpoint.url}: {why}{ask}", fatal=never)
@@ -231,28 +231,19 @@ def _retrying(endpoint: Endpoint):
     wait = lambda state: max(jitter(state), state.outcome.exception().wait or 0)
     return AsyncRetrying(stop=stop_after_attempt(endpoint.attempts), wait=wait, retry=retry_if_exception(passing), reraise=True)
 
-# %% ../nbs/00b_llm.ipynb #e35ff90c
-class Client:
-    """Asks one endpoint; write `async with client:` around the calls. What it learned and counted outlives each such block.
+# %% ../nbs/00b_llm.ipynb #dc0a4fac
+class _Caller:
+    "Calls an endpoint within its limits, tries again, and counts. Works in one event loop at a time."
 
-    A client works in one event loop at a time. Give it a cache, or the path of one, to remember replies.
-    """
-
-    def __init__(self, endpoint: Endpoint, cache: CallCache | str | Path | None = None):
-        self.endpoint, self.totals = endpoint, Totals()
-        self.cache = CallCache(cache) if isinstance(cache, str | Path) else cache
-        self._server, self._requests, self._tokens = _Server(endpoint), _Pacer(endpoint.rpm), _Pacer(endpoint.tpm)
-        self._answer, self._broken, self._depth = 500.0, "", 0
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint, self.totals, self._server = endpoint, Totals(), _Server(endpoint)
+        self._requests, self._tokens, self._answer = _Pacer(endpoint.rpm), _Pacer(endpoint.tpm), 500.0
+        self._depth = 0
 
     def __repr__(self) -> str:
-        return f"Client({self.endpoint.model!r} at {self.endpoint.url!r})"
+        return f"{type(self).__name__}({self.endpoint.model!r} at {self.endpoint.url!r})"
 
-    @property
-    def refused(self) -> frozenset[str]:
-        "Fields that this server turned out not to take: response_format, max_tokens."
-        return frozenset(self._server.refused)
-
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self):
         if self._depth and self._loop is not asyncio.get_running_loop():
             raise RuntimeError(f"{self!r} is in use in another event loop; make one client for each")
         if not self._depth:
@@ -265,65 +256,7 @@ class Client:
         if not self._depth:
             await self._server.close()
 
-    def key(self, messages, *, attempt: int = 0, response_format: dict | None = None, **settings: Any) -> str:
-        "Under what the reply to this call is kept."
-        e, settings = self.endpoint, {name: value for name, value in settings.items() if value is not None}
-        what = {"base_url": e.url, "model": e.model, "messages": messages, "settings": settings, "extra_body": e.body}
-        return call_key(**what, response_format=response_format if e.json_schema else None, attempt=attempt)
-
-    def remembered(self, messages, **call: Any) -> Reply | None:
-        "The reply to this call if the cache has it. Asks nobody and needs no key."
-        stored = self.cache.get(self.key(messages, **call)) if self.cache and self.cache.path.exists() else None
-        return self._reply(**stored, attempts=0, cached=True) if stored else None
-
-    async def ask(
-        self,
-        messages: list[dict[str, str]],
-        *,
-        attempt: int = 0,  # another number is another call
-        response_format: dict | None = None,
-        **settings: Any,  # temperature, top_p, max_tokens, seed, ...; None is not sent
-    ) -> Reply:
-        "The reply to these messages, from the cache or from the server; raises `CallError`, and `CacheError` before any new call."
-        if not self._depth:
-            raise RuntimeError(f"{self!r} is not open: write `async with client:` around the calls")
-        body = {name: value for name, value in settings.items() if value is not None} | self.endpoint.body
-        if response_format and self.endpoint.json_schema:
-            body["response_format"] = response_format
-        if self.cache is None:
-            return await self._ask(messages, body)
-        return await self._ask_once(self.key(messages, attempt=attempt, response_format=response_format, **settings), messages, body)
-
-    async def _ask_once(self, key: str, messages, body: dict[str, Any]) -> Reply:
-        pause = 0.02
-        while not ((stored := self.cache.get(key)) or self.cache.claim(key)):
-            await asyncio.sleep(pause)  # somebody else is asking
-            pause = min(1.0, 1.5 * pause)
-        if stored:
-            reply = self._reply(**stored, attempts=0, cached=True)
-            self.totals.count(reply)
-            return reply
-        try:
-            if self._broken:
-                raise CacheError(self._broken)
-            reply = await self._ask(messages, body)
-            self._keep(key, reply)
-            return reply
-        except BaseException:
-            with suppress(CacheError):
-                self.cache.release(key)
-            raise
-
-    def _keep(self, key: str, reply: Reply) -> None:
-        usage = {name: value for name, value in reply.usage.items() if name != "cost"}
-        try:
-            self.cache.put(key, {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage}, self.endpoint.model)
-        except CacheError as error:
-            self._broken = str(error)  # this reply is paid for, so it is handed on; the next call stops before it is paid
-            with suppress(CacheError):
-                self.cache.release(key)
-
-    async def _ask(self, messages, body: dict[str, Any]) -> Reply:
+    async def _call(self, messages: list[dict[str, str]], body: dict[str, Any]) -> Reply:
         number = 0
 
         async def one_try() -> Reply:
@@ -342,7 +275,7 @@ class Client:
         self.totals.count(reply)
         return reply
 
-    async def _try(self, messages, body: dict[str, Any], number: int) -> Reply:
+    async def _try(self, messages: list[dict[str, str]], body: dict[str, Any], number: int) -> Reply:
         guess = estimate_tokens(messages) + min(body.get("max_tokens", self._answer), self._answer)
         await self._requests.wait()
         await self._tokens.wait(guess)
@@ -357,9 +290,84 @@ class Client:
             text = hide_key(text, self.endpoint.api_key())
         return self._reply(text, choice.finish_reason or "stop", usage)
 
-    def _reply(self, text: str, finish_reason: str, usage: dict[str, float], **more) -> Reply:
+    def _reply(self, text: str, finish_reason: str, usage: dict[str, float], **more: Any) -> Reply:
         price = self.endpoint.price
         if price and "prompt_tokens" in usage and "completion_tokens" in usage:
             cost = price.cost(usage["prompt_tokens"], usage["completion_tokens"], usage.get("cached_tokens", 0))
             usage = usage | {"cost": cost}
         return Reply(text, finish_reason, usage, **more)
+
+# %% ../nbs/00b_llm.ipynb #94d7f4ce
+class Client(_Caller):
+    """Asks one endpoint; write `async with client:` around the calls. What it learned and counted outlives each such block.
+
+    Give it a cache, or the path of one, to remember replies.
+    """
+
+    def __init__(self, endpoint: Endpoint, cache: CallCache | str | Path | None = None):
+        super().__init__(endpoint)
+        self.cache = CallCache(cache) if isinstance(cache, str | Path) else cache
+        self._full = ""  # why the cache takes no more
+
+    async def ask(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        attempt: int = 0,  # another number is another call
+        response_format: dict | None = None,
+        **settings: Any,  # temperature, top_p, max_tokens, seed, ...; None is not sent
+    ) -> Reply:
+        "The reply to these messages, from the cache or from the server; raises `CallError` and `CacheError`."
+        if not self._depth:
+            raise RuntimeError(f"{self!r} is not open: write `async with client:` around the calls")
+        body = {name: value for name, value in settings.items() if value is not None} | self.endpoint.body
+        if response_format and self.endpoint.json_schema:
+            body["response_format"] = response_format
+        if self.cache is None:
+            return await self._call(messages, body)
+        return await self._ask_once(self.key(messages, attempt=attempt, response_format=response_format, **settings), messages, body)
+
+    def remembered(self, messages: list[dict[str, str]], **call: Any) -> Reply | None:
+        "The reply to this call if the cache has it. Asks nobody and needs no key."
+        stored = self.cache.get(self.key(messages, **call)) if self.cache and self.cache.path.exists() else None
+        return self._reply(**stored, attempts=0, cached=True) if stored else None
+
+    def key(self, messages: list[dict[str, str]], *, attempt: int = 0, response_format: dict | None = None, **settings: Any) -> str:
+        "Under what the reply to this call is kept."
+        e, settings = self.endpoint, {name: value for name, value in settings.items() if value is not None}
+        what = {"base_url": e.url, "model": e.model, "messages": messages, "settings": settings, "extra_body": e.body}
+        return call_key(**what, response_format=response_format if e.json_schema else None, attempt=attempt)
+
+    @property
+    def refused(self) -> frozenset[str]:
+        "Fields that this server turned out not to take: response_format, max_tokens."
+        return frozenset(self._server.refused)
+
+    async def _ask_once(self, key: str, messages: list[dict[str, str]], body: dict[str, Any]) -> Reply:
+        pause = 0.02
+        while not ((stored := self.cache.get(key)) or self.cache.claim(key)):
+            await asyncio.sleep(pause)  # somebody else is asking
+            pause = min(1.0, 1.5 * pause)
+        if stored:
+            reply = self._reply(**stored, attempts=0, cached=True)
+            self.totals.count(reply)
+            return reply
+        try:
+            if self._full:
+                raise CacheError(self._full)
+            reply = await self._call(messages, body)
+            self._keep(key, reply)
+            return reply
+        except BaseException:
+            with suppress(CacheError):
+                self.cache.release(key)
+            raise
+
+    def _keep(self, key: str, reply: Reply) -> None:
+        usage = {name: value for name, value in reply.usage.items() if name != "cost"}
+        try:
+            self.cache.put(key, {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage}, self.endpoint.model)
+        except CacheError as error:
+            self._full = str(error)
+            with suppress(CacheError):
+                self.cache.release(key)

@@ -215,6 +215,12 @@ def test_lasting_faults_are_tried_once(status, message, kind):
     assert client.totals.failures == 1 and client.totals.calls == 0
 
 
+def test_words_in_another_shape_are_shown():
+    refusal = (422, {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]})
+    with FaultyServer(refusal) as server, pytest.raises(CallError, match="seed.*Extra inputs are not permitted"):
+        ask(Client(endpoint(server)))
+
+
 def test_a_call_gives_up_after_its_attempts():
     with FaultyServer(*[(500, {"error": {"message": f"try {k}"}}) for k in range(5)]) as server:
         client = Client(endpoint(server, attempts=3))
@@ -241,7 +247,7 @@ def test_nobody_there():
     with FaultyServer() as server:
         url = server.url
     start = time.monotonic()
-    with pytest.raises(CallError, match="is the server running") as caught:
+    with pytest.raises(CallError, match=r"Connect call failed.*is the server running") as caught:
         ask(Client(Endpoint(model="m", base_url=url, key_env="", backoff=0.001)))
     assert caught.value.kind == "unreachable" and caught.value.fatal and time.monotonic() - start < 10
 
