@@ -8,7 +8,7 @@ __all__ = ['SCREENING', 'MOST_PASSAGES', 'DERIVATION', 'ATOM_COUNT', 'ANNOTATION
            'accept_screening', 'PassageReply', 'DerivationReply', 'check_derivation', 'accept_derivation', 'AtomReply',
            'AnnotationReply', 'first_person', 'too_close', 'check_annotation', 'accept_annotation']
 
-# %% ../nbs/01_construction.ipynb #32555648
+# %% ../nbs/01_construction.ipynb #e6b870c9
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from .drafts import Draft, DraftAtom, DraftBlock, Drop, Fault, Passage, briefing, load_build_prompt
 from .replies import Form
 from .screening import load_screen, words
-from .stages import Draft, DraftAtom, DraftBlock, Drop, Fault, Passage, Stage, StageError, StageResult, briefing, merge_by, run_stage
+from .stages import Stage, StageError, StageResult, merge_by, run_stage
 
-# %% ../nbs/01_construction.ipynb #c5bbe47a
+# %% ../nbs/01_construction.ipynb #4247e1ce
 def find_exact(quote: str, text: str) -> str:
     """The part of the text that a quotation repeats, up to white space and at whole words; "" when there is none."""
     wanted, folded = " ".join(quote.split()), " ".join(text.split())
@@ -28,9 +29,9 @@ def find_exact(quote: str, text: str) -> str:
     while at >= 0:
         end = at + len(wanted)
         if not (_joined(folded, at) or _joined(folded, end)):
-            spans = [match.span() for match in re.finditer(r"\S+", text)]
-            place = lambda i: spans[folded.count(" ", 0, i)][0] + i - folded.rfind(" ", 0, i) - 1
-            return text[place(at) : place(end - 1) + 1]
+            starts = [match.start() for match in re.finditer(r"\S+", text)]
+            first, last = (starts[folded.count(" ", 0, i)] + i - folded.rfind(" ", 0, i) - 1 for i in (at, end - 1))
+            return text[first : last + 1]
         at = folded.find(wanted, at + 1)
     return ""
 
@@ -60,8 +61,8 @@ def find_leak(detail: str, query: str) -> str:
     found = [word for word in mine if word in known]
     return " … ".join(found) if len(mine) >= 4 and len(found) >= 0.65 * len(mine) else ""
 
-# %% ../nbs/01_construction.ipynb #4a982467
-_NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+# %% ../nbs/01_construction.ipynb #6d4827ff
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def _stems(text: str) -> list[str]:
