@@ -6,7 +6,7 @@
 __all__ = ['log', 'Encoded', 'evaluating', 'uniform_dice', 'draw', 'sample_tokens', 'end_tokens', 'prompt_encoder',
            'sample_answers', 'evaluate', 'LocalBackend', 'VllmBackend']
 
-# %% ../nbs/01c_engines.ipynb #b59a36ef
+# %% ../nbs/01c_engines.ipynb #fa47dcd5
 import itertools
 import logging
 import time
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +213,15 @@ def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: fl
     usage |= {"prompt_tokens": len(ids), "completion_tokens": len(row["token_ids"])}
     return request.rollout(**(row | {"response": without_thoughts(row["response"])}), usage=usage)
 
-# %% ../nbs/01c_engines.ipynb #e82291e5
+# %% ../nbs/01c_engines.ipynb #ea62e94d
 def _tokenizer(path: str | Path, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+
+
+def _model_name(model: str | Path) -> str:
+    return Path(model).resolve().name if Path(model).is_dir() else str(model)
 
 
 def _load(path: str | Path, dtype: str, device: str, revision: str | None) -> PreTrainedModel:
@@ -226,9 +231,9 @@ def _load(path: str | Path, dtype: str, device: str, revision: str | None) -> Pr
     options = dict(dtype=dtype, device_map=place, revision=revision, trust_remote_code=False, use_safetensors=True)
     return AutoModelForCausalLM.from_pretrained(path, **options).eval()
 
-# %% ../nbs/01c_engines.ipynb #1501dffb
+# %% ../nbs/01c_engines.ipynb #ef28e303
 class LocalBackend:
-    """Answers from a transformers model in memory, from a folder, or from the hub; no code of a model is ever run.
+    """Answers from a transformers model in memory, in a folder, or on the hub; weights are read when the first request comes.
 
     `name` is what rows record as their model: by default the hub id, or the last part of the folder. Raises `OSError` when
     there is no such model, and `ValueError` when a model object comes without its tokenizer.
@@ -238,17 +243,27 @@ class LocalBackend:
         self, model: PreTrainedModel | str | Path, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str = "",
         batch_tokens: int = 2**17, window: int = 1024, dtype: str = "auto", device: str = "auto", revision: str | None = None,
     ):  # fmt: skip
+        self.batch_tokens, self.window = batch_tokens, window
         if isinstance(model, str | Path):
-            name = name or (Path(model).resolve().name if Path(model).is_dir() else str(model))
-            tokenizer = tokenizer or _tokenizer(model, revision)
-            model = _load(model, dtype, device, revision)
+            self.tokenizer = tokenizer or _tokenizer(model, revision)
+            self._load = lambda: _load(model, dtype, device, revision)
+            self.name = name or _model_name(model)
         elif tokenizer is None:
             raise ValueError("tokenizer None: a model in memory needs its tokenizer")
-        self.model, self.tokenizer, self.batch_tokens, self.window = model, tokenizer, batch_tokens, window
-        self.name = name or Path(model.name_or_path).name or type(model).__name__
-        self.settings = {"engine": "transformers", "dtype": str(model.dtype).removeprefix("torch.")}
-        self.ends = end_tokens(model, tokenizer)
-        self.limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        else:
+            self.tokenizer, self.model, dtype = tokenizer, model, str(model.dtype).removeprefix("torch.")
+            self.name = name or Path(model.name_or_path).name or type(model).__name__
+        self.settings = {"engine": "transformers", "dtype": dtype}
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model, loaded when it is first asked for."""
+        return self._load()
+
+    @cached_property
+    def limit(self) -> int | None:
+        """The longest prompt and answer together, in tokens; None where the model sets no limit."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Rollout]:
         """One rollout for each request, batch by batch."""
@@ -289,11 +304,12 @@ class LocalBackend:
 
     def _sample(self, batch: list[Encoded]) -> list[Rollout]:
         start, prompts, settings = time.monotonic(), [ids for _, ids in batch], batch[0][0].settings
+        ends = end_tokens(self.model, self.tokenizer)
         most = [min(settings["max_tokens"], (self.limit or len(ids) + settings["max_tokens"]) - len(ids)) for ids in prompts]
-        options = dict(ends=self.ends, temperature=settings["temperature"], top_p=settings["top_p"])
+        options = dict(ends=ends, temperature=settings["temperature"], top_p=settings["top_p"])
         drawn = sample_tokens(self.model, prompts, max_tokens=most, seeds=[r.own_seed for r, _ in batch], **options)
         seconds = (time.monotonic() - start) / len(batch)
-        rows = (_row(self.tokenizer, self.ends, ids) for ids in drawn)
+        rows = (_row(self.tokenizer, ends, ids) for ids in drawn)
         return [_answered(*pair, row, seconds=seconds) for pair, row in zip(batch, rows, strict=True)]
 
 # %% ../nbs/01c_engines.ipynb #bd22924f
@@ -305,7 +321,7 @@ def _vllm():
         raise ModuleNotFoundError(found, name=error.name) from None
     return vllm
 
-# %% ../nbs/01c_engines.ipynb #fef79f4c
+# %% ../nbs/01c_engines.ipynb #02203f7c
 class VllmBackend:
     """Answers from vLLM's engine in this process; `options` go to `vllm.LLM` (tensor_parallel_size, max_model_len, ...).
 
@@ -316,18 +332,22 @@ class VllmBackend:
     def __init__(self, model: str | Path, *, name: str = "", chunk: int = 512, **options: Any):
         if options.get("trust_remote_code"):
             raise ValueError("trust_remote_code True: code that comes with a model is never run here")
-        LLM = _vllm().LLM
+        engine = _vllm()
         self.tokenizer = _tokenizer(options.get("tokenizer", model), options.get("tokenizer_revision", options.get("revision")))
-        self.llm, self.chunk = LLM(model=str(model), **options), chunk
-        self.name = name or (Path(model).resolve().name if Path(model).is_dir() else str(model))
-        self.limit = self.llm.model_config.max_model_len
-        self.settings = {"engine": "vllm", "dtype": str(self.llm.model_config.dtype).removeprefix("torch.")}
+        self._load, self.chunk, self.name = lambda: engine.LLM(model=str(model), **options), chunk, name or _model_name(model)
+        self.settings = {"engine": "vllm", "dtype": str(options.get("dtype", "auto"))}
+
+    @cached_property
+    def llm(self):
+        """The engine, started when the first request comes."""
+        return self._load()
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Rollout]:
         """One rollout for each request, chunk by chunk."""
         source = iter(requests)
         while part := list(itertools.islice(source, self.chunk)):
-            encoded = [(request, _encode(request, self.tokenizer, self.limit)) for request in part]
+            limit = self.llm.model_config.max_model_len
+            encoded = [(request, _encode(request, self.tokenizer, limit)) for request in part]
             yield from (row for _, row in encoded if isinstance(row, Rollout))
             if fitting := [pair for pair in encoded if isinstance(pair[1], list)]:
                 yield from self._generate(fitting)

@@ -365,7 +365,7 @@ class GenerateResult:
         if row.error:
             self.errors[row.error.split(":")[0]] += 1
 
-# %% ../nbs/01b_rollout.ipynb #17dca47f
+# %% ../nbs/01b_rollout.ipynb #741f9722
 class Stopped(RuntimeError):
     """The first calls of a run all failed in the same way; what they said is in the message, and their rows are kept."""
 
@@ -374,10 +374,11 @@ HOPELESS = 20  # first calls that must not all fail in the same way
 
 
 def _check_hope(result: GenerateResult, row: Rollout) -> None:
-    if result.new == HOPELESS and result.counts["error"] == result.new and len(result.errors) == 1:
+    kind = row.error.split(":")[0] if row.error else ""
+    if result.new == result.errors[kind] == HOPELESS and kind != "context_too_long":
         raise Stopped(f"the first {HOPELESS} answers all failed, so the run stopped; the last one: {row.error}")
 
-# %% ../nbs/01b_rollout.ipynb #cdb43218
+# %% ../nbs/01b_rollout.ipynb #57c13fdb
 def generate(
     examples: Sequence[Example], backend: Backend, sampling: Sampling, out: str | Path, *, no_memory: bool = False,
     on_row: Callable[[Rollout], None] | None = None,
@@ -390,6 +391,8 @@ def generate(
     if sampling.thinking and backend.settings.get("thinking") == "off":
         raise ValueError(f"sampling asks for thinking, but endpoint {backend.name!r} has thinking 'off': set both")
     start, out = time.monotonic(), Path(out)
+    if out.suffix != ".jsonl":
+        raise ValueError(f"{out}: found suffix {out.suffix!r} for a file of answers; allowed is .jsonl")
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
     every = lambda: requests(examples, sampling, backend.name, conditions, **backend.settings)
     keys, again = _reader(out, every())
