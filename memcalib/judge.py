@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['judgment_from', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts']
 
-# %% ../nbs/02_judge.ipynb #57a868c0
+# %% ../nbs/02_judge.ipynb #dbe9fb05
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 from .endpoint import CallError, Endpoint
 from .evidence import grounded
 from .journal import Journal
-from .llm import Client, Totals, run_async, run_many
+from .llm import Client, Totals
+from .parallel import run_async, run_many
 from memcalib.problem import (
     DataError,
     Example,
@@ -84,7 +86,7 @@ def _silent(example: Example, quality: bool, fields: Mapping[str, Any]) -> Judgm
         atom.reason = "the answer is empty"
     return judgment.model_copy(update={"task_quality": 0 if quality else None})
 
-# %% ../nbs/02_judge.ipynb #a413c8ce
+# %% ../nbs/02_judge.ipynb #57da5cc7
 class LLMJudge:
     """A judge behind an endpoint. Raises only `CallError`s that are fatal; other failures are unscored judgments."""
 
@@ -109,7 +111,7 @@ class LLMJudge:
         fields = {"judge": self.name, "settings": settings} | fields
         if not response.strip():
             return _silent(example, self.config.quality, fields)
-        request = judge_request(example, response, self.config, text, self.system)
+        request = await _aside(judge_request, example, response, self.config, text, self.system)
         usage: Counter[str] = Counter()
         try:
             readings = [reading async for reading in self._readings(request, usage)]
@@ -118,12 +120,18 @@ class LLMJudge:
                 raise
             failed = {"error": printable(f"{error.kind}: {error}"), "retry": error.kind != "context_too_long"}
             return judgment_for(example, {}, **fields | failed | {"usage": usage})
-        return judgment_from(example, response, request, readings, **fields | {"usage": usage})
+        return await _aside(judgment_from, example, response, request, readings, **fields | {"usage": usage})
 
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-# %% ../nbs/02_judge.ipynb #964cafe1
+# %% ../nbs/02_judge.ipynb #267960c8
+async def _aside(work: Callable, example: Example, response: str, *more: Any, **fields: Any) -> Any:
+    if len(response) < 500_000:
+        return work(example, response, *more, **fields)
+    return await asyncio.to_thread(work, example, response, *more, **fields)
+
+
 async def _readings(self: LLMJudge, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
     messages = request.messages
     async with self.client:

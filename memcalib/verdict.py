@@ -144,15 +144,16 @@ def judge_payload(example: Example, response: str, config: JudgeConfig, text: st
     }
     return payload | ({"also_judge": list(_WHOLE)} if config.quality else {})
 
-# %% ../nbs/02c_verdict.ipynb #9612e002
-_RISKY = re.compile(
+# %% ../nbs/02c_verdict.ipynb #152cd567
+_HIDDEN = re.compile(
     "[<\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-    r"|\[(?=/?[A-Za-z]\w{0,31}\])(?!(?:true|false|null|NaN|Infinity)\])"
 )
+_BRACKET = re.compile(r"\[(?=/?[A-Za-z]\w{0,31}\])(?!(?:true|false|null|NaN|Infinity)\])")
 
 
 def _escaped(text: str) -> str:
-    return _RISKY.sub(lambda match: "\\u005b" if match[0] == "[" else json.dumps(match[0])[1:-1] if match[0] != "<" else "\\u003c", text)
+    text = _HIDDEN.sub(lambda match: "\\u003c" if match[0] == "<" else json.dumps(match[0])[1:-1], text)
+    return _BRACKET.sub(r"\\u005b", text)
 
 # %% ../nbs/02c_verdict.ipynb #e010213e
 def to_data(value: Any) -> str:
