@@ -169,7 +169,7 @@ INSERT INTO claims SELECT :key, :owner, :expires WHERE NOT EXISTS (SELECT 1 FROM
 ON CONFLICT (key) DO UPDATE SET owner = :owner, expires = :expires WHERE expires < :now
 """
 
-# %% ../nbs/00c_cache.ipynb #d449a128
+# %% ../nbs/00c_cache.ipynb #d48ee5fc
 class CallCache(_CacheFile):
     """Replies by key in one file, shared by threads and processes, with claims on what is being asked.
 
@@ -231,6 +231,10 @@ class CallCache(_CacheFile):
                 (claims,) = db.execute("SELECT COUNT(*) FROM claims WHERE expires > ?", (time.time(),)).fetchone()
         size = sum(file.stat().st_size for file in self.files())
         return {"path": str(self.path), "replies": sum(models.values()), "models": models, "claims": claims, "bytes": size}
+
+    def clear(self) -> int:
+        "Forget all replies and return their number."
+        return clear_cache(self.path)
 
     def _opened(self) -> None:
         self.owner, self._held, self._renewer = f"{_machine()} {os.getpid()} {secrets.token_hex(8)}", set(), None

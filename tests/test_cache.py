@@ -293,7 +293,7 @@ def test_a_full_disk_keeps_what_is_stored(tmp_path):
 def test_clear_leaves_running_claims_and_no_text(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     cache.put("k", {"text": "a very private sentence"})
-    assert cache.claim("j") and clear_cache(cache.path) == 1
+    assert cache.claim("j") and cache.clear() == 1
     assert cache.stats() | {"bytes": 0} == {
         "path": str(cache.path),
         "replies": 0,
