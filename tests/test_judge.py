@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from memcalib.endpoint import CallError, Endpoint
-from memcalib.evidence import fold, grounded, quote_pieces, quote_spans
+from memcalib.evidence import fold, grounded, quote_pieces
 from memcalib.judge import LLMJudge, judge_name, judge_rollouts
 from memcalib.llm import Client, Reply
 from memcalib.microserve import Faults, MicroServer, micro_answer
@@ -116,16 +116,12 @@ def test_fold_works_character_by_character(a, b):
 
 
 @given(st.text(string.ascii_letters + " *_“”’-\n", min_size=1, max_size=60), st.data())
-def test_every_slice_is_grounded_and_shown_in_place(response, data):
+def test_every_slice_with_words_is_grounded(response, data):
     start = data.draw(st.integers(0, len(response) - 1))
     end = data.draw(st.integers(start + 1, len(response)))
     quote = response[start:end]
-    if not quote_pieces(quote):
-        assert grounded([quote], response) == [False] and quote_spans(quote, response) == []
-    else:
-        assert grounded([quote], response) == [True]
-        ((a, b),) = quote_spans(quote, response)
-        assert fold(response[a:b]) == quote_pieces(quote)[0]
+    assert grounded([quote], response) == [bool(quote_pieces(quote))]
+    assert bool(quote_pieces(quote)) == bool(fold(quote).strip("\"'"))
 
 
 def slow_grounded(pieces, text):
@@ -160,7 +156,6 @@ def test_pieces_in_order_equal_the_slow_search(pieces, response):
 def test_quotes_as_judges_write_them(quote, found):
     response = "1. Take the *blue*\npen — it is in your sister's bag."
     assert grounded([quote], response) == [found]
-    assert bool(quote_spans(quote, response)) is found
 
 
 def test_long_answers_take_linear_time():
