@@ -213,11 +213,15 @@ def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: fl
     usage |= {"prompt_tokens": len(ids), "completion_tokens": len(row["token_ids"])}
     return request.rollout(**(row | {"response": without_thoughts(row["response"])}), usage=usage)
 
-# %% ../nbs/01c_engines.ipynb #ea62e94d
+# %% ../nbs/01c_engines.ipynb #70d61f55
 def _tokenizer(path: str | Path, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except OSError as error:
+        found = f"{str(path)!r}: no tokenizer there; allowed is a model folder, or the id of a model on the hub"
+        raise OSError(f"{found} ({' '.join(str(error).split())})") from None
 
 
 def _model_name(model: str | Path) -> str:

@@ -9,8 +9,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.engines import evaluate, prompt_encoder, sample_answers, sample_tokens
-from memcalib.metrics import summary
+from memcalib.engines import sample_tokens
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
 from memcalib.problem import encode_prompt, judge_all, render
 from memcalib.training import (
@@ -208,55 +207,6 @@ def test_validation_rows(tmp_path):
     train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
     (row,) = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert 0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-def test_greedy_sampling_equals_generate(copies):
-    policy = build_policy(3)
-    with torch.no_grad():
-        policy.lm_head.weight[TOKENIZER.eos_token_id] *= 2.5
-    prompts = [prompt_encoder(TOKENIZER, layout="micro")(e) for e in EXAMPLES for _ in range(copies)]
-    ends = [TOKENIZER.eos_token_id]
-    ours = sample_tokens(policy, prompts, ends=ends, max_tokens=30, temperature=0)
-    padded = TOKENIZER.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    theirs = policy.generate(**padded, max_new_tokens=30, do_sample=False)[:, padded["input_ids"].shape[1] :].tolist()
-    assert ours == [row[: row.index(ends[0]) + 1] if ends[0] in row else row for row in theirs]
-
-
-def test_sampling_follows_the_policy():
-    policy, prompt = build_policy(0), prompt_encoder(TOKENIZER, layout="micro")(EXAMPLES[0])
-    generator = torch.Generator().manual_seed(0)
-    drawn = sample_tokens(policy, [prompt] * 4000, ends=[2], max_tokens=1, temperature=0.7, generator=generator)
-    with torch.no_grad():
-        expected = torch.softmax(policy(torch.tensor([prompt])).logits[0, -1] / 0.7, -1)
-    counts = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(expected)) / 4000
-    assert (counts - expected).abs().sum() < 3.5 * (2 * expected * (1 - expected) / (4000 * math.pi)).sqrt().sum()
-
-
-def test_sampling_leaves_the_mode_alone():
-    policy = build_policy(0).train()
-    sample_answers(policy, TOKENIZER, EXAMPLES[:1], max_tokens=2, layout="micro")
-    assert policy.training
-    with pytest.raises(ValueError, match="no_memory"):
-        sample_answers(policy, TOKENIZER, EXAMPLES[:1], condition="no memory")
-
-
-def test_no_memory_asks_without_and_judges_with():
-    policy = build_policy(0)
-    rollouts, judgments = evaluate(
-        policy, TOKENIZER, EXAMPLES[:2], exact_judge, condition="no_memory", layout="micro", max_tokens=4, name="x"
-    )
-    assert [len(j.atoms) for j in judgments] == [len(e.atoms) for e in EXAMPLES[:2]]
-    assert {(r.condition, j.condition, j.model) for r, j in zip(rollouts, judgments, strict=True)} == {
-        ("no_memory", "no_memory", "x")
-    }
-
-
-def test_summary_counts_unscored_and_gives_no_number_of_nothing():
-    judged = [unscored(EXAMPLES[0], "x"), exact_judge(EXAMPLES[0], "")]
-    assert summary(judged)["unscored"] == 1 and 0 <= summary(judged)["SCS"] <= 100
-    nothing = summary(judged[:1])
-    assert nothing["unscored"] == 1 and math.isnan(nothing["SCS"])
 
 
 def test_repetition():
