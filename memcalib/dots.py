@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['FEW', 'MEANINGS', 'parts_figure', 'differences_figure', 'metric_tiles']
 
-# %% ../nbs/08i_dots.ipynb #54627121
-from collections.abc import Mapping, Sequence
+# %% ../nbs/08i_dots.ipynb #81aa20cf
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .figures import GRID, INK, OVER, RIGHT, SOFT, _axes, method_colours, plain_label, style
+from .figures import PAPER, SOFT, _axes, method_colours, plain_label, style
 from .metrics import HIGHER_IS_BETTER, METRICS
 
 # %% ../nbs/08i_dots.ipynb #e5373461
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# %% ../nbs/08i_dots.ipynb #4a4eb25b
+# %% ../nbs/08i_dots.ipynb #066ffb04
 FEW = 10  # questions
 
 
@@ -28,19 +28,23 @@ def parts_figure(panels: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str =
 
     A panel is (score table with a column `name`, the column that holds the part); numbers and ranges are joined by lines.
     """
-    widths = [2.2 + 0.42 * table[by].nunique() for table, by in panels.values()]
     names = list(dict.fromkeys(name for table, _ in panels.values() for name in table["name"]))
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
     with style():
-        figure, axes = _axes(1, len(panels), sum(widths), 2.9, width_ratios=widths, sharey=True)
-        for ax, (title, (table, by)) in zip(axes[0], panels.items(), strict=True):
+        figure, axes = _axes(rows, columns, 4.6 * columns, 2.3 * rows + 0.3, sharey=True)
+        for ax, (title, (table, by)) in zip(axes.flat, panels.items(), strict=False):
             _parts(ax, table, by, metric, method_colours(names))
             ax.set_title(title)
-        axes[0, 0].set_ylabel(metric + (" ↑" if metric in HIGHER_IS_BETTER else " ↓"))
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
+        for ax in axes[:, 0]:
+            ax.set_ylabel(metric + (" ↑" if metric in HIGHER_IS_BETTER else " ↓"))
         if len(names) > 1:
             figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
         return figure
 
-# %% ../nbs/08i_dots.ipynb #e9b1c73a
+# %% ../nbs/08i_dots.ipynb #1940eb2a
 def _parts(ax, table: "pd.DataFrame", by: str, metric: str, colours: Mapping[str, str]) -> None:
     parts, sources = sorted(table[by].unique(), key=_place(table[by])), list(dict.fromkeys(table["name"]))
     ordered = hasattr(table[by], "cat") or table[by].dtype.kind in "if"
@@ -52,7 +56,7 @@ def _parts(ax, table: "pd.DataFrame", by: str, metric: str, colours: Mapping[str
         ax.errorbar(x, value, yerr=spans, fmt="none", color=colours[name], elinewidth=1.2)
         ax.plot(x, value, "o-" if ordered else "o", color=colours[name], lw=0.9, ms=5, label=plain_label(name))
         few = rows["questions"].to_numpy() < FEW
-        ax.plot(x[few], value[few], "o", mec=colours[name], mfc="white", ms=5)
+        ax.plot(x[few], value[few], "o", mec=colours[name], mfc=PAPER, ms=5)
     questions = table.groupby(by, observed=True)["questions"].max()
     ax.set_xticks(range(len(parts)), [f"{plain_label(str(p))[:14]}\n{questions[p]:,}" for p in parts], size=7.5)
     ax.set(ylim=(0, 104), xlim=(-0.6, len(parts) - 0.4))
@@ -63,10 +67,13 @@ def _place(column: "pd.Series"):
     order = list(column.cat.categories) if hasattr(column, "cat") else None
     return order.index if order else lambda part: part
 
-# %% ../nbs/08i_dots.ipynb #93075bcf
-def differences_figure(table: "pd.DataFrame", metrics: Sequence[str] = METRICS) -> "Figure":
+# %% ../nbs/08i_dots.ipynb #aa0b9b93
+def differences_figure(
+    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, colours: Mapping[str, str] | None = None
+) -> "Figure":
     """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a colour for each `run`; zero is no change."""
     runs, domains = list(dict.fromkeys(table["run"])), list(dict.fromkeys(table["domain"]))
+    colours = colours or method_colours(runs)
     height = 1.1 + (0.16 + 0.2 * len(runs)) * len(domains)
     with style():
         figure, axes = _axes(1, len(metrics), 1.75 * len(metrics) + 1, height, sharex=True, sharey=True)
@@ -75,7 +82,7 @@ def differences_figure(table: "pd.DataFrame", metrics: Sequence[str] = METRICS) 
             for k, run in enumerate(runs):
                 rows = table[(table["run"] == run) & (table["metric"] == metric)]
                 y = [domains.index(d) + 0.62 * (k - (len(runs) - 1) / 2) / len(runs) for d in rows["domain"]]
-                _differences(ax, rows, y, method_colours(runs)[run], plain_label(run))
+                _differences(ax, rows, y, colours[run], plain_label(run))
             ax.set(title=f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}", ylim=(len(domains) - 0.45, -0.55))
             ax.set_yticks(range(len(domains)), [plain_label(str(d))[:18] for d in domains])
             ax.grid(axis="y", visible=False)
@@ -91,7 +98,7 @@ def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], colour: str, labe
     ax.scatter(rows["difference"], y, s=26, facecolors=np.where(clear, colour, "none"), edgecolors=colour, linewidths=1.2, zorder=3)
     ax.plot([], [], "o-", color=colour, label=label)
 
-# %% ../nbs/08i_dots.ipynb #ec420674
+# %% ../nbs/08i_dots.ipynb #a0ca101d
 MEANINGS = {
     "SCS": "the share of an answer's worth left after each wrong use halves it",
     "Exact": "answers that use every atom at its level",
@@ -103,7 +110,7 @@ MEANINGS = {
 
 
 def metric_tiles(row: Mapping[str, Any], controls: "pd.DataFrame") -> list[dict[str, Any]]:
-    """For each metric of one row of a score table: value, spread, bounds, meaning, and the controls' values by name.
+    """For each metric of one row of a score table: value, spread, bounds, meaning, and the letters of controls by place.
 
     A value that was not scored is `None`.
     """
@@ -111,6 +118,17 @@ def metric_tiles(row: Mapping[str, Any], controls: "pd.DataFrame") -> list[dict[
     return [
         {"name": m, "up": m in HIGHER_IS_BETTER, "meaning": MEANINGS[m], "value": known(row[m]), "std": known(row[f"{m}_std"])}
         | {"low": known(row[f"{m}_low"]), "high": known(row[f"{m}_high"]), "seeds": int(row["seeds"])}
-        | {"controls": [(n, float(v)) for n, v in zip(controls["model"], controls[m], strict=True) if v == v]}
+        | {"controls": _letters(zip(controls["model"], controls[m], strict=True))}
         for m in METRICS
     ]
+
+# %% ../nbs/08i_dots.ipynb #f66eb185
+def _letters(values: Iterable[tuple[str, float]], apart: float = 7.0) -> list[tuple[str, float]]:
+    marks: list[tuple[str, float]] = []
+    for name, value in sorted(((n, float(v)) for n, v in values if v == v), key=lambda pair: pair[1]):
+        letter = "N" if name.lower().endswith("no memory") else name.split()[-1][:1].upper()
+        if marks and value - marks[-1][1] < apart:
+            marks[-1] = marks[-1][0] + letter, marks[-1][1]
+        else:
+            marks.append((letter, value))
+    return marks
