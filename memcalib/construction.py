@@ -61,7 +61,7 @@ def find_leak(detail: str, query: str) -> str:
     found = [word for word in mine if word in known]
     return " … ".join(found) if len(mine) >= 4 and len(found) >= 0.65 * len(mine) else ""
 
-# %% ../nbs/01_construction.ipynb #6d4827ff
+# %% ../nbs/01_construction.ipynb #b1c99454
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -75,11 +75,15 @@ def coverage(part: str, whole: str) -> float:
     return sum(stem in known for stem in wanted) / len(wanted) if wanted else 1.0
 
 
+def _figures(text: str) -> list[str]:
+    return [found.replace(",", "") for found in re.findall(r"\d+(?:[.,]\d+)*", text)]
+
+
 def foreign_numbers(part: str, whole: str) -> list[str]:
     """The numbers in figures that `part` has and `whole` has not, neither in figures nor, up to twelve, in words."""
-    known = set(words(whole))
-    known |= {str(i) for i, name in enumerate(_NUMBERS) if name in known}
-    return [word for word in words(part) if word[0].isdigit() and word not in known]
+    said = set(words(whole))
+    known = {*_figures(whole), *(str(i) for i, name in enumerate(_NUMBERS) if name in said)}
+    return [figure for figure in _figures(part) if figure not in known]
 
 # %% ../nbs/01_construction.ipynb #95112219
 class Point(Form):
@@ -156,7 +160,7 @@ class DerivationReply(Form):
     query: str
     passages: list[PassageReply]
 
-# %% ../nbs/01_construction.ipynb #369cfc70
+# %% ../nbs/01_construction.ipynb #a9bdab71
 MOST_PASSAGES = 8
 
 
@@ -164,7 +168,7 @@ def _sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?;])\s+", text) if part.strip()]
 
 
-def _passage_faults(draft: Draft, number: int, passage: PassageReply, query: str) -> Iterator[tuple[str, str]]:
+def _passage_faults(draft: Draft, passage: PassageReply, query: str) -> Iterator[tuple[str, str]]:
     if not content_words(passage.text):
         yield "empty passage", f"found {passage.text[:80]!r}, allowed is a sentence"
     if not _quoted(passage.evidence, _source(draft, "question", "context")):
@@ -179,7 +183,7 @@ def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
     if not 1 <= len(reply.passages) <= MOST_PASSAGES:
         faults.append(Fault("passages", "passage count", f"found {len(reply.passages)}, allowed are 1 to {MOST_PASSAGES}"))
     for i, passage in enumerate(reply.passages):
-        faults += [Fault(f"passages.{i}", *fault) for fault in _passage_faults(draft, i, passage, reply.query)]
+        faults += [Fault(f"passages.{i}", *fault) for fault in _passage_faults(draft, passage, reply.query)]
     return faults
 
 # %% ../nbs/01_construction.ipynb #996d14aa

@@ -47,7 +47,7 @@ def to_data(value: Any) -> str:
     """JSON in which no chat control token and no invisible character occurs; reads back as the same value."""
     return escaped(json.dumps(value, ensure_ascii=False))
 
-# %% ../nbs/00j_replies.ipynb #47863ce8
+# %% ../nbs/00j_replies.ipynb #d4e67ac5
 def _without_fence(text: str) -> str:
     bare = text.strip()
     if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
@@ -63,16 +63,24 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
 
-# %% ../nbs/00j_replies.ipynb #fcf2e249
+# %% ../nbs/00j_replies.ipynb #fb2a7465
 def strict_json(text: str) -> Any:
     """The value of a JSON text, fenced or not; raises `ValueError` that says what is wrong with it."""
     if not text.strip():
         raise ValueError("the reply is empty")
     try:
-        return json.loads(_without_fence(text), object_pairs_hook=_once, parse_constant=_no_number)
+        value = json.loads(_without_fence(text), object_pairs_hook=_once, parse_constant=_no_number)
+        if not text.isascii() or _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the reply has {printable(error.object[error.start])}, which is half a character") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(printable(f"the reply is not one JSON object alone: {error}")) from None
 

@@ -212,23 +212,24 @@ class StageError(RuntimeError):
             f"When the cause is mended, go on with: {command}"
         )
 
-# %% ../nbs/01m_stages.ipynb #af2d2a0f
+# %% ../nbs/01m_stages.ipynb #2333457f
 STUCK = 20
 
 
 class _Past:
-    """What the file of a stage already holds: the draft's hash by row, and how often hopeless rows were tried."""
+    """What the file of a stage already holds: the draft's hash by row, and under which number of attempt it was made."""
 
     def __init__(self, path: Path, recipe: str):
-        self.path, self.recipe, self.known, self.tries, self.reasons = path, recipe, {}, {}, set()
+        self.path, self.recipe, self.known, self.attempt, self.outcomes = path, recipe, {}, 0, set()
 
     def __call__(self, row: StageRow) -> bool:
         if row.recipe != self.recipe:
             raise self.refused("recipe", row.recipe, f"{self.recipe}: this stage, prompt, form, settings and model", row.id)
-        self.reasons.add((row.faulty, row.drop and row.drop.reason))
         retry = bool(row.drop and row.drop.retry)
         if not retry:
-            self.known[row.id], self.tries[row.id] = row.draft, row.attempt + 1
+            self.known[row.id] = row.draft
+        self.attempt = max(self.attempt, row.attempt)
+        self.outcomes.add((row.faulty, row.drop and row.drop.reason))
         return retry
 
     def refused(self, rule: str, found: str, allowed: str, row: str) -> DataError:
@@ -236,15 +237,15 @@ class _Past:
 
     def open(self) -> Journal[StageRow]:
         journal = Journal(self.path, StageRow, again=self)
-        if len(self.known) >= STUCK and len(self.reasons) == 1 and next(iter(self.reasons))[0]:
-            journal.__exit__()
-            self.path.unlink()
-            self.known = {}
-            return Journal(self.path, StageRow)
-        self.tries = {}
-        return journal
+        hopeless = len(self.known) >= STUCK and len(self.outcomes) == 1 and all(faulty for faulty, _ in self.outcomes)
+        if not hopeless:
+            return journal
+        journal.__exit__()
+        self.path.unlink()
+        self.known, self.attempt = {}, self.attempt + 1
+        return Journal(self.path, StageRow)
 
-# %% ../nbs/01m_stages.ipynb #0ac51964
+# %% ../nbs/01m_stages.ipynb #4989c3bc
 async def run_stage(
     stage: Stage, drafts: Iterable[Draft], client: Client, out: str | Path, *,
     concurrency: int | None = None, on_row: Callable[[StageRow], None] | None = None, command: str = "the same command",
@@ -258,7 +259,7 @@ async def run_stage(
     result, first = StageResult(path, stage.name), []
     past = _Past(path, stage_hash(stage, client.endpoint))
     with past.open() as journal:
-        work = lambda draft: stage_row(stage, draft, client, past.tries.get(draft.id, 0))
+        work = lambda draft: stage_row(stage, draft, client, past.attempt)
         todo = _todo(drafts, past, result)
         async with client, aclosing(run_many(todo, work, concurrency or client.endpoint.concurrency)) as rows:
             async for _, (row, spent) in rows:
