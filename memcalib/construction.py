@@ -219,10 +219,10 @@ class AnnotationReply(Form):
 
     atoms: list[AtomReply]
 
-# %% ../nbs/01_construction.ipynb #d59c6520
+# %% ../nbs/01_construction.ipynb #c5ef986d
 _FIRST = re.compile(
     r"(?<![\w/.'’-])(?:(?<!\btype )(?<!\bclass )(?<!\bphase )(?<!\bstage )(?<!\bgrade )(?<!\blevel )(?<!\bpart )(?<!\bWar )"
-    r"(?<!\bTable )I|[Mm]y|[Mm]yself|me|[Ww]e|us|[Oo]urs?|[Oo]urselves)(?![\w/.-])"
+    r"(?<!\bTable )I|[Mm]y|[Mm]yself|me|[Ww]e|us|[Oo]urs?|[Oo]urselves)(?![\w/-]|\.\w)"
 )
 
 
