@@ -213,6 +213,41 @@ def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: fl
     usage |= {"prompt_tokens": len(ids), "completion_tokens": len(row["token_ids"])}
     return request.rollout(**(row | {"response": without_thoughts(row["response"])}), usage=usage)
 
+# %% ../nbs/01c_engines.ipynb #b6544473
+def _next_batch(waiting: deque[Encoded], budget: int) -> list[Encoded]:
+    batch = [waiting.popleft()]
+    while waiting and _area(len(batch) + 1, waiting[0]) <= budget and waiting[0][0].settings == batch[0][0].settings:
+        batch.append(waiting.popleft())
+    return batch
+
+
+def _in_batches(backend: "LocalBackend", encoded: list[Encoded]) -> Iterator[Rollout]:
+    waiting = deque(sorted(encoded, key=lambda pair: len(pair[1])))
+    while waiting:
+        batch = _next_batch(waiting, backend.batch_tokens)
+        if (rows := _unless_out_of_memory(backend.sample, batch)) is not None:
+            yield from rows
+        elif len(batch) == 1:
+            (request, ids), needed = batch[0], _area(1, batch[0])
+            found = f"example {request.example.id!r} needs room for {needed} tokens"
+            yield request.failed("out_of_memory", found, usage={"prompt_tokens": len(ids)})
+        else:
+            backend.batch_tokens = _area(len(batch), batch[-1]) // 2
+            log.warning("out of memory with %d answers at once: going on with half of them", len(batch))
+            waiting.extendleft(reversed(batch))
+
+# %% ../nbs/01c_engines.ipynb #cb541e35
+def _unless_out_of_memory(sample: Callable[[list[Encoded]], list[Rollout]], batch: list[Encoded]) -> list[Rollout] | None:
+    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+    try:
+        return sample(batch)
+    except (RuntimeError, MemoryError) as error:
+        if not (isinstance(error, MemoryError) or should_reduce_batch_size(error)):
+            raise
+    clear_device_cache(garbage_collection=True)
+    return None
+
 # %% ../nbs/01c_engines.ipynb #70d61f55
 def _tokenizer(path: str | Path, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
@@ -235,7 +270,7 @@ def _load(path: str | Path, dtype: str, device: str, revision: str | None) -> Pr
     options = dict(dtype=dtype, device_map=place, revision=revision, trust_remote_code=False, use_safetensors=True)
     return AutoModelForCausalLM.from_pretrained(path, **options).eval()
 
-# %% ../nbs/01c_engines.ipynb #ef28e303
+# %% ../nbs/01c_engines.ipynb #203140ac
 class LocalBackend:
     """Answers from a transformers model in memory, in a folder, or on the hub; weights are read when the first request comes.
 
@@ -275,41 +310,13 @@ class LocalBackend:
         while part := list(itertools.islice(source, self.window)):
             encoded = [(request, _encode(request, self.tokenizer, self.limit)) for request in part]
             yield from (row for _, row in encoded if isinstance(row, Rollout))
-            waiting = deque(sorted((pair for pair in encoded if isinstance(pair[1], list)), key=lambda pair: len(pair[1])))
-            while waiting:
-                batch = self._next_batch(waiting)
-                if (rows := self._try(batch)) is not None:
-                    yield from rows
-                elif len(batch) == 1:
-                    (request, ids), needed = batch[0], _area(1, batch[0])
-                    yield request.failed("out_of_memory", f"example {request.example.id!r} needs room for {needed} tokens", usage={"prompt_tokens": len(ids)})
-                else:
-                    self.batch_tokens = _area(len(batch), batch[-1]) // 2
-                    log.warning("out of memory with %d answers at once: going on with half of them", len(batch))
-                    waiting.extendleft(reversed(batch))
+            yield from _in_batches(self, [pair for pair in encoded if isinstance(pair[1], list)])
 
-    def _next_batch(self, waiting: deque[Encoded]) -> list[Encoded]:
-        batch = [waiting.popleft()]
-        while waiting and _area(len(batch) + 1, waiting[0]) <= self.batch_tokens and waiting[0][0].settings == batch[0][0].settings:
-            batch.append(waiting.popleft())
-        return batch
-
-    def _try(self, batch: list[Encoded]) -> list[Rollout] | None:
-        """The rows of a batch; None when memory ran out."""
-        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-
-        try:
-            return self._sample(batch)
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, MemoryError) or should_reduce_batch_size(error)):
-                raise
-        clear_device_cache(garbage_collection=True)
-        return None
-
-    def _sample(self, batch: list[Encoded]) -> list[Rollout]:
+    def sample(self, batch: list[Encoded]) -> list[Rollout]:
+        """The rows of one batch of requests that share their settings."""
         start, prompts, settings = time.monotonic(), [ids for _, ids in batch], batch[0][0].settings
-        ends = end_tokens(self.model, self.tokenizer)
-        most = [min(settings["max_tokens"], (self.limit or len(ids) + settings["max_tokens"]) - len(ids)) for ids in prompts]
+        longest, ends = settings["max_tokens"], end_tokens(self.model, self.tokenizer)
+        most = [longest if self.limit is None else min(longest, self.limit - len(ids)) for ids in prompts]
         options = dict(ends=ends, temperature=settings["temperature"], top_p=settings["top_p"])
         drawn = sample_tokens(self.model, prompts, max_tokens=most, seeds=[r.own_seed for r, _ in batch], **options)
         seconds = (time.monotonic() - start) / len(batch)

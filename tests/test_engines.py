@@ -243,13 +243,13 @@ def test_batches_do_not_change_answers(changes):
 
 def test_batches_keep_the_budget(monkeypatch):
     backend, sizes = local(batch_tokens=400), []
-    inner = backend._sample
+    inner = backend.sample
 
     def watched(batch):
         sizes.append((len(batch), max(len(ids) for _, ids in batch) + 40))
         return inner(batch)
 
-    monkeypatch.setattr(backend, "_sample", watched)
+    monkeypatch.setattr(backend, "sample", watched)
     list(backend.answers(asked(backend)))
     assert sum(count for count, _ in sizes) == 16 and len(sizes) > 3
     assert all(count == 1 or count * width <= 400 for count, width in sizes)
@@ -304,10 +304,10 @@ class Cramped(LocalBackend):
 
     room = 3
 
-    def _sample(self, batch):
+    def sample(self, batch):
         if len(batch) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super()._sample(batch)
+        return super().sample(batch)
 
 
 def test_out_of_memory_halves_the_batch(caplog):
@@ -329,7 +329,7 @@ def test_an_answer_too_large_for_the_machine_is_a_row():
 
 def test_another_error_of_the_model_is_not_swallowed(monkeypatch):
     backend = local()
-    monkeypatch.setattr(backend, "_sample", lambda batch: (_ for _ in ()).throw(RuntimeError("CUDA error: bad luck")))
+    monkeypatch.setattr(backend, "sample", lambda batch: (_ for _ in ()).throw(RuntimeError("CUDA error: bad luck")))
     with pytest.raises(RuntimeError, match="bad luck"):
         list(backend.answers(asked(backend)))
 

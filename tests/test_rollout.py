@@ -1,4 +1,4 @@
-"""Framings, requests, the endpoint back end against scripted replies, and a file of answers that is killed and resumed."""
+"""Requests, the endpoint back end against scripted replies, and a file of answers that is killed and resumed."""
 
 import asyncio
 import hashlib
@@ -19,19 +19,16 @@ from pydantic import ValidationError
 
 from faulty import FaultyServer, completion
 from memcalib.endpoint import CallError, Endpoint
+from memcalib.framing import FRAMINGS
 from memcalib.microserve import MicroServer
 from memcalib.microworld import make_examples
 from memcalib.problem import LAYOUTS, DataError, Rollout, plain_prompt, read_jsonl, render
 from memcalib.rollout import (
-    FRAMINGS,
     EndpointBackend,
     Request,
     Sampling,
     Stopped,
-    Template,
-    bare_prompt,
     generate,
-    load_template,
     request_settings,
     requests,
     without_thoughts,
@@ -39,7 +36,6 @@ from memcalib.rollout import (
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
 ONE = Sampling(seeds=(42,), max_tokens=100)
-memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size=4)
 
 
 class Scripted:
@@ -68,93 +64,7 @@ def said(path: Path) -> dict[tuple, str]:
     return {row.key: row.response for row in rows(path)}
 
 
-# framings
-
-
-@pytest.mark.parametrize("name", FRAMINGS)
-def test_each_framing_shows_the_same_memory_and_query(name):
-    for example in EXAMPLES:
-        user = render(example, layout=name)[-1]["content"]
-        assert all(f"{block.number}. {block.memory_text}" in user for block in example.blocks)
-        assert user.endswith(example.question)
-
-
-def test_framings_differ_in_what_they_say_about_memory():
-    systems = {name: LAYOUTS[name].system for name in FRAMINGS}
-    assert len(set(systems.values())) == 4 and systems["bare"] == ""
-    assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
-    assert {LAYOUTS[name].user for name in ("plain", "background", "authoritative")} == {plain_prompt}
-
-
-@given(st.text(), memories)
-def test_the_bare_prompt_adds_no_word(question, memory):
-    lines = [f"{number}. {text}" for number, text in memory]
-    assert bare_prompt(question, memory) == ("\n".join(lines) + "\n\n" if memory else "") + question
-
-
-def filled_slowly(text: str, values: dict[str, str]) -> str:
-    """Character by character: a place is replaced, everything else copied, and nothing is read twice."""
-    out, i = "", 0
-    while i < len(text):
-        for name, value in values.items():
-            if text.startswith("{" + name + "}", i):
-                out, i = out + value, i + len(name) + 2
-                break
-        else:
-            out, i = out + text[i], i + 1
-    return out
-
-
-pieces = st.lists(
-    st.sampled_from(["{memory}", "{query}", "{", "}", "{ memory}", '{"a": 1}', "\n", "x", "{{"]), max_size=8
-)
-hostile = st.sampled_from(["{query}", "{memory}", "{text}{number}", r"\1", "a {memory", "{"])
-
-
-@given(pieces.map("".join), st.lists(st.tuples(st.integers(1, 9), hostile), min_size=1, max_size=3), hostile)
-def test_places_are_filled_once_like_the_slow_reference(middle, memory, question):
-    user = middle + "|{memory}|{query}|"
-    template = Template(user=user, block="<{number}> {text}")
-    listed = "\n".join(f"<{number}> {text}" for number, text in memory)
-    assert template(question, memory) == filled_slowly(user, {"memory": listed, "query": question})
-    assert template(question, []) == question
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("user: '{memory}'", "user: found no place {query}; allowed: {memory}, {query}"),
-        ("user: '{memory} {query} {question}'", "user: found unknown place {question}; allowed: {memory}, {query}"),
-        ("user: '{memory} {query}'\nblock: '{number}'", "block: found no place {text}"),
-        ("user: '{memory} {query}'\nquery_only: hello", "query_only: found no place {query}"),
-        (
-            "user: '{memory} {query}'\nsistem: x",
-            "sistem: found an unknown field; allowed: system, user, block, query_only",
-        ),
-        ("system: x", "user: found Field required"),
-        ("- a\n- b", "template: found Input should be"),
-        ("", "user: found Field required"),
-        ("user: [", "a YAML file"),
-        ("user: !!python/object/apply:os.getcwd []", "a YAML file"),
-    ],
-)
-def test_a_wrong_template_says_where_and_what_is_allowed(tmp_path, text, message):
-    path = tmp_path / "framing.yaml"
-    path.write_text(text)
-    with pytest.raises(DataError) as caught:
-        load_template(path)
-    assert f"{path}: " in str(caught.value) and message in str(caught.value)
-    assert "framing" not in LAYOUTS
-
-
-@pytest.mark.parametrize("name", ["plain", "bare", "no_memory", "full_memory", "micro"])
-def test_a_template_cannot_take_a_shipped_name(tmp_path, name):
-    path = tmp_path / f"{name}.yaml"
-    path.write_text("user: '{memory} {query}'")
-    before = LAYOUTS.get(name)
-    with pytest.raises(ValueError, match="shipped"):
-        load_template(path)
-    assert LAYOUTS.get(name) is before
+# sampling
 
 
 def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_path):
@@ -167,16 +77,6 @@ def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_pat
     second = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
     assert first.settings["prompt"] != second.settings["prompt"] and first.key != second.key
     LAYOUTS.pop("polite")
-
-
-def test_an_unknown_framing_names_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="background, authoritative, bare"):
-        Sampling(framing="backgruond").layout()
-    with pytest.raises(FileNotFoundError):
-        Sampling(framing=str(tmp_path / "none.yaml")).layout()
-
-
-# sampling
 
 
 def test_defaults_are_the_papers():
