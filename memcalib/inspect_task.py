@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['sample_of', 'ask_with_seeds', 'InspectClient', 'footprint', 'memory_use', 'judgments_in_log']
 
-# %% ../nbs/09d_inspect.ipynb #796dcbcd
+# %% ../nbs/09d_inspect.ipynb #fc4371cc
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from inspect_ai import Epochs, Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import read_eval_log
@@ -75,7 +76,7 @@ class InspectClient(Client):
         self.totals.count(reply)
         return reply
 
-# %% ../nbs/09d_inspect.ipynb #fc6acac9
+# %% ../nbs/09d_inspect.ipynb #dc250ffa
 @scorer(metrics={name: [mean(), stderr(cluster="question_id")] for name in METRICS})
 def footprint(judging: JudgeConfig = JudgeConfig(), judge: str | None = None, text: str = "fluent") -> Scorer:
     """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named `judge`."""
@@ -92,7 +93,7 @@ def footprint(judging: JudgeConfig = JudgeConfig(), judge: str | None = None, te
         if not judgment.scored:
             return Score.unscored(reason="scoring_failed", answer=answer, explanation=judgment.error, metadata=kept)
         values = 100 * response_scores(np.array([judgment.over]), np.array([judgment.under]))[0]
-        said = "\\n".join(f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}" for atom in judgment.atoms)
+        said = "\n".join(f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}" for atom in judgment.atoms)
         return Score(value=dict(zip(METRICS, values.tolist(), strict=True)), answer=answer, explanation=said, metadata=kept)
 
     return grade

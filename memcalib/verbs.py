@@ -191,7 +191,7 @@ def compare(
     page, text = write_comparison(runs, out, common=common, different_judges=judges)
     print(f"{text}\n{page}")
 
-# %% ../nbs/09c_verbs.ipynb #382c6f24
+# %% ../nbs/09c_verbs.ipynb #41bcee79
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
 verbs.add_typer(cache_verbs, name="cache")
 
@@ -208,12 +208,12 @@ def stats(cache: Cache = None) -> None:
 @cache_verbs.command()
 def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Delete every reply in the cache; what was paid for them is gone."""
-    from memcalib.cache import CallCache
+    from memcalib.cache import clear_cache, default_path
 
-    found = CallCache(cache)
+    path = cache or default_path()
     if not yes:
-        typer.confirm(f"delete all replies in {found.path}?", abort=True)
-    print(f"deleted {found.clear()} replies from {found.path}")
+        typer.confirm(f"delete all replies in {path}?", abort=True)
+    print(f"deleted {clear_cache(path)} replies from {path}")
 
 # %% ../nbs/09c_verbs.ipynb #10c63aa2
 @verbs.command()
