@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['judgment_from', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts']
 
-# %% ../nbs/02_judge.ipynb #dbe9fb05
+# %% ../nbs/02_judge.ipynb #d9a87c1e
 import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,12 @@ class LLMJudge:
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-# %% ../nbs/02_judge.ipynb #267960c8
+# %% ../nbs/02_judge.ipynb #7e77885f
+_HUGE = 500_000  # characters
+
+
 async def _aside(work: Callable, example: Example, response: str, *more: Any, **fields: Any) -> Any:
-    if len(response) < 500_000:
+    if len(response) <= _HUGE:
         return work(example, response, *more, **fields)
     return await asyncio.to_thread(work, example, response, *more, **fields)
 
@@ -241,13 +244,16 @@ def _stuck(errors: list[str | None], judgment: Judgment, first: int = 20) -> Non
         if len(errors) == first and errors[0] and len(set(errors)) == 1:
             raise RuntimeError(f"the first {first} judgments all failed alike, so the run stopped; the last one: {judgment.error}")
 
-# %% ../nbs/02_judge.ipynb #28acadde
+# %% ../nbs/02_judge.ipynb #6d3d20db
 async def _asked(judge: LLMJudge, rows: Iterable[Rollout], pool: Mapping[str, Example], versions) -> AsyncIterator[Judgment]:
+    alone = asyncio.Lock()
+
     async def work(row: Rollout) -> Judgment:
         fields = _fields(row, versions)
         if row.finish_reason == "error":
             return _missing(pool[row.example_id], row, judge.name, fields)
-        return await judge.ajudge(pool[row.example_id], row.response, text=row.settings.get("text"), **fields)
+        async with alone if len(row.response) > _HUGE else nullcontext():
+            return await judge.ajudge(pool[row.example_id], row.response, text=row.settings.get("text"), **fields)
 
     async with judge.client:
         async for _, judgment in run_many(rows, work, judge.client.endpoint.concurrency):

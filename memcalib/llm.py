@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Reply', 'Totals', 'Client']
 
-# %% ../nbs/00b_llm.ipynb #09b5e6ee
+# %% ../nbs/00b_llm.ipynb #0b409d31
 import asyncio
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 from .cache import CacheError, CallCache, call_key
 from .endpoint import CallError, Endpoint, Price, error_kind, estimate_tokens, hide_key, retry_after, shorten
-from .parallel import run_async, run_many
+from .parallel import patiently, run_async, run_many
 
 # %% ../nbs/00b_llm.ipynb #a6a96736
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _words(error: Exception) -> str:
     said = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]
     return "; ".join(said) if body.get("message") else error.response.text or error.message
 
-# %% ../nbs/00b_llm.ipynb #1a662fe5
+# %% ../nbs/00b_llm.ipynb #d23996bf
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
@@ -123,11 +124,11 @@ class _Server:
         "The completion; raises `CallError`."
         import openai
 
-        e, chat, failure, completion = self.endpoint, self._open().chat.completions, None, None
+        e, failure, completion = self.endpoint, None, None
         messages = [{name: _sound(value) for name, value in message.items()} for message in messages]
         try:
-            async with asyncio.timeout(e.timeout):
-                completion = await chat.create(model=e.model, messages=messages, extra_body=body)
+            ask = lambda buffer: self._receive(buffer, model=e.model, messages=messages, extra_body=body)
+            completion = await patiently(e.timeout, ask)
         except TimeoutError:
             failure = CallError("timeout", f"{e.url} gave no answer within {e.timeout:g} s")
         except openai.APIStatusError as error:
@@ -144,6 +145,23 @@ class _Server:
             raise failure
         self.reached = True
         return completion
+
+    async def _receive(self, buffer: bytearray, **asked: Any):
+        import aiohttp
+        import httpx2
+        import openai
+        from openai.types.chat import ChatCompletion
+
+        async with self._open().chat.completions.with_streaming_response.create(**asked) as response:
+            try:
+                async for piece in response.iter_bytes():
+                    buffer += piece
+            except (httpx2.HTTPError, aiohttp.ClientError, OSError) as error:
+                raise openai.APIConnectionError(request=response.http_request) from error
+            if "json" not in response.headers.get("content-type", "json"):
+                return buffer.decode("utf-8", "replace")
+        said = json.loads(buffer)
+        return ChatCompletion.construct(**said) if isinstance(said, dict) else None
 
     def _open(self):
         import openai
