@@ -108,14 +108,15 @@ def flatten(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
     else:
         yield name, "unknown" if value is None else str(value)
 
-# %% ../nbs/08e_page.ipynb #2198ab21
+# %% ../nbs/08e_page.ipynb #2c837619
 def render_page(template: str, figures: Mapping[str, str] | None = None, **values: Any) -> str:
     """The text of a shipped template with escaped values; `figures` are SVG elements by name. An unknown name in it raises."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     loader = PackageLoader("memcalib", "data")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals["printable"] = printable
+    plain = lambda value: printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    spaces = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=plain, **spaces)
     drawn = {name: Markup(svg) for name, svg in (figures or {}).items()}
     return environment.get_template(template).render(figures=drawn, **values)

@@ -149,7 +149,7 @@ def _atoms(judgment: Judgment, example: Example | None) -> list[dict[str, Any]]:
     ]
     return sorted(rows, key=lambda row: (*KINDS_OF_USE, "").index(row["kind"]))
 
-# %% ../nbs/08h_quotes.ipynb #cd272cc5
+# %% ../nbs/08h_quotes.ipynb #93e5b8a9
 def exhibit(judgment: Judgment, rollout: Rollout | None, example: Example | None, **options: int) -> dict[str, Any]:
     """One answer for the page: question, marked segments (options as in `segments`), atoms, memory card; `None` for what is missing."""
     atoms = _atoms(judgment, example)
@@ -167,5 +167,5 @@ def exhibit(judgment: Judgment, rollout: Rollout | None, example: Example | None
         "changed": bool(rollout and judged and text_hash(response) != judged),
         "atoms": [atom | {"found": bool(spans.get(atom["number"])), "quote": printable(atom["quote"][:400])} for atom in shown],
         "ignored": len(atoms) - len(shown),
-        "card": card_html(example) if example else None,
+        "card": printable(card_html(example), keep="\n\t") if example else None,
     }

@@ -1,0 +1,594 @@
+"""Reports of evaluations and comparisons: numbers, missing pieces, hostile text, quotes in place, speed on long answers."""
+
+import csv
+import io
+import json
+import random
+import re
+import time
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import judgment_lists, make
+from test_report import HOSTILE, Tags, safe
+
+from memcalib import accounts, card, comparison, dots, evaluation, evidence, metrics, page, quotes, rows
+from memcalib.manifest import manifest, write_manifest
+from memcalib.metrics import METRICS
+from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, text_hash, write_jsonl
+
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def play(folder, models=("m",), text="", seeds=(1, 2), conditions=("full_memory",), judge="j@1", copies=1, **more):
+    """An evaluation of the shipped records under dice: answers that name their atoms, quotes from them, some at fault."""
+    folder.mkdir(parents=True, exist_ok=True)
+    examples = [
+        e.model_copy(update={"id": f"{e.id}-{c}{text}", "question": f"{e.question} ({c}){text}"})
+        for c in range(copies)
+        for e in sample_records()
+    ]
+    rollouts, judgments = [], []
+    for model in models:
+        for condition in conditions:
+            for seed in seeds:
+                rng = random.Random(f"{model} {condition} {seed}")
+                for example in examples:
+                    answer, judgment = _answered(example, rng, condition, text)
+                    head = {"model": model, "condition": condition, "seed": seed, "example_hash": example.content_hash}
+                    usage = {"prompt_tokens": 100, "completion_tokens": 20, "seconds": rng.random()}
+                    settings_ = {"temperature": 1.0, "framing": "plain" + text}
+                    rollouts.append(
+                        Rollout(example_id=example.id, response=answer, usage=usage, settings=settings_, **head)
+                    )
+                    extra = {"response_hash": text_hash(answer), "usage": usage, "settings": {"blind": False}}
+                    judgments.append(judgment.model_copy(update=head | extra | {"judge": judge + text}))
+    for name, found in (("examples", examples), ("rollouts", rollouts), ("judgments", judgments)):
+        write_jsonl(folder / f"{name}.jsonl", found)
+    content = manifest({"note": text}, seeds, folder / "examples.jsonl", judge, command=["memcalib", "evaluate", text])
+    write_manifest(folder, content | more)
+    return folder
+
+
+def _answered(example, rng, condition, text):
+    bare = condition == "no_memory"
+    shift = lambda: rng.choice([-1, 0, 0, 0, 1])
+    actual = {i: Level.IGNORE if bare else Level(min(max(u + shift(), 0), 2)) for i, u in example.levels.items()}
+    words = {i: f"Here **{i}** counts{text}." for i, level in actual.items() if level}
+    judgment = judgment_for(example, actual, task_quality=rng.randrange(5), safety_failure=rng.random() < 0.2)
+    for atom in judgment.atoms:
+        if atom.atom_id in words:
+            lost = rng.random() < 0.1
+            atom.quote = "never said" + text if lost else words[atom.atom_id].replace("*", "")
+            atom.grounded, atom.reason = not lost, "named" + text
+    return " ".join(words.values()) or "Nothing.", judgment
+
+
+def change(folder, edit, name="judgments"):
+    """Rewrite a file of rows with an edit of each parsed row."""
+    path = folder / f"{name}.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = (edit(k, row) for k, row in enumerate(found))
+    path.write_text("".join(json.dumps(row) + "\n" for row in edited if row is not None))
+
+
+# quotes
+
+
+def slow_spans(quote, response):
+    """Fold letter by letter, remember which letter each folded one came from, and search."""
+    folded = [(letter, k) for k, character in enumerate(response) for letter in evidence.fold(character)]
+    text, place, spans = "".join(letter for letter, _ in folded), 0, []
+    for piece in evidence.quote_pieces(quote):
+        start = text.find(piece, place)
+        if start < 0:
+            return []
+        place = start + len(piece)
+        spans.append((folded[start][1], folded[place - 1][1] + 1))
+    return spans
+
+
+@drawn
+@given(
+    st.text(alphabet="aBß*_ \n“”.…İé—x", max_size=60),
+    st.lists(st.text(alphabet="aBß*_ \n“”.…İé—x", max_size=8), max_size=4),
+    st.integers(1, 9),
+)
+def test_located_quotes_equal_the_slow_way_for_every_stretch(response, quoted, stretch):
+    found = quotes.locate(quoted, response, stretch)
+    assert found == [slow_spans(quote, response) for quote in quoted]
+    assert [bool(spans) for spans in found] == evidence.grounded(quoted, response)
+
+
+@drawn
+@given(st.data())
+def test_a_piece_of_the_answer_is_found_where_it_stands_or_earlier(data):
+    response = data.draw(st.text(alphabet="abcß é\n*", min_size=1, max_size=80))
+    start = data.draw(st.integers(0, len(response) - 1))
+    end = data.draw(st.integers(start + 1, len(response)))
+    spans = quotes.locate([response[start:end]], response, 7)[0]
+    assert bool(spans) == bool(evidence.fold(response[start:end]).strip("\"'"))
+    if spans:
+        (a, b) = spans[0]
+        assert a <= end and evidence.fold(response[start:end]) in evidence.fold(response[a:b])
+
+
+spans_of = st.dictionaries(
+    st.integers(1, 5),
+    st.lists(
+        st.tuples(st.integers(0, 299), st.integers(1, 40)).map(lambda p: (p[0], min(p[0] + p[1], 300))), max_size=3
+    ),
+    max_size=4,
+)
+
+
+@drawn
+@given(spans_of, st.integers(1, 400), st.integers(1, 60), st.data())
+def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, margin, data):
+    response = "".join(chr(97 + k % 26) for k in range(300))
+    kinds = {number: data.draw(st.sampled_from(quotes.KINDS_OF_USE)) for number in spans}
+    place = 0
+    for segment in quotes.segments(response, spans, kinds, limit, margin):
+        if segment.left_out:
+            assert not segment.text
+            place += segment.left_out
+            continue
+        assert segment.text and response[place : place + len(segment.text)] == segment.text
+        for k in range(place, place + len(segment.text)):
+            here = sorted(n for n, places in spans.items() if any(a <= k < b for a, b in places))
+            assert list(segment.numbers) == here
+            ranked = [kind for kind in quotes.KINDS_OF_USE if kind in {kinds[n] for n in here}]
+            assert segment.kind == (ranked[0] if ranked else "")
+        place += len(segment.text)
+        assert set(segment.ends) == {n for n, places in spans.items() if any(b == place for _, b in places)}
+    assert place == 300
+
+
+@drawn
+@given(judgment_lists(), st.integers(0, 7))
+def test_worst_responses_equal_the_slow_way(judgments, count):
+    frame = metrics.response_frame(judgments)
+    found = quotes.worst_responses(frame, count)
+    scored = [j for j in judgments if j.scored]
+    taken, want = set(), []
+    for direction, other, places in (("over", "under", count // 2), ("under", "over", count)):
+        order = lambda j, a=direction, b=other: (
+            -getattr(j, a),
+            -getattr(j, b),
+            j.example_id,
+            j.model,
+            j.seed,
+            j.sample,
+        )
+        for j in sorted(scored, key=order):
+            if getattr(j, direction) and j.question_id not in taken and len(want) < places:
+                taken.add(j.question_id)
+                want.append((j.example_id, j.seed, direction))
+    assert list(zip(found["example_id"], found["seed"], found["direction"], strict=True)) == want
+
+
+def test_a_huge_answer_is_cut_around_its_quotes_quickly(tmp_path):
+    play(tmp_path)
+    huge = "word " * 1_000_000
+
+    def edit(k, row):
+        return row | {"response": huge + row["response"] + huge} if k % 9 == 0 else row
+
+    change(tmp_path, edit, "rollouts")
+    change(tmp_path, lambda k, row: {key: v for key, v in row.items() if key != "response_hash"})
+    start = time.perf_counter()
+    source = evaluation.write_evaluation(tmp_path, worst=30).read_text()
+    assert time.perf_counter() - start < 60
+    assert "characters …" in source and len(source) < 3_000_000
+    assert source.count('<mark class="') > 10
+
+
+def test_a_changed_answer_is_called_so(tmp_path):
+    assert "quotes may not fit" not in evaluation.write_evaluation(play(tmp_path), worst=30).read_text()
+    change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
+    assert "quotes may not fit" in evaluation.write_evaluation(tmp_path, worst=30).read_text()
+
+
+def test_kinds_of_use():
+    found = [quotes.kind_of_use(i, a) for i in Level for a in (*Level, None)]
+    assert found == ["right", "over", "over", "", "under", "right", "over", "", "under", "under", "right", ""]
+
+
+# tables
+
+
+@drawn
+@given(judgment_lists(unscored=False))
+def test_controls_equal_those_of_copied_judgments(judgments):
+    slow = [j for level in Level for j in metrics.constant_policy(judgments, level)]
+    pd.testing.assert_frame_equal(metrics.controls(judgments, resamples=20), metrics.score(slow, resamples=20))
+
+
+@drawn
+@given(judgment_lists(unscored=False))
+def test_splits_by_distractors_hold_each_answer_once(judgments):
+    table = metrics.score(judgments, by="distractor_count", resamples=20)
+    assert table["responses"].sum() == len(judgments)
+    for part, rest in table.groupby("distractor_count", observed=True):
+        low = int(re.match(r"\d+", part)[0])
+        inside = [
+            j
+            for j in judgments
+            if metrics.binned([sum(a.ideal == 0 for a in j.atoms)], metrics.DISTRACTOR_BINS)[0] == part
+        ]
+        assert min(sum(a.ideal == 0 for a in j.atoms) for j in inside) >= low
+        assert rest["responses"].sum() == len(inside)
+
+
+@drawn
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4) | st.none(), st.booleans() | st.none(), st.integers(1, 2)), min_size=1, max_size=9
+    )
+)
+def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
+    judgments = [
+        make([0], [0], f"e{k}", seed=seed, task_quality=quality, safety_failure=unsafe)
+        for k, (quality, unsafe, seed) in enumerate(rated)
+    ]
+    table = accounts.quality_table(metrics.response_frame(judgments), resamples=20)
+    if not any(q is not None or u is not None for q, u, _ in rated):
+        assert table.empty
+        return
+    row = table.iloc[0]
+    for place, name, scale in ((0, "quality", 1), (1, "unsafe", 100)):
+        by_seed = [[float(r[place]) for r in rated if r[2] == seed and r[place] is not None] for seed in (1, 2)]
+        by_seed = [values for values in by_seed if values]
+        assert row[f"rated_{name}"] == sum(map(len, by_seed))
+        if by_seed:
+            assert row[name] == pytest.approx(scale * np.mean([np.mean(values) for values in by_seed]))
+            assert row[f"{name}_low"] <= row[name] + 1e-9 and row[f"{name}_high"] >= row[name] - 1e-9
+        else:
+            assert np.isnan(row[name])
+
+
+def test_evidence_counts_every_used_atom_once(tmp_path):
+    run = rows.load_evaluation_rows(play(tmp_path))
+    used = [a for j in run.judgments for a in j.atoms if a.actual]
+    row = accounts.evidence_table(run.atoms).iloc[0]
+    assert row["used atoms"] == len(used)
+    assert row["quote found"] == sum(a.grounded for a in used)
+    assert row["not in the answer"] == sum(not a.grounded for a in used) > 0
+    assert row["no quote"] == row["not checked"] == 0
+
+
+def test_reasons_are_grouped_and_counted(tmp_path):
+    play(tmp_path)
+
+    def edit(k, row):
+        if k < 3:
+            return row | {"error": f"timeout: no reply in {k} s", "retry": True}
+        if k == 3:
+            row["atoms"][0] |= {"actual": None, "reason": "left out"}
+        return row
+
+    change(tmp_path, edit)
+    change(
+        tmp_path,
+        lambda k, row: row | ({"finish_reason": "error", "error": "server: 500"} if k == 5 else {}),
+        "rollouts",
+    )
+    run = rows.load_evaluation_rows(tmp_path)
+    table = accounts.reasons_table(run.judgments, run.answers)
+    assert dict(zip(zip(table["what"], table["reason"], strict=True), table["count"], strict=True)) == {
+        ("answer unscored", "timeout: no reply in … s"): 3,
+        ("answer failed", "server: …"): 1,
+        ("atom unscored", "left out"): 1,
+    }
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "no reply in … s" in source and "4 of 18 (22.2 %) judged answers are unscored" in source
+
+
+def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
+    session = {"model": {"calls": 20, "cached": 5, "retries": 2, "failures": 0, "cost": 0.5}}
+    run = rows.load_evaluation_rows(play(tmp_path, session=session))
+    table = evaluation.costs(run).set_index("")
+    assert table.loc["prompt tokens"].tolist() == ["1,800", "1,800"]
+    assert table.loc["answered from the cache"].tolist() == ["25.0 %", "not recorded"]
+    assert table.loc["cost, USD"].tolist() == ["not recorded"] * 2 and table.loc["spent, USD", "model"] == "0.5000"
+    seconds = sorted(run.answers["seconds"])
+    assert float(table.loc["seconds a row, median", "model"]) == pytest.approx(np.median(seconds), abs=0.006)
+    assert float(table.loc["seconds a row, longest", "judge"]) == pytest.approx(seconds[-1], abs=0.006)
+    frame = pd.DataFrame({name: [1.0, np.nan] for name in rows.USAGE})
+    assert (
+        accounts.cost_table({"model": frame}, {}).set_index("").loc["cost, USD", "model"] == "1.0000 (known for 1 of 2)"
+    )
+
+
+def test_memory_effect_is_the_paired_difference(tmp_path):
+    run = rows.load_evaluation_rows(play(tmp_path, conditions=("full_memory", "no_memory")))
+    table = evaluation.memory_effect(run).set_index("metric")
+    scored = run.responses.assign(scs=100 * 0.5 ** (run.responses["over"] + run.responses["under"]))
+    means = scored.pivot_table(index="question_id", columns="condition", values="scs")
+    want = (means["full_memory"] - means["no_memory"]).mean()
+    assert table.loc["SCS", "difference"] == pytest.approx(want)
+    assert evaluation.memory_effect(rows.load_evaluation_rows(play(tmp_path / "b"))).empty
+
+
+def test_names_of_sources_are_distinct(tmp_path):
+    folder = play(tmp_path, models=("m", "n"), conditions=("full_memory", "background", "no_memory"))
+    run = rows.load_evaluation_rows(folder)
+    names = rows.source_names(run.responses).unique().tolist()
+    assert names == [f"{m}{c}" for m in "mn" for c in ("", ", background", ", no memory")]
+    table = evaluation.evaluation_tables(run)["Scores"].set_index("model")
+    assert table.index.is_unique and table.loc["m, no memory", "status"] == "control"
+    assert table.loc["m, background", "status"] == "measured"
+    other = [j.model_copy(update={"judge": "other"}) for j in run.judgments]
+    both = metrics.response_frame([*run.judgments, *other])
+    assert len(rows.source_names(both).unique()) == 12
+
+
+# the page
+
+
+def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
+    folder = play(tmp_path, conditions=("full_memory", "no_memory"))
+    found = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
+    write = [row | {"judge": "second@2"} for row in found if row["condition"] == "full_memory"]
+    (folder / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
+    path = evaluation.write_evaluation(folder)
+    source = path.read_text()
+    assert safe(source) == [] and source.count("<svg") == 6 + 4
+    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [a["href"] for tag, a in Tags(source).found if tag == "a"]
+    assert {"#second", "#quality", "#card"} <= set(links) and all(link[1:] in ids for link in links)
+    for words in ("Worst answers", "The second judge", "never said", "not in the answer", "was shown the ideal levels"):
+        assert words in source
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert {f"tables/results.{end}" for end in ("csv", "tex", "md")} | {"model-card.md"} <= files
+    assert {f"figures/{n}.{e}" for n in ("plane", "channels", "parts", "judges") for e in ("svg", "png")} <= files
+    assert not [name for name in files if name.endswith(".part")]
+    made = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    evaluation.write_evaluation(folder)
+    assert all(p.read_bytes() == data for p, data in made.items())
+
+
+def test_hostile_text_stays_text_everywhere(tmp_path):
+    folder = play(
+        tmp_path, models=(HOSTILE,), text=HOSTILE + "\u202e\x1b[31m\n# |", conditions=("full_memory", "no_memory")
+    )
+    (folder / "parameters.json").write_text(json.dumps({"model": {HOSTILE: [HOSTILE]}, "framing": HOSTILE}))
+    change(folder, lambda k, row: row | ({"error": HOSTILE} if k == 0 else {}))
+    source = evaluation.write_evaluation(folder, worst=40).read_text()
+    assert safe(source) == [] and "&lt;script&gt;" in source
+    assert "\u202e" not in source and "\x1b" not in source
+    cardtext = (folder / "model-card.md").read_text()
+    assert "<script" not in cardtext and not re.search(r"(?m)^# ", cardtext)
+    for file in (folder / "tables").glob("*.csv"):
+        cells = [cell for row in csv.reader(io.StringIO(file.read_text())) for cell in row]
+        assert not [c for c in cells if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)]
+    assert all("script" not in p.name for p in folder.rglob("*"))
+
+
+def test_lone_surrogates_do_not_stop_the_page(tmp_path):
+    play(tmp_path)
+    change(tmp_path, lambda k, row: row | {"response": row["response"] + "\ud800"}, "rollouts")
+    change(tmp_path, lambda k, row: row | {"settings": {"note": "\udfff"}})
+    assert evaluation.write_evaluation(tmp_path, worst=30).exists()
+
+
+@pytest.mark.parametrize(
+    "kept", [(), ("judgments",), ("rollouts",), ("examples",), ("manifest",), ("judgments", "rollouts")]
+)
+def test_missing_pieces_are_said(tmp_path, kept):
+    play(tmp_path, conditions=("full_memory", "no_memory"))
+    for file in list(tmp_path.iterdir()):
+        if file.stem not in kept:
+            file.unlink()
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert safe(source) == []
+    assert ("not judged yet" in source) == ("judgments" not in kept)
+    assert (tmp_path / "model-card.md").exists() == ("judgments" in kept)
+    if kept == ("judgments",):
+        assert "the answer is not in this folder" in source and "not recorded" in source
+    assert "nan" not in re.sub(r"<[^>]*>", " ", source).lower().split()
+
+
+def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
+    play(tmp_path)
+    change(tmp_path, lambda k, row: row | {"atoms": [], "error": "bad_request: no"})
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "none of 18 judged answers could be scored" in source and "bad_request" in source
+
+
+def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
+    play(tmp_path, seeds=(1,))
+    change(tmp_path, lambda k, row: row if k == 0 else None, "examples")
+    change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
+    change(tmp_path, lambda k, row: row if k == 0 else None)
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "One seed" in source and "Only 1 questions" in source
+
+
+def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
+    folder = play(tmp_path, conditions=("full_memory", "no_memory"))
+    evaluation.write_evaluation(folder)
+    text = (folder / "model-card.md").read_text()
+    scores = metrics.score(metrics.load_judgments(folder / "judgments.jsonl"))
+    row = scores[scores["condition"] == "full_memory"].iloc[0]
+    cell = f"{row['SCS']:.1f} ± {row['SCS_std']:.1f} ({row['SCS_low']:.1f} to {row['SCS_high']:.1f})"
+    assert cell in text and "j@1" in text and "temperature 1.0" in text and "Seeds: 1, 2" in text
+    assert text_hash((folder / "examples.jsonl").read_text(), 64) in text
+    table = pd.read_csv(folder / "tables" / "scores.csv")
+    assert table.loc[table["model"] == "m", "SCS"].item() == pytest.approx(row["SCS"])
+
+
+def test_rows_of_other_examples_are_refused(tmp_path):
+    play(tmp_path)
+    change(tmp_path, lambda k, row: row | {"question": row["question"] + "?"} if k == 1 else row, "examples")
+    with pytest.raises(DataError, match=r"judgments\.jsonl.*found version [0-9a-f]{16}; allowed: version [0-9a-f]{16}"):
+        evaluation.write_evaluation(tmp_path)
+    change(tmp_path, lambda k, row: row if k != 1 else None, "examples")
+    with pytest.raises(DataError, match="does not have"):
+        evaluation.write_evaluation(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such run folder"):
+        evaluation.write_evaluation(tmp_path / "none")
+    (tmp_path / "manifest.json").write_text("[1]")
+    with pytest.raises(ValueError, match="found a list; allowed: one JSON object"):
+        rows.load_evaluation_rows(tmp_path)
+
+
+def test_unfinished_judging_is_said(tmp_path):
+    play(tmp_path)
+    change(tmp_path, lambda k, row: row if k < 10 else None)
+    assert "8 of 18 (44.4 %) answers have not been judged yet" in evaluation.write_evaluation(tmp_path).read_text()
+
+
+def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
+    play(tmp_path)
+    found = [json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()]
+    strange = [row | {"judge": "second", "model": "somebody-else"} for row in found]
+    (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
+    assert evaluation.second_judge(rows.load_evaluation_rows(tmp_path)) == {}
+
+
+def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
+    play(tmp_path)
+    found = [json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()]
+    for row in found:
+        row["judge"] = "second"
+        row["atoms"][0]["actual"] = {"A": "B", "B": "C", "C": "A"}[row["atoms"][0]["actual"]]
+    (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    run = rows.load_evaluation_rows(tmp_path)
+    row = evaluation.second_judge(run)["Second judge, agreement"].iloc[0]
+    total = sum(len(j.atoms) for j in run.judgments)
+    assert row["exact"] == pytest.approx(100 * (total - 18) / total) and row["pairs"] == total
+
+
+@drawn
+@given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.floats(0, 100) | st.just(float("nan"))), max_size=5))
+def test_letters_of_controls_are_all_there_and_apart(values):
+    marks = dots._letters(values)
+    assert sum(len(letters) for letters, _ in marks) <= sum(v == v for _, v in values)
+    assert all(b[1] - a[1] >= 7 for a, b in pairwise(marks))
+
+
+def test_cells_of_differences_are_marked_by_their_interval():
+    base = {"method": "m", "difference": 1.0, "better": 1, "worse": 1, "p": 0.5, "start": "s"}
+    cases = [("SCS", 0.1, 2, "num better"), ("SCS", -2, -0.1, "num worse"), ("SCS", -1, 1, "num")]
+    cases += [("AOR", 0.1, 2, "num worse"), ("AOR", -2, -0.1, "num better")]
+    for metric, low, high, style in cases:
+        table = pd.DataFrame([base | {"metric": metric, "low": low, "high": high}])
+        assert page.differences_grid(table)["rows"][0][1].style == style
+
+
+# comparison
+
+
+def test_comparison_equals_differences_of_means(tmp_path):
+    a, b = play(tmp_path / "a", seeds=(1, 2)), play(tmp_path / "b", seeds=(3, 4, 5))
+    found = comparison.compare_runs([a, b])
+    assert [side.label for side in found.sides] == ["m (a)", "m (b)"]
+    table = found.differences[found.differences["domain"] == "all"].set_index("metric")
+    for name in METRICS:
+        values = []
+        for folder in (a, b):
+            frame = metrics.response_frame(metrics.load_judgments(folder / "judgments.jsonl"))
+            columns = metrics.response_scores(frame["over"].to_numpy(int), frame["under"].to_numpy(int))
+            frame = frame.assign(value=100 * columns[:, METRICS.index(name)])
+            values.append(frame.groupby("question_id")["value"].mean())
+        gap = (values[1] - values[0]).to_numpy()
+        assert table.loc[name, "difference"] == pytest.approx(gap.mean())
+        good = np.sign(np.where(np.abs(gap) < 1e-9, 0, gap)) * (1 if name in ("SCS", "Exact") else -1)
+        assert (table.loc[name, "better"], table.loc[name, "worse"]) == ((good > 0).sum(), (good < 0).sum())
+    assert any("Seeds differ" in note for note in found.notes)
+    text = comparison.comparison_text(found)
+    assert "m (b)" in text and "not corrected" in text
+
+
+def test_a_run_against_its_copy_shows_no_difference(tmp_path):
+    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    found = comparison.compare_runs([a, b])
+    assert (found.differences[["difference", "low", "high"]] == 0).all().all() and found.changes.empty
+    assert (found.differences["p"] == 1).all()
+    assert "no question changed" in comparison.write_comparison(found, tmp_path / "out").read_text()
+
+
+def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
+    a, b = play(tmp_path / "a"), play(tmp_path / "b", judge="k@2", seeds=(3,))
+    with pytest.raises(ValueError, match="judged by 'j@1', .*'k@2'; allowed"):
+        comparison.compare_runs([a, b])
+    found = comparison.compare_runs([a, b], any_judge=True)
+    assert "may be the judges'" in found.notes[0]
+    change(b, lambda k, row: row | {"judge": "j@1"})
+    change(b, lambda k, row: row if k < 6 else None)
+    with pytest.raises(ValueError, match=r"found 6 examples in both, 3 only in m \(a\).* and 0 only in m \(b\)"):
+        comparison.compare_runs([a, b])
+    found = comparison.compare_runs([a, b], common=True)
+    assert "6 examples that all runs share, of 9" in found.notes[0]
+    assert found.differences["questions"].max() == 6 == found.scores["questions"].max()
+
+
+def test_edited_examples_are_named_and_never_paired(tmp_path):
+    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    edited = sample_records()[0].id + "-0"
+    for name in ("examples", "rollouts", "judgments"):
+        key = "id" if name == "examples" else "example_id"
+        mark = {"source": "new"} if name == "examples" else {"example_hash": ""}
+        change(b, lambda k, row, key=key, mark=mark: row | mark if row[key] == edited else row, name)
+    with pytest.raises(ValueError, match=f"found 1 examples in two versions: example '{edited}' has version"):
+        comparison.compare_runs([a, b])
+    assert comparison.compare_runs([a, b], common=True).differences["questions"].max() == 8
+
+
+def test_without_hashes_ideal_levels_tell_examples_apart(tmp_path):
+    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    for folder in (a, b):
+        (folder / "examples.jsonl").unlink()
+        change(folder, lambda k, row: row | {"example_hash": ""})
+    assert len(comparison.compare_runs([a, b]).sides) == 2
+
+    def edit(k, row):
+        if row["example_id"] == sample_records()[0].id + "-0":
+            row["atoms"][0]["ideal"] = {"A": "B", "B": "C", "C": "A"}[row["atoms"][0]["ideal"]]
+        return row
+
+    change(b, edit)
+    with pytest.raises(ValueError, match="in two versions"):
+        comparison.compare_runs([a, b])
+
+
+def test_labels_are_distinct_and_folders_are_given_once(tmp_path):
+    folders = [play(tmp_path / x / "run", seeds=(k,)) for k, x in enumerate("ab", 1)]
+    other = play(tmp_path / "c", models=("m", "n"))
+    found = comparison.compare_runs([*folders, other])
+    assert [side.label for side in found.sides] == ["m (a/run)", "m (b/run)", "m (c)", "n"]
+    with pytest.raises(ValueError, match="found this folder twice"):
+        comparison.compare_runs([folders[0], folders[0]])
+    with pytest.raises(ValueError, match="found 1 run to compare; allowed: two or more"):
+        comparison.compare_runs([folders[0]])
+    (folders[1] / "judgments.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"b/run: found no judgment"):
+        comparison.compare_runs(folders)
+
+
+def test_a_hostile_comparison_is_safe_and_the_same_again(tmp_path):
+    a, b = (play(tmp_path / x, models=(HOSTILE,), text=HOSTILE, seeds=(k,)) for k, x in enumerate("ab"))
+    found = comparison.compare_runs([a, b])
+    path = comparison.write_comparison(found, tmp_path / "out")
+    source = path.read_text()
+    assert safe(source) == [] and "&lt;script&gt;" in source
+    made = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert {p.suffix for p in made} == {".html", ".csv", ".tex", ".md", ".svg", ".png"}
+    comparison.write_comparison(comparison.compare_runs([a, b]), tmp_path / "out")
+    assert all(p.read_bytes() == data for p, data in made.items())
+    assert "\x1b" not in comparison.comparison_text(found)
+
+
+def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
+    play(tmp_path)
+    change(tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts")
+    found = dict(card.protocol(rows.load_evaluation_rows(tmp_path)))
+    assert found["Sampling"] == "temperature 1.0 / 0.5" and found["Judge settings"] == "blind false"
+    assert found["Command"].startswith("memcalib evaluate")
