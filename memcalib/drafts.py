@@ -113,7 +113,7 @@ class Fault:
         """As the model is told of it."""
         return {"id": self.item_id, "rule": self.rule, "detail": self.detail}
 
-# %% ../nbs/01n_drafts.ipynb #98f8a5a3
+# %% ../nbs/01n_drafts.ipynb #6625f101
 _PROMPTS = resources.files("memcalib") / "data" / "prompts" / "build"
 
 
@@ -122,9 +122,17 @@ def build_prompts() -> list[str]:
     return sorted(p.name.removesuffix(".md") for p in _PROMPTS.iterdir() if p.name.endswith(".md"))
 
 
+@cache
+def _shipped(name: str) -> str:
+    path = _PROMPTS / f"{name}.md"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
 def load_build_prompt(name: str) -> str:
     """The text of a shipped prompt or of a file; raises `ValueError` naming what is allowed."""
-    path = _PROMPTS / f"{name}.md" if name in build_prompts() else Path(name)
+    if shipped := _shipped(name):
+        return shipped
+    path = Path(name)
     text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     if not text or "\ufffd" in text:
         found = "an empty file or one that is not UTF-8" if path.is_file() else "no such prompt"
@@ -132,7 +140,7 @@ def load_build_prompt(name: str) -> str:
         raise ValueError(f"prompt {name!r}: found {found}; allowed: {allowed}")
     return text
 
-# %% ../nbs/01n_drafts.ipynb #baae45e0
+# %% ../nbs/01n_drafts.ipynb #2dd2f2da
 @cache
 def _schema(form: type[Form]) -> str:
     return to_data(form.model_json_schema())
@@ -140,8 +148,7 @@ def _schema(form: type[Form]) -> str:
 
 def system_text(prompt: str, form: type[Form]) -> str:
     """The whole system message of a stage: the task, what holds for every task, and the schema of the reply."""
-    common = (_PROMPTS / "parts" / "reply-1.md").read_text(encoding="utf-8").strip()
-    return f"{load_build_prompt(prompt)}\n\n{common}\n\n{_schema(form)}\n"
+    return f"{load_build_prompt(prompt)}\n\n{_shipped('parts/reply-1')}\n\n{_schema(form)}\n"
 
 
 def briefing(prompt: str, form: type[Form], task: str, **fields: Any) -> list[dict[str, str]]:

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['FormT', 'Form', 'json_format', 'escaped', 'to_data', 'strict_json', 'read_form']
 
-# %% ../nbs/00j_replies.ipynb #9122db85
+# %% ../nbs/00j_replies.ipynb #ba3b4b5e
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,7 +26,8 @@ class Form(BaseModel):
 
 FormT = TypeVar("FormT", bound=Form)
 
-# %% ../nbs/00j_replies.ipynb #af75029e
+# %% ../nbs/00j_replies.ipynb #7fe8aeb5
+@cache
 def json_format(form: type[Form]) -> dict[str, Any]:
     """The `response_format` that asks an OpenAI-compatible server to keep to a form."""
     schema = form.model_json_schema()
