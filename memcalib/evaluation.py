@@ -119,7 +119,7 @@ def costs(run: EvaluationRows) -> "pd.DataFrame":
     named = {name: rows[role] for role, name in ROLES.items()}
     return cost_table(named, {name: totals[role] or {} for role, name in ROLES.items()})
 
-# %% ../nbs/08f_evaluation.ipynb #f9c2768e
+# %% ../nbs/08f_evaluation.ipynb #76f9c952
 def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables = {}
@@ -130,7 +130,7 @@ def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         tables |= atom_slices(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
         tables |= second_judge(run)
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
-        if run.parameters.get("format") == "rpeval":
+        if run.parameters.get("format") == "rpeval" and any(j.scored for j in run.treated):
             from memcalib.rpeval import rpeval_table
 
             tables["RPEval"] = rpeval_table(run.treated)
@@ -197,8 +197,8 @@ def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
     counts = {"questions": run.responses["question_id"].nunique(), "answers": len(run.responses), "atoms": int(run.responses["atoms"].sum())}
     return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
 
-# %% ../nbs/08f_evaluation.ipynb #3da30591
-_PLACED = ("Results", "Scores", "Effect of memory", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality")
+# %% ../nbs/08f_evaluation.ipynb #fbd9307b
+_PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
 
 
 def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[str, Any]:
@@ -220,6 +220,7 @@ def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: in
         "grids": grids,
         "slices": {name: g for name, g in grids.items() if name not in _PLACED and not name.startswith("Second judge")},
         "second": {name: g for name, g in grids.items() if name.startswith("Second judge")},
+        "unshared": len(run.second or ()),
         "exhibits": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
         "protocol": protocol(run) if run.judgments else [],
         "provenance": [*flatten({"parameters": run.parameters} if run.parameters else {}), *flatten(run.manifest)],

@@ -451,6 +451,15 @@ def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
     strange = [row | {"judge": "second", "model": "somebody-else"} for row in found]
     (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
     assert evaluation.second_judge(rows.load_evaluation_rows(tmp_path)) == {}
+    assert "none of its 18 judgments is about an answer" in evaluation.write_evaluation(tmp_path).read_text()
+
+
+def test_a_run_of_rpeval_shows_its_metrics(tmp_path):
+    play(tmp_path)
+    (tmp_path / "parameters.json").write_text('{"format": "rpeval"}')
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "In RPEval&#39;s own terms" in source or "In RPEval's own terms" in source
+    assert "all Support" in source and "published" in source
 
 
 def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
