@@ -257,9 +257,9 @@ class GenerateResult:
         if row.error:
             self.errors[row.error.split(":")[0]] += 1
 
-# %% ../nbs/01b_rollout.ipynb #741f9722
+# %% ../nbs/01b_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
-    """The first calls of a run all failed in the same way; what they said is in the message, and their rows are kept."""
+    """The first calls of a run, or all of them, failed in the same way; what was said is in the message, the rows are kept."""
 
 
 HOPELESS = 20  # first calls that must not all fail in the same way
@@ -267,7 +267,11 @@ HOPELESS = 20  # first calls that must not all fail in the same way
 
 def _check_hope(result: GenerateResult, row: Rollout) -> None:
     kind = row.error.split(":")[0] if row.error else ""
-    if result.new == result.errors[kind] == HOPELESS and kind != "context_too_long":
+    if result.new != result.errors[kind]:
+        return
+    if result.new == result.wanted:
+        raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
+    if result.new == HOPELESS and kind != "context_too_long":
         raise Stopped(f"the first {HOPELESS} answers all failed, so the run stopped; the last one: {row.error}")
 
 # %% ../nbs/01b_rollout.ipynb #57c13fdb

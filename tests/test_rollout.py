@@ -312,8 +312,11 @@ def test_the_first_twenty_failures_of_one_kind_stop_the_run(tmp_path):
     with pytest.raises(Stopped, match=r"first 20 .*server: no luck"):
         generate(EXAMPLES, fail("server"), Sampling(), tmp_path / "a.jsonl")
     assert len(rows(tmp_path / "a.jsonl")) == 20
-    long = generate(EXAMPLES, fail("context_too_long"), Sampling(), tmp_path / "b.jsonl")
-    assert long.counts["error"] == 36 == long.errors["context_too_long"]
+    long = lambda request: (
+        request.failed("context_too_long", "9") if request.example != EXAMPLES[-1] else request.rollout()
+    )
+    result = generate(EXAMPLES, Scripted(long), Sampling(), tmp_path / "b.jsonl")
+    assert result.counts["error"] == 33 == result.errors["context_too_long"]
     healed = generate(EXAMPLES, Scripted(), Sampling(), tmp_path / "a.jsonl")
     assert (healed.new, healed.counts["error"]) == (36, 0)
 
@@ -363,7 +366,8 @@ def test_framings_models_and_the_control_may_share_a_file(tmp_path):
 
 def test_failures_of_another_run_stay_in_the_file(tmp_path):
     out = tmp_path / "a.jsonl"
-    generate(EXAMPLES[:3], Scripted(lambda r: r.failed("server", "no")), ONE, out)
+    with pytest.raises(Stopped, match=r"all 3 .*server: no"):
+        generate(EXAMPLES[:3], Scripted(lambda r: r.failed("server", "no")), ONE, out)
     generate(EXAMPLES[:1], Scripted(), ONE, out)
     assert Counter(row.finish_reason for row in rows(out)) == {"error": 2, "stop": 1}
 
