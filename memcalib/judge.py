@@ -46,16 +46,12 @@ from memcalib.verdict import (
     system_prompt,
 )
 
-# %% ../nbs/02_judge.ipynb #ebd6e581
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
+# %% ../nbs/02_judge.ipynb #b337ad63
 def _reason(faults: Sequence[str], shown: int = 5) -> str | None:
     more = f"; and {len(faults) - shown} more" if len(faults) > shown else ""
     return f"reply at fault: {'; '.join(faults[:shown])}{more}" if faults else None
 
-# %% ../nbs/02_judge.ipynb #415f6157
+# %% ../nbs/02_judge.ipynb #bc982968
 def judgment_from(example: Example, response: str, request: JudgeRequest, readings: Sequence[Reading], **fields: Any) -> Judgment:
     """The judgment that one or two readings of replies amount to; unscored when the last one has a fault."""
     verdicts: dict[str, dict[str, str]] = {}
@@ -65,7 +61,7 @@ def judgment_from(example: Example, response: str, request: JudgeRequest, readin
     judgment = judgment_for(example, levels, **fields | readings[-1].whole | {"error": _reason(readings[-1].faults)})
     for atom in judgment.atoms:
         row = verdicts.get(atom.atom_id, {"evidence_quote": "", "reason": "unscored"})
-        atom.quote, atom.reason = _clean(row["evidence_quote"]), _clean(row["reason"])
+        atom.quote, atom.reason = row["evidence_quote"], row["reason"]
     used = [atom for atom in judgment.atoms if atom.actual]
     for atom, flag in zip(used, grounded([atom.quote for atom in used], response), strict=True):
         atom.grounded = flag

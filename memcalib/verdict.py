@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['JudgeConfig', 'prompt_names', 'load_prompt', 'reply_model', 'response_format', 'system_prompt', 'JudgeRequest',
-           'judge_payload', 'to_data', 'judge_request', 'Reading', 'read_reply', 'repair_messages']
+           'judge_payload', 'judge_request', 'Reading', 'read_reply', 'repair_messages']
 
-# %% ../nbs/02c_verdict.ipynb #ef4aaa9d
+# %% ../nbs/02c_verdict.ipynb #d8efa06d
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from .problem import Example, _quote, printable, text_hash
+from .replies import escaped, json_format, strict_json, to_data, without_fence
 
 # %% ../nbs/02c_verdict.ipynb #3ce1738d
 class JudgeConfig(BaseModel):
@@ -87,11 +87,10 @@ def reply_model(blind: bool = False, quality: bool = False) -> type[BaseModel]:
     atom = create_model("AtomReply", __config__=config, **fields({k: v for k, v in _ATOM.items() if not (blind and k == "u_star")}))
     return create_model("JudgeReply", __config__=config, atom_judgments=(list[atom], ...), **fields(_WHOLE if quality else {}))
 
-# %% ../nbs/02c_verdict.ipynb #f8dafe9a
+# %% ../nbs/02c_verdict.ipynb #a4c9054a
 def response_format(config: JudgeConfig) -> dict[str, Any]:
     """The reply's JSON schema as OpenAI-compatible servers take it."""
-    schema = reply_model(config.blind, config.quality).model_json_schema()
-    return {"type": "json_schema", "json_schema": {"name": "judge_reply", "strict": True, "schema": schema}}
+    return json_format(reply_model(config.blind, config.quality))
 
 # %% ../nbs/02c_verdict.ipynb #331a4409
 def system_prompt(config: JudgeConfig) -> str:
@@ -144,22 +143,6 @@ def judge_payload(example: Example, response: str, config: JudgeConfig, text: st
     }
     return payload | ({"also_judge": list(_WHOLE)} if config.quality else {})
 
-# %% ../nbs/02c_verdict.ipynb #152cd567
-_HIDDEN = re.compile(
-    "[<\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-_BRACKET = re.compile(r"\[(?=/?[A-Za-z]\w{0,31}\])(?!(?:true|false|null|NaN|Infinity)\])")
-
-
-def _escaped(text: str) -> str:
-    text = _HIDDEN.sub(lambda match: "\\u003c" if match[0] == "<" else json.dumps(match[0])[1:-1], text)
-    return _BRACKET.sub(r"\\u005b", text)
-
-# %% ../nbs/02c_verdict.ipynb #e010213e
-def to_data(value: Any) -> str:
-    """JSON in which no chat control token and no invisible character occurs; reads back as the same value."""
-    return _escaped(json.dumps(value, ensure_ascii=False))
-
 # %% ../nbs/02c_verdict.ipynb #a0f4eb58
 def judge_request(example: Example, response: str, config: JudgeConfig, text: str | None = None, system: str = "") -> JudgeRequest:
     """Messages for one answer; `text` says how its memory was written (default: the config's), `system` saves building the prompt again."""
@@ -178,25 +161,6 @@ class Reading:
     whole: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     fenced: bool = False
-
-# %% ../nbs/02c_verdict.ipynb #ddba4a7c
-def _without_fence(text: str) -> tuple[str, bool]:
-    bare = text.strip()
-    if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
-        language, _, body = bare[3:-3].partition("\n")
-        if language.strip().lower() in ("", "json"):
-            return body, True
-    return text, False
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if repeated := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-        raise ValueError(f"the key {printable(_quote(repeated[0]))} occurs twice in one object")
-    return dict(pairs)
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
 
 # %% ../nbs/02c_verdict.ipynb #c0c846c5
 def _form_faults(model: type[BaseModel], found: Any) -> Iterator[tuple[tuple, str]]:
@@ -220,17 +184,16 @@ def _name_faults(request: JudgeRequest, said: Sequence[str]) -> Iterator[str]:
         if name not in counts:
             yield f"atom_id {name} is missing"
 
-# %% ../nbs/02c_verdict.ipynb #3f7338d6
+# %% ../nbs/02c_verdict.ipynb #8adf2e86
 def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") -> Reading:
     """Verdicts and faults of one reply; never raises, whatever the reply holds."""
-    body, fenced = _without_fence(text)
-    reading = Reading(fenced=fenced)
+    reading = Reading(fenced=without_fence(text)[1])
     if finish_reason == "length":
         reading.faults.append("the reply was cut off at the limit of its length; be brief")
     try:
-        found = json.loads(body, object_pairs_hook=_once, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        reading.faults.append(printable(f"the reply is not one JSON object alone: {error}") if text.strip() else "the reply is empty")
+        found = strict_json(text)
+    except ValueError as error:
+        reading.faults.append(str(error))
         return reading
     bad = list(_form_faults(request.model, found))
     reading.faults += [fault for _, fault in bad]
@@ -257,9 +220,9 @@ def _keep(reading: Reading, request: JudgeRequest, found: Any, wrong: set[tuple]
         if name in request.model.model_fields and isinstance(found, dict) and name in found and (name,) not in wrong:
             reading.whole[name] = found[name]
 
-# %% ../nbs/02c_verdict.ipynb #15ec2127
+# %% ../nbs/02c_verdict.ipynb #14383dba
 def repair_messages(request: JudgeRequest, reply: str, faults: Sequence[str], limit: int = 20000) -> list[dict[str, str]]:
     """The messages of the second try: the reply (its first `limit` characters) and its faults, at most twenty of them."""
-    shown = _escaped(reply[:limit]) or "(no text)"
+    shown = escaped(reply[:limit]) or "(no text)"
     asked = f"{_part('repair-1')}\n\n{to_data(list(faults[:20]))}"
     return [*request.messages, {"role": "assistant", "content": shown}, {"role": "user", "content": asked}]

@@ -569,8 +569,8 @@ def test_evidence_is_flagged_and_changes_no_level():
 def test_broken_characters_in_a_reply_reach_no_file():
     reply = reply_for(REQUEST, "B")
     text = json.dumps(reply).replace('"Pack"', '"\\ud83d\\u0000"').replace('"so"', '"\\udc00 so"')
-    judgment = LLMJudge(Scripted(text))(EXAMPLE, "Pack insulin.")
-    assert judgment.scored and Judgment.model_validate_json(judgment.to_json()) == judgment
+    judgment = LLMJudge(Scripted(text, reply))(EXAMPLE, "Pack insulin.")
+    assert judgment.scored and judgment.usage["calls"] == 2 and Judgment.model_validate_json(judgment.to_json()) == judgment
     wrong = LLMJudge(Scripted(*[text.replace("m1_a1", "\\ud800")] * 2))(EXAMPLE, "Pack insulin.")
     assert wrong.error and Judgment.model_validate_json(wrong.to_json()) == wrong
 
