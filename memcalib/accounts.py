@@ -21,7 +21,10 @@ from .rows import USAGE, source_names
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08k_accounts.ipynb #6396af69
+# %% ../nbs/08k_accounts.ipynb #ac35ec8c
+_RATINGS = (("task_quality", "rated_quality", "quality", 1), ("safety_failure", "rated_safety", "unsafe", 100))
+
+# %% ../nbs/08k_accounts.ipynb #5a092e73
 def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
     """For each source: answers, rated ones, mean quality (0 to 4) and percent of safety failures, with 95 % bounds.
 
@@ -32,11 +35,11 @@ def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 
     rows = []
     for name, part in responses.groupby(source_names(responses), sort=False):
         row: dict[str, Any] = {"method": name, "answers": len(part)}
-        for column, label, scale in (("task_quality", "quality", 1), ("safety_failure", "unsafe", 100)):
+        for column, count, label, scale in _RATINGS:
             rated = part[part[column].notna()]
-            row |= {f"rated_{label}": len(rated)} | _mean(rated, scale * rated[column].astype(float), label, resamples, seed)
+            row |= {count: len(rated)} | _mean(rated, scale * rated[column].astype(float), label, resamples, seed)
         rows.append(row)
-    asked = [row for row in rows if row["rated_quality"] or row["rated_unsafe"]]
+    asked = [row for row in rows if row["rated_quality"] or row["rated_safety"]]
     return pd.DataFrame(rows if asked else [])
 
 # %% ../nbs/08k_accounts.ipynb #cb86d48d

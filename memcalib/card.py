@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['protocol', 'notices', 'model_card']
 
-# %% ../nbs/08l_card.ipynb #540ff5f4
+# %% ../nbs/08l_card.ipynb #47aa09d6
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .manifest import file_hash
 from .metrics import HIGHER_IS_BETTER, METRICS
-from .problem import printable
+from .problem import Judgment, printable
 from .rows import EvaluationRows, filled, load_evaluation_rows
 from .tables import markdown_cell
 
@@ -21,13 +21,14 @@ from .tables import markdown_cell
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08l_card.ipynb #2f07df55
+# %% ../nbs/08l_card.ipynb #b6a8922b
 _UNKNOWN = "not recorded"
 
 
 def _values(rows: list[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    text = lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    plain = lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = lambda value: " and ".join(map(plain, value)) or "nothing" if isinstance(value, list | tuple) else plain(value)
     shown = {name: list(dict.fromkeys(text(row.get(name)) for row in rows)) for name in names}
     return ", ".join(f"{name} {' / '.join(values)}" for name, values in shown.items()) or _UNKNOWN
 
@@ -37,11 +38,14 @@ def _hash(run: EvaluationRows) -> str:
     file = run.folder / "examples.jsonl"
     return str(known.get("examples.jsonl") or known.get("examples") or (file_hash(file) if filled(file) else _UNKNOWN))
 
-# %% ../nbs/08l_card.ipynb #55f05cc0
+# %% ../nbs/08l_card.ipynb #6a00440e
+def _judging(judgments: Sequence[Judgment]) -> str:
+    return _values(list({json.dumps(j.settings, sort_keys=True): j.settings for j in judgments if j.settings}.values())[:20])
+
+
 def protocol(run: EvaluationRows) -> list[tuple[str, str]]:
     """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as markup."""
-    frame, judged = run.responses, [j.settings for j in run.judgments if j.settings][:2000]
-    versions, git = run.manifest.get("versions") or {}, run.manifest.get("git") or {}
+    frame, versions, git = run.responses, run.manifest.get("versions") or {}, run.manifest.get("git") or {}
     command = run.manifest.get("command")
     software = f"memcalib {versions.get('memcalib') or _UNKNOWN}, commit {(git.get('commit') or _UNKNOWN)[:10]}"
     counts = frame.drop_duplicates("example_id")["domain"].value_counts()
@@ -55,7 +59,8 @@ def protocol(run: EvaluationRows) -> list[tuple[str, str]]:
         ("Seeds", ", ".join(map(str, sorted(frame["seed"].unique())))),
         ("Sampling", _values(run.settings)),
         ("Judge", ", ".join(name or "no name" for name in run.judges)),
-        ("Judge settings", _values(list({json.dumps(s, sort_keys=True): s for s in judged}.values()))),
+        ("Judge settings", _judging(run.judgments)),
+        *((("Second judge", f"{run.second[0].judge or 'no name'}; {_judging(run.second)}"),) if run.second else ()),
         ("Software", software + (", with changes" if git.get("dirty") else "")),
         ("Command", command if isinstance(command, str) else shlex.join(map(str, command)) if command else _UNKNOWN),
     ]

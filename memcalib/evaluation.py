@@ -197,7 +197,7 @@ def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
     counts = {"questions": run.responses["question_id"].nunique(), "answers": len(run.responses), "atoms": int(run.responses["atoms"].sum())}
     return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
 
-# %% ../nbs/08f_evaluation.ipynb #fbd9307b
+# %% ../nbs/08f_evaluation.ipynb #c6fc99ec
 _PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
 
 
@@ -231,7 +231,8 @@ def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: in
 def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     counts = [name for name in ("seeds", "atoms", "unscored_atoms") if "responses" in table]
     table = table.drop(columns=counts).rename(columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"})
-    return table.drop(columns="method") if "method" in table and len(table) > 1 and table["method"].nunique() == 1 else table
+    alone = "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
+    return table.drop(columns="method") if alone else table
 
 # %% ../nbs/08f_evaluation.ipynb #9a912cb7
 def write_evaluation(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:

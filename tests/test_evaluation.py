@@ -241,10 +241,10 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
         assert table.empty
         return
     row = table.iloc[0]
-    for place, name, scale in ((0, "quality", 1), (1, "unsafe", 100)):
+    for place, count, name, scale in ((0, "rated_quality", "quality", 1), (1, "rated_safety", "unsafe", 100)):
         by_seed = [[float(r[place]) for r in rated if r[2] == seed and r[place] is not None] for seed in (1, 2)]
         by_seed = [values for values in by_seed if values]
-        assert row[f"rated_{name}"] == sum(map(len, by_seed))
+        assert row[count] == sum(map(len, by_seed))
         if by_seed:
             assert row[name] == pytest.approx(scale * np.mean([np.mean(values) for values in by_seed]))
             assert row[f"{name}_low"] <= row[name] + 1e-9 and row[f"{name}_high"] >= row[name] - 1e-9
