@@ -6,7 +6,7 @@
 __all__ = ['PARTS', 'ROLES', 'parts_tables', 'memory_effect', 'common', 'second_judge', 'costs', 'evaluation_tables',
            'evaluation_figures', 'exhibits', 'summary', 'write_evaluation']
 
-# %% ../nbs/08f_evaluation.ipynb #3da6e08d
+# %% ../nbs/08f_evaluation.ipynb #56c43efc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from .dots import metric_tiles, parts_figure
 from .figures import channel_figure, inline_svg, plane_figure
 from .metrics import METRICS, SOURCE, response_frame, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
-from .problem import Judgment
+from .problem import Judgment, Level
 from .quotes import exhibit, examples_of, place_of, texts_of, worst_responses
 from .report import atom_slices, failures_table, results_frame, results_table, write_figures
 from .rows import EvaluationRows, load_evaluation_rows, source_names
@@ -74,7 +74,7 @@ def common(frame: "pd.DataFrame", condition: str) -> set[str]:
     asked = frame.groupby("condition")["question_id"].unique()
     return set(asked[condition]) & set(asked["no_memory"])
 
-# %% ../nbs/08f_evaluation.ipynb #7e7939f2
+# %% ../nbs/08f_evaluation.ipynb #be9645b2
 def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge."""
     import pandas as pd
@@ -86,8 +86,11 @@ def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         return {}
     parts = [agreement(pairs), *(agreement(pairs, by=by).rename(columns={by: "part"}) for by in ("domain", "ideal"))]
     tables = {"Second judge, agreement": pd.concat(parts, ignore_index=True).drop(columns=["wilson_low", "wilson_high"])}
+    names = [level.label for level in Level]
+    counts = pd.DataFrame(confusion(pairs["first"], pairs["second"]), columns=names)
+    counts.insert(0, "first judge", names)
     if pairs[["first", "second"]].notna().all(axis=1).any():
-        tables["Second judge, levels"] = level_agreement(pairs)
+        tables |= {"Second judge, levels": level_agreement(pairs), "Second judge, counts": counts}
     tables["Second judge, metrics"] = _two_scores(run)
     return tables
 
@@ -138,7 +141,7 @@ def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         tables |= {"Failures": failures_table(run), "Cost": costs(run)}
     return {name: rows for name, rows in tables.items() if len(rows)}
 
-# %% ../nbs/08f_evaluation.ipynb #d2d305b6
+# %% ../nbs/08f_evaluation.ipynb #0986c86a
 def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
     """The figures that the rows allow: plane, channels, parts, and the levels of two judges."""
     figures: dict[str, Figure] = {}
@@ -154,9 +157,8 @@ def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]"
         figures["channels"] = channel_figure({n: js for n, js in groups.items() if any(a.actual is not None for j in js for a in j.atoms)})
     if panels := {title.lower(): (tables[title], by) for title, by in PARTS if title in tables}:
         figures["parts"] = parts_figure(panels)
-    if "Second judge, levels" in tables:
-        pairs = _pairs(run)
-        counts = confusion(pairs["first"], pairs["second"])
+    if "Second judge, counts" in tables:
+        counts = tables["Second judge, counts"].drop(columns="first judge").to_numpy()
         figures["judges"] = channel_figure({"all atoms that both judged": counts}, down=run.judges[0], across=run.second[0].judge)
     return figures
 
