@@ -198,7 +198,7 @@ def read_examples(evaluation: Evaluation) -> list[Example]:
         return load_rpeval(evaluation.data)[: evaluation.limit]
     return list(islice(iter_examples(evaluation.data, evaluation.split), evaluation.limit))
 
-# %% ../nbs/09b_evaluate.ipynb #94eccff8
+# %% ../nbs/09b_evaluate.ipynb #3fd06605
 class EvaluationRun:
     """An evaluation bound to its folder: each step alone, or all of them with `run`; every step goes on where it stopped.
 
@@ -206,8 +206,9 @@ class EvaluationRun:
     for unusable data.
     """
 
-    def __init__(self, evaluation: Evaluation, out: str | Path, cache: Any = None, dry_run: bool = False):
-        self.evaluation, self.folder, self.cache, self.started = evaluation, Path(out), cache, time.time()
+    def __init__(self, evaluation: Evaluation, out: str | Path, cache: Any = None, dry_run: bool = False, command: str | None = None):
+        self.evaluation, self.folder, self.cache, self.command = evaluation, Path(out), cache, command
+        self.started = time.time()
         self.examples = read_examples(evaluation)
         data_hash = text_hash("".join(example.content_hash for example in self.examples))
         self.parameters, self.usage = identity(evaluation, data_hash), {}
@@ -253,7 +254,7 @@ def _judge(self: EvaluationRun, on_row: Any = None) -> None:
 
 EvaluationRun.judge = _judge
 
-# %% ../nbs/09b_evaluate.ipynb #90558717
+# %% ../nbs/09b_evaluate.ipynb #efcca7a9
 def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
     """Tokens, seconds and cost summed over rows, whenever they were paid; the cost is `None` when one row has no known cost."""
     total: Counter[str] = Counter()
@@ -272,7 +273,7 @@ def _report(self: EvaluationRun) -> Path:
     usage = {role: _cost_of(_rows(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
     data = {name: self.file(name) for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")}
     judges = {row.judge for row in islice(_rows(self.file("judgments.jsonl"), Judgment), 1)}
-    more = {"usage": usage, "session": self.usage}
+    more = {"usage": usage, "session": self.usage, "command": self.command}
     content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
     write_manifest(self.folder, content)
     return write_evaluation(self.folder)

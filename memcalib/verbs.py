@@ -6,11 +6,12 @@
 __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'Engine', 'JudgeModel', 'JudgeUrl',
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'Rpm', 'Tpm', 'cache_verbs', 'role_options', 'sampling_options',
-           'cache_of', 'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'stats', 'clear',
-           'microserve']
+           'cache_of', 'command_line', 'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'stats',
+           'clear', 'microserve']
 
-# %% ../nbs/09c_verbs.ipynb #57b9afbf
+# %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +76,11 @@ def cache_of(path: Path | None, none: bool) -> Any:
 
     return None if none else CallCache(path)
 
+# %% ../nbs/09c_verbs.ipynb #66f678b3
+def command_line() -> str | None:
+    """The command as it was typed, or `None` outside the command line."""
+    return shlex.join(["memcalib", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("memcalib", "__main__.py") else None
+
 # %% ../nbs/09c_verbs.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
     """A forecast as text for a terminal."""
@@ -85,7 +91,7 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
     assumed = f"(answers assumed at {answer_tokens} tokens, four bytes to a token; a role without a price has no cost, which is not zero)"
     return f"{table.to_string(index=False)}\n{assumed}"
 
-# %% ../nbs/09c_verbs.ipynb #00667efa
+# %% ../nbs/09c_verbs.ipynb #cd1546f5
 @verbs.command()
 def evaluate(
     data: Data = None, out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"), config: Config = None,
@@ -120,7 +126,7 @@ def evaluate(
     limits = {"concurrency": judge_concurrency, "rpm": judge_rpm, "tpm": judge_tpm}
     for role, name, url, key in (("judge", judge, judge_url, judge_key_env), ("judge2", judge2, judge2_url, judge2_key_env)):
         options[role] = name if name == "micro-exact" else role_options(name, url or (base_url if name else None), key, **limits)
-    run = EvaluationRun(load_evaluation(config, _given(options)), out, cache_of(cache, no_cache), dry_run=dry_run)
+    run = EvaluationRun(load_evaluation(config, _given(options)), out, cache_of(cache, no_cache), dry_run, command_line())
     print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens), answer_tokens))
     if not dry_run:
         print(run.finish())
@@ -169,7 +175,7 @@ def judge(
     options = {"data": data, "model": {"model": "none"}, "judge": who, "judging": judging}
     print(judgment_file(load_evaluation(None, _given(options)), rollouts, out, cache_of(cache, no_cache)))
 
-# %% ../nbs/09c_verbs.ipynb #5c98b4d4
+# %% ../nbs/09c_verbs.ipynb #758c5ef0
 @verbs.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
     """Write tables, figures, model card and report.html of an evaluation from its rows."""
@@ -186,10 +192,11 @@ def compare(
     judges: Annotated[bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")] = False,
 ) -> None:
     """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain."""
-    from memcalib.comparison import write_comparison
+    from memcalib.comparison import compare_runs, comparison_text, write_comparison
 
-    page, text = write_comparison(runs, out, common=common, different_judges=judges)
-    print(f"{text}\n{page}")
+    found = compare_runs(runs, common=common, any_judge=judges)
+    page = write_comparison(found, out)
+    print(f"{comparison_text(found)}\n{page}")
 
 # %% ../nbs/09c_verbs.ipynb #41bcee79
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
