@@ -55,12 +55,12 @@ def run_async(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(coroutine)
     return _in_thread(coroutine)
 
-# %% ../nbs/00i_parallel.ipynb #93161ce3
+# %% ../nbs/00i_parallel.ipynb #abe75a8e
 async def run_many(
     items: Iterable[Item], worker: Callable[[Item], Awaitable[Result]], concurrency: int
 ) -> AsyncIterator[tuple[Item, Result]]:
     "(item, result) in the order of completion, with at most `concurrency` items taken and not yet handed on."
-    source, running, ready, failure = iter(items), {}, asyncio.Queue(), None
+    source, running, ready, failure, stopped = iter(items), {}, asyncio.Queue(), None, False
     try:
         while True:
             try:
@@ -82,7 +82,8 @@ async def run_many(
                 yield item, task.result()
             elif failure is None:
                 failure = problem
-            if failure is not None:
+            if failure is not None and not stopped:
+                stopped = True  # cancelled once: a second time would disturb their clearing up
                 for other in running:
                     other.cancel()
         if failure is not None:
@@ -92,7 +93,7 @@ async def run_many(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-# %% ../nbs/00i_parallel.ipynb #d2c5be7a
+# %% ../nbs/00i_parallel.ipynb #6d956ea7
 ALIVE = 65536  # bytes
 
 
@@ -103,6 +104,7 @@ async def patiently(seconds: float, work: Callable[[bytearray], Coroutine[Any, A
     """
     buffer, seen = bytearray(), 0
     task = asyncio.ensure_future(work(buffer))
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, even if nobody waits any longer
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=seconds)

@@ -1,11 +1,12 @@
 """Patience: what arrived in time is read however busy we were, long replies may take their time, silence may not."""
 
 import asyncio
+import gc
 import time
 
 import pytest
 
-from memcalib.parallel import ALIVE, patiently, run_async
+from memcalib.parallel import ALIVE, patiently, run_async, run_many
 
 
 def test_what_arrived_while_the_process_was_busy_is_read():
@@ -81,3 +82,25 @@ def test_errors_of_the_work_pass_through():
 
     with pytest.raises(ValueError, match="no good"):
         run_async(main())
+
+
+@pytest.mark.parametrize("how", ["at the same moment", "while it is called off"])
+def test_failures_of_calls_that_were_called_off_are_not_complained_about(how):
+    unseen = []
+
+    async def broken(number):
+        try:
+            for _ in range(number if how == "at the same moment" or not number else 10**6):
+                await asyncio.sleep(0)
+        finally:
+            raise ValueError("no such model")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+        with pytest.raises(ValueError, match="no such model"):
+            async for _ in run_many(range(40), lambda n: patiently(5, lambda buffer: broken(n)), concurrency=40):
+                pass
+        gc.collect()
+
+    run_async(main())
+    assert unseen == []
