@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Line', 'Refusal', 'message_text', 'tokens', 'MicroServer', 'completion', 'successes', 'serve']
 
-# %% ../nbs/00g_microserve.ipynb #508d2ce7
+# %% ../nbs/00g_microserve.ipynb #a66d7f4d
 import asyncio
 import hashlib
 import json
@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,22 @@ def tokens(text: str) -> int:
     """The number of tokens that the server counts for a text: one for every four characters begun."""
     return (len(text) + 3) // 4
 
-# %% ../nbs/00g_microserve.ipynb #bc5b7d37
+# %% ../nbs/00g_microserve.ipynb #3fe37ea1
 class MicroServer:
     """An OpenAI-compatible server for micro-world examples at `base_url`, in a daemon thread between `start` and `stop`.
 
     `rpm` and `at_once` are limits that it enforces, `latency` seconds of delay, `key` the only accepted key, `context` a
-    limit in tokens; without `json_schema` it refuses that response format. Raises `OSError` when the port is taken.
+    limit in tokens; without `json_schema` it refuses that response format. `roles` are further models by name: functions
+    from (role, text) turns to a reply that raise `ValueError` for what they do not know. Raises `OSError` when the port is taken.
     """
 
     def __init__(
         self, examples: Iterable[Example], *, port: int = 0, faults: Faults | None = None, rpm: int | None = None,
         at_once: int | None = None, latency: float = 0.0, key: str | None = None, json_schema: bool = True,
-        context: int | None = None,
+        context: int | None = None, roles: Mapping[str, Callable[[list[tuple[str, str]]], str]] | None = None,
     ):  # fmt: skip
         self.shelf, self.port, self.faults = Shelf(examples), port, faults or Faults()
+        self.roles = dict(roles or {})
         self.window, self.at_once, self.latency = Window(rpm) if rpm else None, at_once, latency
         self.key, self.json_schema, self.context = key, json_schema, context
         ids = sorted(self.shelf.examples.values(), key=lambda e: text_hash(f"{self.faults.seed} {e.id}"))
@@ -161,7 +163,7 @@ def _limits(server: MicroServer) -> None:
         limit, wait = server.window.limit, f"{wait:.3f}"
         raise Refusal(429, f"More than {limit} requests in a minute.", "requests", "rate_limit_exceeded", Retry_After=wait)
 
-# %% ../nbs/00g_microserve.ipynb #ff1e0446
+# %% ../nbs/00g_microserve.ipynb #a4ba98c3
 async def _chat(server: MicroServer, request):
     try:
         _door(server, request)
@@ -186,9 +188,10 @@ async def _models(server: MicroServer, request):
         _door(server, request)
     except Refusal as refusal:
         return _json(refusal.body, refusal.status, refusal.headers)
-    return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "memcalib"} for name in (*MODELS, *JUDGES)]})
+    names = (*MODELS, *JUDGES, *server.roles)
+    return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "memcalib"} for name in names]})
 
-# %% ../nbs/00g_microserve.ipynb #def23306
+# %% ../nbs/00g_microserve.ipynb #4a11900d
 def _read(server: MicroServer, body: bytes) -> dict:
     try:
         asked = json.loads(body)
@@ -196,7 +199,7 @@ def _read(server: MicroServer, body: bytes) -> dict:
         raise Refusal(400, f"The body is not JSON: {error}", "invalid_request_error") from None
     if not isinstance(asked, dict):
         raise Refusal(400, "The body is not a JSON object.", "invalid_request_error")
-    known = (*MODELS, *JUDGES)
+    known = (*MODELS, *JUDGES, *server.roles)
     if asked.get("model") not in known:
         message = f"The model {asked.get('model')!r} does not exist; here are {', '.join(known)}."
         raise Refusal(404, message, "invalid_request_error", "model_not_found", "model")
@@ -208,7 +211,7 @@ def _read(server: MicroServer, body: bytes) -> dict:
         raise Refusal(400, "response_format json_schema is not supported.", "invalid_request_error", param="response_format")
     return asked
 
-# %% ../nbs/00g_microserve.ipynb #eb3036dd
+# %% ../nbs/00g_microserve.ipynb #89471c75
 async def _answered(server: MicroServer, request):
     body = await request.read()
     asked = _read(server, body)
@@ -227,7 +230,7 @@ async def _answered(server: MicroServer, request):
         return await _break(server, request, fault)
     if server.latency:
         await asyncio.sleep(server.latency)
-    role = _judge_says if asked["model"] in JUDGES else _model_says
+    role = _role_says if asked["model"] in server.roles else _judge_says if asked["model"] in JUDGES else _model_says
     content, finish, spoiled = role(server, asked, turns, line, key)
     body = json.dumps(completion(asked, content, finish, prompt, key)).encode()
     if fault == "cut":
@@ -284,6 +287,22 @@ def _judge_says(server: MicroServer, asked: Mapping, turns: list[tuple[str, str]
     if limit and tokens(content) > limit:
         return content[: 4 * limit], "length", fault
     return content, finish, fault
+
+# %% ../nbs/00g_microserve.ipynb #11bbbb0e
+_TEXT_FAULTS = ("truncated_json", "fences", "empty", "length")
+
+
+def _role_says(server: MicroServer, asked: Mapping, turns: list[tuple[str, str]], line: Line, key: str) -> tuple[str, str, str]:
+    try:
+        content = server.roles[asked["model"]](turns)
+    except ValueError as error:
+        raise Refusal(400, f"{asked['model']}: {error}", "invalid_request_error", param="messages") from None
+    limit = _limit(asked)
+    if limit and tokens(content) > limit:
+        return content[: 4 * limit], "length", ""
+    repair = any(role == "assistant" for role, _ in turns)
+    fault = "" if repair else _fault_for(server, _TEXT_FAULTS, line, key)
+    return *spoil(fault, content), fault
 
 # %% ../nbs/00g_microserve.ipynb #b107bdc8
 def completion(asked: Mapping, content: str, finish: str, prompt: int, key: str) -> dict:
@@ -401,9 +420,9 @@ def serve(
         server.stop()
     return server.stats()
 
-# %% ../nbs/00g_microserve.ipynb #33e78361
+# %% ../nbs/00g_microserve.ipynb #bccf01a4
 def _say_how(server: MicroServer, count: int, examples: str | Path | None) -> None:
     print(f"{count} examples at {server.base_url}  (Ctrl-C stops)")
-    print(f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}")
+    print(f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}{'; others: ' * bool(server.roles)}{', '.join(server.roles)}")
     data = examples or "EXAMPLES.jsonl"
     print(f"try: memcalib evaluate {data} --model micro-model --judge micro-judge --base-url {server.base_url}", flush=True)
