@@ -380,7 +380,7 @@ def clip_signal(z: Float[Tensor, "pair token"], d_max: float = 3.0) -> Float[Ten
     "$\\bar z=\\mathrm{clip}(z,-d_{max},d_{max})$."
     return z.clamp(-d_max, d_max)
 
-# %% ../nbs/05_localization.ipynb #ef5dcead
+# %% ../nbs/05_localization.ipynb #38b99616
 def localization_weights(
     z: Float[Tensor, "pair token"],
     mask: Bool[Tensor, "pair token"],
@@ -388,25 +388,27 @@ def localization_weights(
     *,
     gate: float = 0.02,  # the absolute threshold on the largest z
     d_max: float = 3.0,
-    units: Int[Tensor, "pair token"] | None = None,  # token -> sentence; tokens are the only granularity so far
 ) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
     "$q_{i,t}^{(h)}$ and the signal-strength gate $G_i^{(h)}$ (Bidirectional counterfactual localization)."
-    if units is not None:
-        raise NotImplementedError("units: only token granularity (None) is available")
     strongest = z.masked_fill(~mask, -torch.inf).amax(1) if z.shape[1] else z.new_full((len(z),), -torch.inf)
     opened = strongest > gate
     q = (clip_signal(z, d_max) - threshold.to(z.dtype)[:, None]).relu()
     return torch.where(mask & opened[:, None], q, 0), opened
 
-# %% ../nbs/05_localization.ipynb #f1e254f1
+# %% ../nbs/05_localization.ipynb #cbbbf1f7
 class Thresholds:
     "$\\delta^{(h)}$ of the nine channels (Channel-specific threshold initialization and updates), float64, on the CPU."
 
-    def __init__(self, start=0.02, floor=0.02, quantile=0.75, decay=0.9, minimum=256):
+    def __init__(self, start=0.02, floor=0.02, quantile=0.75, decay=0.9, minimum=256, sentence: "Thresholds | None" = None):
         if not (0 <= quantile <= 1 and 0 <= decay <= 1 and minimum >= 1):
             raise ValueError(f"quantile {quantile}, decay {decay} must be in [0, 1], minimum {minimum} at least 1")
         self.floor, self.quantile, self.decay, self.minimum = floor, quantile, decay, minimum
-        self.value = torch.full((9,), float(start), dtype=torch.float64)
+        self.value, self.sentence = torch.full((9,), float(start), dtype=torch.float64), sentence
+
+    @classmethod
+    def for_sentences(cls) -> "Thresholds":
+        "Token thresholds with those of sentence means beside them (0.01, 70th percentile, 32 scores), for the ablation."
+        return cls(sentence=cls(0.01, 0.01, 0.70, 0.9, 32))
 
     def update(self, scores: Float[Tensor, " score"], channel: Int[Tensor, " score"]) -> None:
         "Move each channel that has at least `minimum` scores; `scores` are clipped and aligned, of one whole batch."
@@ -421,13 +423,17 @@ class Thresholds:
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."
-        return {"value": self.value.tolist()}
+        return {"value": self.value.tolist()} | ({"sentence": self.sentence.value.tolist()} if self.sentence else {})
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
         "The thresholds of a checkpoint."
-        if len(state["value"]) != 9:
-            raise ValueError(f"{len(state['value'])} thresholds, must be 9")
-        self.value = torch.tensor(state["value"], dtype=torch.float64)
+        if ("sentence" in state) != (self.sentence is not None):
+            raise ValueError(f"state of {sorted(state)}: granularity differs, must be the one it was saved with")
+        for keep, values in ((self, state["value"]), (self.sentence, state.get("sentence"))):
+            if keep is not None:
+                if len(values) != 9:
+                    raise ValueError(f"{len(values)} thresholds, must be 9")
+                keep.value = torch.tensor(values, dtype=torch.float64)
 
 # %% ../nbs/05_localization.ipynb #d71307b0
 def score_pairs(

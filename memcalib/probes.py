@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #7df04128
+# %% ../nbs/07d_probes.ipynb #1a97137e
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -17,20 +18,21 @@ from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, Thresholds, carrying_tokens, token_spans
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
-from .redistribution import Credit
+from .redistribution import Credit, new_thresholds
+from .segments import response_units
 from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
 
-# %% ../nbs/07d_probes.ipynb #e17909d2
+# %% ../nbs/07d_probes.ipynb #1ef815a1
 def credit_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], answers: Sequence[list[int]],
     judge: Judge, config: TrainConfig, thresholds: Thresholds | None = None,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    desk, kept = ChannelRewards(judge, examples), thresholds or Thresholds()
+    rules, desk = credit_config(config), ChannelRewards(judge, examples)
     desk.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
     encode = prompt_encoder(tokenizer, config.text, config.layout)
-    options = dict(generations=config.generations, temperature=config.temperature)
-    return desk, *assign_credit(model, credit_config(config), desk, encode, kept, **options)
+    options = dict(generations=config.generations, temperature=config.temperature, cut=partial(response_units, tokenizer))
+    return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
 
 # %% ../nbs/07d_probes.ipynb #b130150f
 def exact_advantages(

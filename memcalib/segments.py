@@ -4,15 +4,22 @@
 
 # %% auto #0
 __all__ = ['LABEL_WORDS', 'Sentences', 'Outline', 'is_label', 'outline', 'splitter_name', 'sentence_splitter', 'boundaries',
-           'first_segments', 'cut_cost', 'cheapest_cuts', 'merge_short', 'segment']
+           'first_segments', 'cut_cost', 'cheapest_cuts', 'merge_short', 'segment', 'response_units', 'sentence_means',
+           'sentence_weights']
 
-# %% ../nbs/05a_segments.ipynb #4d1df72f
+# %% ../nbs/05a_segments.ipynb #3890ab28
 import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .localization import clip_signal, token_spans
 
 # %% ../nbs/05a_segments.ipynb #aa10a61e
 @dataclass
@@ -238,3 +245,58 @@ def segment(
             cut += [start + place for place in cheapest_cuts(costs, least, most)]
     kept = merge_short(cut, hard, len(spans), least, most)
     return [bisect.bisect_right(kept, index) - 1 for index in range(len(spans))]
+
+# %% ../nbs/05a_segments.ipynb #69e329df
+def response_units(tokenizer, rows: Sequence[Sequence[int]], sentences: Sentences | None = None) -> Int[Tensor, "row token"]:
+    """The segment number of each token of each answer, -1 at padding (*Sentence-level localization*)."""
+    units = [torch.tensor(_row_units(tokenizer, list(ids), sentences), dtype=torch.long) for ids in rows]
+    return torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1) if units else torch.empty(0, 0).long()
+
+
+def _row_units(tokenizer, ids: list[int], sentences: Sentences | None) -> list[int]:
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    spans = _fast_spans(tokenizer, text, ids) or token_spans(tokenizer, ids)
+    return segment(text, spans, sentences) if text.strip() else [0] * len(ids)
+
+
+def _fast_spans(tokenizer, text: str, ids: list[int]) -> list[tuple[int, int]] | None:
+    if not tokenizer.is_fast:
+        return None
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    end = len(encoded["input_ids"])
+    tail = ids[end:]
+    same = encoded["input_ids"] == ids[:end] and set(tail) <= set(tokenizer.all_special_ids)
+    return [*encoded["offset_mapping"], *[(len(text), len(text))] * len(tail)] if same else None
+
+# %% ../nbs/05a_segments.ipynb #684f69cd
+def sentence_means(
+    values: Float[Tensor, "pair token"], mask: Bool[Tensor, "pair token"], units: Int[Tensor, "pair token"]
+) -> tuple[Float[Tensor, "pair sentence"], Int[Tensor, "pair sentence"]]:
+    "Mean of the values over each sentence's tokens, and the number of its tokens; 0 and 0 where there is no such sentence."
+    count = max(int(units.max()) + 1 if units.numel() else 1, 1)
+    place = units.clamp(min=0)
+    size = torch.zeros(len(units), count, dtype=torch.long, device=units.device).scatter_add_(1, place, mask.long())
+    total = values.new_zeros(len(units), count).scatter_add_(1, place, torch.where(mask, values, 0))
+    return total / size.clamp(min=1), size
+
+# %% ../nbs/05a_segments.ipynb #a1206afc
+def sentence_weights(
+    z: Float[Tensor, "pair token"],
+    mask: Bool[Tensor, "pair token"],
+    threshold: Float[Tensor, " pair"],  # each pair's token threshold
+    sentence_threshold: Float[Tensor, " pair"],
+    units: Int[Tensor, "pair token"],  # sentence of each token, -1 at padding
+    *,
+    gate: float = 0.02,  # absolute threshold on the largest z
+    sentence_gate: float = 0.01,  # absolute threshold on the largest sentence mean
+    d_max: float = 3.0,
+    gamma: float = 1.0,  # how strongly low coverage counts against a sentence
+) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
+    "$q_{i,j}^{(h)}/L_{i,j}$ at each token of sentence j, and whether both gates opened (*Sentence-level localization*)."
+    mean, size = sentence_means(clip_signal(z, d_max), mask, units)
+    coverage, _ = sentence_means((z > threshold.to(z.dtype)[:, None]).to(z.dtype), mask, units)
+    real = size > 0
+    opened = z.masked_fill(~mask, -torch.inf).amax(1) > gate if z.shape[1] else torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    opened &= mean.masked_fill(~real, -torch.inf).amax(1) > sentence_gate
+    q = (mean - sentence_threshold.to(z.dtype)[:, None]).relu() * coverage**gamma / size.clamp(min=1)
+    return torch.where(mask & opened[:, None], q.gather(1, units.clamp(min=0)), 0), opened

@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['token_texts', 'trace_row', 'trace_answers']
 
-# %% ../nbs/07c_traces.ipynb #d99f6052
+# %% ../nbs/07c_traces.ipynb #833c1406
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .channels import CHANNELS
 from .engines import prompt_encoder, sample_answers
-from .localization import Thresholds, token_spans
+from .localization import token_spans
 from .problem import Example, Judge
-from .redistribution import Credit
+from .redistribution import Credit, new_thresholds
+from .segments import response_units
 from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
 
 # %% ../nbs/07c_traces.ipynb #be0bdd85
@@ -42,7 +44,7 @@ def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, 
     example = desk.examples[row].id
     return head | {"example_id": example, "response": desk.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
 
-# %% ../nbs/07c_traces.ipynb #ef4bbc7e
+# %% ../nbs/07c_traces.ipynb #886ed09d
 def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
     """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
 
@@ -57,9 +59,9 @@ def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, c
     desk = ChannelRewards(judge, examples)
     desk.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
     encode = prompt_encoder(tokenizer, config.text, config.layout)
-    credit, pairs = assign_credit(
-        model, credit_config(config), desk, encode, Thresholds(), generations=size, temperature=config.temperature
-    )  # fmt: skip
+    rules, cut = credit_config(config), partial(response_units, tokenizer)
+    options = dict(generations=size, temperature=config.temperature, cut=cut)
+    credit, pairs = assign_credit(model, rules, desk, encode, new_thresholds(rules), **options)
     localized = [0] * len(asked)
     for k, row in enumerate(pairs.rows):
         localized[row] += bool(credit.pairs.strength[k] > 0)

@@ -7,7 +7,7 @@ __all__ = ['log', 'OnStep', 'STATS', 'LOGGED', 'TrainConfig', 'credit_config', '
            'prompt_dataset', 'assign_credit', 'CreditTrainer', 'repetition', 'answer_stats', 'StepRows', 'describe',
            'train']
 
-# %% ../nbs/07_training.ipynb #10000078
+# %% ../nbs/07_training.ipynb #258caec6
 import json
 import logging
 import math
@@ -40,9 +40,10 @@ from memcalib.microworld import (
     make_examples,
 )
 from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutralise, render
-from .redistribution import Credit, CreditConfig, credit
+from .redistribution import Credit, CreditConfig, credit, new_thresholds
+from .segments import response_units
 
-# %% ../nbs/07_training.ipynb #14ca058e
+# %% ../nbs/07_training.ipynb #3551527c
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -74,6 +75,9 @@ class TrainConfig(BaseModel):
     eta: float | dict[str, float] = 0.75
     cap: float = 4.0
     d_max: float = 3.0
+    granularity: Literal["token", "sentence"] = "token"
+    sentence_gate: float = 0.01
+    gamma: float = 1.0
     mode: str = "ordered"
     under_use: str = "suppressed"
     gate: float = 0.02
@@ -199,15 +203,17 @@ def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
     return (rewards * group_advantages(rewards, group, valid, **options)) > 0
 
-# %% ../nbs/07_training.ipynb #0e5771fd
+# %% ../nbs/07_training.ipynb #c2dc0a50
 def assign_credit(
     model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
     process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
+    cut: Callable[[Sequence[Sequence[int]]], Tensor] | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL.
+    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL. `cut` gives
+    the sentence of each token (`response_units`) and is needed for the granularity `sentence` alone.
     """
     device, rows = model.device, len(desk.ids)
     rewards, valid = desk.rewards.to(device), desk.valid.to(device)
@@ -223,6 +229,8 @@ def assign_credit(
         batch = (desk.examples, desk.judgments, desk.ids, encode)
         pairs, ablated = score_pairs(model, *batch, temperature=temperature, **rules)
         scored = dict(full=full, pairs=pairs, ablated=ablated, thresholds=thresholds)
+        if config.granularity == "sentence":
+            scored["units"] = cut(desk.ids).to(device)
     mask = response_mask(desk.ids, device)
     return credit(rewards, group, valid, mask, config=config, local=local, gather=concat, **scored), pairs
 
@@ -249,12 +257,13 @@ def _shared_logps(model, ids: Tensor, mask: Tensor, width: int, temperature: flo
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
-# %% ../nbs/07_training.ipynb #ec1b967c
+# %% ../nbs/07_training.ipynb #10ea3336
 class CreditTrainer(GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists every departure from its base."""
 
     def __init__(self, model, config: TrainConfig, examples, judge: Judge, tokenizer, out, peft_config=None):
-        self.config, self.credit_config, self.thresholds = config, credit_config(config), Thresholds()
+        self.config, self.credit_config, self.cut = config, credit_config(config), partial(response_units, tokenizer)
+        self.thresholds = new_thresholds(self.credit_config)
         self.desk, self.encode = ChannelRewards(judge, examples), prompt_encoder(tokenizer, config.text, config.layout)
         self.credit, self.skipped = None, 0
         with warnings.catch_warnings():
@@ -277,7 +286,7 @@ class CreditTrainer(GRPOTrainer):
             self.credit, _ = assign_credit(
                 self.accelerator.unwrap_model(self.model), self.credit_config, self.desk, self.encode, self.thresholds,
                 generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
-                full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator),
+                full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator), cut=self.cut,
             )  # fmt: skip
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": _padded(self.credit.advantages, width)}

@@ -1,6 +1,7 @@
 """Properties of the projection and of token advantages: the invariants a training run relies on, and bad input."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.channels import CHANNELS, group_advantages, sequence_advantages
-from memcalib.localization import Pairs, Thresholds
+from memcalib.localization import Pairs, Thresholds, localization_signal
 from memcalib.redistribution import (
     CreditConfig,
     credit,
@@ -140,6 +141,26 @@ def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
 
 def run(batch, **settings):
     return credit(**batch, thresholds=Thresholds(), config=CreditConfig(**settings))
+
+
+def sentences(batch, **settings):
+    config = CreditConfig(granularity="sentence", **settings)
+    return credit(**batch, thresholds=Thresholds.for_sentences(), config=config)
+
+
+def random_units(batch, seed):
+    """Sentences of one to five tokens for each row, -1 at padding."""
+    draw, units = random.Random(seed), torch.full(batch["mask"].shape, -1)
+    for row, live in enumerate(batch["mask"].tolist()):
+        number = -1
+        left = 0
+        for t, here in enumerate(live):
+            if here:
+                if not left:
+                    number, left = number + 1, draw.randint(1, 5)
+                units[row, t] = number
+                left -= 1
+    return units
 
 
 seeds = st.integers(0, 10_000)
@@ -428,8 +449,15 @@ def test_bad_batches_are_named():
     nothing = torch.zeros(0, 9), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 3).bool()
     with pytest.raises(ValueError, match="empty batch"):
         credit(*nothing, config=CreditConfig(method="gdpo"))
-    with pytest.raises(NotImplementedError, match="units"):
-        run(batch | {"units": torch.zeros_like(batch["mask"], dtype=torch.long)})
+    with pytest.raises(ValueError, match="needs units and Thresholds.for_sentences"):
+        run(batch, granularity="sentence")
+    short = torch.zeros(len(batch["mask"]), 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="with a sentence for each token"):
+        sentences(batch | {"units": short})
+    with pytest.raises(ValueError, match="with a sentence for each token"):
+        sentences(batch | {"units": torch.full(batch["mask"].shape, -1)})
+    with pytest.raises(ValueError, match="granularity 'word'"):
+        CreditConfig(granularity="word")
 
 
 def test_token_advantages_without_pairs_are_the_plain_sum():
@@ -441,3 +469,42 @@ def test_token_advantages_without_pairs_are_the_plain_sum():
 def test_an_infinite_cap_is_refused():
     with pytest.raises(ValueError, match="finite"):
         project_multipliers(torch.tensor([[0.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), float("inf"))
+
+
+@SETTINGS
+@given(seeds, choices, st.floats(0, 2))
+def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, options, gamma):
+    batch = a_batch(seed)
+    units = random_units(batch, seed)
+    options |= {"gamma": gamma}
+    out = sentences(batch | {"units": units}, **options)
+    live = batch["mask"] & batch["valid"][:, None]
+    mean = torch.where(live, out.advantages, 0).sum(1) / live.sum(1).clamp(min=1)
+    assert (mean - out.sequence).abs().max() < 2e-6
+    config, detail = CreditConfig(granularity="sentence", **options), out.pairs
+    z = localization_signal(detail.d, detail.channel, config.mode, config.under_use)
+    for k, row in enumerate(detail.row.tolist()):
+        tokens = batch["mask"][row].nonzero()[:, 0].tolist()
+        parts = {}
+        for t in tokens:
+            parts.setdefault(int(units[row, t]), []).append(t)
+        means = {j: sum(min(max(z[k, t].item(), -3), 3) for t in ts) / len(ts) for j, ts in parts.items()}
+        opened = max(z[k, t].item() for t in tokens) > 0.02 and max(means.values()) > 0.01
+        for j, ts in parts.items():
+            covered = sum(z[k, t].item() > 0.02 for t in ts) / len(ts)
+            expected = opened * max(means[j] - 0.01, 0) * covered**gamma / len(ts)
+            assert all(abs(detail.q[k, t].item() - expected) < 1e-9 for t in ts)
+
+
+def test_sentence_thresholds_move_and_are_kept():
+    batch = a_batch(3)
+    thresholds = Thresholds.for_sentences()
+    thresholds.sentence.minimum = 1
+    config = CreditConfig(granularity="sentence")
+    credit(**batch, units=random_units(batch, 3), thresholds=thresholds, config=config)
+    assert (thresholds.sentence.value != 0.01).any()
+    again = Thresholds.for_sentences()
+    again.load_state_dict(thresholds.state_dict())
+    assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(again.value, thresholds.value)
+    with pytest.raises(ValueError, match="granularity differs"):
+        Thresholds().load_state_dict(thresholds.state_dict())
