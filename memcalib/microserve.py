@@ -392,7 +392,7 @@ def successes(self: MicroServer) -> dict[str, int]:
 
 MicroServer.stats, MicroServer.successes = _stats, successes
 
-# %% ../nbs/00g_microserve.ipynb #bd7bf93d
+# %% ../nbs/00g_microserve.ipynb #30a8e4c6
 def serve(
     world: str = "long", examples: str | Path | None = None, count: int = 100, *, port: int = 8765, seed: int = 0,
     faults: Faults | float = 0.0, key_env: str = "", **options: Any,
@@ -400,15 +400,15 @@ def serve(
     """Serve examples of a world, or of a file (written from the world when missing), until Ctrl-C; returns the stats.
 
     `faults` may be one rate for every class; the only accepted key is read from the environment variable `key_env`;
-    `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set.
+    `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set, `ValueError` for a rate above 1/8.
     """
+    faults = faults if isinstance(faults, Faults) else _faults_at(faults)
     if examples is not None and Path(examples).exists():
         records = load_examples(examples)
     else:
         records = make_examples(world, count, seed, "test")
         if examples is not None:
             write_jsonl(examples, records)
-    faults = faults if isinstance(faults, Faults) else Faults.each(faults)
     server = MicroServer(records, port=port, faults=faults, key=os.environ[key_env] if key_env else None, **options)
     server.start()
     _say_how(server, len(records), examples)
@@ -419,6 +419,12 @@ def serve(
     finally:
         server.stop()
     return server.stats()
+
+# %% ../nbs/00g_microserve.ipynb #182ecdc3
+def _faults_at(rate: float) -> Faults:
+    if not 0 <= rate <= 1 / len(CONTENT):
+        raise ValueError(f"faults: found {rate:g}; allowed: 0 to {1 / len(CONTENT):g}, a rate that each class of fault gets")
+    return Faults.each(rate, hang_seconds=20)
 
 # %% ../nbs/00g_microserve.ipynb #bccf01a4
 def _say_how(server: MicroServer, count: int, examples: str | Path | None) -> None:

@@ -349,3 +349,10 @@ def test_serve_needs_the_key_it_was_told_to_read(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(KeyError, match="NO_SUCH_KEY"):
         serve("short", count=1, port=0, key_env="NO_SUCH_KEY")
+
+
+@pytest.mark.parametrize("rate", [-0.1, 0.13, 1.0])
+def test_serve_refuses_a_rate_that_cannot_be_before_it_writes_anything(rate, tmp_path):
+    with pytest.raises(ValueError, match=f"found {rate:g}; allowed: 0 to 0.125"):
+        serve("short", tmp_path / "examples.jsonl", 1, port=0, faults=rate)
+    assert not (tmp_path / "examples.jsonl").exists()
