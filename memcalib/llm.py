@@ -87,13 +87,24 @@ class _Pacer:
     def correct(self, amount: float) -> None:
         self.next += amount * self.interval
 
-# %% ../nbs/00b_llm.ipynb #f7eedcf9
+# %% ../nbs/00b_llm.ipynb #aa12a0e2
 def _usage(completion, seconds: float) -> dict[str, float]:
     usage, found = completion.usage, {"seconds": seconds}
     found["prompt_tokens"] = getattr(usage, "prompt_tokens", None)
     found["completion_tokens"] = getattr(usage, "completion_tokens", None)
     found["cached_tokens"] = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return {name: value for name, value in found.items() if type(value) in (int, float) and 0 <= value < _MOST}
+
+
+_MOST = 1e15  # no count of tokens is as large; NaN and infinity, which no file of rows can hold, fail the same test
+
+
+def _said(message: Any) -> str | None:
+    "The text of a message: a string, or the text parts of a list of parts; None for anything else."
+    content = getattr(message, "content", None)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        content = "".join(part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else "" if content is None and hasattr(message, "content") else None
 
 
 def _sound(text: str) -> str:
@@ -113,7 +124,7 @@ def _words(error: Exception) -> str:
     said = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]
     return "; ".join(said) if body.get("message") else error.response.text or error.message
 
-# %% ../nbs/00b_llm.ipynb #d23996bf
+# %% ../nbs/00b_llm.ipynb #c77f9202
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
@@ -135,7 +146,7 @@ class _Server:
             failure = self._refusal(error)
         except openai.APIConnectionError as error:
             failure = self._unreachable(error, number)
-        except (openai.APIError, ValueError) as error:
+        except (openai.APIError, ValueError, RecursionError) as error:
             failure = CallError("server", f"{e.url} sent something that is no chat completion: {self._clean(str(error))}")
         except asyncio.CancelledError:
             failure = asyncio.CancelledError()
@@ -206,7 +217,9 @@ class _Server:
             return CallError("not_found", f"{self.endpoint.url} {page}")
         choices = getattr(completion, "choices", None)
         if isinstance(choices, list) and choices and getattr(choices[0], "message", None) is not None:
-            return None
+            if _said(choices[0].message) is not None and isinstance(choices[0].finish_reason, str | None):
+                return None
+            return CallError("server", f"{self.endpoint.url} sent an answer that is no text: {self._clean(str(choices[0]))}")
         said = self._clean(str(getattr(completion, "error", None) or "no reason given"))
         return CallError("server", f"{self.endpoint.url} sent an answer without choices: {said}")
 
@@ -249,7 +262,7 @@ def _retrying(endpoint: Endpoint):
     wait = lambda state: max(jitter(state), state.outcome.exception().wait or 0)
     return AsyncRetrying(stop=stop_after_attempt(endpoint.attempts), wait=wait, retry=retry_if_exception(passing), reraise=True)
 
-# %% ../nbs/00b_llm.ipynb #dc0a4fac
+# %% ../nbs/00b_llm.ipynb #4dd40dd7
 class _Caller:
     "Calls an endpoint within its limits, tries again, and counts. Works in one event loop at a time."
 
@@ -303,7 +316,7 @@ class _Caller:
         if "completion_tokens" in usage:
             self._answer += 0.05 * (usage["completion_tokens"] - self._answer)
             self._tokens.correct(usage["completion_tokens"] + usage.get("prompt_tokens", 0) - guess)
-        text = _sound(choice.message.content or "")
+        text = _sound(_said(choice.message))
         if len(self.endpoint.api_key()) >= 16:  # shorter ones, such as "none", may well be words of the answer
             text = hide_key(text, self.endpoint.api_key())
         return self._reply(text, choice.finish_reason or "stop", usage)

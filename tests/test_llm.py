@@ -838,3 +838,44 @@ def test_import_is_light():
     probe = f"import sys, memcalib.llm; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"role": "assistant", "content": 7}},
+        {"message": {"role": "assistant", "content": {"a": 1}}},
+        {"message": {"role": "assistant", "content": [1, 2]}},
+        {"message": "hello"},
+        {"message": ["hello"]},
+        {"message": {"role": "assistant", "content": "ok"}, "finish_reason": {"a": 1}},
+    ],
+)
+def test_an_answer_that_is_no_text_is_a_fault_of_the_server(choice):
+    with FaultyServer({"choices": [choice]}) as server:
+        with pytest.raises(CallError, match="no text") as caught:
+            ask(Client(endpoint(server, attempts=1)))
+    assert caught.value.kind == "server" and not caught.value.fatal and len(str(caught.value)) < 700
+
+
+def test_nested_nonsense_is_a_fault_of_the_server():
+    with FaultyServer("[" * 200_000) as server:
+        with pytest.raises(CallError, match="no chat completion") as caught:
+            ask(Client(endpoint(server, attempts=1)))
+    assert caught.value.kind == "server"
+
+
+def test_a_text_in_parts_is_put_together():
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    with FaultyServer(completion(parts)) as server:
+        assert ask(Client(endpoint(server))).text == "one two"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -5, 10**400, True, "7", None, 1e300])
+def test_a_count_of_tokens_that_is_none_is_not_told(value):
+    body = completion(usage=(8, 3))
+    body["usage"] |= {"prompt_tokens": value}
+    with FaultyServer(json.dumps(body)) as server:
+        client = Client(endpoint(server))
+        reply = ask(client)
+    assert reply.usage.keys() == {"completion_tokens", "seconds"} and client.totals.prompt_tokens == 0
