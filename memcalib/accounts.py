@@ -126,7 +126,7 @@ def _sum(values: "pd.Series", form: str = "{:,.0f}") -> str:
 def _share(part: float | None, whole: float | None) -> str:
     return f"{100 * part / whole:.1f} %" if part is not None and part == part and whole else _UNKNOWN
 
-# %% ../nbs/08k_accounts.ipynb #7567de39
+# %% ../nbs/08k_accounts.ipynb #b6555e3e
 def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, Mapping[str, Any]]) -> "pd.DataFrame":
     """One column for each role: tokens, cost and seconds of its rows, and the calls its client counted, as text.
 
@@ -150,8 +150,8 @@ def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, M
                 f"seconds a row, {name}": f"{np.percentile(seconds, q):.2f}" if len(seconds) else _UNKNOWN
                 for name, q in (("median", 50), ("90th percentile", 90), ("99th percentile", 99), ("longest", 100))
             },
-            "calls": number("calls"),
-            "answered from the cache": _share(found.get("cached"), found.get("calls")),
+            "calls to the server": number("calls"),
+            "answered from the cache": _share(found.get("cached"), (found.get("calls") or 0) + (found.get("cached") or 0)),
             "tried again": number("retries"),
             "failed": number("failures"),
             "spent, USD": number("cost", "{:,.4f}"),

@@ -83,7 +83,7 @@ def _label(sides: Sequence[Side]) -> None:
         if any(side.label == other.label for other in sides[:number]):
             raise ValueError(f"{side.run.folder}: found this folder twice; allowed: different folders")
 
-# %% ../nbs/08g_comparison.ipynb #e38219c2
+# %% ../nbs/08g_comparison.ipynb #23b70dcd
 def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = False) -> tuple[set[str], list[str]]:
     """The ids of the examples to compare on, and notes on what is not alike; raises `ValueError` for an unfair comparison."""
     base, notes = sides[0], []
@@ -94,11 +94,11 @@ def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = F
         if side.judge != base.judge:
             found = f"{_place(base)} was judged by {base.judge!r}, {_place(side)} by {side.judge!r}"
             if not any_judge:
-                raise ValueError(f"{found}; allowed: one judge, or any_judge to compare in spite of it")
+                raise ValueError(f"{found}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it")
             notes.append(f"{found}: part of each difference may be the judges'.")
         if theirs != versions[0] and not common:
             found = _unlike(versions[0], theirs, _place(base), _place(side))
-            raise ValueError(f"{found}; allowed: the same examples, or common to compare on those that all share")
+            raise ValueError(f"{found}; allowed: the same examples, or common (--common) to compare on those that all share")
     everything = {example_id for known in versions for example_id in known}
     if not shared:
         raise ValueError(f"{', '.join(map(_place, sides))}: found no example that all share; allowed: at least one")
@@ -186,7 +186,7 @@ def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "p
     rows = [end.reset_index() for end in ends]
     return pd.concat(rows).assign(run=label, example_id=lambda t: t["question_id"].map(first))
 
-# %% ../nbs/08g_comparison.ipynb #99f429f3
+# %% ../nbs/08g_comparison.ipynb #6382affc
 def _notes(sides: Sequence[Side], frame: "pd.DataFrame") -> list[str]:
     notes = []
     for side in sides:
@@ -198,11 +198,12 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame") -> list[str]:
         values = {label: pairs[name] for label, pairs in how.items()}
         if len(set(values.values())) > 1:
             notes.append(f"{name} differ: " + "; ".join(f"{label}: {value}" for label, value in values.items()) + ".")
+    notes.append("In a difference each question counts once, in the scores of a run each answer, so the two need not add up.")
     intervals = len(METRICS) * (len(sides) - 1) * (1 + frame["domain"].nunique())
     notes.append(f"{intervals} intervals and tests stand on this page, not corrected for their number.")
     return [printable(note) for note in notes]
 
-# %% ../nbs/08g_comparison.ipynb #a2054147
+# %% ../nbs/08g_comparison.ipynb #cda5c76e
 def comparison_text(comparison: Comparison) -> str:
     """Differences as text for a terminal: each run against the baseline over all, SCS by domain, and the notes."""
     lines = [f"baseline: {comparison.baseline}"]
@@ -211,7 +212,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines += [_line(row["metric"], row) for row in rows[rows["domain"] == "all"].to_dict("records")]
         parts = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")].to_dict("records")
         lines += [_line(f"SCS, {row['domain']}", row) for row in parts if len(parts) > 1]
-    return printable("\n".join([*lines, "", *comparison.notes]), keep="\n")
+    return printable("\n".join([*lines, "", "* the 95 % interval lies on one side of zero", *comparison.notes]), keep="\n")
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:

@@ -98,9 +98,9 @@ def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], colour: str, labe
     ax.scatter(rows["difference"], y, s=26, facecolors=np.where(clear, colour, "none"), edgecolors=colour, linewidths=1.2, zorder=3)
     ax.plot([], [], "o-", color=colour, label=label)
 
-# %% ../nbs/08i_dots.ipynb #a0ca101d
+# %% ../nbs/08i_dots.ipynb #487b5cc0
 MEANINGS = {
-    "SCS": "the share of an answer's worth left after each wrong use halves it",
+    "SCS": "worth of an answer: 100, halved by every level too high or too low",
     "Exact": "answers that use every atom at its level",
     "sMOS": "severity of using memory too strongly",
     "sMUS": "severity of using memory too weakly",

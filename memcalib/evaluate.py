@@ -6,19 +6,20 @@
 __all__ = ['JUDGED_TOKENS', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast', 'make_backend', 'make_judge',
            'read_examples', 'EvaluationRun', 'evaluate', 'answer_file', 'judgment_file']
 
-# %% ../nbs/09b_evaluate.ipynb #fb415e74
+# %% ../nbs/09b_evaluate.ipynb #8818d1a2
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .journal import Journal
 from .judge import LLMJudge, judge_rollouts
-from .llm import Endpoint, estimate_tokens
+from .llm import Endpoint, Totals, estimate_tokens
 from .manifest import manifest, write_manifest
 from .pipeline import Bar, RunFolder
 from .problem import Example, Judge, Judgment, Name, Rollout, _quote, iter_examples, read_jsonl, text_hash, write_jsonl
@@ -35,7 +36,21 @@ class Weights(BaseModel):
     engine: Literal["transformers", "vllm"] = "transformers"
     options: dict[str, Any] = Field(default_factory=dict)
 
-# %% ../nbs/09b_evaluate.ipynb #b91597dc
+# %% ../nbs/09b_evaluate.ipynb #76c65ae3
+def _is_weights(value: Any) -> bool:
+    return "path" in value if isinstance(value, dict) else isinstance(value, Weights)
+
+
+_Model = Annotated[
+    Annotated[Endpoint, Tag("endpoint")] | Annotated[Weights, Tag("weights")],
+    Discriminator(lambda value: "weights" if _is_weights(value) else "endpoint"),
+]
+_Judge = Annotated[
+    Annotated[Endpoint, Tag("endpoint")] | Annotated[Literal["micro-exact"], Tag("exact")],
+    Discriminator(lambda value: "exact" if isinstance(value, str) else "endpoint"),
+]
+
+# %% ../nbs/09b_evaluate.ipynb #9729634a
 class Evaluation(BaseModel):
     """What is evaluated, by whom, and how (section 2.3); unknown options raise, naming the known ones."""
 
@@ -45,9 +60,9 @@ class Evaluation(BaseModel):
     format: Literal["memcalib", "rpeval"] = "memcalib"
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
-    model: Endpoint | Weights
-    judge: Endpoint | Literal["micro-exact"]
-    judge2: Endpoint | Literal["micro-exact"] | None = None
+    model: _Model  # an Endpoint, or Weights
+    judge: _Judge  # an Endpoint, or "micro-exact"
+    judge2: _Judge | None = None
     sampling: Sampling = Sampling()
     judging: JudgeConfig = JudgeConfig()
     control: bool = True
@@ -100,7 +115,7 @@ def load_evaluation(file: str | Path | None = None, options: dict[str, Any] | No
         place = file or "options"
         raise ValueError("\n".join(_fault(place, fault) for fault in error.errors(include_input=False))) from None
 
-# %% ../nbs/09b_evaluate.ipynb #41fdaafa
+# %% ../nbs/09b_evaluate.ipynb #18322fd1
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
@@ -110,13 +125,21 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fault(place: str | Path, fault: dict) -> str:
-    path = [str(part) for part in fault["loc"] if part not in ("Endpoint", "Weights", "literal['micro-exact']")]
+    path = [str(part) for part in fault["loc"] if part not in ("endpoint", "weights", "exact")]
     what = {"extra_forbidden": "unknown option", "missing": "missing option"}.get(fault["type"], fault["msg"].removeprefix("Value error, "))
     home: Any = Evaluation
-    for name in path[:-1]:
-        home = {"model": Endpoint, "judge": Endpoint, "judge2": Endpoint, "sampling": Sampling, "judging": JudgeConfig}.get(name, home)
+    for name in fault["loc"][:-1]:
+        home = {"endpoint": Endpoint, "weights": Weights, "sampling": Sampling, "judging": JudgeConfig}.get(name, home)
     known = f"; allowed: {', '.join(home.model_fields)}" if fault["type"] == "extra_forbidden" else ""
-    return f"{place}: {'.'.join(path) or 'evaluation'}: {what}{known}"
+    todo = f"; {_MISSING[path[0]]}" if fault["type"] == "missing" and path[0] in _MISSING else ""
+    return f"{place}: {'.'.join(path) or 'evaluation'}: {what}{known}{todo}"
+
+
+_MISSING = {
+    "data": "give a file of examples",
+    "model": "give --model with --base-url, or --weights, or a --config file that has it",
+    "judge": "give --judge, or a --config file that has it; micro-exact judges examples of the micro-world for nothing",
+}
 
 # %% ../nbs/09b_evaluate.ipynb #ca1d02ca
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
@@ -198,7 +221,7 @@ def read_examples(evaluation: Evaluation) -> list[Example]:
         return load_rpeval(evaluation.data)[: evaluation.limit]
     return list(islice(iter_examples(evaluation.data, evaluation.split), evaluation.limit))
 
-# %% ../nbs/09b_evaluate.ipynb #3fd06605
+# %% ../nbs/09b_evaluate.ipynb #54155ffe
 class EvaluationRun:
     """An evaluation bound to its folder: each step alone, or all of them with `run`; every step goes on where it stopped.
 
@@ -212,6 +235,7 @@ class EvaluationRun:
         self.examples = read_examples(evaluation)
         data_hash = text_hash("".join(example.content_hash for example in self.examples))
         self.parameters, self.usage = identity(evaluation, data_hash), {}
+        self.earlier = _earlier_calls(self.file("manifest.json"))
         if not dry_run:
             RunFolder(self.folder, self.parameters)
             write_jsonl(self.file("examples.jsonl"), self.examples)
@@ -219,6 +243,13 @@ class EvaluationRun:
     def file(self, name: str) -> Path:
         """A file of the run folder."""
         return self.folder / name
+
+# %% ../nbs/09b_evaluate.ipynb #b7af5f71
+def _earlier_calls(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get("session") or {}
+    except (OSError, ValueError, AttributeError):
+        return {}  # none yet, or damaged: the report writes it anew
 
 # %% ../nbs/09b_evaluate.ipynb #616ac91d
 def _generate(self: EvaluationRun, on_row: Any = None) -> None:
@@ -254,7 +285,7 @@ def _judge(self: EvaluationRun, on_row: Any = None) -> None:
 
 EvaluationRun.judge = _judge
 
-# %% ../nbs/09b_evaluate.ipynb #efcca7a9
+# %% ../nbs/09b_evaluate.ipynb #312f52dd
 def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
     """Tokens, seconds and cost summed over rows, whenever they were paid; the cost is `None` when one row has no known cost."""
     total: Counter[str] = Counter()
@@ -265,6 +296,10 @@ def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
     return {**total, "cost": None if total["unpriced"] or not total["rows"] else total["cost"]}
 
 
+def _sum_calls(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    return (Totals(**before) + Totals(**now)).to_dict() if before and now else now or before or {}
+
+
 def _report(self: EvaluationRun) -> Path:
     """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
     from memcalib.evaluation import write_evaluation
@@ -273,7 +308,7 @@ def _report(self: EvaluationRun) -> Path:
     usage = {role: _cost_of(_rows(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
     data = {name: self.file(name) for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")}
     judges = {row.judge for row in islice(_rows(self.file("judgments.jsonl"), Judgment), 1)}
-    more = {"usage": usage, "session": self.usage, "command": self.command}
+    more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
     content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
     write_manifest(self.folder, content)
     return write_evaluation(self.folder)

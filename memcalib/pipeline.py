@@ -124,7 +124,14 @@ def train_settings(profile: Profile, method: str, seed: int):
         raise ValueError(f"train.trl: {error}") from None
     return config
 
-# %% ../nbs/09a_pipeline.ipynb #be959d0f
+# %% ../nbs/09a_pipeline.ipynb #9c8e6f3e
+def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(settings, dict) or not settings:
+        return {name: settings}
+    inner = ((f"{name}.{key}" if name else str(key), value) for key, value in settings.items())
+    return {place: leaf for key, value in inner for place, leaf in _leaves(value, key).items()}
+
+# %% ../nbs/09a_pipeline.ipynb #a97d45ac
 @dataclass
 class RunFolder:
     """Where a run keeps its parts; refuses a folder that holds a run of other settings."""
@@ -142,8 +149,9 @@ class RunFolder:
             part.write_text(json.dumps(wanted, indent=1) + "\n")
             part.replace(file)
         elif (found := self._found(file)) != wanted:
-            names = [k for k in wanted | found if wanted.get(k) != found.get(k)]
-            differs = ", ".join(f"{k}: {found.get(k)!r} there, {wanted.get(k)!r} now" for k in names)
+            there, now = _leaves(found), _leaves(wanted)
+            names = [k for k in now | there if now.get(k) != there.get(k)]
+            differs = ", ".join(f"{k}: {there.get(k)!r} there, {now.get(k)!r} now" for k in names)
             raise ValueError(f"{self.path} holds a run of other settings ({differs}); choose another folder or delete it")
 
     @staticmethod

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'Engine', 'JudgeModel', 'JudgeUrl',
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
-           'Quality', 'Prompt', 'Concurrency', 'Rpm', 'Tpm', 'cache_verbs', 'role_options', 'sampling_options',
-           'cache_of', 'command_line', 'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'stats',
-           'clear', 'microserve']
+           'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
+           'judge_options', 'price_option', 'sampling_options', 'cache_of', 'command_line', 'forecast_text', 'evaluate',
+           'generate', 'judge', 'report', 'compare', 'stats', 'clear', 'microserve']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -33,21 +33,41 @@ def role_options(model: str | None, url: str | None, key_env: str | None, **limi
     given = {"model": model, "base_url": url, "key_env": key_env} | limits
     return {name: value for name, value in given.items() if value is not None}
 
-# %% ../nbs/09c_verbs.ipynb #02763232
+# %% ../nbs/09c_verbs.ipynb #61c56cec
+def judge_options(name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None], **more: Any) -> Any:
+    """The options of a judge that were given; `model` is the model's address and the name of its key's variable."""
+    if name == "micro-exact":
+        return name
+    if name and url is None:
+        url, key_env = model[0], model[1] if key_env is None else key_env
+    return role_options(name, url, key_env, **more)
+
+# %% ../nbs/09c_verbs.ipynb #1b393578
+def price_option(text: str | None) -> dict[str, float] | None:
+    """The price that a text such as 0.5,1.5 stands for; raises `ValueError` for anything but two or three numbers."""
+    if text is None:
+        return None
+    try:
+        values = [float(part) for part in text.split(",")]
+        return dict(zip(("prompt", "completion", "cached")[: max(2, len(values))], values, strict=True))
+    except ValueError:
+        raise ValueError(f"price: found {text!r}; allowed: US dollars per million tokens of prompts and of answers, such as 0.5,1.5") from None
+
+# %% ../nbs/09c_verbs.ipynb #a202a12e
 Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; or an RPEval file.")]
-Config = Annotated[Path | None, typer.Option(help="YAML with any of the options, nested as in the notebook 09b.")]
+Config = Annotated[Path | None, typer.Option(help="YAML with any of the options, nested by role; chapter 9b has one.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model as its server knows it.")]
 Url = Annotated[str | None, typer.Option(help="Address of the server, ending in /v1; OpenAI when left out.")]
 KeyEnv = Annotated[str | None, typer.Option(help="Environment variable with the key [OPENAI_API_KEY]; '' for none.")]
 WeightsPath = Annotated[str | None, typer.Option(help="Instead of a server: a model folder or hub id, run here.")]
 Engine = Annotated[str | None, typer.Option(help="Engine for --weights: transformers (default) or vllm.")]
 JudgeModel = Annotated[str | None, typer.Option(help="Name of the judge; micro-exact is the micro-world's own.")]
-JudgeUrl = Annotated[str | None, typer.Option(help="Address of the judge's server; the model's when left out.")]
+JudgeUrl = Annotated[str | None, typer.Option(help="Address of the judge's server; the model's when left out, and then its key too.")]
 Cache = Annotated[Path | None, typer.Option(help="File of the call cache [~/.cache/memcalib/calls.sqlite].")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the call cache.")]
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated; each seed asks every example once [42,43,44].")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
-Framing = Annotated[str | None, typer.Option(help="plain, background, authoritative, bare, or a template file (.yaml).")]
+Framing = Annotated[str | None, typer.Option(help="Words around the memory: plain (default), background, authoritative, bare, or a template file (.yaml).")]
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature of the answers [1.0].")]
 TopP = Annotated[float | None, typer.Option(help="Nucleus of the answers [1.0].")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens [8192].")]
@@ -56,6 +76,7 @@ Blind = Annotated[bool | None, typer.Option("--blind/--gold", help="Hide ideal l
 Quality = Annotated[bool | None, typer.Option("--quality", help="Ask the judge for task quality and safety as well.")]
 Prompt = Annotated[str | None, typer.Option(help="Judge prompt: a shipped name or a file [footprint-1].")]
 Concurrency = Annotated[int | None, typer.Option(help="Calls at once [32].")]
+PriceText = Annotated[str | None, typer.Option(help="US dollars per million tokens: of prompts, of answers, e.g. 0.5,1.5.")]
 Rpm = Annotated[float | None, typer.Option(help="Requests a minute.")]
 Tpm = Annotated[float | None, typer.Option(help="Tokens a minute.")]
 
@@ -91,21 +112,21 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
     assumed = f"(answers assumed at {answer_tokens} tokens, four bytes to a token; a role without a price has no cost, which is not zero)"
     return f"{table.to_string(index=False)}\n{assumed}"
 
-# %% ../nbs/09c_verbs.ipynb #cd1546f5
+# %% ../nbs/09c_verbs.ipynb #f2815acd
 @verbs.command()
 def evaluate(
     data: Data = None, out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"), config: Config = None,
     model: Model = None, base_url: Url = None, key_env: KeyEnv = None, weights: WeightsPath = None, engine: Engine = None,
     judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
-    judge2: Annotated[str | None, typer.Option(help="A second judge, for agreement.")] = None, judge2_url: JudgeUrl = None,
+    judge2: Annotated[str | None, typer.Option(help="A second judge that reads the same answers; the report shows how far the two agree.")] = None, judge2_url: JudgeUrl = None,
     judge2_key_env: KeyEnv = None, seeds: Seeds = None, limit: Limit = None,
     split: Annotated[str | None, typer.Option(help="Which split, when the source is a data set [train].")] = None,
     format: Annotated[str | None, typer.Option(help="memcalib (default) or rpeval.")] = None,
     framing: Framing = None, temperature: Temperature = None, top_p: TopP = None, max_tokens: MaxTokens = None, text: Text = None,
     control: Annotated[bool | None, typer.Option("--control/--no-control", help="Ask once more without memory, first seed [on].")] = None,
     blind: Blind = None, quality: Quality = None, prompt: Prompt = None,
-    concurrency: Concurrency = None, rpm: Rpm = None, tpm: Tpm = None,
-    judge_concurrency: Concurrency = None, judge_rpm: Rpm = None, judge_tpm: Tpm = None,
+    concurrency: Concurrency = None, rpm: Rpm = None, tpm: Tpm = None, price: PriceText = None,
+    judge_concurrency: Concurrency = None, judge_rpm: Rpm = None, judge_tpm: Tpm = None, judge_price: PriceText = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be asked and what it costs; ask nobody.")] = False,
     answer_tokens: Annotated[int, typer.Option(help="Assumed length of an answer in the forecast.")] = 500,
     cache: Cache = None, no_cache: NoCache = False,
@@ -122,10 +143,11 @@ def evaluate(
     how = sampling_options(seeds, framing=framing, temperature=temperature, top_p=top_p, max_tokens=max_tokens, text=text)
     options = {"data": data, "limit": limit, "split": split, "format": format, "control": control, "sampling": how}
     options["judging"] = {"blind": blind, "quality": quality, "prompt": prompt}
-    options["model"] = {"path": weights, "engine": engine} if weights else role_options(model, base_url, key_env, concurrency=concurrency, rpm=rpm, tpm=tpm)
-    limits = {"concurrency": judge_concurrency, "rpm": judge_rpm, "tpm": judge_tpm}
-    for role, name, url, key in (("judge", judge, judge_url, judge_key_env), ("judge2", judge2, judge2_url, judge2_key_env)):
-        options[role] = name if name == "micro-exact" else role_options(name, url or (base_url if name else None), key, **limits)
+    limits, paid = {"concurrency": concurrency, "rpm": rpm, "tpm": tpm}, {"price": price_option(price)}
+    options["model"] = {"path": weights, "engine": engine} if weights else role_options(model, base_url, key_env, **limits, **paid)
+    limits, paid = {"concurrency": judge_concurrency, "rpm": judge_rpm, "tpm": judge_tpm}, {"price": price_option(judge_price)}
+    options["judge"] = judge_options(judge, judge_url, judge_key_env, (base_url, key_env), **limits, **paid)
+    options["judge2"] = judge_options(judge2, judge2_url, judge2_key_env, (base_url, key_env), **limits if judge2 else {})
     run = EvaluationRun(load_evaluation(config, _given(options)), out, cache_of(cache, no_cache), dry_run, command_line())
     print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens), answer_tokens))
     if not dry_run:
@@ -175,7 +197,7 @@ def judge(
     options = {"data": data, "model": {"model": "none"}, "judge": who, "judging": judging}
     print(judgment_file(load_evaluation(None, _given(options)), rollouts, out, cache_of(cache, no_cache)))
 
-# %% ../nbs/09c_verbs.ipynb #758c5ef0
+# %% ../nbs/09c_verbs.ipynb #8588c705
 @verbs.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
     """Write tables, figures, model card and report.html of an evaluation from its rows."""
@@ -191,14 +213,17 @@ def compare(
     common: Annotated[bool, typer.Option("--common", help="Compare on the examples that all runs share.")] = False,
     judges: Annotated[bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")] = False,
 ) -> None:
-    """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain."""
+    """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain.
+
+    Example: memcalib compare runs/before runs/after --out runs/comparison
+    """
     from memcalib.comparison import compare_runs, comparison_text, write_comparison
 
     found = compare_runs(runs, common=common, any_judge=judges)
     page = write_comparison(found, out)
     print(f"{comparison_text(found)}\n{page}")
 
-# %% ../nbs/09c_verbs.ipynb #41bcee79
+# %% ../nbs/09c_verbs.ipynb #93c55ec1
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
 verbs.add_typer(cache_verbs, name="cache")
 
@@ -209,7 +234,7 @@ def stats(cache: Cache = None) -> None:
     from memcalib.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():
-        print(f"{name}\t{value}")
+        print(f"{name}\t{', '.join(f'{n} {model}' for model, n in value.items()) if isinstance(value, dict) else value}")
 
 
 @cache_verbs.command()

@@ -179,3 +179,56 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
     assert code == 1 and "No space left" in err and "rollouts.jsonl" in err and "go on with: memcalib evaluate" in err
+
+
+def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(capsys, data, server, tmp_path):
+    more = {"judge_concurrency": 4, "judge_rpm": 60_000, "price": "1,2", "judge_price": "3,4,0.5"}
+    code, out, err = run(capsys, *options(data, server, tmp_path, **more), "--dry-run")
+    assert code == 0 and "no price given" not in out and out.count("$") == 2, err
+    code, _, err = run(capsys, *options(data, server, tmp_path, price="cheap"), "--dry-run")
+    assert code == 1 and "'cheap'" in err
+
+
+def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_does_not(
+    capsys, data, server, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    code, _, err = run(capsys, *options(data, server, tmp_path, judge_key_env=None), "--no-control", "--limit", 2)
+    assert code == 0, err
+    elsewhere = {"judge_key_env": None, "judge_url": "http://judge.invalid/v1", "out": tmp_path / "other"}
+    code, _, err = run(capsys, *options(data, server, tmp_path, **elsewhere), "--no-control", "--limit", 2)
+    assert code == 1 and "OPENAI_API_KEY" in err
+
+
+def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
+    code, _, err = run(capsys, "evaluate", data)
+    assert code == 1 and "model: missing option; give --model" in err and "judge: missing option; give --judge" in err
+
+
+def test_other_settings_are_named_to_the_leaf(capsys, data, server, tmp_path):
+    run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2)
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2, "--blind")
+    assert code == 1 and "(judging.blind: False there, True now)" in err
+
+
+def test_calls_of_earlier_sittings_are_added_up(capsys, data, server, tmp_path):
+    for limit in (1, 1):
+        run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", limit)
+    session = json.loads((tmp_path / "run" / "manifest.json").read_text())["session"]
+    assert session["model"]["calls"] == session["judge"]["calls"] + session["judge"]["cached"] == 3
+    run(capsys, *options(data, server, tmp_path, out=tmp_path / "again"), "--no-control", "--limit", 1)
+    session = json.loads((tmp_path / "again" / "manifest.json").read_text())["session"]
+    assert (session["model"]["calls"], session["model"]["cached"]) == (0, 3)
+
+
+def test_compare_from_the_command_line(capsys, data, server, tmp_path):
+    run(capsys, *options(data, server, tmp_path), "--no-control")
+    other = {"model": "micro-model-weak", "out": tmp_path / "weak"}
+    run(capsys, *options(data, server, tmp_path, **other), "--no-control")
+    code, out, err = run(capsys, "compare", tmp_path / "run", tmp_path / "weak", "--out", tmp_path / "comparison")
+    assert code == 0 and "baseline: micro-model" in out and "each question counts once" in out, err
+    assert (tmp_path / "comparison" / "comparison.html").is_file()
+    blind = {"out": tmp_path / "blind"}
+    run(capsys, *options(data, server, tmp_path, **blind), "--no-control", "--blind")
+    code, _, err = run(capsys, "compare", tmp_path / "run", tmp_path / "blind", "--out", tmp_path / "comparison")
+    assert code == 1 and "--different-judges" in err

@@ -294,7 +294,7 @@ def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
     run = rows.load_evaluation_rows(play(tmp_path, session=session))
     table = evaluation.costs(run).set_index("")
     assert table.loc["prompt tokens"].tolist() == ["1,800", "1,800"]
-    assert table.loc["answered from the cache"].tolist() == ["25.0 %", "not recorded"]
+    assert table.loc["answered from the cache"].tolist() == ["20.0 %", "not recorded"]
     assert table.loc["cost, USD"].tolist() == ["not recorded"] * 2 and table.loc["spent, USD", "model"] == "0.5000"
     seconds = sorted(run.answers["seconds"])
     assert float(table.loc["seconds a row, median", "model"]) == pytest.approx(np.median(seconds), abs=0.006)
