@@ -60,13 +60,13 @@ def natural_messages(draft: Draft) -> list[dict[str, str]]:
     blocks = [{"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()]
     return briefing("naturalization-1", NaturalReply, "naturalization", blocks=blocks)
 
-# %% ../nbs/01g_blocks.ipynb #2a3ef5d0
+# %% ../nbs/01g_blocks.ipynb #9dae70ab
 def check_natural(draft: Draft, reply: NaturalReply) -> list[Fault]:
     """Paragraphs that are missing, too many, or do not say what their atoms say."""
     blocks = _open_blocks(draft)
     faults = exact_set([block.block_id for block in reply.blocks], blocks, "block")
-    for block in reply.blocks:
-        faults += [Fault(block.block_id, *fault) for fault in text_faults(blocks.get(block.block_id, []), block.memory_text) if block.block_id in blocks]
+    for name, text in {block.block_id: block.memory_text for block in reply.blocks if block.block_id in blocks}.items():
+        faults += [Fault(name, *fault) for fault in text_faults(blocks[name], text)]
     return faults
 
 

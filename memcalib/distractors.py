@@ -110,32 +110,34 @@ def _close(text: str, others: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if close := next((name for name, other in others.items() if too_close(text, other)), ""):
         yield "distinct", f"says nearly the same as {close}"
 
-# %% ../nbs/01f_distractors.ipynb #4af347a3
+# %% ../nbs/01f_distractors.ipynb #c608b28e
 def exact_set(found: Iterable[str], wanted: Iterable[str], what: str) -> list[Fault]:
     """Faults of a list of ids that should hold each wanted one once: unknown ones spoil the whole, others are named."""
     counts, wanted = Counter(found), list(wanted)
-    strange = [name for name in counts if name not in wanted]
+    strange = [name for name in counts if name not in set(wanted)]
     faults = [Fault("", f"unknown {what}", f"found {', '.join(map(_quote, strange[:5]))}, allowed are {', '.join(wanted)}")] if strange else []
     faults += [Fault(name, f"missing {what}", "it is not in the reply") for name in wanted if not counts[name]]
     return faults + [Fault(name, f"repeated {what}", f"found {counts[name]} times, allowed is once") for name in wanted if counts[name] > 1]
 
-
+# %% ../nbs/01f_distractors.ipynb #9fa9048b
 def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
     """Distractors that are missing, too many, badly formed, without their phrases or signs, or not distinct."""
     plan, known = plan_of(draft), {atom.atom_id: atom.text for atom in draft.atoms}
     faults = exact_set([other.atom_id for other in reply.others], plan.phrases, "distractor")
+    if any(not fault.item_id for fault in faults):
+        return faults
     if reply.hard is None:
         faults.append(Fault("hard", "missing distractor", "it is not in the reply"))
     else:
         found = [*_hard_faults(reply.hard, plan), *_text_faults(reply.hard.text, draft.query), *_close(reply.hard.text, known)]
         faults += [Fault("hard", *fault) for fault in found]
         known["hard"] = reply.hard.text
-    for other in reply.others:
-        missing = [phrase for phrase in plan.phrases.get(other.atom_id, []) if not holds(other.text, phrase)]
-        found = [("phrases", f"{', '.join(map(repr, missing))} not in {_quote(other.text)}")] if missing else []
-        found += [*_text_faults(other.text, draft.query), *_close(other.text, known)]
-        faults += [Fault(other.atom_id, *fault) for fault in found]
-        known[other.atom_id] = other.text
+    for name, text in {other.atom_id: other.text for other in reply.others}.items():
+        missing = [phrase for phrase in plan.phrases[name] if not holds(text, phrase)]
+        found = [("phrases", f"{', '.join(map(repr, missing))} not in {_quote(text)}")] if missing else []
+        found += [*_text_faults(text, draft.query), *_close(text, known)]
+        faults += [Fault(name, *fault) for fault in found]
+        known[name] = text
     return faults
 
 

@@ -54,7 +54,7 @@ def names(text: str) -> list[str]:
     """The names of a text in order, spelled as they are."""
     return [name for _, name in _names_at(text)]
 
-# %% ../nbs/01w_paragraphs.ipynb #1abca31d
+# %% ../nbs/01w_paragraphs.ipynb #23c81f25
 _NEGATIVE = re.compile(r"no|not|non|never|without|neither|nor|none|nobody|nothing|nowhere|cannot|\w+n['’]t")
 
 
@@ -66,8 +66,9 @@ def _stem(word: str) -> str:
 
 
 def stems(text: str) -> list[str]:
-    """The content words of a text without their endings, negations left out."""
-    return [_stem(word) for word in content_words(text) if not _NEGATIVE.fullmatch(word)]
+    """The content words of a text without their endings, negations and thousands separators left out."""
+    said = content_words(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text))
+    return [_stem(word) for word in said if not _NEGATIVE.fullmatch(word)]
 
 # %% ../nbs/01w_paragraphs.ipynb #97aa5b70
 Placed = list[tuple[int, str]]  # (offset, item)
@@ -90,7 +91,7 @@ def _moved(atoms: Sequence[str], parts: Sequence[list[str]], text: str, found: P
     stays = lambda a, b: anchors[a] is None or anchors[b] is None or anchors[a] < anchors[b]
     return next((item for before, after, item in late if stays(after, before)), "")
 
-# %% ../nbs/01w_paragraphs.ipynb #d496f7b3
+# %% ../nbs/01w_paragraphs.ipynb #2205f36c
 def _exact(kind: str, atoms: Sequence[str], parts: Sequence[list[str]], known: set[str], text: str, found: Placed, present: set[str]) -> Iterator[tuple[str, str]]:
     if lost := [item for item in dict.fromkeys(item for part in parts for item in part) if item not in present]:
         yield f"lost {kind}", f"{', '.join(lost[:5])} is not in the paragraph"
@@ -104,8 +105,15 @@ def exact_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     """(rule, detail) for numbers, names and negations that are lost, added or moved."""
     figures, spelled = [numbers(atom) for atom in atoms], lambda said: {token for _, token, _ in _tokens(said)}
     yield from _exact("number", atoms, figures, {n for part in figures for n in part}, text, _numbers_at(text), set(numbers(text)))
-    yield from _exact("name", atoms, [names(atom) for atom in atoms], set().union(*map(spelled, atoms)), text, _names_at(text), spelled(text))
+    first = [_opening(atom) for atom in atoms]
+    there = spelled(text) | {token for part in first for token in part if set(stems(token)) <= set(stems(text))}
+    said = [names(atom) + part for atom, part in zip(atoms, first, strict=True)]
+    yield from _exact("name", atoms, said, set().union(*map(spelled, atoms)), text, _names_at(text), there)
     yield from _negation_faults(atoms, text)
+
+
+def _opening(text: str) -> list[str]:
+    return [token for _, token, start in _tokens(text) if start and token[0].isupper() and stems(token)]
 
 # %% ../nbs/01w_paragraphs.ipynb #476449de
 def denied(text: str) -> tuple[list[frozenset[str]], int]:

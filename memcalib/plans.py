@@ -6,7 +6,7 @@
 __all__ = ['spread', 'own_sizes', 'cut', 'lay_out', 'PhraseBook', 'load_phrases', 'deal_phrases', 'Plan', 'make_plans', 'PlanRow',
            'plan_rows', 'plan_of']
 
-# %% ../nbs/01p_plans.ipynb #defadea5
+# %% ../nbs/01p_plans.ipynb #797aa224
 import os
 import random
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .construction import content_words
 from .drafts import Draft, DraftAtom, DraftBlock
-from .problem import DataError, Domain, Level, Name, Record, Violation, read_jsonl, text_hash
+from .problem import DataError, Domain, Level, Name, Record, Violation, _quote, read_jsonl, text_hash
 from .shapes import PlanConfig, assign_shapes, difficulty, draw_shapes
 
 # %% ../nbs/01p_plans.ipynb #7400dc25
@@ -94,7 +94,7 @@ def _filled(ids: Sequence[str], size: int, number: int, rng: random.Random) -> l
     added = (f"aux_b{number:02d}_a{i:02d}" for i in range(1, size + 1))
     return [next(own) if place in places else next(added) for place in range(size)]
 
-# %% ../nbs/01p_plans.ipynb #255c0d0d
+# %% ../nbs/01p_plans.ipynb #395e38e6
 class PhraseBook(BaseModel):
     """The lists from which phrases are dealt; any but `matters` may be empty."""
 
@@ -119,9 +119,13 @@ def load_phrases(path: str | Path | None = None) -> PhraseBook:
     file = Path(path) if path else resources.files("memcalib") / "data" / "phrases.yaml"
     try:
         table = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return PhraseBook(**{name: tuple(p for part in str(text).split(",") if (p := part.strip())) for name, text in table.items()})
-    except (ValidationError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file}: {error}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas") from None
+        if not isinstance(table, dict):
+            raise ValueError(f"found {_quote(table)}")
+        return PhraseBook(**{str(name): tuple(p for part in str(text).split(",") if (p := part.strip())) for name, text in table.items()})
+    except (ValueError, yaml.YAMLError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        wrong = f"{first['loc'][0]}: {first['msg']}" if first else " ".join(str(error).split())
+        raise ValueError(f"{file}: {wrong}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas") from None
 
 # %% ../nbs/01p_plans.ipynb #d8794548
 @cache
@@ -171,7 +175,7 @@ class Plan(Record):
         """All atoms in prompt order."""
         return [atom_id for block in self.blocks for atom_id in block.atom_ids]
 
-# %% ../nbs/01p_plans.ipynb #fc0bd417
+# %% ../nbs/01p_plans.ipynb #1eb93bef
 def _free_shapes(n: int, taken: Iterable[Sequence[int]], config: PlanConfig, domain: str) -> list[list[int]]:
     kind = lambda sizes: (len(sizes), max(sizes), difficulty(sizes))
     used, free, taken = Counter(map(kind, taken)), [], list(taken)
@@ -190,6 +194,8 @@ def make_plans(
     config, book, known, plans = config or PlanConfig(), book or load_phrases(), known or {}, {}
     groups: dict[str, dict[str, Draft]] = defaultdict(dict)
     for draft in drafts:
+        if not draft.atoms:
+            raise _plan_error("atoms", "none", "a row that went through annotation", draft.id)
         if draft.id not in known:
             groups[draft.domain][draft.id] = draft
     for domain, rows in groups.items():

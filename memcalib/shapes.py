@@ -6,27 +6,28 @@
 __all__ = ['KeyT', 'FAMILIES', 'largest_remainder', 'difficulty', 'PlanConfig', 'draw_sizes', 'draw_shapes', 'room',
            'assign_shapes']
 
-# %% ../nbs/01o_shapes.ipynb #4f980202
+# %% ../nbs/01o_shapes.ipynb #bddd525f
 import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from .problem import Name, _quote, text_hash
 
-# %% ../nbs/01o_shapes.ipynb #739ea443
+# %% ../nbs/01o_shapes.ipynb #19eebbc8
 KeyT = TypeVar("KeyT")
 
 
 def largest_remainder(weights: Mapping[KeyT, float], n: int) -> dict[KeyT, int]:
     """Whole numbers that sum to `n` in the proportion of the weights; among equal remainders the first key wins."""
-    total = sum(weights.values())
+    total = sum(map(Fraction, weights.values()))
     if n < 0 or total <= 0 or min(weights.values()) < 0:
         raise ValueError(f"found n {n} and weights {_quote(dict(weights))}; allowed are n >= 0 and weights of which one is above 0")
-    shares = {key: n * weight / total for key, weight in weights.items()}
+    shares = {key: n * Fraction(weight) / total for key, weight in weights.items()}
     counts = {key: int(share) for key, share in shares.items()}
     order = sorted(shares, key=lambda key: counts[key] - shares[key])
     return counts | {key: counts[key] + 1 for key in order[: n - sum(counts.values())]}
