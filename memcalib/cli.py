@@ -6,8 +6,9 @@
 __all__ = ['app', 'RESUMED', 'STAYS', 'File', 'Split', 'main', 'stop', 'validate', 'show', 'score', 'quickstart', 'reproduce',
            'coldstart']
 
-# %% ../nbs/09_cli.ipynb #52cd9387
+# %% ../nbs/09_cli.ipynb #27e2a824
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def _frame(version: Annotated[bool, typer.Option("--version", callback=_version,
 
 app.add_typer(verbs)
 
-# %% ../nbs/09_cli.ipynb #32014cb0
+# %% ../nbs/09_cli.ipynb #99154153
 RESUMED = ("evaluate", "generate", "judge", "quickstart", "reproduce")
 STAYS = "what was written stays; go on with: "
 
@@ -70,14 +71,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _go_on(arguments: list[str] | None) -> str:
     given = sys.argv[1:] if arguments is None else arguments
-    return f"\n{STAYS}{shlex.join(['memcalib', *given])}" if given and given[0] in RESUMED else ""
+    if not given or given[0] not in RESUMED:
+        return ""
+    known = lambda before, text: not before.endswith("key-env") or re.fullmatch(r"[A-Z_][A-Z0-9_]*|", text)
+    safe = [text if known(before, text) else "***" for before, text in zip(["memcalib", *given], given, strict=False)]
+    return f"\n{STAYS}{shlex.join(['memcalib', *safe])}"
 
 
 def stop(message: str, code: int = 1) -> None:
-    """Print a message to standard error and exit."""
+    """Print a message to standard error, without keys, and exit."""
+    from memcalib.endpoint import hide_secrets
     from memcalib.problem import printable
 
-    print(f"memcalib: {printable(message, keep=chr(10))}", file=sys.stderr)
+    print(f"memcalib: {printable(hide_secrets(message), keep=chr(10))}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -85,6 +91,8 @@ def _message(error: Exception) -> str:
     if hasattr(error, "format_message"):
         return error.format_message()
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
     known = isinstance(error, ValueError | OSError | KeyError) or type(error).__module__.startswith("memcalib.")
     return str(text) if known else f"unexpected {type(error).__name__}: {text} (MEMCALIB_DEBUG=1 shows where)"
 

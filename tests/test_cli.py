@@ -110,3 +110,17 @@ def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path
     ):
         _, out, err = run(capsys, *arguments)
         assert "\x1b]" not in out + err and "\x07" not in out + err and "\x1b[2J" not in out + err
+
+
+@pytest.mark.parametrize("option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--framing"])
+def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
+    given = {"--model": "m", "--judge": "j", "--base-url": "http://127.0.0.1:9/v1", "--out": str(tmp_path / "run")}
+    for key in (
+        "sk-0123456789abcdefghijklmnop",
+        "0123456789abcdefghijklmnop" if "key-env" in option else "http://me:pass@h/v1",
+    ):
+        words = [word for pair in (given | {option: key}).items() for word in pair]
+        with pytest.raises(SystemExit) as caught:
+            main(["evaluate", str(tmp_path / "none.jsonl"), *words])
+        said = capsys.readouterr()
+        assert caught.value.code == 1 and "0123456789abc" not in said.err + said.out and "me:pass" not in said.err

@@ -20,7 +20,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from memcalib.cache import CacheError, CallCache
-from memcalib.endpoint import CallError, Endpoint, Price, error_kind, estimate_tokens, hide_key, retry_after, shorten
+from memcalib.endpoint import (
+    CallError,
+    Endpoint,
+    Price,
+    error_kind,
+    estimate_tokens,
+    hide_key,
+    hide_secrets,
+    retry_after,
+    shorten,
+)
 from memcalib.llm import Client, Totals, _Pacer, run_async, run_many
 from memcalib.problem import printable
 
@@ -852,16 +862,14 @@ def test_import_is_light():
     ],
 )
 def test_an_answer_that_is_no_text_is_a_fault_of_the_server(choice):
-    with FaultyServer({"choices": [choice]}) as server:
-        with pytest.raises(CallError, match="no text") as caught:
-            ask(Client(endpoint(server, attempts=1)))
+    with FaultyServer({"choices": [choice]}) as server, pytest.raises(CallError, match="no text") as caught:
+        ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server" and not caught.value.fatal and len(str(caught.value)) < 700
 
 
 def test_nested_nonsense_is_a_fault_of_the_server():
-    with FaultyServer("[" * 200_000) as server:
-        with pytest.raises(CallError, match="no chat completion") as caught:
-            ask(Client(endpoint(server, attempts=1)))
+    with FaultyServer("[" * 200_000) as server, pytest.raises(CallError, match="no chat completion") as caught:
+        ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server"
 
 
@@ -879,3 +887,59 @@ def test_a_count_of_tokens_that_is_none_is_not_told(value):
         client = Client(endpoint(server))
         reply = ask(client)
     assert reply.usage.keys() == {"completion_tokens", "seconds"} and client.totals.prompt_tokens == 0
+
+
+PASTED = "sk-0123456789abcdefghijklmnop"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": PASTED},
+        {"base_url": f"http://h/{PASTED}/v1"},
+        {"base_url": f"http://h/v1?key={PASTED}"},
+        {"key_env": PASTED},
+    ],
+)
+def test_a_key_pasted_in_the_wrong_place_is_refused_and_not_repeated(fields):
+    with pytest.raises(CallError) as caught:
+        Endpoint(**({"model": "m"} | fields))
+    assert caught.value.kind == "no_key" and PASTED not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:99999/v1",
+        "http://h:-1",
+        "http://h:x/v1",
+        "http://[::1/v1",
+        "http://a b/v1",
+        "http:///v1",
+        7,
+        b"x",
+        ["a"],
+    ],
+)
+def test_an_address_that_is_none(url):
+    with pytest.raises(ValidationError, match="must be an address such as http://localhost:8000/v1"):
+        Endpoint(model="m", base_url=url)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "sk-small",
+        "hf-internal-testing/tiny-random-LlamaForCausalLM",
+        "Qwen/Qwen3-8B",
+        "task-0123456789abcdefghijklmnop",
+    ],
+)
+def test_names_of_models_are_no_keys(model):
+    assert Endpoint(model=model).model == model and hide_secrets(model) == model
+
+
+def test_secrets_in_a_command_are_hidden(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "abcdef-very-private")
+    text = hide_secrets(f"a --model {SECRET} x=abcdef-very-private {PASTED} http://u:p@h/v1")
+    assert text == "a --model *** x=*** *** http://***@h/v1"
