@@ -208,7 +208,7 @@ def relabelled(atom: Made, level: Level) -> Made:
     same = {"without_memory": f"Says nothing of {noun}.", "with_memory": f"Says nothing of {noun}."}
     return atom | action | (same if level == Level.IGNORE else same | {"with_memory": f"Has a word on {noun}."})
 
-# %% ../nbs/01l_microbuilder.ipynb #5c57a56b
+# %% ../nbs/01l_microbuilder.ipynb #dfb13eb9
 _SEEMS = {"other_person": "{}, says the neighbor.", "outdated": "{}, and no longer anything else.", "other_occasion": "{}, also on other days."}
 
 
@@ -220,7 +220,8 @@ def _mattering_distractor(made: Made, asked: Mapping[str, Any], rng: random.Rand
     known = {fact.attribute for fact in facts if fact_kind(fact, request) == "grounded"}
     taken = {fact.noun for fact in facts} | {f.noun for other in made["others"] for f in read_facts(other["text"])}
     useful = [a for a in WORDS[request.domain] if role(request.domain, request.task, a) and a not in known]
-    if not (nouns := [(a, noun) for a in useful for noun in WORDS[request.domain][a] if noun not in taken]):
+    nouns = [(a, noun) for a in useful for noun in WORDS[request.domain][a]] + [("", thing) for thing in request.things]
+    if not (nouns := [(a, noun) for a, noun in nouns if noun not in taken]):
         return None
     fact = Fact("user", *rng.choice(nouns))
     text = _SEEMS.get(asked["want"].get("family", ""), "{}.").format(fact.text[:-1])

@@ -176,7 +176,7 @@ def _with_verdict(review: Made, place: Place, value: bool, why: str) -> Made:
         return review | {part: review[part] | change}
     return review | {part: [entry | change if i == at else entry for i, entry in enumerate(review[part])]}
 
-# %% ../nbs/01x_microreview.ipynb #23188c27
+# %% ../nbs/01x_microreview.ipynb #f999aa71
 def _missed_flaw(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     flaws = [place for place, value in verdicts(made).items() if not value]
     if not flaws:
@@ -188,8 +188,7 @@ def _missed_flaw(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Sp
 
 def _false_alarm(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     fine = [place for place, value in verdicts(made).items() if value]
-    part, at, name = place = rng.choice(fine)
-    return _with_verdict(made, place, False, "It does not look right."), {"alarm"}
+    return _with_verdict(made, rng.choice(fine), False, "It does not look right."), {"alarm"}
 
 # %% ../nbs/01x_microreview.ipynb #29e7d48e
 REVIEW = Task(make_review, {"missed_flaw": _missed_flaw, "false_alarm": _false_alarm, "missing_item": without_item("levels", "atom_id")})
