@@ -187,7 +187,7 @@ def read_labels(path: str | Path) -> list[Label]:
         latest[label.item, label.labeller] = label
     return list(latest.values())
 
-# %% ../nbs/02d_labelling.ipynb #8a4f0c8c
+# %% ../nbs/02d_labelling.ipynb #24091a41
 class LabelBook:
     """One person's labels for these items, in an append-only file: `put` saves at once, `get` reads the latest.
 
@@ -198,7 +198,7 @@ class LabelBook:
         self.items, self.labeller = {item.item: item for item in items}, labeller
         if len(self.items) != len(items) or not items:
             raise ValueError(f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once")
-        self._journal = Journal(path, Label)
+        self._journal = Journal(path, Label, alone=False)
         self._labels: dict[str, Label] = {}
         for label in self._journal.rows():
             if label.labeller == labeller and label.item in self.items:

@@ -1,0 +1,126 @@
+"""The journal: nothing that was paid for is lost, nothing is written twice, whoever else is writing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.journal import Journal, rows_so_far
+from memcalib.problem import DataError, Rollout, read_jsonl
+
+
+def row(name, **more):
+    return Rollout(example_id=name, model="demo", response="Yes.\u2028é", **more)
+
+
+def fill(path, names):
+    with Journal(path, Rollout) as journal:
+        for name in names:
+            journal.append(row(name))
+
+
+RIVAL = """
+import sys
+from memcalib.journal import Journal, rows_so_far
+from memcalib.problem import Rollout
+with Journal(sys.argv[1], Rollout) as journal:
+    journal.append(Rollout(example_id="rival"))
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rival = subprocess.Popen([sys.executable, "-c", RIVAL, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert rival.stdout.readline() == b"in\n"
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="rows.jsonl: another process is writing this file"):
+        Journal(path, Rollout)
+    assert path.read_bytes() == before
+    rival.kill()
+    rival.communicate()
+    fill(path, ["mine"])
+    assert [r.example_id for r in read_jsonl(path, Rollout)] == ["rival", "mine"]
+
+
+def test_a_rewritten_file_is_locked_too(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    fill(path, ["a", "b"])
+    with Journal(path, Rollout, again=lambda r: r.example_id == "a") as journal:
+        rival = subprocess.run([sys.executable, "-c", RIVAL, path], capture_output=True, text=True, input="\n")
+        assert rival.returncode == 1 and "another process is writing" in rival.stderr
+        journal.append(row("a"))
+    assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b", "a"]
+
+
+def test_a_failed_opening_leaves_no_lock_and_no_open_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n")
+    for _ in range(3):
+        with pytest.raises(DataError, match="rows.jsonl:1: example_id"):
+            Journal(path, Rollout)
+    held = [
+        os.readlink(f"/proc/self/fd/{name}")
+        for name in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{name}")
+    ]
+    assert str(path) not in held
+
+
+@given(cut=st.integers(0, 400))
+def test_a_file_cut_anywhere_keeps_every_whole_row(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("cut") / "rows.jsonl"
+    fill(path, ["a", "b"])
+    whole = path.read_bytes()
+    rows, cut = whole.splitlines(keepends=True), min(cut, len(whole))
+    path.write_bytes(whole[:cut])
+    ends = [len(rows[0]), len(whole)]
+    expected = sum(cut >= end - 1 for end in ends)  # a row that lacks nothing but its line's end is a row
+    with Journal(path, Rollout) as journal:
+        assert len(journal) == expected
+        journal.append(row("c"))
+    assert path.read_bytes() == b"".join([*rows[:expected], row("c").to_json().encode() + b"\n"])
+
+
+def test_no_room_to_drop_failed_rows_loses_nothing(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    fill(path, ["a", "b"])
+    before = path.read_bytes()
+    (tmp_path / "rows.jsonl.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="rows.jsonl: No space left on device; its rows are safe"):
+        Journal(path, Rollout, again=lambda r: r.example_id == "a")
+    assert path.read_bytes() == before
+
+
+def test_shared_writers_and_a_second_journal_of_one_process(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+        one.append(row("a"))
+        other.append(row("b"))
+    with Journal(path, Rollout) as first, Journal(path, Rollout) as second:
+        assert len(first) == len(second) == 2
+    assert [r.example_id for r in read_jsonl(path, Rollout)] == ["a", "b"]
+
+
+@given(cut=st.integers(0, 400))
+def test_a_look_at_a_torn_file_sees_its_whole_rows_and_changes_nothing(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("look") / "rows.jsonl"
+    fill(path, ["a", "b"])
+    path.write_bytes(torn := path.read_bytes()[:cut])
+    seen = list(rows_so_far(path, Rollout))
+    assert path.read_bytes() == torn
+    with Journal(path, Rollout) as journal:
+        assert seen == list(journal.rows())
+
+
+def test_damage_in_the_middle_is_no_torn_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for text in ('{"exa\n{"example_id": "b"}\n', '{"exa\n', '{"example_id": "a"}\n{"seed": 1}', '{"exa\n{"exa'):
+        path.write_text(text)
+        with pytest.raises(DataError, match="rows.jsonl:"):
+            list(rows_so_far(path, Rollout))
+    assert list(rows_so_far(tmp_path / "none.jsonl", Rollout)) == []
