@@ -115,14 +115,14 @@ def exact_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
 def _opening(text: str) -> list[str]:
     return [token for _, token, start in _tokens(text) if start and token[0].isupper() and stems(token)]
 
-# %% ../nbs/01w_paragraphs.ipynb #476449de
+# %% ../nbs/01w_paragraphs.ipynb #607efe9e
 def denied(text: str) -> tuple[list[frozenset[str]], int]:
     """For each negation of a text the stems that follow it in its clause, three at most; and the number of *or* after one."""
     scopes, alternatives = [], 0
     for clause in re.split(r"[,.;:!?](?:\s|$)|\b(?:but|and|while|whereas|who|which)\b", text):
         said = words(clause)
         places = [i for i, word in enumerate(said) if _NEGATIVE.fullmatch(word)]
-        scopes += [frozenset(stems(" ".join(said[i + 1 :]))[:3]) for i in places]
+        scopes += [frozenset(stems(" ".join(said[i + 1 : i + 13]))[:3]) for i in places]
         alternatives += said[places[0] :].count("or") if places else 0
     return scopes, alternatives
 
