@@ -64,17 +64,17 @@ def _to_wal(db: sqlite3.Connection, patience: float = 10.0) -> None:
                 raise
         time.sleep(0.01)
 
-# %% ../nbs/00c_cache.ipynb #73071514
+# %% ../nbs/00c_cache.ipynb #2fb59dc9
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o600)
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         (owner,), (tables,) = db.execute("PRAGMA application_id").fetchone(), db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if owner != _OURS and tables:
             raise CacheError(f"{path}: a database of another program; choose another file with MEMCALIB_CACHE")
+        if path.is_file() and path.stat().st_mode & 0o077:
+            path.chmod(0o600)
         _to_wal(db)
         db.execute("PRAGMA synchronous = NORMAL")
         if (version := db.execute("PRAGMA user_version").fetchone()[0]) not in (0, 1):
@@ -85,7 +85,7 @@ def _open(path: Path) -> sqlite3.Connection:
         raise
     return db
 
-# %% ../nbs/00c_cache.ipynb #38986429
+# %% ../nbs/00c_cache.ipynb #cf4cb9a3
 _ADVICE = {
     "full": "make room, then run the same command again: what is stored is safe",
     "locked": "another process has held it for a minute; run the same command again",
@@ -98,7 +98,7 @@ def _explain(path: Path, error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError):
         text = error.strerror if error.filename in (None, str(path)) else f"{error.strerror}: {error.filename}"
-    advice = [advice for sign, advice in _ADVICE.items() if sign in text]
+    advice = [advice for sign, advice in _ADVICE.items() if sign in text and (path.suffix == ".sqlite" or "damaged" not in advice)]
     return f"{path}: {text}; {(advice or ['choose another file with MEMCALIB_CACHE'])[0]}"
 
 # %% ../nbs/00c_cache.ipynb #d6a3051d

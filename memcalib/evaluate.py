@@ -6,7 +6,7 @@
 __all__ = ['JUDGED_TOKENS', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast', 'make_backend', 'make_judge',
            'read_examples', 'EvaluationRun', 'evaluate', 'answer_file', 'judgment_file']
 
-# %% ../nbs/09b_evaluate.ipynb #8818d1a2
+# %% ../nbs/09b_evaluate.ipynb #7d6c92d8
 import json
 import time
 from collections import Counter
@@ -17,14 +17,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from .journal import Journal
+from .framing import find_framing
+from .journal import Journal, rows_so_far
 from .judge import LLMJudge, judge_rollouts
 from .llm import Endpoint, Totals, estimate_tokens
 from .manifest import manifest, write_manifest
 from .pipeline import Bar, RunFolder
-from .problem import Example, Judge, Judgment, Name, Rollout, _quote, iter_examples, read_jsonl, text_hash, write_jsonl
+from .problem import Example, Judge, Judgment, Name, Rollout, _quote, iter_examples, text_hash, write_jsonl
 from .rollout import Backend, EndpointBackend, Sampling, generate, requests
-from .verdict import JudgeConfig, judge_request
+from .rows import read_object
+from .verdict import JudgeConfig, judge_request, load_prompt
 
 # %% ../nbs/09b_evaluate.ipynb #ff1e00c1
 class Weights(BaseModel):
@@ -141,7 +143,7 @@ _MISSING = {
     "judge": "give --judge, or a --config file that has it; micro-exact judges examples of the micro-world for nothing",
 }
 
-# %% ../nbs/09b_evaluate.ipynb #ca1d02ca
+# %% ../nbs/09b_evaluate.ipynb #bda35dec
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
 
 
@@ -149,19 +151,19 @@ def forecast(evaluation: Evaluation, examples: Sequence[Example], out: str | Pat
     """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; asks nobody."""
     out, sampling = Path(out), evaluation.sampling
     wanted = list(_all_requests(evaluation, examples))
-    done = {row.key[:-1] for row in _rows(out / "rollouts.jsonl", Rollout) if row.finish_reason != "error"}
+    done = {row.key[:-1] for row in rows_so_far(out / "rollouts.jsonl", Rollout) if row.finish_reason != "error"}
     asked = [request for request in wanted if request.key[:-1] not in done]
     prompts = sum(estimate_tokens(request.messages) for request in asked)
     rows = [_role("model", evaluation.model, len(wanted), len(asked), prompts, len(asked) * min(answer_tokens, sampling.max_tokens))]
     for name, file in (("judge", "judgments.jsonl"), ("judge2", "judgments2.jsonl")):
         if (judge := getattr(evaluation, name)) is not None:
-            judged = {row.key[:-1] for row in _rows(out / file, Judgment) if not row.retry}
+            judged = {row.key[:-1] for row in rows_so_far(out / file, Judgment) if not row.retry}
             left = [request for request in wanted if request.key[:-1] not in judged]
             prompts, replies = _judge_tokens(evaluation, left, answer_tokens) if isinstance(judge, Endpoint) else (0, 0)
             rows.append(_role(name, judge, len(wanted), len(left), prompts, replies))
     return rows
 
-# %% ../nbs/09b_evaluate.ipynb #1cf37824
+# %% ../nbs/09b_evaluate.ipynb #71c6e815
 def _all_requests(evaluation: Evaluation, examples: Sequence[Example]) -> Iterator[Any]:
     sampling, name = evaluation.sampling, _model_name(evaluation.model)
     yield from requests(examples, sampling, name)
@@ -171,10 +173,6 @@ def _all_requests(evaluation: Evaluation, examples: Sequence[Example]) -> Iterat
 
 def _first_seed(sampling: Sampling) -> Sampling:
     return sampling.model_copy(update={"seeds": sampling.seeds[:1]})
-
-
-def _rows(file: Path, kind: type) -> Iterator[Any]:
-    return read_jsonl(file, kind) if file.is_file() and file.stat().st_size else iter(())
 
 
 def _judge_tokens(evaluation: Evaluation, left: Sequence[Any], answer_tokens: int) -> tuple[int, int]:
@@ -221,7 +219,7 @@ def read_examples(evaluation: Evaluation) -> list[Example]:
         return load_rpeval(evaluation.data)[: evaluation.limit]
     return list(islice(iter_examples(evaluation.data, evaluation.split), evaluation.limit))
 
-# %% ../nbs/09b_evaluate.ipynb #54155ffe
+# %% ../nbs/09b_evaluate.ipynb #430c52fb
 class EvaluationRun:
     """An evaluation bound to its folder: each step alone, or all of them with `run`; every step goes on where it stopped.
 
@@ -237,12 +235,41 @@ class EvaluationRun:
         self.parameters, self.usage = identity(evaluation, data_hash), {}
         self.earlier = _earlier_calls(self.file("manifest.json"))
         if not dry_run:
-            RunFolder(self.folder, self.parameters)
+            find_framing(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
+            self._bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
     def file(self, name: str) -> Path:
         """A file of the run folder."""
         return self.folder / name
+
+    def _bind(self) -> None:
+        try:
+            RunFolder(self.folder, self.parameters)
+        except ValueError:
+            if not _can_change(self.folder, json.loads(json.dumps(self.parameters))):
+                raise
+            (self.folder / "parameters.json").unlink()
+            RunFolder(self.folder, self.parameters)
+
+# %% ../nbs/09b_evaluate.ipynb #96c1606b
+def _can_change(folder: Path, parameters: dict[str, Any]) -> bool:
+    """Whether nothing in a folder was made under settings that differ from these. Drops rows of failed calls from it."""
+    failed = {name: (Judgment, lambda row: row.retry) for name in ("judgments.jsonl", "judgments2.jsonl")}
+    there, later = read_object(folder / "parameters.json"), ("judge", "judge2", "judging")
+    differs = {name for name in {**there, **parameters} if there.get(name) != parameters.get(name)}
+    if differs == {"data"}:
+        return True  # another path of the same examples: their hash is the same
+    if differs - {*later}:
+        failed["rollouts.jsonl"] = Rollout, lambda row: row.finish_reason == "error"
+    if any(not again(row) for name, (kind, again) in failed.items() for row in rows_so_far(folder / name, kind)):
+        return False
+    for name, (kind, again) in failed.items():
+        if (folder / name).exists():
+            with Journal(folder / name, kind, again=again) as journal:
+                if journal.keys:
+                    return False
+    return True
 
 # %% ../nbs/09b_evaluate.ipynb #b7af5f71
 def _earlier_calls(file: Path) -> dict[str, Any]:
@@ -285,7 +312,7 @@ def _judge(self: EvaluationRun, on_row: Any = None) -> None:
 
 EvaluationRun.judge = _judge
 
-# %% ../nbs/09b_evaluate.ipynb #312f52dd
+# %% ../nbs/09b_evaluate.ipynb #2cab7e36
 def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
     """Tokens, seconds and cost summed over rows, whenever they were paid; the cost is `None` when one row has no known cost."""
     total: Counter[str] = Counter()
@@ -305,9 +332,9 @@ def _report(self: EvaluationRun) -> Path:
     from memcalib.evaluation import write_evaluation
 
     files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
-    usage = {role: _cost_of(_rows(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
+    usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
     data = {name: self.file(name) for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")}
-    judges = {row.judge for row in islice(_rows(self.file("judgments.jsonl"), Judgment), 1)}
+    judges = {row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)}
     more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
     content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
     write_manifest(self.folder, content)
@@ -350,7 +377,7 @@ def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path
     """Evaluate a model into a folder and return its report.html; the same call goes on after a stop."""
     return EvaluationRun(evaluation, out, cache).run()
 
-# %% ../nbs/09b_evaluate.ipynb #b1c5b6c8
+# %% ../nbs/09b_evaluate.ipynb #b2eeff22
 def answer_file(evaluation: Evaluation, out: str | Path, no_memory: bool = False, cache: Any = None) -> str:
     """Ask for every missing answer into a rollouts file; returns one line about what it now holds."""
     examples, how = read_examples(evaluation), evaluation.sampling
@@ -365,7 +392,7 @@ def answer_file(evaluation: Evaluation, out: str | Path, no_memory: bool = False
 def judgment_file(evaluation: Evaluation, rollouts: str | Path, out: str | Path, cache: Any = None) -> str:
     """Have every answer of a rollouts file judged that is not yet; returns one line about what it did."""
     examples, judge = read_examples(evaluation), make_judge(evaluation.judge, evaluation.judging, cache)
-    total = sum(1 for _ in _rows(Path(rollouts), Rollout))
+    total = sum(1 for _ in rows_so_far(Path(rollouts), Rollout))
     with Bar(total) as bar:
         bar.name("judging")
         done = judge_rollouts(examples, rollouts, judge, out, on_row=lambda row: bar.add(1))

@@ -25,14 +25,14 @@ from .journal import Journal
 from .llm import Client, Totals, run_async, run_many
 from .problem import DataError, Example, Name, Rollout, Violation, remove_atoms, render, text_hash
 
-# %% ../nbs/01b_rollout.ipynb #bb8ed3cc
+# %% ../nbs/01b_rollout.ipynb #e677b257
 class Sampling(BaseModel):
     """How answers are sampled (the paper's evaluation settings); unknown fields raise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)
     samples: Annotated[int, Field(ge=1)] = 1  # answers for each seed
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 8192
     text: Literal["fluent", "concat"] = "fluent"

@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .problem import Example, _quote, printable, text_hash
 from .replies import escaped, json_format, strict_json, to_data, without_fence
 
-# %% ../nbs/02c_verdict.ipynb #3ce1738d
+# %% ../nbs/02c_verdict.ipynb #633af0c9
 class JudgeConfig(BaseModel):
     """How a judge is asked. Unknown options raise, naming the known ones."""
 
@@ -31,7 +31,7 @@ class JudgeConfig(BaseModel):
     blind: bool = False  # neither ideal levels nor rubrics
     quality: bool = False  # task quality and safety as well
     text: Literal["fluent", "concat"] = "fluent"  # how memory is written, where a rollout does not say
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(16384, ge=1)
     repair: bool = True  # one more try for a reply at fault
 

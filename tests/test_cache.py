@@ -315,3 +315,15 @@ def test_no_thread_stays_when_nothing_is_held(tmp_path):
         thread.name == "memcalib-cache-lease" and thread is cache._renewer for thread in threading.enumerate()
     )
     assert cache.claim("k") and cache._renewer is not None
+
+
+def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_path):
+    text, other = tmp_path / "examples.jsonl", tmp_path / "other.db"
+    text.write_text("{}\n" * 100)
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE t (a)")
+    for file in (text, other):
+        file.chmod(0o644)
+        with pytest.raises(CacheError, match="choose another file with MEMCALIB_CACHE") as caught:
+            CallCache(file).get("key")
+        assert file.stat().st_mode & 0o777 == 0o644 and "cache clear" not in str(caught.value)

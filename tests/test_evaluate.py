@@ -127,6 +127,49 @@ def test_hopeless_calls_stop_with_the_command_that_goes_on(capsys, data, server,
     assert code == 1 and said in err and "go on with: memcalib evaluate" in err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "nobody"},
+        {"base_url": "http://127.0.0.1:9/v1"},
+        {"judge": "nobody"},
+        {"framing": "none.yaml"},
+        {"prompt": "none.md"},
+    ],
+)
+def test_a_wrong_name_spoils_no_folder(capsys, data, server, tmp_path, change):
+    code, _, _ = run(capsys, *options(data, server, tmp_path, **change), "--no-control")
+    assert code == 1
+    answered = server.stats()["requests"]
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    assert code == 0, err
+    asked = server.stats()["requests"] - answered  # an empty answer is asked for twice and not judged
+    assert asked <= 30 if "judge" in change else 50 <= asked <= 70
+    run_folder = tmp_path / "run"
+    assert json.loads((run_folder / "parameters.json").read_text())["model"]["model"] == "micro-model"
+    assert {row.model for row in read_jsonl(run_folder / "rollouts.jsonl", Rollout)} == {"micro-model"}
+
+
+def test_another_path_of_the_same_data_goes_on(capsys, data, server, tmp_path, monkeypatch):
+    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    answered = server.stats()["requests"]
+    monkeypatch.chdir(data.parent)
+    code, _, err = run(capsys, *options(data.name, server, tmp_path), "--no-control")
+    assert code == 0 and server.stats()["requests"] == answered, err
+
+
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "judgments.jsonl"])
+def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
+    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    file, answered = tmp_path / "run" / name, server.stats()["requests"]
+    whole = load_judgments(tmp_path / "run" / "judgments.jsonl")
+    os.truncate(file, file.stat().st_size - 30)
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    assert code == 0 and server.stats()["requests"] <= answered + 1, err
+    place = lambda row: (row.key, [atom.actual for atom in row.atoms])
+    assert sorted(map(place, load_judgments(tmp_path / "run" / "judgments.jsonl"))) == sorted(map(place, whole))
+
+
 def test_a_wrong_key_is_said_and_not_shown(capsys, data, server, tmp_path, monkeypatch):
     monkeypatch.setenv("WRONG_KEY", "sk-wrong-" + "z" * 20)
     code, _, err = run(capsys, *options(data, server, tmp_path, key_env="WRONG_KEY"))
