@@ -135,7 +135,7 @@ def _limits(server: MicroServer) -> None:
         limit, wait = server.window.limit, f"{wait:.3f}"
         raise Refusal(429, f"More than {limit} requests in a minute.", "requests", code="rate_limit_exceeded", Retry_After=wait)
 
-# %% ../nbs/00g_microserve.ipynb #a4ba98c3
+# %% ../nbs/00g_microserve.ipynb #5c215154
 async def _chat(server: MicroServer, request):
     try:
         _door(server, request)
@@ -153,6 +153,8 @@ async def _chat(server: MicroServer, request):
     except Refusal as refusal:
         server._counts[f"status {refusal.status}"] += 1
         return _json(refusal.body, refusal.status, refusal.headers)
+    except ConnectionError:
+        return _json({})  # nobody is there to read it
 
 
 async def _models(server: MicroServer, request):
@@ -163,7 +165,7 @@ async def _models(server: MicroServer, request):
     names = (*MODELS, *JUDGES, *server.roles)
     return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "memcalib"} for name in names]})
 
-# %% ../nbs/00g_microserve.ipynb #3d5875ae
+# %% ../nbs/00g_microserve.ipynb #b15b9823
 async def _answered(server: MicroServer, request):
     body = await request.read()
     asked = read_request(body, (*MODELS, *JUDGES, *server.roles), server.json_schema)
@@ -185,6 +187,8 @@ async def _answered(server: MicroServer, request):
     role = _role_says if asked["model"] in server.roles else _judge_says if asked["model"] in JUDGES else _model_says
     content, finish, spoiled = role(server, asked, turns, line, key)
     body = json.dumps(completion(asked, content, finish, prompt, key)).encode()
+    for _ in range(3):
+        await asyncio.sleep(0)  # whoever has hung up meanwhile is noticed here, and the reply is not made
     if fault == "cut":
         server._given["cut"] += 1
         return await _send(request, body, len(body) // 2)
@@ -296,11 +300,11 @@ async def _break(server: MicroServer, request, fault: str):
         raise Refusal(429, "Rate limit reached.", "requests", code="rate_limit_exceeded", Retry_After=wait)
     raise Refusal(500, "The server had an error.", "server_error")
 
-# %% ../nbs/00g_microserve.ipynb #b75821e9
+# %% ../nbs/00g_microserve.ipynb #8739b738
 def _stats(self: MicroServer) -> dict:
     """What happened so far: counts, faults given, and every request that had a clean reply and came again."""
     lines = list(self._lines.values())
-    again = [{"label": line.label, "clean": line.clean, "again": line.again} for line in lines if line.again]
+    again = [{"label": li.label, "tries": li.tries, "clean": li.clean, "again": li.again} for li in lines if li.again]
     return {
         "requests": sum(line.tries for line in lines),
         "keys": len(lines),

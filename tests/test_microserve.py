@@ -5,6 +5,7 @@ import json
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -277,6 +278,22 @@ def test_a_client_that_left_was_not_answered():
         (reply,) = talk(server, ask_model(), timeout=0.3)
         assert isinstance(reply, TimeoutError)
         assert server.stats()["answered"] == 0 and server.stats()["requests"] == 1
+
+
+def test_clients_that_hang_up_are_not_answered_and_not_complained_about(caplog):
+    def head(body):
+        return f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    with MicroServer(EXAMPLES) as server:
+        for seed in range(30):
+            body = json.dumps(ask_model(seed=seed)).encode()
+            with socket.create_connection(("127.0.0.1", server.port)) as gone:
+                gone.sendall(head(body) + body)
+        (last,) = talk(server, ask_model(seed=-1))
+        stats = server.stats()
+    assert last[0] == 200 and stats["requests"] > 1
+    assert stats["answered"] < stats["requests"] / 2
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 def test_the_openai_client_understands_it():
