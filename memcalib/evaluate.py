@@ -98,7 +98,7 @@ def _model_name(who: Endpoint | Weights) -> str:
         return who.model
     return who.options.get("name") or (Path(who.path).resolve().name if Path(who.path).is_dir() else who.path)
 
-# %% ../nbs/09b_evaluate.ipynb #155a978d
+# %% ../nbs/09b_evaluate.ipynb #bb02a44e
 def load_evaluation(file: str | Path | None = None, options: dict[str, Any] | None = None) -> Evaluation:
     """The evaluation of a YAML file with `options` laid over it; raises `ValueError` naming file, option and value."""
     import yaml
@@ -107,7 +107,7 @@ def load_evaluation(file: str | Path | None = None, options: dict[str, Any] | No
     if file is not None:
         try:
             content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{file}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{file}: found {_quote(content)}; allowed is a mapping of options")
@@ -271,11 +271,11 @@ def _can_change(folder: Path, parameters: dict[str, Any]) -> bool:
                     return False
     return True
 
-# %% ../nbs/09b_evaluate.ipynb #b7af5f71
+# %% ../nbs/09b_evaluate.ipynb #46fbbc1d
 def _earlier_calls(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_text(encoding="utf-8")).get("session") or {}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}  # none yet, or damaged: the report writes it anew
 
 # %% ../nbs/09b_evaluate.ipynb #616ac91d

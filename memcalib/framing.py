@@ -69,7 +69,7 @@ class Template(BaseModel):
         listed = "\n".join(_fill(self.block, {"number": str(number), "text": text}) for number, text in memory)
         return _fill(self.user, {"memory": listed, "query": question})
 
-# %% ../nbs/00k_framing.ipynb #805bc8a4
+# %% ../nbs/00k_framing.ipynb #9fd04ef1
 def load_template(path: str | Path) -> str:
     """Register the framing of a YAML file under the file's stem and return that name.
 
@@ -83,7 +83,7 @@ def load_template(path: str | Path) -> str:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         template = Template.model_validate({} if data is None else data)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DataError([Violation("template", " ".join(str(error).split()), "a YAML file", file=str(path))]) from None
     except ValidationError as error:
         raise DataError([_template_violation(e, str(path)) for e in error.errors()]) from None

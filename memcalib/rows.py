@@ -115,7 +115,7 @@ def load_run(folder: str | Path) -> Run:
     run.manifest = read_object(folder / "manifest.json")
     return run
 
-# %% ../nbs/08j_rows.ipynb #23d945b2
+# %% ../nbs/08j_rows.ipynb #f3bda389
 def filled(file: Path) -> bool:
     """Whether there is such a file with anything in it."""
     return file.is_file() and file.stat().st_size > 0
@@ -127,7 +127,7 @@ def read_object(file: Path) -> dict:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}; allowed: one JSON object") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file}: found a {type(found).__name__}; allowed: one JSON object")

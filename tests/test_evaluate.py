@@ -275,3 +275,17 @@ def test_compare_from_the_command_line(capsys, data, server, tmp_path):
     run(capsys, *options(data, server, tmp_path, **blind), "--no-control", "--blind")
     code, _, err = run(capsys, "compare", tmp_path / "run", tmp_path / "blind", "--out", tmp_path / "comparison")
     assert code == 1 and "--different-judges" in err
+
+
+def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("[" * 5000)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("[" * 100_000)
+    for arguments in (
+        ["evaluate", "--config", deep],
+        options(data, server, tmp_path, framing=deep),
+        ["report", tmp_path / "run"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 1 and "unexpected" not in err and ("deep.yaml" in err or "manifest.json" in err), err
