@@ -20,7 +20,7 @@ import typer
 # %% ../nbs/09c_verbs.ipynb #a1fe58fb
 verbs = typer.Typer(rich_markup_mode=None)
 
-# %% ../nbs/09c_verbs.ipynb #7da2c706
+# %% ../nbs/09c_verbs.ipynb #39da317c
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,8 +28,11 @@ def role_options(model: str | None, url: str | None, key_env: str | None, **limi
     """The options of one endpoint that were given; a server on this machine is taken to need no key."""
     from urllib.parse import urlsplit
 
-    if key_env is None and url and urlsplit(url).hostname in LOOPBACK:
-        key_env = ""
+    try:
+        here = urlsplit(url or "").hostname in LOOPBACK
+    except ValueError:
+        here = False  # no address: the endpoint will say so, by the option's name
+    key_env = "" if key_env is None and here else key_env
     given = {"model": model, "base_url": url, "key_env": key_env} | limits
     return {name: value for name, value in given.items() if value is not None}
 
@@ -97,10 +100,14 @@ def cache_of(path: Path | None, none: bool) -> Any:
 
     return None if none else CallCache(path)
 
-# %% ../nbs/09c_verbs.ipynb #66f678b3
+# %% ../nbs/09c_verbs.ipynb #b83a2bb8
 def command_line() -> str | None:
-    """The command as it was typed, or `None` outside the command line."""
-    return shlex.join(["memcalib", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("memcalib", "__main__.py") else None
+    """The command as it was typed, secrets masked, or `None` outside the command line."""
+    from memcalib.endpoint import hide_secrets
+
+    if Path(sys.argv[0]).name not in ("memcalib", "__main__.py"):
+        return None
+    return hide_secrets(shlex.join(["memcalib", *sys.argv[1:]]))
 
 # %% ../nbs/09c_verbs.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
@@ -247,16 +254,16 @@ def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="
         typer.confirm(f"delete all replies in {path}?", abort=True)
     print(f"deleted {clear_cache(path)} replies from {path}")
 
-# %% ../nbs/09c_verbs.ipynb #10c63aa2
+# %% ../nbs/09c_verbs.ipynb #dc8225fb
 @verbs.command()
 def microserve(
     examples: Annotated[Path, typer.Argument(help="File of examples; made from the world when it does not exist.")] = Path("runs/micro.jsonl"),
     world: Annotated[str, typer.Option(help="short, long or scarce.")] = "short",
-    count: Annotated[int, typer.Option(help="Number of examples to make.")] = 100,
-    port: Annotated[int, typer.Option(help="Port on this machine; 0 picks a free one.")] = 8765,
-    faults: Annotated[float, typer.Option(help="Rate of each class of fault, to see them handled.")] = 0.0,
-    rpm: Annotated[int | None, typer.Option(help="Limit that the server enforces, in requests a minute.")] = None,
-    at_once: Annotated[int | None, typer.Option(help="Limit that the server enforces, in requests at once.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of examples to make.")] = 100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8765,
+    faults: Annotated[float, typer.Option(min=0, max=0.1, help="Rate of each class of fault, to see them handled.")] = 0.0,
+    rpm: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests a minute.")] = None,
+    at_once: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests at once.")] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's model and judge over the protocol of the real ones, to practise without a key."""

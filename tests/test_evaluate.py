@@ -289,3 +289,12 @@ def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 1 and "unexpected" not in err and ("deep.yaml" in err or "manifest.json" in err), err
+
+
+def test_the_recorded_command_holds_no_key(monkeypatch):
+    from memcalib.verbs import command_line
+
+    monkeypatch.setattr(sys, "argv", ["memcalib", "evaluate", "x.jsonl", "--model", KEY])
+    assert command_line() == "memcalib evaluate x.jsonl --model ***"
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert command_line() is None
