@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['Sizes', 'PUBLISHED_SIZES', 'Kind', 'split_parts', 'split_sizes', 'stratum', 'split_examples', 'split_table',
-           'dataset_hash', 'SplitFile', 'write_splits', 'read_splits']
+           'dataset_hash', 'SplitFile', 'write_splits', 'read_splits', 'write_split_files']
 
-# %% ../nbs/01q_splits.ipynb #c47f7e75
+# %% ../nbs/01q_splits.ipynb #09ec0318
 import hashlib
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import NearConfig, normal_text, question_groups
-from .problem import DataError, Example, Violation, _quote, text_hash
+from .problem import DataError, Example, Violation, _from_pydantic, _quote, text_hash
 from .shapes import difficulty, largest_remainder
 
 # %% ../nbs/01q_splits.ipynb #63f97d79
@@ -306,7 +306,7 @@ def _read_list(folder: Path, name: str, says: SplitFile) -> tuple[list[str], lis
         return [], [Violation("list", found, f"sha256 {wanted[:16]}, as splits.json says", file=str(path))]
     return data.decode().split("\n")[:-1], []
 
-# %% ../nbs/01q_splits.ipynb #7e2b0171
+# %% ../nbs/01q_splits.ipynb #3cdcf4d6
 def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -> dict[str, list[str]]:
     """The lists of a folder by name; raises `DataError` for lists that are not as written, or not of these examples.
 
@@ -316,9 +316,12 @@ def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -
     path = folder / "splits.json"
     try:
         says = SplitFile.model_validate_json(path.read_bytes())
-        parts = split_parts(says.sizes)
-    except (ValidationError, ValueError) as error:
-        raise DataError([Violation("splits.json", _quote(str(error), 200), "as `write_splits` writes it", file=str(path))]) from None
+    except ValidationError as error:
+        raise DataError([_from_pydantic(e, 0, str(path)) for e in error.errors()]) from None
+    try:
+        parts = split_parts(says.sizes) if split_sizes(says.sizes, says.examples) else {}
+    except ValueError as error:
+        raise DataError([Violation("sizes", str(error), "as `write_splits` writes them", file=str(path))]) from None
     read = {name: _read_list(folder, name, says) for name in parts}
     splits, faults = {name: ids for name, (ids, _) in read.items()}, [v for _, found in read.values() for v in found]
     faults = faults or list(_list_faults(splits, parts, folder))
@@ -331,3 +334,21 @@ def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -
     if faults:
         raise DataError(faults)
     return splits
+
+# %% ../nbs/01q_splits.ipynb #aa3b0018
+def write_split_files(folder: str | Path, examples: Iterable[Example], splits: Mapping[str, Sequence[str]], sizes: Sizes) -> dict[str, Path]:
+    """Write `<split>.jsonl` for each undivided split, in the order of the examples; the files by name, each complete or not there."""
+    folder, names = Path(folder), [name for name, inner in split_parts(sizes).items() if inner == [name]]
+    home = {i: name for name in names for i in splits[name]}
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {name: folder / f"{name}.jsonl.part" for name in names}
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in parts.items()}
+        for example in examples:
+            if name := home.pop(example.id, ""):
+                files[name].write(example.to_json() + "\n")
+    if home:
+        for path in parts.values():
+            path.unlink()
+        raise DataError([Violation("id", "no such example", "ids of the dataset", example_id=i) for i in sorted(home)])
+    return {name: path.replace(path.with_suffix("")) for name, path in parts.items()}

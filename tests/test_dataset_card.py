@@ -1,0 +1,200 @@
+"""The card: what is unknown is said, what is foreign is escaped, and the hub's own library reads it."""
+
+import re
+
+import pandas as pd
+import pytest
+from huggingface_hub import DatasetCard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib import dataset_card as d
+from memcalib.composition import attrition_table, count_examples
+from memcalib.drafts import Drop
+from memcalib.freeze import Frozen, PilotRecord, freeze_without_pilot
+from memcalib.problem import sample_records
+from memcalib.sources import load_sources
+from memcalib.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files
+
+RECORDS = sample_records()
+KNOWN = load_sources()
+SETTINGS = {
+    "screening: prompt": "screening-1",
+    "screening: prompt text": "abc",
+    "screening: model": "m",
+    "memcalib": "0.1",
+}
+PILOT = PilotRecord(
+    batch=3, rows=50, passed=47, rate=0.94, low=0.8378, high=0.9794, domains={"health": 50}, reviewers=["one", "two"],
+    earlier=2, rows_hash="r", reviews_hash="v",
+)  # fmt: skip
+FROZEN = Frozen(memcalib="0.1.0", frozen_at="2026-01-02T03:04:05+00:00", pilot=PILOT, settings=SETTINGS)
+CHECKS = pd.DataFrame(
+    {"severity": ["error", "warning"], "rows looked at": 9, "rows flagged": [0, 2], "findings": [0, 3]},
+    index=["leak", "person"],
+)
+CHECKS.index.name = "rule"
+
+
+def sourced(*pairs):
+    """The records with sources and licences, in turn."""
+    told = [{"source_dataset": name, "source_license": licence} for name, licence in pairs]
+    return [record.model_copy(update=told[n % len(told)]) for n, record in enumerate(RECORDS)]
+
+
+def facts(*pairs, **more):
+    return d.CardFacts("Nine", count_examples(sourced(*(pairs or [("OASST1", "apache-2.0")]))), sources=KNOWN, **more)
+
+
+def section(text, title):
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.S | re.M)[1]
+
+
+@pytest.mark.parametrize("licence", ["unknown", "", "Unknown", "  "])
+def test_an_unknown_licence_stays_unknown_and_comes_first(licence):
+    given_facts = facts(("MedDialog", licence), ("OASST1", "apache-2.0"))
+    text = d.dataset_card(given_facts)
+    assert DatasetCard(text).data.license == ["apache-2.0", "unknown"]
+    assert "Licence unknown: 5 of 9 examples, from MedDialog (5)" in section(text, "Know this first")
+
+
+def test_licences_hubs_do_not_know_become_other_and_keep_their_name():
+    text = d.dataset_card(facts(("mine", "Our House Rules v2"), ("OASST1", "MIT")))
+    assert DatasetCard(text).data.license == ["mit", "other"]
+    assert "Our House Rules v2" in section(text, "Sources and licences")
+
+
+def test_a_clean_build_has_nothing_to_warn_of():
+    clean = facts(settings=SETTINGS, frozen=FROZEN, checks=CHECKS, attrition=attrition_table({"a": "health"}, []))
+    assert d.card_warnings(clean) == []
+    text = d.dataset_card(clean)
+    assert "Know this first" not in text
+    assert "47 of 50 rows passed (94.0 %, 95 % interval 83.8 to 97.9). Reviewed by: one, two." in section(
+        text, "How it was made"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"frozen": None}, "was not frozen"),
+        (
+            {"frozen": freeze_without_pilot(SETTINGS, "no need")},
+            "No person reviewed a pilot batch. The reason on record: no need.",
+        ),
+        ({"settings": SETTINGS | {"screening: model": "n"}}, "for instance screening: model: frozen m, now n"),
+        ({"checks": None}, "No deterministic check"),
+        (
+            {"checks": CHECKS.assign(**{"findings": [4, 0], "rows flagged": [2, 0]})},
+            "Check leak: 4 findings in 2 examples.",
+        ),
+        (
+            {
+                "attrition": attrition_table(
+                    {"a": "health"}, [("review", [Drop(id="a", stage="review", reason="failed call")])]
+                )
+            },
+            "1 rows are missing because a call failed",
+        ),
+    ],
+)
+def test_each_reason_to_worry_is_named(more, words):
+    found = d.card_warnings(facts(**({"settings": SETTINGS, "frozen": FROZEN, "checks": CHECKS} | more)))
+    assert len(found) == 1 and words in found[0]
+
+
+def test_what_is_not_recorded_is_said_to_be_missing():
+    text = d.dataset_card(facts(("", "unknown")))
+    assert "a source not recorded (9)" in text and "| not recorded |" in section(text, "Sources and licences")
+    assert (
+        "Which prompts and models were used is not recorded" in text
+        and section(text, "Checks").strip() == "Not recorded."
+    )
+    assert section(text, "Splits").strip() == "The dataset is not split."
+    assert not re.search(r"\bnan\b|\bNone\b|<NA>", text)
+
+
+def test_published_numbers_are_missing_where_there_are_none():
+    examples = [RECORDS[0].model_copy(update={"domain": "law"})]
+    text = d.dataset_card(d.CardFacts("Law", count_examples(examples)))
+    assert re.search(r"\| law \| 1 \| \d+ \| \d+ \| – \| – \| – \|", text)
+
+
+def test_rows_from_a_log_are_described_as_such():
+    atoms = [atom.model_copy(update={"origin": "retrieved"}) for atom in RECORDS[0].atoms]
+    log = d.CardFacts(
+        "Log",
+        count_examples([RECORDS[0].model_copy(update={"atoms": atoms})]),
+        privacy="## Private memory\n\nOnly ours.",
+    )
+    text = d.dataset_card(log)
+    assert "Only ours." in section(text, "Private memory") and "asked in public" not in text
+    assert "No distractor is invented" in text and "invented distractors" not in text
+    assert "asked in public" in section(d.dataset_card(facts()), "Consent and privacy")
+
+
+EVIL = "a|b <script>alert(1)</script> `x` [y](http://z) \n# title\x1b"
+
+
+def test_foreign_text_stays_in_its_cell():
+    settings = {f"{EVIL}: {what}": EVIL for what in ("prompt", "prompt text", "model", "server")}
+    frozen = FROZEN.model_copy(update={"pilot": PILOT.model_copy(update={"reviewers": [EVIL]}), "settings": settings})
+    example = RECORDS[0].model_copy(update={"domain": EVIL, "source_dataset": EVIL, "source_license": EVIL})
+    text = d.dataset_card(d.CardFacts(EVIL, count_examples([example]), settings=settings, frozen=frozen))
+    body = text.split("---\n", 2)[2]
+    assert "<script" not in body and "\x1b" not in body and not re.search(r"^# title", body, re.M)
+    for line in body.splitlines():
+        assert not line.startswith("|") or not re.search(r"(?<!\\)[`\[]", line) or line.startswith(("| `", "| field"))
+    table = [line for line in section(text, "Sources and licences").splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+
+
+@given(st.text(max_size=60))
+def test_any_title_leaves_the_yaml_readable(title):
+    header = d.card_header(d.CardFacts(title, count_examples(RECORDS)))
+    import yaml
+
+    assert yaml.safe_load(header)["language"] == ["en"]
+
+
+@pytest.mark.parametrize(
+    ("n", "size"), [(1, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (15_000, "10K<n<100K"), (10**6, "n>1M")]
+)
+def test_size_categories(n, size):
+    counts = count_examples(RECORDS)
+    counts.domains["health"]["examples"] += n - counts.examples
+    assert DatasetCard(f"---\n{d.card_header(d.CardFacts('x', counts))}\n---\n").data.size_categories == [size]
+
+
+def test_configs_name_the_files():
+    published = d.hub_configs(PUBLISHED_SIZES)
+    assert published[0]["data_files"][0] == {"split": "train", "path": ["cold_start.jsonl", "rl.jsonl"]}
+    assert [entry["split"] for entry in published[1]["data_files"]] == ["cold_start", "rl", "validation", "test"]
+    assert [config["config_name"] for config in d.hub_configs({"train": 0.9, "hard-test": 0.1})] == ["default"]
+    assert d.hub_configs({"hard-test": 3})[0]["data_files"] == [{"split": "hard_test", "path": ["hard-test.jsonl"]}]
+    assert d.hub_configs()[0]["data_files"][0]["path"] == ["examples.jsonl"]
+
+
+def test_datasets_loads_the_folder_by_its_card(tmp_path):
+    from datasets import load_dataset
+
+    examples, sizes = (
+        sourced(("OASST1", "apache-2.0"), ("APPS", "mit")),
+        {"train": {"a": 3, "b": 2}, "dev-set": 2, "test": 2},
+    )
+    splits = split_examples(examples, sizes)
+    write_split_files(tmp_path, examples, splits, sizes)
+    card = d.CardFacts(
+        "Nine", count_examples(examples), sources=KNOWN, sizes=sizes, splits=split_table(examples, splits)
+    )
+    path = d.write_card(tmp_path, card)
+    assert path.name == "README.md" and DatasetCard.load(path).data.pretty_name == "Nine"
+    data = load_dataset(str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    assert {name: sorted(rows["id"]) for name, rows in data.items()} == {
+        "train": splits["train"],
+        "dev_set": splits["dev-set"],
+        "test": splits["test"],
+    }
+    parts = load_dataset(str(tmp_path), "parts", cache_dir=str(tmp_path / "cache"))
+    assert sorted(parts["a"]["id"]) == splits["a"]
+    assert 'load_dataset(".", split="test")' in path.read_text() and "memcalib validate test.jsonl" in path.read_text()
