@@ -122,7 +122,7 @@ def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, 
         "left out": ranked(drop.rule for drop in result.dropped),
     }
 
-# %% ../nbs/01z_disclosure.ipynb #0e8e82a0
+# %% ../nbs/01z_disclosure.ipynb #40fd4647
 def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
     """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` when no row may enter, `ValueError` for a strange role."""
     result.require()
@@ -135,7 +135,7 @@ def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
     ]  # fmt: skip
     return CallPlan(tuple(calls), summarise_terms(result.kept, result))
 
-
+# %% ../nbs/01z_disclosure.ipynb #4fe6d83f
 def _counted(counts: Mapping[str, int], what: str) -> str:
     return ", ".join(f"{name}: {count}" for name, count in counts.items()) or f"no {what}"
 

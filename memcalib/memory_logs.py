@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 'refusal', 'says_again', 'distinct_memories',
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
-           'with_terms']
+           'with_terms', 'micro_log']
 
-# %% ../nbs/01k_memory_logs.ipynb #2c31856a
+# %% ../nbs/01k_memory_logs.ipynb #0c6763b8
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from .distractors import RUBRICS
 from .drafts import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
 from .memory_exports import read_log
 from .memory_rows import LogRow
+from .microworld import make_examples
 from .paragraphs import denied, names
 from .problem import Example, Name
 from .redaction import Redaction, Redactor
@@ -104,7 +105,7 @@ def to_draft(row: LogRow, redactor: Redactor, config: LogConfig, user: str = "")
     passages = [{"text": texts[i], "evidence": texts[i]} for i in kept]
     return Draft.model_validate(Draft.start(source).model_dump() | {"query": query, "passages": passages}), redaction
 
-# %% ../nbs/01k_memory_logs.ipynb #53d865e5
+# %% ../nbs/01k_memory_logs.ipynb #1e9b3b4d
 @dataclass
 class MemoryDrafts:
     """The drafts made from a log, the rows that may not enter, and what the redaction replaced, by rule."""
@@ -115,6 +116,13 @@ class MemoryDrafts:
     rows: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
+
+    def add(self, draft: Draft, redaction: Redaction) -> None:
+        """Add a draft and what was replaced in it."""
+        self.kept.append(draft)
+        self.rows.update(redaction.values.keys())
+        self.values.update(redaction.values)
+        self.places.update(redaction.places)
 
     def require(self) -> "MemoryDrafts":
         """Itself; raises `DataError` that counts the reasons, with an example of each, when no row may enter."""
@@ -129,7 +137,7 @@ class MemoryDrafts:
         names = [*self.rules, *(name for name in self.rows if name not in self.rules)]
         return pd.DataFrame({what: [count[name] for name in names] for what, count in counts.items()}, index=pd.Index(names, name="rule"))
 
-# %% ../nbs/01k_memory_logs.ipynb #d552c6aa
+# %% ../nbs/01k_memory_logs.ipynb #3d5bb4ec
 def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: Redactor | None = None, config: LogConfig | None = None) -> MemoryDrafts:
     """The redacted drafts of a log and the rows left out; `store` is the export with the texts of `memory_ids`.
 
@@ -141,30 +149,31 @@ def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: R
         if isinstance(item, Dropped):
             result.dropped.append(item)
             continue
-        drop = {"source": f"memory log ({item.system})", "stage": "memory log", "line": item.line, "file": Path(path).name}
-        if why := refusal(item, config):
-            result.dropped.append(Dropped(**drop, **dict(zip(("rule", "found", "allowed"), why, strict=True))))
-            continue
-        user = users.setdefault(item.user, f"u{len(users) + 1}") if item.user else ""
-        draft, redaction = to_draft(item, redactor, config, user)
-        if not draft.passages:
-            result.dropped.append(Dropped(**drop, rule="empty memories", found="no memory with a word that says something", allowed="one and more"))
-            continue
-        while draft.id in used:
-            draft = draft.model_copy(update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}})
-        used.add(draft.id)
-        result.kept.append(draft)
-        result.rows.update(redaction.values.keys())
-        result.values.update(redaction.values)
-        result.places.update(redaction.places)
+        why = refusal(item, config)
+        user = users.setdefault(item.user, f"u{len(users) + 1}") if item.user and not why else ""
+        draft, redaction = (None, None) if why else to_draft(item, redactor, config, user)
+        if draft and not draft.passages:
+            why = "empty memories", "no memory with a word that says something", "one and more"
+        if why:
+            place = {"stage": "memory log", "source": f"memory log ({item.system})", "line": item.line, "file": Path(path).name}
+            result.dropped.append(Dropped(**place, **dict(zip(("rule", "found", "allowed"), why, strict=True))))
+        else:
+            result.add(_apart(draft, used), redaction)
     return result
+
+
+def _apart(draft: Draft, used: set[str]) -> Draft:
+    while draft.id in used:
+        draft = draft.model_copy(update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}})
+    used.add(draft.id)
+    return draft
 
 # %% ../nbs/01k_memory_logs.ipynb #51a2f900
 def _retrieved_messages(draft: Draft) -> list[dict[str, str]]:
     passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
     return briefing("retrieved-1", AnnotationReply, "annotation", query=draft.query, passages=passages, answer=draft.answer)
 
-# %% ../nbs/01k_memory_logs.ipynb #fd828daa
+# %% ../nbs/01k_memory_logs.ipynb #56f13a9d
 MOST_ATOMS = 20, 63  # in a memory, and in a row
 WHOLE = 0.6  # smallest share of a memory's content words that its row's atoms must have
 
@@ -178,7 +187,7 @@ def lost_parts(text: str, atoms: str) -> str:
         return f"{', '.join(missing[:5])} is in no atom"
     return "it denies something, and no atom does" if denied(text)[0] and not denied(atoms)[0] else ""
 
-
+# %% ../nbs/01k_memory_logs.ipynb #2b0b4f52
 def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
     """Wrong counts, memories that are not taken apart completely, atoms that are not grounded, not distinct or badly formed."""
     faults, said = [], "\n".join(atom.text for atom in reply.atoms)
@@ -223,3 +232,13 @@ def with_terms(example: Example, draft: Draft) -> Example:
     known = draft.source["metadata"]
     retrieval = {name: known[name] for name in ("retrieved", "ranks", "scores", "days")}
     return example.model_copy(update={"source_consent": known["consent"], "source_user": known["user"], "retrieval": retrieval})
+
+# %% ../nbs/01k_memory_logs.ipynb #fe746865
+def micro_log(n: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of an invented log in the plain format, made from examples of the micro-world."""
+    examples = make_examples("long", n, seed, "test")
+    memories = lambda example: [{"text": block.atomic_concat_text, "score": round(0.9 - 0.05 * i, 2)} for i, block in enumerate(example.blocks)]
+    return [
+        {"id": f"micro-{i}", "query": e.question, "memories": memories(e), "domain": e.domain, "user": f"micro-user-{i % 5}", "consent": "invented"}
+        for i, e in enumerate(examples)
+    ]  # fmt: skip

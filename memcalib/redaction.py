@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'Redaction', 'redact_row', 'Redactor', 'load_redactor']
 
-# %% ../nbs/01y_redaction.ipynb #fdfba681
+# %% ../nbs/01y_redaction.ipynb #52ef5407
 import re
 import unicodedata
 from collections import Counter
@@ -30,12 +30,12 @@ from memcalib.redaction_rules import (
     URL_QUERY,
     RedactionRule,
     Span,
+    common_words,
     name_rule,
     pattern_rule,
 )
-from .screening import load_screen
 
-# %% ../nbs/01y_redaction.ipynb #f63c7c61
+# %% ../nbs/01y_redaction.ipynb #a652a494
 @dataclass
 class Redaction:
     """What became of the texts of one row: the new texts, and the places and different values that each rule replaced."""
@@ -44,7 +44,7 @@ class Redaction:
     places: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
 
-
+# %% ../nbs/01y_redaction.ipynb #4f384382
 class _Row:
     def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
         self.rules, self.places, self.numbers, self.seen, self.last = rules, Counter(), {}, {}, Counter()
@@ -83,7 +83,7 @@ class _Row:
             texts = [self.replace(text, rule, lambda part, whole=whole: (m.span() for m in whole.finditer(part))) for text in texts]
         return texts
 
-
+# %% ../nbs/01y_redaction.ipynb #6d898290
 def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
     """The texts of one row with placeholders; the same value has the same placeholder in all of them."""
     texts = [unicodedata.normalize("NFC", text) for text in texts]
@@ -92,7 +92,7 @@ def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redactio
         before, texts = texts, row.once(texts)
     return Redaction(texts, row.places, Counter(name for _, name in row.numbers.values()))
 
-# %% ../nbs/01y_redaction.ipynb #96674bdf
+# %% ../nbs/01y_redaction.ipynb #643db77d
 RULES = (URL_LOGIN, URL_QUERY, BEARER, KEY, PASSWORD, EMAIL, IBAN, CARD, IP, PHONE, SAID_PHONE, HANDLE)
 _NO_USERS = frozenset(("admin", "agent", "anonymous", "default", "guest", "human", "none", "null", "root", "test", "user"))
 
@@ -110,11 +110,11 @@ class Redactor:
 
     def row(self, texts: Sequence[str], user: str = "") -> Redaction:
         """The texts of one row with placeholders; `user` is how the log calls the one who asked, and is replaced as well."""
-        common = user.casefold() in _NO_USERS | load_screen().sets["function_words"] or len(user) < 3
+        common = user.casefold() in _NO_USERS | common_words() or len(user) < 3
         who = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
         return redact_row(texts, self.rules if common else (replace(who, numbered=False), *self.rules))
 
-# %% ../nbs/01y_redaction.ipynb #e1dbe6d9
+# %% ../nbs/01y_redaction.ipynb #81593ced
 def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Redactor:
     """The rules with a user's changes, {rules: [{name, pattern, label}], names: [...] or a file, without: [...]}.
 
@@ -124,11 +124,7 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
 
     place = Path(settings).name if isinstance(settings, str | Path) else "redaction"
     folder = Path(settings).parent if isinstance(settings, str | Path) else Path()
-    table = yaml.safe_load(Path(settings).read_text(encoding="utf-8")) if isinstance(settings, str | Path) else settings
-    if not isinstance(table or {}, Mapping) or (strange := set(table or {}) - {"rules", "names", "without"}):
-        found = sorted(map(str, strange)) if isinstance(table or {}, Mapping) else table
-        raise ValueError(f"{place}: found {_quote(found)}; allowed are rules, names and without")
-    table = {"rules": [], "names": [], "without": []} | {name: value for name, value in (table or {}).items() if value is not None}
+    table = _table(yaml.safe_load(Path(settings).read_text(encoding="utf-8")) if isinstance(settings, str | Path) else settings, place)
     own = [_own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(_listed(table["rules"], f"{place}: rules"))]
     people = _people(folder / table["names"]) if isinstance(table["names"], str) else _listed(table["names"], f"{place}: names")
     rules = [*own, *RULES, *([name_rule(people)] if people else [])]
@@ -136,7 +132,14 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
         raise ValueError(f"{place}: without: found {_quote(unknown[0])}; allowed are {', '.join(rule.name for rule in rules)}")
     return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))
 
-# %% ../nbs/01y_redaction.ipynb #bd0a252a
+# %% ../nbs/01y_redaction.ipynb #b4960251
+def _table(settings: Any, place: str) -> dict[str, Any]:
+    empty: dict[str, Any] = {"rules": [], "names": [], "without": []}
+    if not isinstance(settings or {}, Mapping) or not set(settings or {}) <= set(empty):
+        raise ValueError(f"{place}: found {_quote(settings)}; allowed are rules, names and without")
+    return empty | {name: value for name, value in (settings or {}).items() if value is not None}
+
+
 def _listed(value: Any, place: str) -> list:
     if not isinstance(value, list):
         raise ValueError(f"{place}: found {_quote(value)}; allowed is a list")

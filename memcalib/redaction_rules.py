@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY', 'PASSWORD',
            'BEARER', 'Forms', 'compact', 'RedactionRule', 'pattern_rule', 'luhn', 'mod97', 'scan_rule', 'name_forms',
-           'name_rule']
+           'common_words', 'name_rule']
 
-# %% ../nbs/01u_redaction_rules.ipynb #d4ac8379
+# %% ../nbs/01u_redaction_rules.ipynb #28bd6000
 import ipaddress
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from .screening import load_screen
@@ -150,12 +151,18 @@ def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
                     found.setdefault(form, set()).add(f"person {number}")
     return {form: min(meant) if len(meant) == 1 else "words " + " ".join(form) for form, meant in found.items()}
 
-# %% ../nbs/01u_redaction_rules.ipynb #75a7b812
+# %% ../nbs/01u_redaction_rules.ipynb #1de0f185
+@cache
+def common_words() -> frozenset[str]:
+    """Words that are names only with a capital, and no names of users at all."""
+    return load_screen().sets["function_words"] | {"may", "mark", "rose", "grace", "hope", "art"}
+
+# %% ../nbs/01u_redaction_rules.ipynb #73802dd6
 def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
     """A rule that finds the people of a list; "person" is the word in its placeholders."""
     forms = name_forms(people)
     unspaced = {form[0]: form for form in forms if _UNSPACED.search(form[0])}
-    common, longest = load_screen().sets["function_words"] | {"may", "mark", "rose", "grace", "hope", "art"}, max(map(len, forms), default=0)
+    common, longest = common_words(), max(map(len, forms), default=0)
 
     def find(text: str) -> Iterator[Span]:
         tokens, i = [*_TOKEN.finditer(text)], 0
@@ -170,7 +177,7 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
     return RedactionRule("name", "person", find, same, recipe=f"{len(forms)} forms", again=False)
 
 
-def _is_name(text: str, tokens: Sequence[re.Match], forms: Forms, common: frozenset[str] | set[str]) -> bool:
+def _is_name(text: str, tokens: Sequence[re.Match], forms: Forms, common: frozenset[str]) -> bool:
     form = tuple(token[0].casefold() for token in tokens)
     near = all(re.fullmatch(r"[ .'’-]{1,2}", text[a.end() : b.start()]) for a, b in pairwise(tokens))
     return form in forms and near and (form[0] not in common or len(form) > 1 or tokens[0][0][0].isupper())

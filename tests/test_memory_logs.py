@@ -19,13 +19,13 @@ from memcalib import memory_rows as mr
 from memcalib import redaction as r
 from memcalib import redaction_rules as rr
 from memcalib.blocks import to_example
-from memcalib.construction import AnnotationReply, _stems, content_words
+from memcalib.construction import AnnotationReply, _stems
 from memcalib.distractors import RUBRICS
 from memcalib.drafts import Draft, Drop
 from memcalib.endpoint import Endpoint
 from memcalib.llm import Client, run_async
-from memcalib.micromaker import make_annotation
-from memcalib.microsource import source_rows
+from memcalib.micromaker import make_annotation, make_rubrics
+from memcalib.microworld import make_examples
 from memcalib.problem import DataError, check_example
 from memcalib.sources import Dropped
 from memcalib.stages import run_stage
@@ -675,7 +675,7 @@ def test_rules_of_ones_own(tmp_path):
     [
         ([], None),
         ([1], "found \\[1\\]; allowed are rules, names and without"),
-        ({"rule": []}, "found \\['rule'\\]"),
+        ({"rule": []}, "found {'rule': \\[\\]}"),
         ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed is a list"),
         ({"rules": [{"name": "a"}]}, "rules.0: found {'name': 'a'}; allowed are name, pattern"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
@@ -983,26 +983,30 @@ def test_any_accepted_row_becomes_a_record_of_the_format(rng):
     assert record["source_consent"] == "given" and record["retrieval"]["retrieved"] == len(texts)
 
 
-def test_the_builder_of_the_micro_world_annotates_retrieved_memories():
-    done = 0
-    for source in source_rows(60, rates={}):
-        sentences = [
-            part.strip() for part in re.findall(r"[^.?!]+[.?!]", f"{source.question} {source.context}") if part.strip()
-        ]
-        asked = [part for part in sentences if part.endswith("?")]
-        facts = [part for part in sentences if not part.endswith("?") and len(content_words(part)) > 2]
-        if not asked or not facts:
-            continue
-        draft = draft_of(facts, query=asked[-1])
-        passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
-        reply = AnnotationReply.model_validate(
-            make_annotation({"query": draft.query, "passages": passages, "answer": ""})
-        )
-        assert {atom.level for atom in reply.atoms} <= set("ABC") and {atom.passage for atom in reply.atoms} == set(
-            range(1, len(passages) + 1)
-        )
-        done += 1
-    assert done > 20
+def micro_builder(messages, _):
+    asked = json.loads(messages[1]["content"])
+    return json.dumps({"annotation": make_annotation, "rubrics": make_rubrics}[asked["task"]](asked))
+
+
+def test_a_log_of_the_micro_world_becomes_the_examples_it_was_made_from(tmp_path):
+    result = ml.memory_drafts(jsonl(tmp_path / "log.jsonl", ml.micro_log(25, seed=3)))
+    assert len(result.kept) == 25 and {draft.source["metadata"]["user"] for draft in result.kept} == {
+        "u1",
+        "u2",
+        "u3",
+        "u4",
+        "u5",
+    }
+    with Builder(micro_builder) as server:
+        client, drafts = Client(endpoint(server.url), tmp_path / "calls.sqlite"), result.kept
+        for stage in ml.MEMORY_STAGES:
+            drafts = run_async(run_stage(stage, drafts, client, tmp_path / "build")).kept
+        assert len(server.seen) == 2 * len(drafts)
+    for draft, truth in zip(drafts, make_examples("long", 25, 3, "test"), strict=True):
+        example = to_example(draft)
+        level_of = lambda made: {atom.text: atom.ideal for atom in made.atoms}
+        assert level_of(example) == level_of(truth)
+        assert [block.memory_text for block in example.blocks] == [block.atomic_concat_text for block in truth.blocks]
 
 
 # what is sent, and only after a yes
