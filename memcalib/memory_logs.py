@@ -7,7 +7,8 @@ __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 're
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
            'with_terms', 'micro_log']
 
-# %% ../nbs/01k_memory_logs.ipynb #0c6763b8
+# %% ../nbs/01k_memory_logs.ipynb #86bb6c0b
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -173,14 +174,15 @@ def _retrieved_messages(draft: Draft) -> list[dict[str, str]]:
     passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
     return briefing("retrieved-1", AnnotationReply, "annotation", query=draft.query, passages=passages, answer=draft.answer)
 
-# %% ../nbs/01k_memory_logs.ipynb #56f13a9d
+# %% ../nbs/01k_memory_logs.ipynb #593dd947
 MOST_ATOMS = 20, 63  # in a memory, and in a row
 WHOLE = 0.6  # smallest share of a memory's content words that its row's atoms must have
 
 
 def lost_parts(text: str, atoms: str) -> str:
     """What a memory says and its row's atoms do not, in words for a fault; "" when nothing is missing."""
-    if (share := coverage(text, atoms)) < WHOLE:
+    told = re.sub(r"(^|; )\w+: ", r"\1", text)  # without the field names of an object
+    if (share := coverage(told, atoms)) < WHOLE:
         return f"{share:.0%} of its content words are in atoms, allowed are {WHOLE:.0%} and more"
     missing = foreign_numbers(text, atoms) + [name for name in names(text) if name.casefold() not in atoms.casefold()]
     if missing:
