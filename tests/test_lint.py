@@ -1,0 +1,529 @@
+"""Checks against slow readings of their rules, on files in every state, and on planted defects."""
+
+import gzip
+import json
+import random
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.checks import RUBRIC_FIELDS, shares, strange_marks
+from memcalib.construction import too_close
+from memcalib.defects import (
+    DEFECTS,
+    catch_rate,
+    clean_table,
+    plant,
+    rebuilt,
+    with_atom,
+    with_rubric,
+    with_text,
+)
+from memcalib.invented import invent_rubric, invented_examples
+from memcalib.lint import LintResult, choose_lints, lint_example, lint_files, lint_splits, sentence_vectors
+from memcalib.microworld import make_examples
+from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records, write_jsonl
+from memcalib.screening import words
+from memcalib.views import LINTS, Lint, LintLimits, View, cut, lint, telling
+
+RECORDS = sample_records()
+RECORD = RECORDS[4]
+SETS = {
+    "shipped": RECORDS,
+    "micro": make_examples("short", 40, seed=21) + make_examples("long", 40, seed=21),
+    "invented": invented_examples(180, seed=21),
+}
+
+
+def rules(example, *names, limits=None):
+    return {finding.rule for finding in lint_example(example, names or None, limits)}
+
+
+def atom(text="The user owns a green kayak.", name="p1_a1", parent="m1", ideal="A", **fields):
+    return Atom(atom_id=name, parent_memory_id=parent, text=text, ideal=ideal, **fields)
+
+
+def example(*texts, question="What is a good breakfast?", memory=None, **fields):
+    atoms = [atom(text, f"p1_a{i}") for i, text in enumerate(texts, 1)]
+    block = {"memory_text": memory or " ".join(texts), "atomic_concat_text": " ".join(t.strip() for t in texts)}
+    blocks = [Block(parent_memory_id="m1", atom_ids=[a.atom_id for a in atoms], **block)]
+    return Example(id="e", domain="general", question=question, blocks=blocks, atoms=atoms, **fields)
+
+
+# Sound rows ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_at_most_one_sound_row_in_a_hundred_has_an_error(name):
+    table = clean_table({name: SETS[name]})
+    assert table.loc["any error", (name, "flagged %")] <= 1
+
+
+def test_sound_rows_are_valid_and_reproducible():
+    rows = invented_examples(40, seed=3)
+    assert rows == invented_examples(60, seed=3)[:40] and rows != invented_examples(40, seed=4)
+    for row in rows:
+        assert check_example(row.model_dump(mode="json", exclude_none=True)) == []
+        assert any(a.ideal for a in row.atoms) and all(a.evidence in row.raw_query for a in row.atoms)
+        assert "{" not in row.to_json().replace('{"', "").replace("[{", "")
+    assert len({row.id for row in rows}) == 40 and len({row.domain for row in rows}) == 3
+
+
+# Planted defects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_each_defect_is_caught_by_its_check(name):
+    counts = [catch_rate(rows, name, 50, seed=5) for rows in SETS.values()]
+    planted, caught = (sum(column) for column in zip(*counts, strict=True))
+    assert planted >= 50 and caught >= 0.95 * planted, counts
+
+
+def test_there_are_enough_classes_with_distinct_checks():
+    assert len(DEFECTS) >= 12 and len({d.check for d in DEFECTS.values()}) >= 12
+    assert {d.check for d in DEFECTS.values()} <= set(LINTS)
+    unplanted = set(LINTS) - {d.check for d in DEFECTS.values()}
+    assert unplanted == {"all_ignore", "unique_ids"}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_row_differs_and_the_original_stays(name):
+    rng, before = random.Random(name), [row.to_json() for row in SETS["invented"][:12]]
+    spoiled = [plant(row, name, rng) for row in SETS["invented"][:12]]
+    assert [row.to_json() for row in SETS["invented"][:12]] == before
+    assert any(spoiled) and all(s is None or s.to_json() != b for s, b in zip(spoiled, before, strict=True))
+
+
+def test_planting_is_reproducible_and_unknown_defects_are_refused():
+    one, two = (plant(RECORD, "swapped_rubrics", random.Random(7)) for _ in range(2))
+    assert one == two
+    with pytest.raises(ValueError, match="typo.*swapped_rubrics"):
+        plant(RECORD, "typo", random.Random(0))
+
+
+def test_a_defect_that_does_not_fit_is_not_planted():
+    bare = example("The user owns a green kayak.")
+    rng = random.Random(0)
+    for name in (
+        "swapped_rubrics",
+        "dropped_atom",
+        "changed_number",
+        "swapped_order",
+        "misquoted_evidence",
+        "other_parent",
+    ):
+        assert plant(bare, name, rng) is None, name
+
+
+# Words --------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=60))
+def test_cutting_never_fails_and_ignores_case(text):
+    assert all(isinstance(stem, str) and stem for stem in cut(text))
+    assert telling(text, LintLimits()) <= set(cut(text))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("nephew's", "nephew"), ("drums", "drum"), ("The user's naps", "nap"), ("Walking", "walked"), ("KAYAK", "kayak")],
+)
+def test_forms_of_a_word_share_a_stem(one, other):
+    assert cut(one) == cut(other) != []
+
+
+def test_common_words_tie_nothing():
+    assert telling("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
+    assert telling("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
+
+
+def test_limits_are_named_by_their_content():
+    assert LintLimits().hash == LintLimits(other=1 / 3).hash
+    assert len({LintLimits().hash, LintLimits(own=0.2).hash, LintLimits(common="a").hash}) == 3
+    with pytest.raises(ValueError, match="spelling"):
+        LintLimits(spelling=1)
+
+
+# Single checks ------------------------------------------------------------------------------------------------------------
+
+
+def slow_shares(row, name, limits):
+    said = telling(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
+    known = {a.atom_id: telling(a.text, limits) for a in row.atoms}
+    return {i: sum(w in said for w in ws) / len(ws) for i, ws in known.items() if ws}
+
+
+def test_shares_of_words_agree_with_a_slow_count():
+    for row in [*RECORDS, *SETS["invented"][:20]]:
+        for a in row.atoms:
+            assert shares(View(row), a.atom_id) == pytest.approx(slow_shares(row, a.atom_id, LintLimits()))
+
+
+def slow_alignment(row, limits):
+    wrong = set()
+    for a in row.atoms:
+        share = slow_shares(row, a.atom_id, limits)
+        own = share.pop(a.atom_id)
+        best = max(share.values(), default=0)
+        if best >= limits.other and best >= own + limits.margin:
+            wrong.add(a.atom_id)
+        elif own < limits.own and strange_marks(View(row), a.atom_id):
+            wrong.add(a.atom_id)
+    return wrong
+
+
+@pytest.mark.parametrize("limits", [LintLimits(), LintLimits(other=0.2, margin=0.05, own=0.3)])
+def test_alignment_agrees_with_a_slow_reading(limits):
+    rng, seen = random.Random(1), 0
+    for row in [*RECORDS, *SETS["invented"][:30]]:
+        for spoiled in (row, plant(row, "swapped_rubrics", rng), plant(row, "foreign_rubric_with_identifiers", rng)):
+            found = {f.item for f in lint_example(spoiled, ["rubric_alignment"], limits)}
+            assert found == {f"rubric of {name!r}" for name in slow_alignment(spoiled, limits)}
+            seen += len(found)
+    assert seen > 30
+
+
+def test_the_incident_is_noticed():
+    """All rubrics of a row shifted by one place: every id in order, every row flagged."""
+    for row in RECORDS:
+        moved = [*row.atoms[1:], row.atoms[0]]
+        kept = ("memory_usage_weight", "under_use")
+        shifted = [
+            a.model_copy(update={"usage_rubric": b.usage_rubric | {k: a.usage_rubric[k] for k in kept}})
+            for a, b in zip(row.atoms, moved, strict=True)
+        ]
+        spoiled = rebuilt(row, shifted)
+        assert "rubric_alignment" in rules(spoiled) and "structure" not in rules(spoiled)
+
+
+@pytest.mark.parametrize(
+    ("said", "marks"),
+    [
+        ("Calls `fetch all` twice.", ["`fetch all`"]),
+        ("Uses read_csv and toJson().", ["read_csv", "toJson"]),
+        ("Takes 48.75 mmol or 12 drops.", ["48.75", "12"]),
+        ("Takes 3 drops.", []),
+        ("Names PostgreSQL.", ["PostgreSQL"]),
+        ("Names the Kayak, and 1,200 euros.", []),
+        ("", []),
+    ],
+)
+def test_marks_that_the_record_has_not(said, marks):
+    row = example("The user owns a kayak for 1,200 euros.")
+    row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": said})
+    assert strange_marks(View(row), "p1_a1") == marks
+
+
+VOCABULARY = ["fox", "hen", "yard", "noise", "fence", "dog", "barn"]
+short = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6).map(lambda ws: "The user has " + " ".join(ws))
+
+
+@given(short, short)
+def test_independence_agrees_with_the_builder_where_words_have_no_endings(one, other):
+    found = "independence" in rules(example(one, other), "independence")
+    assert found == too_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("texts", "memory", "rule"),
+    [
+        (["The user owns 5 kayaks."], "The user owns five kayaks.", ""),
+        (["The user owns five kayaks."], "The user owns 5 kayaks.", ""),
+        (["The user moved in the tenth week."], "The user moved in week ten.", ""),
+        (["The user has two cats."], "Both cats are the user's.", ""),
+        (["The user paid 1,200 euros."], "The user paid 1200 euros.", ""),
+        (["The user owns 5 kayaks."], "The user owns 6 kayaks.", "block_numbers"),
+        (["The user owns 5 kayaks."], "The user owns kayaks.", "block_numbers"),
+        (["The user owns kayaks."], "The user owns 12 kayaks.", "block_numbers"),
+        (["The user owns a kayak.", "The user bakes bread."], "The user owns a kayak.", "block_keeps_atoms"),
+        (["The user owns a kayak.", "The user bakes bread."], "A kayak is the user's; bread is what he bakes.", ""),
+        (["The user owns a kayak."], "The user owns a kayak. Every autumn geese rest on the pond.", "block_adds_nothing"),
+        (["The user does not eat fish."], "The user eats fish.", "block_negation"),
+        (["The user eats fish."], "The user never eats fish.", "block_negation"),
+        (["The user does not eat fish."], "The user never eats fish.", ""),
+    ],
+)  # fmt: skip
+def test_what_a_block_may_say(texts, memory, rule):
+    blocks = ("block_numbers", "block_keeps_atoms", "block_adds_nothing", "block_negation")
+    assert rules(example(*texts, memory=memory), *blocks) == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("The user’s café in Łódź – “quiet”.", False),
+        ("Ångström, ÀÂÃ, Straße, naïve, â, 日本語, 😀", False),
+        ("The userâ€™s cafÃ© is quiet.", True),
+        ("The user owns a \ufffd kayak.", True),
+        ("The user owns a kayak.\x00", True),
+        ("The user<|im_start|> owns a kayak.", True),
+        ("[INST] The user owns a kayak.", True),
+        ("The user has a list [INSTANCE] and <b>.", False),
+        ("As an AI language model, I cannot know.", True),
+        ("The user owns a kayak\u202e.", True),
+    ],
+)
+def test_damaged_texts(text, broken):
+    row = example("The user owns a kayak.")
+    assert ("text_integrity" in rules(with_text(row, row.blocks[0], text), "text_integrity")) == broken
+    assert ("text_integrity" in rules(row.model_copy(update={"question": text}), "text_integrity")) == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("My kayak is green.", True),
+        ("The user said “I love my kayak”.", False),
+        ('The note reads "call me".', False),
+        ("The variable `my_list` is empty.", False),
+        ("The user has type I diabetes.", False),
+    ],
+)
+def test_the_first_person(text, found):
+    assert ("first_person" in rules(example(text), "first_person")) == found
+
+
+@pytest.mark.parametrize(
+    ("level", "weight", "under", "wrong"),
+    [
+        ("A", "none", "not applicable", 0),
+        ("A", "none", "A has no under-use.", 0),
+        ("A", "none", "N/A", 0),
+        ("A", "none", "Nothing is said of the kayak.", 1),
+        ("A", "supporting", "not_applicable_for_A", 1),
+        ("B", "supporting", "The kayak is not applicable to the plan and missing.", 0),
+        ("B", "supporting", "Not applicable.", 1),
+        ("C", "none", "n/a", 2),
+        ("C", "controlling", "Silence about the kayak.", 0),
+    ],
+)
+def test_level_against_rubric(level, weight, under, wrong):
+    row = example("The user owns a kayak.")
+    rubric = {"memory_usage_weight": weight, "under_use": under}
+    row = with_atom(row, row.atoms[0], ideal=Level.parse(level), usage_rubric=rubric)
+    assert len(lint_example(row, ["level_vs_rubric"])) == wrong
+
+
+@pytest.mark.parametrize("name", RUBRIC_FIELDS)
+@pytest.mark.parametrize("value", [None, "", "  ", [], [" "], 3])
+def test_every_rubric_field_is_needed(name, value):
+    assert rules(with_rubric(RECORD, RECORD.atoms[0], **{name: value}), "rubric_fields") == {"rubric_fields"}
+    assert rules(with_atom(RECORD, RECORD.atoms[0], usage_rubric=None), "rubric_fields") == {"rubric_fields"}
+
+
+def test_evidence_is_looked_for_only_where_there_is_a_source():
+    row = example("The user owns a kayak.")
+    grounded = with_atom(row, row.atoms[0], evidence="my kayak", origin="grounded")
+    assert LINTS["evidence_substring"].check(grounded) is None
+    for source, found in (("I love my  kayak.", 0), ("I love my kayaks.", 1), ("A kayak is mine.", 1)):
+        assert len(LINTS["evidence_substring"].check(grounded.model_copy(update={"raw_query": source}))) == found
+    bare = with_atom(row, row.atoms[0], origin="grounded").model_copy(update={"source_context": "I love my kayak."})
+    assert "no evidence" in LINTS["evidence_substring"].check(bare)[0].found
+    noise = with_atom(row, row.atoms[0], origin="noise").model_copy(update={"raw_query": "A kayak."})
+    assert LINTS["evidence_substring"].check(noise) == []
+
+
+def test_order_within_a_passage():
+    texts = ["The user owns a kayak.", "The user bakes bread.", "The user sings."]
+    assert rules(example(*texts), "atom_order") == set()
+    row = example(*texts)
+    turned = rebuilt(row, blocks=[row.blocks[0].model_copy(update={"atom_ids": ["p1_a3", "p1_a1", "p1_a2"]})])
+    assert [f.item for f in lint_example(turned, ["atom_order"])] == ["atom 'p1_a1'"]
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(RECORDS), st.sampled_from(["memory_text", "text", "question", "rubric"]), st.text(max_size=80))
+def test_no_text_makes_a_check_fail(row, place, text):
+    if place == "memory_text":
+        row = with_text(row, row.blocks[0], text)
+    elif place == "text":
+        row = with_atom(row, row.atoms[0], text=text)
+    elif place == "rubric":
+        row = with_rubric(row, row.atoms[0], correct_use=text, observable_checks=[text])
+    else:
+        row = row.model_copy(update={"question": text})
+    for finding in lint_example(row):
+        assert finding.rule in LINTS and finding.example_id == row.id and str(finding)
+
+
+# Files --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_linted_with_lines_and_counts(tmp_path):
+    rng = random.Random(0)
+    spoiled = plant(RECORD, "wrong_action", rng)
+    path = write_jsonl(tmp_path / "data.jsonl", [*RECORDS[:3], spoiled])
+    result = lint_files([path])
+    assert result.rows == 4 and result.flagged["action_level"] == 1 and result.looked["action_level"] == 4
+    assert [(f.line, f.file, f.example_id) for f in result.errors] == [(4, str(path), RECORD.id)]
+    assert result.looked["evidence_substring"] == 0 and result.looked["split_duplicates"] == 0
+    data = result.to_dict()
+    assert (
+        json.loads(json.dumps(data)) == data
+        and data["errors"] == 1
+        and data["rules"]["action_level"]["rows_flagged"] == 1
+    )
+    assert "action_level" in result.text() and "4 rows in 1 files: 1 errors" in result.text()
+
+
+def test_the_same_findings_in_memory_and_from_files(tmp_path):
+    rng = random.Random(3)
+    rows = [plant(row, name, rng) or row for row, name in zip(SETS["invented"], list(DEFECTS) * 7, strict=False)]
+    rows = [row for row in rows if all(a.text for a in row.atoms)]
+    rows = [row.model_copy(update={"id": f"{i}"}) for i, row in enumerate(rows)]
+    with gzip.open(path := tmp_path / "data.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(row.to_json() + "\n" for row in rows)
+    one, two = lint_files([path]), lint_splits({str(path): rows})
+    assert one.findings == two.findings and one.flagged == two.flagged and len(one.findings) > 60
+    each = [finding for row in rows for finding in lint_example(row)]
+    assert [(f.rule, f.example_id, f.item) for f in one.findings if LINTS[f.rule].scope == "row"] == [
+        (f.rule, f.example_id, f.item) for f in each
+    ]
+
+
+def test_splits_share_no_question_and_no_id():
+    again = RECORD.model_copy(update={"id": "again", "question": RECORD.question.upper() + "!"})
+    near = RECORD.model_copy(update={"id": "near", "question": RECORD.question.replace("Please", "Now please")})
+    assert lint_splits({"train": [RECORD, again]}, ["split_duplicates"]).looked["split_duplicates"] == 0
+    for copy in (again, near):
+        result = lint_splits({"train": RECORDS, "test": [copy]}, ["split_duplicates", "unique_ids"])
+        assert [f.rule for f in result.errors] == ["split_duplicates"] and "train" in result.errors[0].found
+    result = lint_splits({"train": RECORDS, "test": [RECORD]})
+    assert {f.rule for f in result.errors} == {"split_duplicates", "unique_ids"}
+    assert lint_splits({"train": RECORDS[:4], "test": RECORDS[5:]}).errors == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b"3",
+        b'{"id": 4}',
+        b"\xff\xfe{}",
+        b'{"id": "x", "domain": "general", "question": "q", "memories": 5}',
+    ],
+)
+def test_a_row_that_is_no_example_is_an_error_whatever_was_asked(tmp_path, line):
+    path = write_jsonl(tmp_path / "data.jsonl", RECORDS[:2])
+    with open(path, "ab") as file:
+        file.write(line + b"\n" + RECORDS[2].to_json().encode() + b"\n")
+    for names in (None, ["question_leak"]):
+        result = lint_files([path], names)
+        assert result.rows == 4 and {f.rule for f in result.errors} == {"structure"}
+        assert {f.line for f in result.errors} == {3} and result.flagged["structure"] == 1
+    assert result.looked["question_leak"] == 3
+
+
+def test_bad_arguments(tmp_path):
+    path = write_jsonl(tmp_path / "data.jsonl", RECORDS[:1])
+    with pytest.raises(ValueError, match=r"'speling'; allowed are structure"):
+        lint_files([path], ["speling"])
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+        lint_files([tmp_path / "none.jsonl"])
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"no row in .*empty\.jsonl"):
+        lint_files([tmp_path / "empty.jsonl"])
+    with pytest.raises(ValueError, match=r"sentence model: found .*nowhere"):
+        lint_files([path], model=tmp_path / "nowhere")
+
+
+def test_rules_can_be_chosen_and_added():
+    assert [check.name for check in choose_lints(["atom_order", "structure"])] == ["atom_order", "structure"]
+    assert len(choose_lints()) == len(LINTS)
+
+    @lint("warning")
+    def quiet(view):
+        """Nothing is shouted."""
+        return [("question", view.example.question, "lower case")] if view.example.question.isupper() else []
+
+    try:
+        loud = RECORD.model_copy(update={"question": "HELP!"})
+        assert rules(loud, "quiet") == {"quiet"} and rules(RECORD) == set()
+        assert isinstance(LINTS["quiet"], Lint) and LINTS["quiet"].what == "Nothing is shouted."
+    finally:
+        del LINTS["quiet"]
+
+
+def test_each_check_says_what_it_looks_for():
+    for check in LINTS.values():
+        assert re.fullmatch(r"[A-Z][^\n]+\.", check.what), check.name
+        assert check.severity in ("error", "warning") and check.scope in ("row", "files")
+
+
+def test_old_rubrics_with_other_keys_are_read():
+    old = {
+        "controlling_factor": "the kayak",
+        "nested": {"a": 1},
+        "correct_use": "Names the kayak.",
+        "maximum_footprint": None,
+    }
+    row = example("The user owns a kayak.")
+    found = lint_example(with_atom(row, row.atoms[0], usage_rubric=old))
+    assert {f.rule for f in found} == {"rubric_fields", "all_ignore"}
+
+
+# Meaning ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bag(tmp_path_factory):
+    """A sentence model that is a bag of random word vectors."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from memcalib.microworld import build_tokenizer
+
+    torch.manual_seed(1)
+    folder, tokenizer = tmp_path_factory.mktemp("model"), build_tokenizer()
+    size = {"hidden_size": 32, "num_attention_heads": 1, "num_hidden_layers": 0, "intermediate_size": 1}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), **size))
+    model.embeddings.position_embeddings.weight.data.zero_()
+    model.embeddings.token_type_embeddings.weight.data.zero_()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_vectors_have_length_one_and_padding_changes_nothing(bag):
+    encode = sentence_vectors(bag)
+    texts = ["The user must avoid garlic.", "Plan a dinner."]
+    together, alone = encode(texts), encode(texts[1:])
+    assert abs(together @ together.T).diagonal() == pytest.approx([1, 1], abs=1e-5)
+    assert together[1] == pytest.approx(alone[0], abs=1e-5)
+
+
+def test_a_query_that_means_an_atom_is_a_warning(bag, tmp_path):
+    clean = SETS["micro"][0]
+    told = clean.model_copy(update={"question": clean.atoms[0].text})
+    path = write_jsonl(tmp_path / "data.jsonl", [told])
+    result = lint_files([path], ["structure"], model=bag, limits=LintLimits(meaning=0.99))
+    assert [(f.rule, f.severity, f.item) for f in result.findings] == [
+        ("question_meaning", "warning", f"atom {clean.atoms[0].atom_id!r}")
+    ]
+    assert "question_meaning" not in LINTS
+
+
+# Speed --------------------------------------------------------------------------------------------------------------------
+
+
+def test_ten_kilobytes_take_a_few_milliseconds(tmp_path):
+    rows = [row.model_copy(update={"id": f"{row.id}-{i}"}) for i in range(12) for row in RECORDS]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+    lint_files([path], ["structure"])
+    start = time.process_time()
+    result = lint_files([path])
+    took = (time.process_time() - start) / result.rows
+    assert isinstance(result, LintResult) and took < 0.008 * path.stat().st_size / result.rows / 10_000
+
+
+@pytest.mark.parametrize("piece", ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "])
+def test_a_megabyte_in_one_text_is_linted_in_linear_time(piece):
+    row = example("The user owns a kayak.", memory="The user owns a kayak. " + piece * (1_000_000 // len(piece)))
+    row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": piece * (200_000 // len(piece))})
+    start = time.process_time()
+    lint_example(row)
+    assert time.process_time() - start < 20
