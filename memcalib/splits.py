@@ -100,7 +100,28 @@ def _cells(kinds: Sequence[Kind]) -> "tuple[np.ndarray, list]":
                 table[place[part[:k]], column] += rows
     return table, names
 
-# %% ../nbs/01q_splits.ipynb #c7e22fe9
+# %% ../nbs/01q_splits.ipynb #d80b82d4
+def _demands(kinds: Sequence[Kind], groups: "np.ndarray", wanted: "np.ndarray") -> "tuple[np.ndarray, list]":
+    """The cost of each variable, and the demands as (matrix, least, most)."""
+    import numpy as np
+    from scipy.sparse import csr_array, eye_array, hstack, kron
+
+    cells, _ = _cells(kinds)
+    rows, splits = np.array([sum(n for _, n in kind) for kind in kinds]), len(wanted) + 1
+    named = csr_array(np.eye(splits)[:-1])
+    fair = np.outer(cells @ groups, wanted / (rows @ groups)).ravel()
+    missed, outside = 2 * len(wanted), len(fair)
+    nothing = lambda height, width: csr_array((height, width))
+    here, either = kron(cells, named), hstack([eye_array(len(wanted)), -eye_array(len(wanted))])
+    cost = np.concatenate([np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)])
+    return cost, [
+        (hstack([kron(eye_array(len(kinds)), np.ones((1, splits))), nothing(len(kinds), missed + outside)]), groups, groups),
+        (hstack([kron(rows[None], named), either, nothing(len(wanted), outside)]), wanted, wanted),
+        (hstack([here, nothing(outside, missed), eye_array(outside)]), np.floor(fair + 1e-9), np.inf),
+        (hstack([here, nothing(outside, missed), -eye_array(outside)]), -np.inf, np.ceil(fair - 1e-9)),
+    ]
+
+# %% ../nbs/01q_splits.ipynb #1c0e37ad
 _MISSED, _STEPS = 1000.0, 5000
 
 
@@ -108,36 +129,20 @@ def _share_out(kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int
     """How many groups of each kind go into each split, the rest in a last column: whole numbers [kind, split + 1]."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array, eye_array, hstack, kron
 
-    cells, _ = _cells(kinds)
-    rows, groups = np.array([sum(n for _, n in kind) for kind in kinds]), np.array(counts)
-    wanted, splits = np.array(sizes), len(sizes) + 1
-    named = csr_array(np.eye(splits)[:-1])
-    fair = np.outer(cells @ groups, wanted / (rows @ groups)).ravel()
-    low, high = np.floor(fair + 1e-9), np.ceil(fair - 1e-9)
-    missed, outside = 2 * len(wanted), len(fair)
-    nothing = lambda height, width: csr_array((height, width))
-    signed = hstack([eye_array(len(wanted)), -eye_array(len(wanted))])
-    demands = [
-        (hstack([kron(eye_array(len(kinds)), np.ones((1, splits))), nothing(len(kinds), missed + outside)]), groups, groups),
-        (hstack([kron(rows[None], named), signed, nothing(len(wanted), outside)]), wanted, wanted),
-        (hstack([kron(cells, named), nothing(outside, missed), eye_array(outside)]), low, np.inf),
-        (hstack([kron(cells, named), nothing(outside, missed), -eye_array(outside)]), -np.inf, high),
-    ]
-    cost = np.concatenate([np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)])
-    whole = np.concatenate([np.ones(len(kinds) * splits), np.zeros(missed + outside)])
-    limits = [LinearConstraint(csr_array(matrix), least, most) for matrix, least, most in demands]
-    share = np.outer(groups, [*wanted, rows @ groups - wanted.sum()]).ravel() / (rows @ groups)
-    least, most = np.zeros(len(cost)), np.full(len(cost), np.inf)
+    groups, total = np.array(counts), sum(n * sum(rows for _, rows in kind) for n, kind in zip(counts, kinds, strict=True))
+    share = np.outer(groups, [*sizes, total - sum(sizes)]).ravel() / total
+    cost, demands = _demands(kinds, groups, np.array(sizes))
+    least, most, whole = np.zeros(len(cost)), np.full(len(cost), np.inf), np.arange(len(cost)) < len(share)
     if even:
-        least[: len(share)], most[: len(share)] = np.maximum(0, np.floor(share - 1)), np.ceil(share + 1)
+        least[whole], most[whole] = np.maximum(0, np.floor(share - 1)), np.ceil(share + 1)
+    limits = [LinearConstraint(matrix.tocsr(), low, high) for matrix, low, high in demands]
     found = milp(cost, integrality=whole, bounds=Bounds(least, most), constraints=limits, options={"node_limit": _STEPS})
     if even and (found.x is None or found.fun > _MISSED / 2):
         return _share_out(kinds, counts, sizes, even=False)
     if found.x is None:
         raise ValueError(f"sizes: found none that fit in {_STEPS:,} steps ({found.message}); allowed are others, or shares")
-    return np.rint(found.x[: len(share)]).astype(int).reshape(len(kinds), splits)
+    return np.rint(found.x[whole]).astype(int).reshape(len(kinds), len(sizes) + 1)
 
 # %% ../nbs/01q_splits.ipynb #d6bcd38f
 @dataclass(frozen=True)
