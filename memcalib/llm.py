@@ -124,7 +124,10 @@ def _words(error: Exception) -> str:
     said = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]
     return "; ".join(said) if body.get("message") else error.response.text or error.message
 
-# %% ../nbs/00b_llm.ipynb #c77f9202
+# %% ../nbs/00b_llm.ipynb #97412912
+_LARGEST = 100_000_000  # bytes of one reply; a few kilobytes of compressed zeros could fill the memory
+
+
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
@@ -139,7 +142,8 @@ class _Server:
         messages = [{name: _sound(value) for name, value in message.items()} for message in messages]
         try:
             ask = lambda buffer: self._receive(buffer, model=e.model, messages=messages, extra_body=body)
-            completion = await patiently(e.timeout, ask)
+            on_the_way = sum(len(message["content"]) for message in messages) / 5e6  # seconds, at 5 MB a second
+            completion = await patiently(e.timeout + on_the_way, ask)
         except TimeoutError:
             failure = CallError("timeout", f"{e.url} gave no answer within {e.timeout:g} s")
         except openai.APIStatusError as error:
@@ -167,6 +171,8 @@ class _Server:
             try:
                 async for piece in response.iter_bytes():
                     buffer += piece
+                    if len(buffer) > _LARGEST:
+                        raise ValueError(f"a reply of {len(buffer):,} bytes or more; allowed: {_LARGEST:,}")
             except (httpx2.HTTPError, aiohttp.ClientError, OSError) as error:
                 raise openai.APIConnectionError(request=response.http_request) from error
             if "json" not in response.headers.get("content-type", "json"):

@@ -27,7 +27,8 @@ def completion(text="ok", finish="stop", usage=(8, 3)):
 class FaultyServer:
     """Takes one step of `script` for each request, and is good when the script is empty.
 
-    A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body is a dict or raw text.
+    A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body is a dict, raw text, or
+    bytes that the headers say how to decode.
     """
 
     def __init__(self, *script, delay=0.0):
@@ -95,8 +96,10 @@ class FaultyServer:
             request.transport.close()
             return web.Response()
         status, body, headers = (*step, {})[:3] if isinstance(step, tuple) else (200, step, {})
-        text = body if isinstance(body, str) else json.dumps(body)
         kind = {} if "Content-Type" in headers else {"content_type": "application/json"}
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body, headers=headers, **kind)
+        text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(status=status, text=text, headers=headers, **kind)
 
 

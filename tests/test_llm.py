@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import gzip
 import json
 import math
 import pickle
@@ -116,6 +117,20 @@ def test_ten_megabytes(tmp_path):
         client = Client(endpoint(server, timeout=60), tmp_path / "calls.sqlite")
         assert len(ask(client).text) == len(ask(client).text) == 10**7
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_over_the_size_limit_is_a_fault_of_the_server(packed, monkeypatch):
+    monkeypatch.setattr("memcalib.llm._LARGEST", 100_000)
+    text = json.dumps(completion("x" * 300_000))
+    step = (200, gzip.compress(text.encode()), {"Content-Encoding": "gzip"}) if packed else text
+    with FaultyServer(step) as server, pytest.raises(CallError, match=r"a reply of \d{3},\d{3} bytes") as caught:
+        ask(Client(endpoint(server, attempts=1)))
+    assert caught.value.kind == "server" and not caught.value.fatal and "allowed: 100,000" in str(caught.value)
+    with FaultyServer(
+        (200, gzip.compress(json.dumps(completion("y" * 90_000)).encode()), {"Content-Encoding": "gzip"})
+    ) as server:
+        assert ask(Client(endpoint(server))).text == "y" * 90_000
 
 
 totals = st.builds(
