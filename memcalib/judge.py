@@ -51,7 +51,14 @@ def _reason(faults: Sequence[str], shown: int = 5) -> str | None:
     more = f"; and {len(faults) - shown} more" if len(faults) > shown else ""
     return f"reply at fault: {'; '.join(faults[:shown])}{more}" if faults else None
 
-# %% ../nbs/02_judge.ipynb #bc982968
+# %% ../nbs/02_judge.ipynb #719cfbd1
+_LONGEST = 2000  # characters
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rstrip(" .…[(") + " …"
+
+
 def judgment_from(example: Example, response: str, request: JudgeRequest, readings: Sequence[Reading], **fields: Any) -> Judgment:
     """The judgment that one or two readings of replies amount to; unscored when the last one has a fault."""
     verdicts: dict[str, dict[str, str]] = {}
@@ -65,6 +72,8 @@ def judgment_from(example: Example, response: str, request: JudgeRequest, readin
     used = [atom for atom in judgment.atoms if atom.actual]
     for atom, flag in zip(used, grounded([atom.quote for atom in used], response), strict=True):
         atom.grounded = flag
+    for atom in judgment.atoms:
+        atom.quote, atom.reason = _beginning(atom.quote), _beginning(atom.reason)
     return judgment
 
 # %% ../nbs/02_judge.ipynb #75d989c0

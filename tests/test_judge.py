@@ -566,11 +566,35 @@ def test_evidence_is_flagged_and_changes_no_level():
     assert [atom.grounded for atom in judgment.atoms[:5]] == [None, True, False, None, False]
 
 
+@pytest.mark.parametrize("end", ["", "...", "…", "[...]", " and more."])
+def test_a_long_quote_is_looked_up_whole_and_kept_short(end):
+    reply = reply_for(REQUEST, "B")
+    answer = "".join(f"Line {k}. " for k in range(2000))
+    entries = reply["atom_judgments"]
+    entries[0]["evidence_quote"] = answer
+    entries[1]["evidence_quote"] = answer + "but this was never said"
+    entries[2]["evidence_quote"] = answer[: 2000 - len(end) // 2] + end + answer[2010:]
+    entries[3]["evidence_quote"], entries[3]["reason"] = answer[:2000], "because " * 10_000
+    judgment = LLMJudge(Scripted(reply))(EXAMPLE, answer)
+    atoms = judgment.atoms[:4]
+    whole = [entries[k]["evidence_quote"] for k in range(4)]
+    assert [atom.grounded for atom in atoms] == grounded(whole, answer)
+    assert [atom.grounded for atom in atoms[:2]] == [True, False]
+    assert max(len(text) for atom in judgment.atoms for text in (atom.quote, atom.reason)) <= 2002
+    assert atoms[0].quote.endswith(" …") and atoms[3].reason.endswith(" …") and atoms[3].quote == answer[:2000]
+    kept = [atom.quote for atom in atoms if atom.grounded]
+    assert all(grounded(kept, answer)) and judgment.scored
+
+
 def test_broken_characters_in_a_reply_reach_no_file():
     reply = reply_for(REQUEST, "B")
     text = json.dumps(reply).replace('"Pack"', '"\\ud83d\\u0000"').replace('"so"', '"\\udc00 so"')
     judgment = LLMJudge(Scripted(text, reply))(EXAMPLE, "Pack insulin.")
-    assert judgment.scored and judgment.usage["calls"] == 2 and Judgment.model_validate_json(judgment.to_json()) == judgment
+    assert (
+        judgment.scored
+        and judgment.usage["calls"] == 2
+        and Judgment.model_validate_json(judgment.to_json()) == judgment
+    )
     wrong = LLMJudge(Scripted(*[text.replace("m1_a1", "\\ud800")] * 2))(EXAMPLE, "Pack insulin.")
     assert wrong.error and Judgment.model_validate_json(wrong.to_json()) == wrong
 
