@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['quality_table', 'evidence_table', 'reasons_table', 'usage_frame', 'cost_table']
 
-# %% ../nbs/08k_accounts.ipynb #6e68bcc1
+# %% ../nbs/08k_accounts.ipynb #62953748
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ import numpy as np
 
 from .metrics import bootstrap_means, fold_by_question, interval
 from .problem import Judgment, printable
-from .rows import USAGE, source_names
+from .rows import USAGE, known_counts, source_names
 
 # %% ../nbs/08k_accounts.ipynb #ba8bc789
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ def _failures(judgments: Iterable[Judgment], answers: "pd.DataFrame | None") -> 
                 if atom.actual is None:
                     yield "atom unscored", atom.reason or "no reason given", judgment.example_id
 
-# %% ../nbs/08k_accounts.ipynb #f975b759
+# %% ../nbs/08k_accounts.ipynb #da79ef6c
 def usage_frame(judgments: Iterable[Judgment]) -> "pd.DataFrame":
     """What each judgment took (NaN where unknown): tokens, seconds, cost, calls."""
     import pandas as pd
 
     columns = (*USAGE, "calls")
-    return pd.DataFrame([tuple(map(j.usage.get, columns)) for j in judgments], columns=list(columns), dtype=float)
+    return known_counts(pd.DataFrame([tuple(map(j.usage.get, columns)) for j in judgments], columns=list(columns), dtype=float))
 
 # %% ../nbs/08k_accounts.ipynb #a3832058
 _UNKNOWN = "not recorded"

@@ -66,10 +66,10 @@ def protocol(run: EvaluationRows) -> list[tuple[str, str]]:
     ]
     return [(name, printable(text)) for name, text in pairs]
 
-# %% ../nbs/08l_card.ipynb #5beece67
+# %% ../nbs/08l_card.ipynb #9ff84dd0
 def notices(run: EvaluationRows, table: "pd.DataFrame") -> list[str]:
     """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
-    frame, answers, found = run.responses, run.answers, []
+    frame, answers, found = run.responses, run.answers, list(run.notes)
     percent = lambda part, whole: f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
     if unscored := int((~frame["scored"]).sum()):
         found.append(f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric.")

@@ -186,9 +186,9 @@ def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "p
     rows = [end.reset_index() for end in ends]
     return pd.concat(rows).assign(run=label, example_id=lambda t: t["question_id"].map(first))
 
-# %% ../nbs/08g_comparison.ipynb #6382affc
+# %% ../nbs/08g_comparison.ipynb #38939ba7
 def _notes(sides: Sequence[Side], frame: "pd.DataFrame") -> list[str]:
-    notes = []
+    notes = [f"{run.folder}: {note}" for run in {id(side.run): side.run for side in sides}.values() for note in run.notes]
     for side in sides:
         rows = frame[frame["model"] == side.label]
         if unscored := int((~rows["scored"]).sum()):

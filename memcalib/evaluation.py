@@ -74,9 +74,12 @@ def common(frame: "pd.DataFrame", condition: str) -> set[str]:
     asked = frame.groupby("condition")["question_id"].unique()
     return set(asked[condition]) & set(asked["no_memory"])
 
-# %% ../nbs/08f_evaluation.ipynb #be9645b2
+# %% ../nbs/08f_evaluation.ipynb #bbdeefe6
 def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
-    """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge."""
+    """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge.
+
+    Raises `ValueError` for judgments that cannot be compared: without atoms, of other atoms, of several second judges.
+    """
     import pandas as pd
 
     if run.second is None or len(run.judges) != 1:
@@ -91,8 +94,7 @@ def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     counts.insert(0, "first judge", names)
     if pairs[["first", "second"]].notna().all(axis=1).any():
         tables |= {"Second judge, levels": level_agreement(pairs), "Second judge, counts": counts}
-    tables["Second judge, metrics"] = _two_scores(run)
-    return tables
+    return tables | _two_scores(run)
 
 
 def _pairs(run: EvaluationRows) -> "pd.DataFrame | None":
@@ -102,14 +104,17 @@ def _pairs(run: EvaluationRows) -> "pd.DataFrame | None":
     return pair_judgments(first, second) if first else None
 
 
-def _two_scores(run: EvaluationRows) -> "pd.DataFrame":
+def _two_scores(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     import pandas as pd
 
     keys = {j.key[:-1] for j in run.second} & {j.key[:-1] for j in run.treated}
     frames = [response_frame([j for j in rows if j.key[:-1] in keys]) for rows in (run.judgments, run.second)]
-    table = pd.concat([score(frame) for frame in frames if frame["scored"].any()], ignore_index=True)
+    scores = [score(frame) for frame in frames if frame["scored"].any()]
+    if not scores:
+        return {}
+    table = pd.concat(scores, ignore_index=True)
     table.insert(0, "name", source_names(table))
-    return table.drop(columns=[*SOURCE, *(f"{m}_std" for m in METRICS)])
+    return {"Second judge, metrics": table.drop(columns=[*SOURCE, *(f"{m}_std" for m in METRICS)])}
 
 # %% ../nbs/08f_evaluation.ipynb #223c0e6a
 ROLES = {"model": "model", "judge": "judge", "judge2": "second judge"}
@@ -122,7 +127,10 @@ def costs(run: EvaluationRows) -> "pd.DataFrame":
     named = {name: rows[role] for role, name in ROLES.items()}
     return cost_table(named, {name: totals[role] or {} for role, name in ROLES.items()})
 
-# %% ../nbs/08f_evaluation.ipynb #76f9c952
+# %% ../nbs/08f_evaluation.ipynb #2fe48c75
+_UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
+
+
 def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables = {}
@@ -131,7 +139,10 @@ def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run)} | parts_tables(run)
     if run.judgments:
         tables |= atom_slices(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
-        tables |= second_judge(run)
+        try:
+            tables |= second_judge(run)
+        except ValueError as error:
+            run.notes += [note for note in [f"{_UNCOMPARED}: {error}."] if note not in run.notes]
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
         if run.parameters.get("format") == "rpeval" and any(j.scored for j in run.treated):
             from memcalib.rpeval import rpeval_table
@@ -199,7 +210,7 @@ def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
     counts = {"questions": run.responses["question_id"].nunique(), "answers": len(run.responses), "atoms": int(run.responses["atoms"].sum())}
     return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
 
-# %% ../nbs/08f_evaluation.ipynb #c6fc99ec
+# %% ../nbs/08f_evaluation.ipynb #a7282f2d
 _PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
 
 
@@ -211,10 +222,11 @@ def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: in
     measured = [] if table is None else [row for row in table.to_dict("records") if row["status"] == "measured"]
     scale = None if table is None else table[table["status"] == "control"]
     worst = exhibits(run, count) if table is not None else []
+    apart = f"none of its {len(run.second or ())} judgments is about an answer that the first judge, and no other, has judged"
     return {
         "about": summary(run),
         "facts": _facts(run),
-        "notices": [] if table is None else notices(run, table),
+        "notices": run.notes if table is None else notices(run, table),
         "tiles": [(row["model"], metric_tiles(row, scale)) for row in measured if row["SCS"] == row["SCS"]],
         "results": None if table is None else results_grid(table),
         "absent": f"none of {len(run.judgments)} judged answers could be scored" if run.judgments else "not judged yet",
@@ -222,7 +234,7 @@ def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: in
         "grids": grids,
         "slices": {name: g for name, g in grids.items() if name not in _PLACED and not name.startswith("Second judge")},
         "second": {name: g for name, g in grids.items() if name.startswith("Second judge")},
-        "unshared": len(run.second or ()),
+        "uncompared": next((note for note in run.notes if note.startswith(_UNCOMPARED)), apart if run.second else ""),
         "exhibits": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
         "protocol": protocol(run) if run.judgments else [],
         "provenance": [*flatten({"parameters": run.parameters} if run.parameters else {}), *flatten(run.manifest)],
@@ -236,12 +248,13 @@ def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     alone = "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
     return table.drop(columns="method") if alone else table
 
-# %% ../nbs/08f_evaluation.ipynb #9a912cb7
+# %% ../nbs/08f_evaluation.ipynb #83321a6f
 def write_evaluation(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:
     """Write tables/, figures/, model-card.md and report.html into the folder of an evaluation; returns the path of the page.
 
     Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and manifest.json, each of them optional.
-    Raises `FileNotFoundError` without a folder and `DataError` for rows that are damaged or belong to other examples.
+    What of them cannot be used is left out, and the page says so. Raises `FileNotFoundError` for a folder without any of them, and
+    `DataError` for rows that are damaged or belong to other examples.
     """
     run = load_evaluation_rows(folder)
     tables = evaluation_tables(run)

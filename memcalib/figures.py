@@ -7,7 +7,8 @@ __all__ = ['INK', 'GRID', 'SOFT', 'PAPER', 'OVER', 'UNDER', 'RIGHT', 'METHOD_COL
            'plain_label', 'style', 'plane_figure', 'channel_figure', 'curves_figure', 'rates_figure', 'save_figure',
            'inline_svg']
 
-# %% ../nbs/08a_figures.ipynb #655ba430
+# %% ../nbs/08a_figures.ipynb #aaac656f
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -260,13 +261,14 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=min(9, 3 * len(kinds)))
         return figure
 
-# %% ../nbs/08a_figures.ipynb #2cc507e9
+# %% ../nbs/08a_figures.ipynb #2a7e49cf
 def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
     """Write a figure as `path`.svg and `path`.png with reproducible bytes; returns both paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".svg", ".png")]
-    with style():
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         figure.savefig(files[0], metadata={"Date": None, "Creator": None}, facecolor="white", bbox_inches="tight")

@@ -7,7 +7,7 @@ __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BIN
            'calibration_metrics', 'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval',
            'fold_by_question', 'summarise', 'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
 
-# %% ../nbs/03_metrics.ipynb #c05c2622
+# %% ../nbs/03_metrics.ipynb #df69a7f6
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
+from .journal import rows_so_far
 from .problem import DataError, Judgment, Level, Violation, read_jsonl
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
@@ -270,15 +271,15 @@ def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
         frames.append(frame.assign(model=f"all {level.label}", over=over, under=under))
     return score(pd.concat(frames, ignore_index=True), **options)
 
-# %% ../nbs/03_metrics.ipynb #3af68872
+# %% ../nbs/03_metrics.ipynb #5f5e8c35
 def load_judgments(path: str | Path) -> list[Judgment]:
-    """All judgments of a file; raises `DataError` naming file, line, id, value found and values allowed."""
+    """All whole judgments of a file; raises `DataError` naming file, line, id, value found and values allowed."""
     judgments, seen = [], {}
-    for line, judgment in enumerate(read_jsonl(path, Judgment), 1):
+    for line, judgment in enumerate(rows_so_far(path, Judgment), 1):
         if judgment.key in seen:
             found = f"row {line} repeats row {seen[judgment.key]}: {judgment.key}"
             allowed = "one judgment for each example, model, condition, seed, sample and judge"
             raise DataError([Violation("key", found, allowed, example_id=judgment.example_id, file=str(path))])
         seen[judgment.key] = line
         judgments.append(judgment)
-    return judgments
+    return judgments or list(read_jsonl(path, Judgment))  # which says why there is none

@@ -18,6 +18,7 @@ from strategies import judgment_lists, make
 from test_report import HOSTILE, Tags, safe
 
 from memcalib import accounts, card, comparison, dots, evaluation, evidence, metrics, page, quotes, rows
+from memcalib.breakdown import TORN
 from memcalib.manifest import manifest, write_manifest
 from memcalib.metrics import METRICS
 from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, text_hash, write_jsonl
@@ -379,7 +380,7 @@ def test_lone_surrogates_do_not_stop_the_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept", [(), ("judgments",), ("rollouts",), ("examples",), ("manifest",), ("judgments", "rollouts")]
+    "kept", [("judgments",), ("rollouts",), ("examples",), ("manifest",), ("judgments", "rollouts")]
 )
 def test_missing_pieces_are_said(tmp_path, kept):
     play(tmp_path, conditions=("full_memory", "no_memory"))
@@ -434,9 +435,149 @@ def test_rows_of_other_examples_are_refused(tmp_path):
         evaluation.write_evaluation(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such run folder"):
         evaluation.write_evaluation(tmp_path / "none")
-    (tmp_path / "manifest.json").write_text("[1]")
-    with pytest.raises(ValueError, match="found a list; allowed: one JSON object"):
-        rows.load_evaluation_rows(tmp_path)
+
+
+@pytest.mark.parametrize("stray", [None, "notes.txt", "config.yaml"])
+def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
+    if stray:
+        (tmp_path / stray).write_text("hello")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError, match=r"holds no run; looked for judgments\.jsonl, .*manifest\.json"):
+        evaluation.write_evaluation(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "judgments.jsonl").touch()
+    assert "not judged yet" in evaluation.write_evaluation(tmp_path).read_text()
+
+
+# what cannot be used is said, and the page is written
+
+
+@pytest.mark.parametrize("name", ["judgments", "judgments2", "rollouts", "examples"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
+    play(tmp_path)
+    text = (tmp_path / "judgments.jsonl").read_text().replace('"j@1"', '"k@2"')
+    (tmp_path / "judgments2.jsonl").write_text(text)
+    path = tmp_path / f"{name}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(("" if alone else "".join(lines[:-1])) + lines[-1][:60])
+    torn = path.read_bytes()
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert f"{name}.jsonl: the last line is torn" in source and path.read_bytes() == torn
+    assert ("not judged yet" in source) == (name == "judgments" and alone)
+
+
+def test_a_torn_run_is_compared_and_said(tmp_path):
+    a, b = play(tmp_path / "a"), play(tmp_path / "b", seeds=(3, 4))
+    for name in ("judgments", "rollouts"):
+        with open(b / f"{name}.jsonl", "a") as file:
+            file.write('{"example_id": "x')
+    found = comparison.compare_runs([a, b])
+    assert [note for note in found.notes if "torn" in note] == [
+        f"{b}: {n}.jsonl: {TORN}." for n in ("judgments", "rollouts")
+    ]
+    assert "judgments.jsonl: the last line is torn" in comparison.comparison_text(found)
+
+
+ODD = [
+    None,
+    True,
+    "x",
+    -1,
+    7,
+    10**400,
+    1e308,
+    [],
+    [[1]],
+    {},
+    {"model": 3},
+    {"model": {"calls": "x", "cost": {}}},
+    {"commit": 5},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("name", ["usage", "session", "data_sha256", "versions", "git", "command", "config", "format"])
+def test_an_odd_manifest_stops_no_page(tmp_path, name, odd):
+    run_folder = play(tmp_path, seeds=(1,))
+    for file in ("manifest.json", "parameters.json"):
+        (run_folder / file).write_text(json.dumps({name: odd}))
+    run = rows.load_evaluation_rows(run_folder)
+    table = metrics.score(run.responses, resamples=20).assign(status="measured")
+    assert card.protocol(run) and card.model_card(run, table)
+    assert "inf" not in evaluation.costs(run).to_string() and dict(page.flatten(run.manifest)) is not None
+    left = name in run.manifest
+    assert left or any(note.startswith(f"manifest.json: {name}") for note in run.notes)
+
+
+NO_MANIFEST = ["[1]", "{", '{"a": NaN, ', "[" * 100_000, '{"usage": {"model": {"calls": Infinity}}}', "\x00"]
+NO_MANIFEST += [
+    '{"git": {"commit": 3}, "command": {}, "versions": [], "usage": {"model": 4, "judge": {"calls": "n"}}, "data_sha256": 1}'
+]
+
+
+@pytest.mark.parametrize("text", NO_MANIFEST)
+def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
+    play(tmp_path)
+    (tmp_path / "manifest.json").write_text(text)
+    (tmp_path / "parameters.json").write_text("[]")
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "parameters.json could not be read and was left out: found a list; allowed: one JSON object" in source
+    assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
+    assert "parameters.json" in (tmp_path / "model-card.md").read_text()
+
+
+SECOND = {
+    "no atoms": lambda k, row: row | {"judge": "k", "atoms": [], "error": "server: down"},
+    "other atoms": lambda k, row: (
+        row | {"judge": "k", "atoms": [a | {"atom_id": "z" + a["atom_id"]} for a in row["atoms"]]}
+    ),
+    "two judges": lambda k, row: row | {"judge": f"k{k % 2}"},
+    "other levels": lambda k, row: row | {"judge": "k", "atoms": [a | {"ideal": "C"} for a in row["atoms"]]},
+}
+
+
+@pytest.mark.parametrize("what", SECOND)
+def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
+    play(tmp_path)
+    (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
+    change(tmp_path, SECOND[what], "judgments2")
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert source.count("judgments2.jsonl was not compared with judgments.jsonl") >= 2 and 'id="second"' in source
+    assert safe(source) == [] and "SCS" in source
+
+
+@pytest.mark.parametrize("second", ["no atoms", "no levels"])
+def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
+    play(tmp_path)
+    bare = lambda row: [] if second == "no atoms" else [a | {"actual": None} for a in row["atoms"]]
+    change(tmp_path, lambda k, row: row | {"atoms": bare(row), "error": "server: down"})
+    (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
+    change(tmp_path, lambda k, row: row | {"judge": "k"}, "judgments2")
+    source = evaluation.write_evaluation(tmp_path).read_text()
+    assert "none of 18 judged answers could be scored" in source and 'id="second"' in source
+    assert ("was not compared" in source) == (second == "no atoms")
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_reaches_the_terminal(tmp_path, recwarn):
+    folder = play(tmp_path, models=("模型 😀", "نموذج", "\u0e42\u0e21" * 60), conditions=("full_memory", "no_memory"))
+    wild = [float("inf"), -float("inf"), float("nan"), 1e308, -5.0, 1e15]
+    for name in ("judgments", "rollouts"):
+        odd = lambda k, row: row | {"usage": dict.fromkeys(rows.USAGE, wild[k % 6]) if k % 2 else row["usage"]}
+        change(folder, odd, name)
+    change(folder, lambda k, row: row | {"domain": "健康\t" if k % 2 else "\u0007"})
+    source = evaluation.write_evaluation(folder).read_text()
+    assert "模型 😀" in source and not len(recwarn)
+    assert not re.search(r"\binf\b|\bnan\b", re.sub(r"<[^>]*>", " ", source.split('id="cost"')[1].split("<h2")[0]))
+
+
+def test_what_can_be_no_count_is_unknown():
+    usage = [float("inf"), float("nan"), -1.0, 1e15, 1e308, 0.0, 3.0]
+    made = [Rollout(example_id=f"e{k}", response="", usage={"seconds": value}) for k, value in enumerate(usage)]
+    assert rows.answer_frame(made)["seconds"].dropna().tolist() == [0.0, 3.0]
+    judged = [make([0], [0], usage={"seconds": value, "calls": value}) for value in usage]
+    assert accounts.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [[0, 0], [3, 3]]
 
 
 def test_unfinished_judging_is_said(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.journal import Journal, rows_so_far
+from memcalib.journal import Journal, rows_so_far, torn_line
 from memcalib.problem import DataError, Rollout, read_jsonl
 
 
@@ -111,10 +111,11 @@ def test_a_look_at_a_torn_file_sees_its_whole_rows_and_changes_nothing(tmp_path_
     path = tmp_path_factory.mktemp("look") / "rows.jsonl"
     fill(path, ["a", "b"])
     path.write_bytes(torn := path.read_bytes()[:cut])
-    seen = list(rows_so_far(path, Rollout))
+    seen, left_out = list(rows_so_far(path, Rollout)), torn_line(path)
     assert path.read_bytes() == torn
     with Journal(path, Rollout) as journal:
         assert seen == list(journal.rows())
+    assert len(torn) - left_out in (path.stat().st_size, path.stat().st_size - 1)
 
 
 def test_damage_in_the_middle_is_no_torn_line(tmp_path):

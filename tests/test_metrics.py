@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
 from memcalib import metrics
-from memcalib.breakdown import by_source
+from memcalib.breakdown import by_source, score_text
 from memcalib.metrics import METRICS, calibration_metrics
 from memcalib.problem import DataError, Judgment, Level
 
@@ -223,6 +223,26 @@ def test_broken_json_empty_files_and_repeats_are_refused(tmp_path):
         metrics.load_judgments(path)
     path.write_text(good + good)
     with pytest.raises(DataError, match="row 2 repeats row 1"):
+        metrics.load_judgments(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file"):
+        metrics.load_judgments(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_torn_last_line_is_left_out_and_said(tmp_path, share):
+    path, first = tmp_path / "judgments.jsonl", make([0, 2], [0, 1])
+    last = make([0], [1], "e2").to_json()
+    path.write_text(first.to_json() + "\n")
+    whole = score_text(path)
+    assert "notes" not in json.loads(score_text(path, as_json=True))
+    path.write_text(first.to_json() + "\n" + last[: int(len(last) * share)])
+    assert metrics.load_judgments(path) == [first]
+    assert score_text(path) == f"{path}: the last line is torn, as a stopped run leaves it, and was left out\n\n{whole}"
+    assert "torn" in json.loads(score_text(path, as_json=True))["notes"][0]
+    path.write_text(first.to_json() + "\n" + last)
+    assert len(metrics.load_judgments(path)) == 2 and "torn" not in score_text(path)
+    path.write_text(last[: int(len(last) * share)])
+    with pytest.raises(DataError, match=r"judgments\.jsonl:1"):
         metrics.load_judgments(path)
 
 
