@@ -20,7 +20,7 @@ from .page import render_page
 from .pilot import STAGES, Batch, Issue, PilotItem, Review, ReviewBook, pass_rate, read_reviews
 from .problem import Atom, DataError, Violation, printable
 
-# %% ../nbs/08m_pilot_page.ipynb #02314da9
+# %% ../nbs/08m_pilot_page.ipynb #d37c647c
 def _atom_view(atom: Atom) -> dict[str, Any]:
     extra = {name: value for name, value in (atom.model_extra or {}).items() if isinstance(value, str)}
     said = ("evidence", "reason", "without_memory", "with_memory")
@@ -39,7 +39,7 @@ def row_view(item: PilotItem, review: Review | None = None) -> dict[str, Any]:
     blocks = [{"number": block.number, "text": shown(block.memory_text), "atoms": atoms(block)} for block in example.blocks]
     checks = [(name, [shown(text) for text in found]) for name, found in item.checks.items()]
     decided = None if review is None or review.passed is None else {"result": "pass" if review.passed else "fail", "issues": review.issues}
-    head = {"id": item.id, "domain": item.domain, "query": shown(example.question), "open": True}
+    head = {"id": item.id, "domain": item.domain, "query": shown(example.question)}
     return head | {"source": source, "blocks": blocks, "checks": checks, "review": decided}
 
 # %% ../nbs/08m_pilot_page.ipynb #4b68a422
@@ -48,7 +48,7 @@ def row_html(item: PilotItem, review: Review | None = None) -> str:
     style = render_page("pilot.css.j2")
     return f"<style>{style}</style>{render_page('pilot_item.html.j2', item=row_view(item, review))}"
 
-# %% ../nbs/08m_pilot_page.ipynb #b7287b13
+# %% ../nbs/08m_pilot_page.ipynb #704a284d
 def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
     """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
     path, reviews = Path(path or batch.folder / "review.html"), read_reviews(batch.reviews)
@@ -60,7 +60,7 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
         domains=sorted(Counter(item.domain for item in batch.items).items()),
         stages=list(STAGES.items()),
         settings=sorted(batch.settings.items()),
-        items=[row_view(item, latest.get(item.id)) | {"open": False} for item in batch.items],
+        items=[row_view(item, latest.get(item.id)) for item in batch.items],
     )
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
