@@ -149,13 +149,17 @@ def _atoms(judgment: Judgment, example: Example | None) -> list[dict[str, Any]]:
     ]
     return sorted(rows, key=lambda row: (*KINDS_OF_USE, "").index(row["kind"]))
 
-# %% ../nbs/08h_quotes.ipynb #93e5b8a9
+# %% ../nbs/08h_quotes.ipynb #217dfb8c
+def _start(quote: str, longest: int = 4000) -> str:
+    return quote if len(quote) <= longest else quote[:longest].rstrip(" .…[(")
+
+
 def exhibit(judgment: Judgment, rollout: Rollout | None, example: Example | None, **options: int) -> dict[str, Any]:
     """One answer for the page: question, marked segments (options as in `segments`), atoms, memory card; `None` for what is missing."""
     atoms = _atoms(judgment, example)
     used = [atom for atom in atoms if atom["actual"] and atom["quote"]]
     response = rollout.response if rollout else ""
-    spans = dict(zip([atom["number"] for atom in used], locate([atom["quote"] for atom in used], response), strict=True))
+    spans = dict(zip([atom["number"] for atom in used], locate([_start(atom["quote"]) for atom in used], response), strict=True))
     kinds = {atom["number"]: atom["kind"] for atom in used}
     judged = (judgment.model_extra or {}).get("response_hash")
     shown = [atom for atom in atoms if atom["kind"] != "right" or atom["actual"]]

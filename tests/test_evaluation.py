@@ -189,6 +189,21 @@ def test_a_huge_answer_is_cut_around_its_quotes_quickly(tmp_path):
     assert source.count('<mark class="') > 10
 
 
+def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
+    play(tmp_path)
+    endless = "word . . . more ... " * 100_000
+
+    def edit(k, row):
+        first = row["atoms"][0] | {"quote": endless, "reason": endless, "actual": "C"}
+        return row | {"atoms": [first, *row["atoms"][1:]]} if k < 2 else row
+
+    change(tmp_path, edit)
+    change(tmp_path, lambda k, row: row | {"response": endless} if k < 2 else row, "rollouts")
+    start = time.perf_counter()
+    source = evaluation.write_evaluation(tmp_path, worst=30).read_text()
+    assert time.perf_counter() - start < 25 and len(source) < 12_000_000
+
+
 def test_a_changed_answer_is_called_so(tmp_path):
     assert "quotes may not fit" not in evaluation.write_evaluation(play(tmp_path), worst=30).read_text()
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
