@@ -27,11 +27,11 @@ from .problem import Example, Judgment, iter_examples
 from .rollout import Sampling, requests, without_thoughts
 from .verdict import JudgeConfig
 
-# %% ../nbs/09d_inspect.ipynb #ef445d53
-def sample_of(example: Example, sampling: Sampling = Sampling()) -> Sample:
+# %% ../nbs/09d_inspect.ipynb #3d48e591
+def sample_of(example: Example, sampling: Sampling | None = None) -> Sample:
     """One example as an Inspect sample: messages as input, the record and its question's id as metadata."""
     kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
-    request = next(requests([example], sampling, ""))
+    request = next(requests([example], sampling or Sampling(), ""))
     turns = [kinds[message["role"]](content=message["content"]) for message in request.messages]
     metadata = {"example": json.loads(example.to_json()), "domain": example.domain, "question_id": example.question_id}
     return Sample(id=example.id, input=turns, target="", metadata=metadata)
@@ -76,9 +76,9 @@ class InspectClient(Client):
         self.totals.count(reply)
         return reply
 
-# %% ../nbs/09d_inspect.ipynb #dc250ffa
+# %% ../nbs/09d_inspect.ipynb #ccdf846d
 @scorer(metrics={name: [mean(), stderr(cluster="question_id")] for name in METRICS})
-def footprint(judging: JudgeConfig = JudgeConfig(), judge: str | None = None, text: str = "fluent") -> Scorer:
+def footprint(judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent") -> Scorer:
     """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named `judge`."""
     graders: list[LLMJudge] = []
 
