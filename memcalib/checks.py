@@ -193,14 +193,16 @@ def independence(view: View) -> list[Hit]:
         found += [(name, other) for other, theirs in cuts[:i] if _same(mine, theirs, view.limits.alike)]
     return [(f"atom {name!r}", f"it says what {other!r} says", "atoms that say different things") for name, other in found]
 
-# %% ../nbs/01ib_checks.ipynb #83dd8c96
+# %% ../nbs/01ib_checks.ipynb #e44cc7e6
 _SPOKEN = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 
 
 @lint("error")
 def first_person(view: View) -> list[Hit]:
     """Atoms and blocks speak of the user in the third person."""
-    found = {item: find_first_person(_SPOKEN.sub(" ", text)) for item, text in _texts(view)[1:]}
+    real = {atom.parent_memory_id for atom in view.example.atoms if (atom.model_extra or {}).get("origin") == "retrieved"}
+    texts = [(item, text) for item, text in _texts(view)[1:] if item not in {f"block {name!r}" for name in real}]
+    found = {item: find_first_person(_SPOKEN.sub(" ", text)) for item, text in texts}
     return [(item, _quote(word), "the third person") for item, word in found.items() if word]
 
 

@@ -168,9 +168,8 @@ def slow_alignment(row, limits):
         share = slow_shares(row, a.atom_id, limits)
         own = share.pop(a.atom_id)
         best = max(share.values(), default=0)
-        if best >= limits.other and best >= own + limits.margin:
-            wrong.add(a.atom_id)
-        elif own < limits.own and strange_marks(View(row), a.atom_id):
+        swapped = best >= limits.other and best >= own + limits.margin
+        if swapped or (own < limits.own and strange_marks(View(row), a.atom_id)):
             wrong.add(a.atom_id)
     return wrong
 
