@@ -271,24 +271,22 @@ def _added_words(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Sp
     text = text + remark if remark.endswith(".") else f"{text[:-1]}{remark}."
     return _changed(made, "blocks", at, memory_text=text), {made["blocks"][at]["block_id"]}
 
-# %% ../nbs/01l_microbuilder.ipynb #30be6aa6
+# %% ../nbs/01l_microbuilder.ipynb #3ffde996
 @dataclass(frozen=True)
 class Task:
-    """How a task is done, its mistakes by name, and by which field the entries of its reply's list are known."""
+    """How a task is done, its mistakes by name, and the lists in its reply with the field by which their entries are known."""
 
     make: Callable[[Mapping[str, Any]], Made]
     spoil: Mapping[str, Spoiler]
-    items: str = ""
-    name: str = ""
+    lists: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, made: Made, named: frozenset[str]) -> Made:
-        """The reply with no other entries than those named."""
-        if not self.items:
-            return made
-        kept = made | {self.items: [entry for entry in made[self.items] if entry[self.name] in named]}
-        return kept | ({"hard": made["hard"] if "hard" in named else None} if "hard" in made else {})
+        """The reply with no other entries in its lists than those named."""
+        kept = {items: [entry for entry in made[items] if entry[name] in named] for items, name in self.lists.items()}
+        hard = {"hard": made["hard"] if "hard" in named else None} if "hard" in made else {}
+        return made | kept | hard
 
-# %% ../nbs/01l_microbuilder.ipynb #41a780ab
+# %% ../nbs/01l_microbuilder.ipynb #348fc9e1
 TASKS: dict[str, Task] = {
     "screening": Task(MAKE["screening"], {"passes_bad": _passes_bad, "fails_good": _fails_good}),
     "derivation": Task(
@@ -304,15 +302,15 @@ TASKS: dict[str, Task] = {
     "distractors": Task(
         MAKE["distractors"],
         {"mattering_distractor": _mattering_distractor, "missing_phrase": _missing_phrase, "missing_item": without_item("others", "atom_id")},
-        "others", "atom_id",
+        {"others": "atom_id"},
     ),
     "rubrics": Task(
-        MAKE["rubrics"], {"swapped_rubrics": _swapped_rubrics, "missing_item": without_item("rubrics", "atom_id")}, "rubrics", "atom_id"
+        MAKE["rubrics"], {"swapped_rubrics": _swapped_rubrics, "missing_item": without_item("rubrics", "atom_id")}, {"rubrics": "atom_id"}
     ),
     "naturalization": Task(
         MAKE["naturalization"],
         {"dropped_atom": _dropped_atom, "added_words": _added_words, "missing_item": without_item("blocks", "block_id")},
-        "blocks", "block_id",
+        {"blocks": "block_id"},
     ),
 }  # fmt: skip
 

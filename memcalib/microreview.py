@@ -62,7 +62,7 @@ def _query_flaws(view: Made) -> Iterator[Flaw]:
         if thing not in REQUESTS[request.task]:
             yield Flaw("hint_in_query", "query", thing)
 
-# %% ../nbs/01x_microreview.ipynb #8f5fb028
+# %% ../nbs/01x_microreview.ipynb #5f4c532e
 def _atom_flaws(view: Made) -> Iterator[Flaw]:
     source = "\n".join(view["source"][part] for part in ("question", "context"))
     known, seen = set(read_facts(source)), set()
@@ -85,7 +85,7 @@ def _level_flaws(view: Made) -> Iterator[Flaw]:
     for atom in view["atoms"]:
         ideal = max((fact_level(fact, request) for fact in read_facts(atom["text"])), default=Level.IGNORE)
         if ideal != Level.parse(atom["level"]):
-            slip = "wrong_level" if atom["origin"] == "grounded" else "mattering_distractor"
+            slip = "wrong_level" if atom["origin"] in ("grounded", "retrieved") else "mattering_distractor"
             yield Flaw(slip, atom["atom_id"], f"{atom['level']} instead of {ideal.wire}: {atom['text']}")
 
 # %% ../nbs/01x_microreview.ipynb #401bfd49
@@ -124,7 +124,7 @@ def find_flaws(example: Example | Made) -> list[Flaw]:
     checks = (_source_flaws, _query_flaws, _atom_flaws, _level_flaws, _rubric_flaws, _block_flaws)
     return [flaw for check in checks for flaw in check(view)]
 
-# %% ../nbs/01x_microreview.ipynb #6693d520
+# %% ../nbs/01x_microreview.ipynb #4f2d5864
 def _verdicts(names: Iterable[str], key: str, flaws: Iterable[Flaw], slips: set[str]) -> list[Made]:
     bad = {flaw.item_id: flaw.found for flaw in flaws if flaw.slip in slips}
     return [{key: name, "ok": name not in bad, "why": bad.get(name, "")} for name in names]
@@ -136,15 +136,15 @@ def make_review(asked: Mapping[str, Any]) -> Made:
     flaws = find_flaws(view)
     found = {flaw.slip: flaw for flaw in reversed(flaws)}
     names = [atom["atom_id"] for atom in view["atoms"]]
-    own = [atom["atom_id"] for atom in view["atoms"] if atom["origin"] == "grounded"]
-    told = [found[slip].found for slip in ("detail_in_query", "hint_in_query") if slip in found]
+    own = [atom["atom_id"] for atom in view["atoms"] if atom["origin"] in ("grounded", "retrieved")]
+    told, asks = [found[slip].found for slip in ("detail_in_query", "hint_in_query") if slip in found], read_request(view["query"])
     twins = [flaw.item_id for flaw in flaws if flaw.slip == "duplicate_atom"]
     lost, added = ({flaw.item_id: flaw.found for flaw in flaws if flaw.slip == slip} for slip in ("dropped_atom", "added_words"))
     why = lambda block: "; ".join(filter(None, (lost.get(block["block_id"]), added.get(block["block_id"]))))
     return {
         "faithful": _verdicts(own, "atom_id", flaws, {"first_person", "invented_fact", "invented_evidence"}),
         "distinct": {"ok": not twins, "why": "said twice" if twins else "", "ids": twins},
-        "query": {"excludes_memory": not told, "answerable": read_request(view["query"]) is not None, "why": "; ".join(told)},
+        "query": {"excludes_memory": not told, "answerable": asks is not None, "why": "; ".join(told) or "nothing is asked for" * (not asks)},
         "blocks": [
             {"block_id": b["block_id"], "complete": b["block_id"] not in lost, "adds_nothing": b["block_id"] not in added, "why": why(b)}
             for b in view["blocks"]
@@ -153,7 +153,7 @@ def make_review(asked: Mapping[str, Any]) -> Made:
         "rubrics": _verdicts(names, "atom_id", flaws, {"swapped_rubrics"}),
     }  # fmt: skip
 
-# %% ../nbs/01x_microreview.ipynb #5a60c2ee
+# %% ../nbs/01x_microreview.ipynb #a5bd2559
 Place = tuple[str, int | None, str]  # part of the reply, place in its list, field
 _PARTS = {"faithful": ("ok",), "distinct": ("ok",), "query": ("excludes_memory", "answerable"), "blocks": ("complete", "adds_nothing")}
 _PARTS |= {"levels": ("ok",), "rubrics": ("ok",)}
@@ -171,7 +171,9 @@ def verdicts(review: Made) -> dict[Place, bool]:
 
 def _with_verdict(review: Made, place: Place, value: bool, why: str) -> Made:
     part, at, name = place
-    change = {name: value, "why": why}
+    change: Made = {name: value, "why": why}
+    if part == "distinct":
+        change["ids"] = [] if value else [entry["atom_id"] for entry in review["levels"][:1]]
     if at is None:
         return review | {part: review[part] | change}
     return review | {part: [entry | change if i == at else entry for i, entry in enumerate(review[part])]}
@@ -190,8 +192,12 @@ def _false_alarm(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Sp
     fine = [place for place, value in verdicts(made).items() if value]
     return _with_verdict(made, rng.choice(fine), False, "It does not look right."), {"alarm"}
 
-# %% ../nbs/01x_microreview.ipynb #29e7d48e
-REVIEW = Task(make_review, {"missed_flaw": _missed_flaw, "false_alarm": _false_alarm, "missing_item": without_item("levels", "atom_id")})
+# %% ../nbs/01x_microreview.ipynb #94b0ec55
+REVIEW = Task(
+    make_review,
+    {"missed_flaw": _missed_flaw, "false_alarm": _false_alarm, "missing_item": without_item("levels", "atom_id")},
+    {"faithful": "atom_id", "blocks": "block_id", "levels": "atom_id", "rubrics": "atom_id"},
+)
 REVIEWERS: dict[str, Slips] = {
     "micro-reviewer": Slips.only(missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8),
     "micro-reviewer-2": Slips.only(missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8),

@@ -53,6 +53,7 @@ from memcalib.microworld import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, 
 from memcalib.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.replies import read_form
+from memcalib.review import issues_of, review_drafts, review_stage
 from memcalib.shapes import FAMILIES
 from memcalib.stages import StageError, run_stage
 
@@ -307,10 +308,10 @@ def test_each_mistake_alone(exact, task, slip):
         assert seen[""] == 0
 
 
-def carried(exact, task, slip, count=40):
-    """Examples whose one mistake was let through by a check that looks the other way."""
+def spoiled(exact, task, slip, count=40, player=None):
+    """Drafts whose one mistake was let through by checks that look the other way."""
     stages = [stage.name for stage in STAGES]
-    player, examples = Player("p", Slips.only(**{slip: 1.0})), []
+    player, finished = player or Player("p", Slips.only(**{slip: 1.0})), []
     for draft in exact[0][task][:count]:
         for stage in STAGES[stages.index(task) :]:
             if stage is DISTRACTORS and "plan" not in draft.notes:
@@ -323,8 +324,8 @@ def carried(exact, task, slip, count=40):
             if isinstance(draft, Drop):
                 break
         else:
-            examples.append(to_example(draft))
-    return examples, player
+            finished.append(draft)
+    return finished
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,8 @@ def carried(exact, task, slip, count=40):
     ],
 )
 def test_the_truth_names_the_mistake_and_no_other(exact, task, slip):
-    examples, player = carried(exact, task, slip)
+    player = Player("p", Slips.only(**{slip: 1.0}))
+    examples = [to_example(draft) for draft in spoiled(exact, task, slip, player=player)]
     found = [Counter(flaw.slip for flaw in find_flaws(example)) for example in examples]
     assert len(examples) >= 15
     assert all(set(flaws) <= {slip} for flaws in found), Counter(name for flaws in found for name in flaws)
@@ -502,7 +504,8 @@ def judge_of(name, slips=None):
 
 def test_reviewers_see_and_miss_at_their_rates(exact):
     clean = [to_example(draft) for draft in exact[1]]
-    flawed = [example for example in carried(exact, "annotation", "wrong_level", 120)[0] if find_flaws(example)]
+    flawed = [to_example(draft) for draft in spoiled(exact, "annotation", "wrong_level", 120)]
+    flawed = [example for example in flawed if find_flaws(example)]
     seer, never = judge_of("micro-reviewer-exact"), judge_of("micro-reviewer-never")
     approves = lambda player, example: all(verdicts(json.loads(player(review_turns(example)))).values())
     assert all(approves(seer, example) for example in clean) and not any(approves(seer, example) for example in flawed)
@@ -513,6 +516,43 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
     nervous = judge_of("nervous", Slips.only(false_alarm=0.4))
     low, high = _bounds(len(clean), 0.6)
     assert low <= sum(approves(nervous, example) for example in clean) <= high
+
+
+@pytest.mark.parametrize("slip", ["none", "false_alarm", "missed_flaw"])
+def test_reviews_are_in_order_whatever_they_say(exact, slip):
+    """Right or wrong, a review passes the check of its stage, and issues are what the truth says they are."""
+    stage, player = review_stage("review-1"), judge_of("p", Slips.only(**({} if slip == "none" else {slip: 1.0})))
+    flawed = [
+        draft
+        for task, name in (("annotation", "wrong_level"), ("naturalization", "added_words"))
+        for draft in spoiled(exact, task, name)
+    ]
+    for draft in [*exact[1][:25], *flawed]:
+        reply, rules = checked(stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])])))
+        issues, flaws = issues_of(reply), find_flaws(to_example(draft))
+        assert rules == []
+        if slip == "none":
+            assert {issue.item for issue in issues} == {flaw.item_id for flaw in flaws}
+        elif slip == "missed_flaw":
+            assert issues == []
+        else:
+            assert len(issues) == len(flaws) + 1
+    assert len(flawed) >= 30
+
+
+def test_a_review_that_lacks_an_item_is_mended_by_that_item(exact):
+    stage, draft, player = review_stage("review-1"), exact[1][0], judge_of("p", Slips.only(missing_item=1.0))
+    turns = [("user", stage.messages(draft)[1]["content"])]
+    reply = read_form(player(turns), stage.reply)[0]
+    [fault] = stage.check(draft, reply)
+    assert fault.rule == "missing verdict in levels"
+    second = read_form(player(turns + repair(fault.item_id, send="the named items alone")), stage.reply)[0]
+    assert (
+        {verdict.atom_id for verdict in second.levels}
+        == {fault.item_id}
+        == {verdict.atom_id for verdict in second.rubrics}
+    )
+    assert stage.check(draft, stage.merge(reply, second, {fault.item_id})) == []
 
 
 def test_two_reviewers_differ():
@@ -565,17 +605,20 @@ def test_the_server_speaks_for_players_and_names_what_it_does_not_know():
             asking(server, "micro-reviewer", payload)
 
 
-async def build(rows, server, folder, model="micro-builder"):
-    drafts, result = [Draft.start(row) for row in rows], None
+def client(server, model):
+    return Client(Endpoint(model=model, base_url=server.base_url, key_env=""))
+
+
+async def build(rows, server, folder, model="micro-builder", reviewers=("micro-reviewer", "micro-reviewer-2")):
+    """(finished drafts, what the reviewers made of them)"""
+    drafts = [Draft.start(row) for row in rows]
     for stage in STAGES:
         if stage is DISTRACTORS:
             drafts = plan_rows(drafts, folder / "plans.jsonl")
         if stage is NATURALIZATION:
             drafts = [compose(draft) for draft in drafts]
-        client = Client(Endpoint(model=model, base_url=server.base_url, key_env=""), cache=folder / "calls.sqlite")
-        result = await run_stage(stage, drafts, client, folder)
-        drafts = result.kept
-    return [to_example(draft) for draft in drafts]
+        drafts = (await run_stage(stage, drafts, client(server, model), folder)).kept
+    return drafts, await review_drafts(drafts, [client(server, name) for name in reviewers], folder)
 
 
 def test_a_build_over_loopback_is_quick_repeats_itself_and_can_be_judged(tmp_path):
@@ -588,21 +631,34 @@ def test_a_build_over_loopback_is_quick_repeats_itself_and_can_be_judged(tmp_pat
             (tmp_path / name).mkdir()
             built.append(run_async(build(rows, server, tmp_path / name)))
     assert time.monotonic() - start < 120
-    assert built[0] == built[1] and len(built[0]) > 0.6 * len(rows)
-    table = slip_table([roles["micro-builder"]], built[0])
+    assert (
+        built[0][0] == built[1][0]
+        and built[0][1].accepted == built[1][1].accepted
+        and built[0][1].dropped == built[1][1].dropped
+    )
+    before, after = ([to_example(draft) for draft in drafts] for drafts in (built[0][0], built[0][1].accepted))
+    assert len(before) > 0.6 * len(rows) and len(after) > 0.6 * len(before)
+    table = slip_table([roles["micro-builder"]], before)
     assert (
         table.loc[["swapped_rubrics", "invented_evidence", "missing_item"], "left"] == 0
     ).all() and table.left.sum() > 0
-    marked, refused = mark_all(built[0])
-    assert len(refused) <= 2 and len(Shelf(marked).examples) == len(marked)
+    flawed = lambda examples: sum(bool(find_flaws(example)) for example in examples)
+    assert flawed(after) <= 2 < flawed(before)
+    marked, refused = mark_all(after)
+    assert refused == [] and len(Shelf(marked).examples) == len(marked)
     for example in marked:
         judgment = exact_judge(example, answer(example, random.Random(1)))
         assert all(atom.actual == atom.ideal for atom in judgment.atoms), find_flaws(example)
 
 
 def test_hopeless_players_stop_a_pipeline(tmp_path):
-    with MicroServer([], roles=micro_roles()) as server, pytest.raises(StageError, match="invalid reply"):
-        run_async(build(source_rows(30, rates={}), server, tmp_path, "micro-builder-broken"))
+    with MicroServer([], roles=micro_roles()) as server:
+        with pytest.raises(StageError, match="invalid reply"):
+            run_async(build(source_rows(30, rates={}), server, tmp_path, "micro-builder-broken"))
+        (tmp_path / "never").mkdir()
+        reviewers = ("micro-reviewer-never", "micro-reviewer-exact")
+        with pytest.raises(StageError, match="review-1.*not approved"):
+            run_async(build(source_rows(30, rates={}), server, tmp_path / "never", "micro-builder-exact", reviewers))
 
 
 # Markers
