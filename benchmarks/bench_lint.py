@@ -1,0 +1,40 @@
+"""All checks on a dataset in one file: seconds and peak memory for 15,000 rows of about 10 kB, in a process of its own.
+
+python benchmarks/bench_lint.py [rows]
+"""
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+from memcalib.invented import invented_examples
+from memcalib.problem import sample_records
+
+wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
+
+CODE = """
+import sys
+from memcalib.lint import lint_files
+result = lint_files([sys.argv[1]], limits=None)
+print(f"{result.rows:,} rows, {len(result.errors)} errors, {len(result.findings) - len(result.errors)} warnings")
+"""
+
+with tempfile.TemporaryDirectory() as home:
+    path = Path(home) / "data.jsonl"
+    rows = cycle([*sample_records(), *invented_examples(720)])
+    with open(path, "w", encoding="utf-8") as file:
+        for i, row in enumerate(islice(rows, wanted)):
+            file.write(row.model_copy(update={"id": f"{row.id}-{i}"}).to_json() + "\n")
+    size = path.stat().st_size
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", CODE, str(path)], check=True)
+    seconds = time.perf_counter() - start
+
+child = resource.getrusage(resource.RUSAGE_CHILDREN)
+used = child.ru_utime + child.ru_stime
+print(f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row, {1000 * used / wanted:.2f} ms of processor a row")
+print(f"{seconds:.1f} s, {used:.1f} s of processor, peak memory {child.ru_maxrss / 1e6:.2f} GB")
