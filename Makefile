@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM = false
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-notebooks bench coldstart export lint docs lab clean
+.PHONY: help setup quickstart test test-slow test-notebooks bench coldstart export lint docs lab clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -25,8 +25,11 @@ $(STAMP): constraints.txt settings.ini setup.py
 quickstart: setup ## the whole idea in minutes: micro-world, three methods, report (runs/quickstart/report.html)
 	$(BIN)/memcalib quickstart --out runs/quickstart
 
-test: setup ## guards, unit and property tests, library notebooks
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests
+test: setup ## guards, unit and property tests, most library notebooks
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" tests
+
+test-slow: setup ## what `test` leaves out: notebooks that train, evaluation through every fault
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow tests
 
 test-notebooks: setup ## run every library notebook from top to bottom
 	$(BIN)/python -m pytest -q -n 2 tests/test_notebooks.py

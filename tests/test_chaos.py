@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "bench_chaos.py"
 
 

@@ -6,9 +6,14 @@ import pytest
 from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
+TRAINING = ("07_training", "07d_probes", "07e_sft", "08_report", "09a_pipeline")
 
 
-@pytest.mark.parametrize("path", sorted(NBS.glob("[0-9]*.ipynb")), ids=lambda p: p.stem)
+def _marked(path: Path):
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TRAINING))
+
+
+@pytest.mark.parametrize("path", [_marked(path) for path in sorted(NBS.glob("[0-9]*.ipynb"))])
 @pytest.mark.timeout(300)
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.chdir(NBS)

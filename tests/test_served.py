@@ -24,6 +24,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SAID = "No plan."
+pytestmark = pytest.mark.xdist_group("served")
 
 
 def byte_tokenizer():
