@@ -22,14 +22,14 @@ from .problem import ACTIONS, Level, _quote, check_example
 from .screening import words
 from .views import LINTS, Hit, View, cut, lint, telling
 
-# %% ../nbs/01ib_checks.ipynb #a4076679
+# %% ../nbs/01ib_checks.ipynb #577c95f2
 @lint("error")
 def structure(view: View) -> list[Hit]:
     """The record keeps every rule of the format: ids, membership, exact concatenation, no empty text."""
     broken = (v for v in check_example(view.row) if v.severity == "error" and v.rule != "memory_action")
     return [(v.item, f"{v.rule}: {v.found}", v.allowed) for v in broken]
 
-
+# %% ../nbs/01ib_checks.ipynb #5c1195ee
 @lint("error")
 def action_level(view: View) -> list[Hit]:
     """The memory action fits the level: ignore at Ignore, apply or correct above."""
@@ -37,7 +37,7 @@ def action_level(view: View) -> list[Hit]:
     wrong = [atom for atom in atoms if atom.memory_action not in ACTIONS[atom.ideal.wire]]
     return [(f"atom {a.atom_id!r}", _quote(a.memory_action), f"{' or '.join(ACTIONS[a.ideal.wire])} for {a.ideal.wire}") for a in wrong]
 
-# %% ../nbs/01ib_checks.ipynb #0aaaa733
+# %% ../nbs/01ib_checks.ipynb #3b5886b3
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _BROKEN = re.compile(
     rf"[ÂÃ]{_TAIL}|â[€‚„]|ï¿½|ðŸ|[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffd\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -50,7 +50,7 @@ def _texts(view: View) -> list[tuple[str, str]]:
     blocks = [(f"block {block.parent_memory_id!r}", block.memory_text) for block in view.example.blocks]
     return [("question", view.example.question), *atoms, *blocks]
 
-
+# %% ../nbs/01ib_checks.ipynb #1e9929b3
 @lint("error")
 def text_integrity(view: View) -> list[Hit]:
     """No text shows a broken encoding, a control character, a chat token or a model's apology."""
@@ -61,7 +61,7 @@ def text_integrity(view: View) -> list[Hit]:
         return []
     return [(item, _quote(match[0]), "readable text") for item, text in texts if (match := _BROKEN.search(text))]
 
-# %% ../nbs/01ib_checks.ipynb #c2494ed4
+# %% ../nbs/01ib_checks.ipynb #b7cd868b
 RUBRIC_FIELDS = tuple(UsageRubric.model_fields)
 _FILLER = re.compile(r"(?i)\W*(?:not[ _-]?applicable|n/?a\b|none\W*$)|.*\bno under[- ]?use\b")
 
@@ -77,7 +77,7 @@ def rubric_fields(view: View) -> list[Hit]:
     missing = {a.atom_id: [name for name in RUBRIC_FIELDS if not _filled((a.usage_rubric or {}).get(name))] for a in view.example.atoms}
     return [(f"atom {name!r}", f"no {', '.join(gone)}", "nine fields, none empty") for name, gone in missing.items() if gone]
 
-
+# %% ../nbs/01ib_checks.ipynb #1015027d
 @lint("error")
 def level_vs_rubric(view: View) -> list[Hit]:
     """Weight and under-use of the rubric fit the level."""
@@ -91,7 +91,7 @@ def level_vs_rubric(view: View) -> list[Hit]:
             hits.append((f"atom {atom.atom_id!r}", f"under_use {_quote(under)}", f"{allowed} for level {atom.ideal.wire}"))
     return hits
 
-# %% ../nbs/01ib_checks.ipynb #7feceafb
+# %% ../nbs/01ib_checks.ipynb #1db6f5ff
 _MARK = re.compile(r"`([^`\n]+)`|\b[A-Za-z]\w*_\w+|\b[A-Za-z]*[a-z][A-Z]\w*|\b\w{1,80}\(\)|\d+(?:[.,:]\d+)+|\d{2,}")
 _HINT = re.compile(r"[a-z][A-Z]|_|\(\)|\d[\d.,:]")
 
@@ -104,12 +104,12 @@ def strange_marks(view: View, name: str) -> list[str]:
     found = [match[0] for match in _MARK.finditer(text)]
     return list(dict.fromkeys(mark for mark in found if mark.strip("`()").lower() not in view.everything))
 
-
+# %% ../nbs/01ib_checks.ipynb #614ebebe
 def shares(view: View, name: str) -> dict[str, float]:
     """For each atom the share of its telling words that occur in the rubric of the atom `name`."""
     return {other: len(topic & view.said[name]) / len(topic) for other, topic in view.topics.items()}
 
-# %% ../nbs/01ib_checks.ipynb #5f94b39c
+# %% ../nbs/01ib_checks.ipynb #170c332d
 @lint("error")
 def rubric_alignment(view: View) -> list[Hit]:
     """No rubric has the words of another atom rather than its own, or neither its atom's words nor the record's marks."""
@@ -125,7 +125,7 @@ def rubric_alignment(view: View) -> list[Hit]:
             hits.append((f"rubric of {name!r}", f"{own:.0%} of its own atom's words, and {', '.join(strange[:3])} from nowhere", allowed))
     return sorted(hits)
 
-
+# %% ../nbs/01ib_checks.ipynb #bbb7dc57
 @lint("warning")
 def rubric_unrelated(view: View) -> list[Hit]:
     """Each rubric has some of its own atom's words."""
@@ -151,14 +151,14 @@ def rubric_question(view: View) -> list[Hit] | None:
     found = {name: len(asked & said) / len(asked) for name, said in view.said.items()}
     return [(f"rubric of {n!r}", f"{share:.0%} of the query's words", f"less than {high:.0%}") for n, share in found.items() if share >= high]
 
-# %% ../nbs/01ib_checks.ipynb #cd83bfd2
+# %% ../nbs/01ib_checks.ipynb #e428a18b
 @lint("error")
 def question_leak(view: View) -> list[Hit]:
     """The query gives no atom away."""
     leaks = {atom.atom_id: find_leak(atom.text, view.example.question) for atom in view.example.atoms}
     return [(f"atom {name!r}", f"the query says {_quote(leak)}", "a query without it") for name, leak in leaks.items() if leak]
 
-
+# %% ../nbs/01ib_checks.ipynb #dbb5e8a5
 @lint("error")
 def evidence_substring(view: View) -> list[Hit] | None:
     """Evidence is an exact part of the source, and every grounded atom has some."""
@@ -173,7 +173,7 @@ def evidence_substring(view: View) -> list[Hit] | None:
             hits.append((f"atom {atom.atom_id!r}", _quote(evidence) if evidence else "no evidence", "a part of the source"))
     return hits
 
-# %% ../nbs/01ib_checks.ipynb #9c20d990
+# %% ../nbs/01ib_checks.ipynb #499f65bd
 def _same(one: list[str], other: list[str], alike: float) -> bool:
     mine, theirs = frozenset(one), frozenset(other)
     both = len(mine & theirs)
@@ -184,7 +184,7 @@ def _same(one: list[str], other: list[str], alike: float) -> bool:
     inside = size >= 3 and both == len(frozenset(short))
     return inside and any(long[i : i + size] == short for i in range(len(long) - size + 1))
 
-
+# %% ../nbs/01ib_checks.ipynb #1994847d
 @lint("error")
 def independence(view: View) -> list[Hit]:
     """No two atoms say nearly the same, and none contains another."""
@@ -193,7 +193,7 @@ def independence(view: View) -> list[Hit]:
         found += [(name, other) for other, theirs in cuts[:i] if _same(mine, theirs, view.limits.alike)]
     return [(f"atom {name!r}", f"it says what {other!r} says", "atoms that say different things") for name, other in found]
 
-# %% ../nbs/01ib_checks.ipynb #e44cc7e6
+# %% ../nbs/01ib_checks.ipynb #aa40f98e
 _SPOKEN = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 
 
@@ -205,7 +205,7 @@ def first_person(view: View) -> list[Hit]:
     found = {item: find_first_person(_SPOKEN.sub(" ", text)) for item, text in texts}
     return [(item, _quote(word), "the third person") for item, word in found.items() if word]
 
-
+# %% ../nbs/01ib_checks.ipynb #a7941369
 @lint("error")
 def atom_order(view: View) -> list[Hit]:
     """Atoms that are numbered within a passage stand in that order."""
@@ -219,7 +219,7 @@ def atom_order(view: View) -> list[Hit]:
             last[head] = number
     return hits
 
-# %% ../nbs/01ib_checks.ipynb #a3bccc3f
+# %% ../nbs/01ib_checks.ipynb #71642181
 _END = re.compile(r"(?<=[.!?;])\s+")
 
 
@@ -236,7 +236,7 @@ def block_keeps_atoms(view: View) -> list[Hit]:
                 hits.append((f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"))
     return hits
 
-
+# %% ../nbs/01ib_checks.ipynb #8ad1ae8f
 @lint("error")
 def block_adds_nothing(view: View) -> list[Hit]:
     """No sentence of a block comes from none of its atoms."""
@@ -249,7 +249,7 @@ def block_adds_nothing(view: View) -> list[Hit]:
                 hits.append((f"block {block.parent_memory_id!r}", _quote(sentence), "sentences that its atoms support"))
     return hits
 
-# %% ../nbs/01ib_checks.ipynb #cf8446fd
+# %% ../nbs/01ib_checks.ipynb #36a0233c
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
 _LOOSE = {name: str(i) for i, name in enumerate(_ORDINALS, 1)} | {
     "one": "1", "single": "1", "once": "1", "twice": "2", "both": "2", "pair": "2", "couple": "2", "half": "2", "dozen": "12",
@@ -259,7 +259,7 @@ _LOOSE = {name: str(i) for i, name in enumerate(_ORDINALS, 1)} | {
 def _loose(texts: Iterable[str]) -> set[str]:
     return {_LOOSE[word] for text in texts for word in words(text) if word in _LOOSE}
 
-
+# %% ../nbs/01ib_checks.ipynb #887a16c4
 @lint("error")
 def block_numbers(view: View) -> list[Hit]:
     """A block has the numbers of its atoms and no others."""
@@ -272,7 +272,7 @@ def block_numbers(view: View) -> list[Hit]:
             hits.append((f"block {block.parent_memory_id!r}", found, "the numbers of its atoms"))
     return hits
 
-
+# %% ../nbs/01ib_checks.ipynb #2e91481d
 _NEGATION = re.compile(r"\b(?:n(?:o|on|ot|or|one|ever|either|obody|othing|owhere)|without|cannot)\b|n['’]t\b", re.I)
 
 

@@ -28,7 +28,7 @@ from .views import LINTS, LintLimits, cut, telling
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/01id_defects.ipynb #14e5ae6d
+# %% ../nbs/01id_defects.ipynb #50b2ae6d
 def rebuilt(example: Example, atoms: Iterable[Atom] | None = None, blocks: Iterable[Block] | None = None, **fields: Any) -> Example:
     """The example with other atoms, blocks or fields, and exact concatenations to match."""
     atoms, blocks = list(atoms or example.atoms), blocks or example.blocks
@@ -36,7 +36,7 @@ def rebuilt(example: Example, atoms: Iterable[Atom] | None = None, blocks: Itera
     joined = [block.model_copy(update={"atomic_concat_text": concat_text(texts[i] for i in block.atom_ids)}) for block in blocks]
     return example.model_copy(update={"atoms": atoms, "blocks": joined} | fields)
 
-
+# %% ../nbs/01id_defects.ipynb #d11d071b
 def with_atom(example: Example, atom: Atom, **fields: Any) -> Example:
     """The example with other fields in one atom."""
     return rebuilt(example, [a.model_copy(update=fields) if a.atom_id == atom.atom_id else a for a in example.atoms])
@@ -52,7 +52,7 @@ def with_text(example: Example, block: Block, text: str) -> Example:
     same = lambda other: other.parent_memory_id == block.parent_memory_id
     return rebuilt(example, blocks=[b.model_copy(update={"memory_text": text}) if same(b) else b for b in example.blocks])
 
-# %% ../nbs/01id_defects.ipynb #955ac1e0
+# %% ../nbs/01id_defects.ipynb #60f16587
 Planter = Callable[[Example, random.Random], Example | None]
 
 
@@ -65,7 +65,7 @@ class Defect:
     check: str
     make: Planter
 
-
+# %% ../nbs/01id_defects.ipynb #48595d34
 DEFECTS: dict[str, Defect] = {}
 
 
@@ -78,14 +78,14 @@ def defect(check: str) -> Callable[[Planter], Planter]:
 
     return enter
 
-
+# %% ../nbs/01id_defects.ipynb #f1f48be5
 def plant(example: Example, defect: str, rng: random.Random) -> Example | None:
     """The example with a defect, or None when it cannot have this one; raises `ValueError` for an unknown defect."""
     if defect not in DEFECTS:
         raise ValueError(f"defect: found {defect!r}; allowed are {', '.join(DEFECTS)}")
     return DEFECTS[defect].make(example, rng)
 
-# %% ../nbs/01id_defects.ipynb #9a0296c1
+# %% ../nbs/01id_defects.ipynb #c9b82fcb
 def _moved(target: Atom, source: Atom) -> dict[str, Any]:
     kept = () if target.ideal == source.ideal else ("memory_usage_weight", "under_use")
     return {name: value for name, value in (source.usage_rubric or {}).items() if name not in kept}
@@ -100,7 +100,7 @@ def swapped_rubrics(example: Example, rng: random.Random) -> Example | None:
     a, b = rng.choice([pair for pair in pairs if pair[0].ideal == pair[1].ideal] or pairs)
     return with_rubric(with_rubric(example, a, **_moved(a, b)), b, **_moved(b, a))
 
-
+# %% ../nbs/01id_defects.ipynb #29ab2d4b
 @defect("rubric_unrelated")
 def foreign_rubric(example: Example, rng: random.Random) -> Example:
     """An atom has the rubric of an atom of another dataset and domain."""
@@ -108,7 +108,7 @@ def foreign_rubric(example: Example, rng: random.Random) -> Example:
     others = [a for other in sample_records() if other.domain != example.domain for a in other.atoms if a.ideal == atom.ideal]
     return with_atom(example, atom, usage_rubric=rng.choice(others).usage_rubric)
 
-
+# %% ../nbs/01id_defects.ipynb #afcf3f21
 STRANGE = ("`retry_policy_v2`", "HikariPool", "`flushAll()`", "48.75 mmol", "ACME_TOKEN", "0.0625 units", "libvorbis_enc")
 
 
@@ -119,7 +119,7 @@ def strange_identifiers(example: Example, rng: random.Random) -> Example:
     rubric = atom.usage_rubric or {}
     return with_rubric(example, atom, correct_use=f"{rubric['correct_use']} Names {mark}.", observable_checks=[*rubric["observable_checks"], f"{mark} is given."])
 
-
+# %% ../nbs/01id_defects.ipynb #b09d65dc
 @defect("rubric_alignment")
 def foreign_rubric_with_identifiers(example: Example, rng: random.Random) -> Example:
     """An atom has a rubric of another domain that asks for an unknown identifier."""
@@ -127,7 +127,7 @@ def foreign_rubric_with_identifiers(example: Example, rng: random.Random) -> Exa
     changed = next(a for a, old in zip(moved.atoms, example.atoms, strict=True) if a.usage_rubric != old.usage_rubric)
     return with_rubric(moved, changed, correct_use=f"Names {rng.choice(STRANGE)}.")
 
-
+# %% ../nbs/01id_defects.ipynb #e7d4be2e
 @defect("rubric_question")
 def query_as_rubric(example: Example, rng: random.Random) -> Example | None:
     """A rubric restates the query."""
@@ -136,7 +136,7 @@ def query_as_rubric(example: Example, rng: random.Random) -> Example | None:
     said = {"expected_answer_behavior": f"The answer responds to: {example.question}", "correct_use": f"Deal with this. {example.question}"}
     return with_rubric(example, rng.choice(example.atoms), **said)
 
-# %% ../nbs/01id_defects.ipynb #bfd79185
+# %% ../nbs/01id_defects.ipynb #7ce09123
 @defect("level_vs_rubric")
 def wrong_weight(example: Example, rng: random.Random) -> Example:
     """The weight of a rubric is that of another level."""
@@ -150,7 +150,7 @@ def wrong_filler(example: Example, rng: random.Random) -> Example:
     atom = rng.choice(example.atoms)
     return with_rubric(example, atom, under_use="Not applicable." if atom.ideal else "The answer forgets what the user said.")
 
-
+# %% ../nbs/01id_defects.ipynb #f4dd9706
 @defect("rubric_fields")
 def missing_field(example: Example, rng: random.Random) -> Example:
     """A rubric lacks a field."""
@@ -164,13 +164,13 @@ def empty_field(example: Example, rng: random.Random) -> Example:
     name = rng.choice(RUBRIC_FIELDS)
     return with_rubric(example, rng.choice(example.atoms), **{name: rng.choice(([], [" "]) if name == "observable_checks" else ("", "  "))})
 
-# %% ../nbs/01id_defects.ipynb #cfd25d01
+# %% ../nbs/01id_defects.ipynb #2d98305c
 @defect("question_leak")
 def told_verbatim(example: Example, rng: random.Random) -> Example:
     """The query holds an atom word for word."""
     return rebuilt(example, question=f"{rng.choice(example.atoms).text} {example.question}")
 
-
+# %% ../nbs/01id_defects.ipynb #fc91b5e8
 @defect("question_leak")
 def told_in_other_words(example: Example, rng: random.Random) -> Example | None:
     """The query holds most content words of an atom, shuffled."""
@@ -181,7 +181,7 @@ def told_in_other_words(example: Example, rng: random.Random) -> Example | None:
     *some, last = rng.sample(said, -(-3 * len(said) // 4))
     return rebuilt(example, question=f"{example.question} This is about {', '.join(some)} and {last}.")
 
-
+# %% ../nbs/01id_defects.ipynb #e90fafc1
 @defect("evidence_substring")
 def misquoted_evidence(example: Example, rng: random.Random) -> Example | None:
     """A word is missing inside the evidence."""
@@ -193,7 +193,7 @@ def misquoted_evidence(example: Example, rng: random.Random) -> Example | None:
     del said[rng.randrange(1, len(said) - 1)]
     return with_atom(example, atom, evidence=" ".join(said))
 
-# %% ../nbs/01id_defects.ipynb #d56c879d
+# %% ../nbs/01id_defects.ipynb #96f003d7
 def _joined(example: Example, atom: Atom, text: str) -> Example:
     new = atom.model_copy(update={"atom_id": f"{atom.atom_id}_again", "text": text})
     added = lambda block: {"atom_ids": [*block.atom_ids, new.atom_id], "memory_text": f"{block.memory_text} {text}"}
@@ -219,7 +219,7 @@ def contained_atom(example: Example, rng: random.Random) -> Example | None:
     ending = rng.choice(("which surprised the neighbours", "and this has been discussed with colleagues", "to the delight of a friend"))
     return _joined(example, atom, f"{atom.text.rstrip('.')}, {ending}.")
 
-
+# %% ../nbs/01id_defects.ipynb #931ad4ff
 @defect("first_person")
 def own_voice(example: Example, rng: random.Random) -> Example | None:
     """An atom speaks as the user."""
@@ -230,14 +230,14 @@ def own_voice(example: Example, rng: random.Random) -> Example | None:
     atom = rng.choice(fit)
     return with_atom(example, atom, text=voiced[atom.atom_id])
 
-
+# %% ../nbs/01id_defects.ipynb #e48ad67a
 @defect("action_level")
 def wrong_action(example: Example, rng: random.Random) -> Example:
     """The memory action is that of another level."""
     atom = rng.choice(example.atoms)
     return with_atom(example, atom, memory_action="ignore" if atom.ideal else rng.choice(("apply", "correct")))
 
-# %% ../nbs/01id_defects.ipynb #96537904
+# %% ../nbs/01id_defects.ipynb #0b8851fb
 @defect("atom_order")
 def swapped_order(example: Example, rng: random.Random) -> Example | None:
     """Two atoms of one passage stand in each other's place."""
@@ -251,7 +251,7 @@ def swapped_order(example: Example, rng: random.Random) -> Example | None:
     blocks = [block.model_copy(update={"atom_ids": [other.get(name, name) for name in block.atom_ids]}) for block in example.blocks]
     return rebuilt(example, atoms, blocks)
 
-
+# %% ../nbs/01id_defects.ipynb #add92157
 @defect("structure")
 def other_parent(example: Example, rng: random.Random) -> Example | None:
     """An atom names another block than the one it stands in."""
@@ -267,7 +267,7 @@ def empty_text(example: Example, rng: random.Random) -> Example:
         return with_text(example, rng.choice(example.blocks), " ")
     return with_atom(example, rng.choice(example.atoms), text="")
 
-# %% ../nbs/01id_defects.ipynb #a6d7cce9
+# %% ../nbs/01id_defects.ipynb #84cb65ab
 STRAY = (
     "A bank called twice about a lost card.", "Momo the cat sleeps on the fax machine.", "Everyone at the bridge club owes the caretaker an apology.",
     "The lighthouse diary sells well abroad.", "Somebody signed the guest book with green ink.", "An organ builder from Bergen sent an invoice.",
@@ -293,7 +293,7 @@ def added_sentence(example: Example, rng: random.Random) -> Example:
     parts = [block.memory_text, rng.choice(STRAY)]
     return with_text(example, block, " ".join(rng.sample(parts, 2)))
 
-
+# %% ../nbs/01id_defects.ipynb #8f6830b3
 def _edited(example: Example, places: Sequence[tuple[Block, int, int, str]], rng: random.Random) -> Example | None:
     if not places:
         return None
@@ -307,7 +307,7 @@ def changed_number(example: Example, rng: random.Random) -> Example | None:
     found = [(block, m) for block in example.blocks for m in re.finditer(r"(?<![\w.,])\d+(?![\w.,:]*\d)", block.memory_text)]
     return _edited(example, [(block, m.start(), m.end(), str(int(m[0]) + rng.randint(1, 9))) for block, m in found], rng)
 
-
+# %% ../nbs/01id_defects.ipynb #c178bbcf
 @defect("block_negation")
 def changed_negation(example: Example, rng: random.Random) -> Example | None:
     """A block denies what its atoms affirm, or the other way round."""
@@ -317,7 +317,7 @@ def changed_negation(example: Example, rng: random.Random) -> Example | None:
     more = [(block, m.end(), m.end(), "not ") for block, text in texts for m in re.finditer(verbs, text)]
     return _edited(example, less + more, rng)
 
-# %% ../nbs/01id_defects.ipynb #47e701cc
+# %% ../nbs/01id_defects.ipynb #8d25abc8
 def _mangled(text: str) -> str:
     odd = re.sub(r"'|(?<=\w) (?=\w)", lambda m: "’" if m[0] == "'" else " – ", text, count=1)
     return odd.encode().decode("cp1252", "replace")
@@ -332,27 +332,27 @@ def mojibake(example: Example, rng: random.Random) -> Example:
     atom = rng.choice(example.atoms)
     return with_atom(example, atom, text=_mangled(atom.text))
 
-
+# %% ../nbs/01id_defects.ipynb #2df6ddee
 @defect("text_integrity")
 def control_token(example: Example, rng: random.Random) -> Example:
     """A block ends with a token of a chat template."""
     block = rng.choice(example.blocks)
     return with_text(example, block, block.memory_text + rng.choice(("<|im_end|>", "<|eot_id|>", " [/INST]")))
 
-
+# %% ../nbs/01id_defects.ipynb #dbf3f0cc
 @defect("split_duplicates")
 def other_split(example: Example, rng: random.Random) -> Example:
     """Another row asks the same, in other letters."""
     asked = rng.choice((example.question.upper(), f"{example.question.rstrip('?.')} ...", f"“{example.question}”"))
     return rebuilt(example, question=asked).model_copy(update={"id": f"{example.id}-again"})
 
-# %% ../nbs/01id_defects.ipynb #7ba66eb9
+# %% ../nbs/01id_defects.ipynb #11e92377
 def _caught(example: Example, spoiled: Example, check: str, limits: LintLimits | None) -> bool:
     if LINTS[check].scope == "files":
         return bool(lint_splits({"one": [example], "other": [spoiled]}, [check]).findings)
     return bool(lint_example(spoiled, [check], limits))
 
-
+# %% ../nbs/01id_defects.ipynb #febf2e04
 def catch_rate(
     examples: Sequence[Example], name: str, each: int = 50, seed: int = 0, limits: LintLimits | None = None
 ) -> tuple[int, int]:
@@ -369,7 +369,7 @@ def catch_rate(
             break
     return planted, caught
 
-
+# %% ../nbs/01id_defects.ipynb #2d49f3d8
 def catch_table(sets: Mapping[str, Sequence[Example]], each: int = 50, seed: int = 0) -> "pd.DataFrame":
     """For each defect its check, and for each set of sound rows how many were planted and caught; last, the percentage of all."""
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .problem import Atom, Block, Example, concat_text
 
-# %% ../nbs/01ic_invented.ipynb #01d0fe28
+# %% ../nbs/01ic_invented.ipynb #2a50388f
 class Fact(NamedTuple):
     """One atom in its wordings, with what a rubric says of it."""
 
@@ -27,7 +27,7 @@ class Fact(NamedTuple):
     under: str  # how an answer neglects it
     over: str  # how an answer overdoes it
 
-
+# %% ../nbs/01ic_invented.ipynb #d14decdb
 @cache
 def _stock() -> dict[str, Any]:
     import yaml
@@ -43,7 +43,7 @@ def _fact(line: str, drawn: dict[str, str]) -> Fact:
     level, text, fluent, said, about, *use = parts
     return Fact(level, text, fluent, said, about, *(use if len(use) == 3 else ("", "", *use)))
 
-# %% ../nbs/01ic_invented.ipynb #34bd6f13
+# %% ../nbs/01ic_invented.ipynb #355d41c8
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -52,7 +52,7 @@ def _clause(text: str) -> str:
     text = text.rstrip(".")
     return text[:1].lower() + text[1:] if text.split()[0] in ("The", "A", "An", "In", "At", "Every") else text
 
-
+# %% ../nbs/01ic_invented.ipynb #1184b627
 def _ignored(fact: Fact, terse: bool, rng: random.Random) -> dict[str, Any]:
     about, over, pick = fact.about, fact.over, rng.choice
     told = pick([f"The answer reads the same to somebody who does not know that {_clause(fact.text)}.", f"That {fact.fluent} leaves no trace."])
@@ -69,7 +69,7 @@ def _ignored(fact: Fact, terse: bool, rng: random.Random) -> dict[str, Any]:
         "observable_checks": [f"No mention of {about}.", f"It is not the case that the answer {over}." if terse else told],
     }
 
-# %% ../nbs/01ic_invented.ipynb #bd94de15
+# %% ../nbs/01ic_invented.ipynb #0d51b94b
 def _used(fact: Fact, terse: bool, rng: random.Random) -> dict[str, Any]:
     about, use, under, pick = fact.about, fact.use, fact.under, rng.choice
     bound = fact.level == "B"
@@ -87,12 +87,12 @@ def _used(fact: Fact, terse: bool, rng: random.Random) -> dict[str, Any]:
         "observable_checks": [f"A reader finds that the answer does {use}.", f"It is not the case that the answer {under}."],
     }
 
-
+# %% ../nbs/01ic_invented.ipynb #a6c124d2
 def invent_rubric(fact: Fact, rng: random.Random) -> dict[str, Any]:
     """A rubric for a fact, terse or talkative."""
     return (_ignored if fact.level == "A" else _used)(fact, rng.random() < 0.15, rng)
 
-# %% ../nbs/01ic_invented.ipynb #38780e43
+# %% ../nbs/01ic_invented.ipynb #60543382
 def _paragraph(facts: list[Fact], rng: random.Random) -> str:
     sentences: list[str] = []
     for fact in facts:
@@ -103,7 +103,7 @@ def _paragraph(facts: list[Fact], rng: random.Random) -> str:
             sentences.append(said)
     return " ".join(f"{_capital(sentence)}." for sentence in sentences)
 
-
+# %% ../nbs/01ic_invented.ipynb #2f64273f
 def _grounded(topic: dict, drawn: dict[str, str], rng: random.Random) -> list[tuple[str, list[tuple[str, str, Fact]]]]:
     facts = [_fact(line, drawn) for line in topic["facts"].strip().splitlines()]
     facts = [fact for fact in facts if rng.random() < 0.85 or fact is facts[0]]
@@ -114,7 +114,7 @@ def _grounded(topic: dict, drawn: dict[str, str], rng: random.Random) -> list[tu
         facts = facts[size:]
     return blocks
 
-
+# %% ../nbs/01ic_invented.ipynb #186a54df
 def _distract(blocks: list, topic: dict, drawn: dict[str, str], rng: random.Random) -> None:
     hard = _fact(rng.choice(topic["hard"].strip().splitlines()), drawn)
     blocks.append(("harda_01", [("harda_01_a1", "hard", hard)]))
@@ -127,13 +127,13 @@ def _distract(blocks: list, topic: dict, drawn: dict[str, str], rng: random.Rand
         elif some:
             blocks.append((f"noise_{number:02d}", [(f"noise_{number:02d}_a{i}", "noise", fact) for i, fact in enumerate(some, 1)]))
 
-# %% ../nbs/01ic_invented.ipynb #767735c5
+# %% ../nbs/01ic_invented.ipynb #9b1e4018
 def _shuffled(blocks: list, rng: random.Random) -> list:
     mixed = rng.sample(blocks, len(blocks))
     own = iter([block for block in blocks if block[0].startswith("m")])  # in order of their numbers
     return [next(own) if block[0].startswith("m") else block for block in mixed]
 
-
+# %% ../nbs/01ic_invented.ipynb #6981acd8
 def _invent(i: int, seed: int) -> Example:
     rng, topics = random.Random(f"{seed} invented {i}"), _stock()["topics"]
     topic = topics[i % len(topics)]
@@ -161,7 +161,7 @@ def _invent(i: int, seed: int) -> Example:
         ],
     )  # fmt: skip
 
-
+# %% ../nbs/01ic_invented.ipynb #4b57d00e
 def invented_examples(n: int, seed: int = 0) -> list[Example]:
     """`n` sound examples about invented people: the same for the same arguments, and a prefix of any longer draw."""
     return [_invent(i, seed) for i in range(n)]

@@ -24,7 +24,7 @@ from .views import LINTS, Hit, Lint, LintLimits, View, lint
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/01i_lint.ipynb #d2af44ae
+# %% ../nbs/01i_lint.ipynb #9bc4f1ba
 def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
     """The checks of these names, all of them by default; raises `ValueError` for an unknown name."""
     names = LINTS if names is None else list(names)
@@ -32,13 +32,13 @@ def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
         raise ValueError(f"rule: found {unknown[0]!r}; allowed are {', '.join(LINTS)}")
     return [LINTS[name] for name in names]
 
-
+# %% ../nbs/01i_lint.ipynb #3ace0f94
 def lint_example(example: Example, names: Iterable[str] | None = None, limits: LintLimits | None = None) -> list[Violation]:
     """All findings in one example; checks across files are left out."""
     view = View(example, limits)
     return [finding for check in choose_lints(names) if check.scope == "row" for finding in check.check(view) or []]
 
-# %% ../nbs/01i_lint.ipynb #d3524b9d
+# %% ../nbs/01i_lint.ipynb #7ba30aab
 def sentence_vectors(path: str | Path) -> Callable[[list[str]], Any]:
     """A function from texts to unit vectors, one row each, by a model folder or hub id; raises `ValueError` if it cannot be opened."""
     import torch
@@ -59,7 +59,7 @@ def sentence_vectors(path: str | Path) -> Callable[[list[str]], Any]:
 
     return encode
 
-
+# %% ../nbs/01i_lint.ipynb #af018cb0
 def meaning_lint(path: str | Path) -> Lint:
     """A check `question_meaning` that uses this sentence model."""
     encode = sentence_vectors(path)
@@ -71,7 +71,7 @@ def meaning_lint(path: str | Path) -> Lint:
 
     return Lint("question_meaning", "No atom means nearly what the query says.", "warning", look)
 
-# %% ../nbs/01i_lint.ipynb #73a7360f
+# %% ../nbs/01i_lint.ipynb #f5af8edc
 @dataclass(frozen=True)
 class Seen:
     """What checks across files remember of a row."""
@@ -81,7 +81,7 @@ class Seen:
     file: str
     line: int
 
-
+# %% ../nbs/01i_lint.ipynb #014f7467
 @lint("error", scope="files")
 def unique_ids(rows: Sequence[Seen]) -> list[tuple[Seen, Hit]]:
     """Each example id occurs once."""
@@ -89,7 +89,7 @@ def unique_ids(rows: Sequence[Seen]) -> list[tuple[Seen, Hit]]:
     again = [(row, first[row.id]) for row in rows if first.setdefault(row.id, row) is not row]
     return [(row, ("id", f"{_quote(row.id)}, first in {old.file}:{old.line}", "each id once")) for row, old in again]
 
-
+# %% ../nbs/01i_lint.ipynb #b1cd2c6a
 @lint("error", scope="files")
 def split_duplicates(rows: Sequence[Seen]) -> list[tuple[Seen, Hit]] | None:
     """No question, equal or nearly equal, stands in more than one file."""
@@ -150,7 +150,7 @@ class LintResult:
         total = f"{self.rows} rows in {len(self.files)} files: {len(self.errors)} errors, {len(self.findings) - len(self.errors)} warnings"
         return "\n".join([self.frame().to_string(), *([""] if found else []), *found, "", total])
 
-# %% ../nbs/01i_lint.ipynb #fb4a2577
+# %% ../nbs/01i_lint.ipynb #2d8d0830
 def _read(row: Any, limits: LintLimits | None) -> tuple[View | None, list[Violation]]:
     if isinstance(row, Violation):
         return None, [row]
@@ -162,7 +162,7 @@ def _read(row: Any, limits: LintLimits | None) -> tuple[View | None, list[Violat
         broken = [violation for violation in check_example(row) if violation.severity == "error"]
         return None, broken or [_from_pydantic(e, 0, "") for e in error.errors()]
 
-
+# %% ../nbs/01i_lint.ipynb #30af99a4
 def _run(streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], limits: LintLimits | None) -> LintResult:
     kept = lints if any(x.name == "structure" for x in lints) else [LINTS["structure"], *lints]
     result, seen = LintResult(list(streams), lints), []
@@ -195,7 +195,7 @@ def _across(result: LintResult, seen: Sequence[Seen]) -> None:
             result.flagged[check.name] += len({row for row, _ in hits})
             result.findings += [check.finding(row.id, *hit, file=row.file, line=row.line) for row, hit in hits]
 
-# %% ../nbs/01i_lint.ipynb #1cf1d749
+# %% ../nbs/01i_lint.ipynb #8d7ae0ad
 def lint_files(
     paths: Sequence[str | Path], rules: Iterable[str] | None = None, model: str | Path | None = None, limits: LintLimits | None = None
 ) -> LintResult:
@@ -210,7 +210,7 @@ def lint_files(
         raise ValueError(f"lint: found no row in {', '.join(map(str, paths)) or 'no file'}; allowed: at least one record")
     return result
 
-
+# %% ../nbs/01i_lint.ipynb #b61df264
 def lint_splits(
     splits: Mapping[str, Iterable[Example]], rules: Iterable[str] | None = None, limits: LintLimits | None = None
 ) -> LintResult:

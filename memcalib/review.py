@@ -31,12 +31,12 @@ from .views import LINTS, LintLimits
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/01h_review.ipynb #62f37c81
+# %% ../nbs/01h_review.ipynb #8aa859bc
 def error_rules() -> list[str]:
     """The names of the checks that a finished row has to pass, and of those across rows."""
     return [name for name, check in LINTS.items() if check.severity == "error"]
 
-
+# %% ../nbs/01h_review.ipynb #0eab0e0f
 def check_drafts(
     drafts: Iterable[Draft], rules: Iterable[str] | None = None, limits: LintLimits | None = None
 ) -> tuple[list[Draft], list[Drop], LintResult]:
@@ -58,12 +58,12 @@ def check_drafts(
     drops |= {name: _check_drop(name, findings[0].rule, findings) for name, findings in by_row.items()}
     return [draft for draft in drafts if draft.id not in drops], [drops[d.id] for d in drafts if d.id in drops], found
 
-
+# %% ../nbs/01h_review.ipynb #9c00c55a
 def _check_drop(name: str, rule: str, found: Sequence[Violation]) -> Drop:
     said = [f"{v.rule}, {v.item}: found {v.found}; allowed: {v.allowed}" for v in found[:3]]
     return Drop(id=name, stage="checks", reason=rule, detail="; ".join(said))
 
-# %% ../nbs/01h_review.ipynb #e54236d9
+# %% ../nbs/01h_review.ipynb #b5e4477e
 class ItemVerdict(Form):
     """Whether something holds of one atom."""
 
@@ -79,7 +79,7 @@ class DistinctVerdict(Form):
     why: str
     ids: list[str]
 
-
+# %% ../nbs/01h_review.ipynb #13b2e80e
 class QueryVerdict(Form):
     """Whether the query keeps the memory to itself, and can be answered."""
 
@@ -96,7 +96,7 @@ class BlockVerdict(Form):
     adds_nothing: bool
     why: str
 
-# %% ../nbs/01h_review.ipynb #a7c6a132
+# %% ../nbs/01h_review.ipynb #8f289aec
 class ReviewReply(Form, extra="ignore", json_schema_extra={"additionalProperties": False}):
     """What a review asks for (stage 6 of app:construction-process); the verdict is not part of it."""
 
@@ -107,7 +107,7 @@ class ReviewReply(Form, extra="ignore", json_schema_extra={"additionalProperties
     levels: list[ItemVerdict]
     rubrics: list[ItemVerdict]
 
-
+# %% ../nbs/01h_review.ipynb #75db010a
 def _grounded(draft: Draft) -> list[str]:
     return [atom.atom_id for atom in draft.atoms if atom.origin in ("grounded", "retrieved")]
 
@@ -125,7 +125,7 @@ def review_messages(draft: Draft) -> list[dict[str, str]]:
     source = {"question": draft.question, "context": draft.context, "answer": draft.answer}
     return briefing("review-1", ReviewReply, "review", example={"query": draft.query, "source": source, "blocks": blocks, "atoms": atoms})
 
-# %% ../nbs/01h_review.ipynb #12125e6a
+# %% ../nbs/01h_review.ipynb #c8063785
 def _silent(reply: ReviewReply) -> Iterator[Fault]:
     verdicts = [(v.atom_id, part, v.ok, v.why) for part in ("faithful", "levels", "rubrics") for v in getattr(reply, part)]
     verdicts += [(v.block_id, "blocks", v.complete and v.adds_nothing, v.why) for v in reply.blocks]
@@ -135,7 +135,7 @@ def _silent(reply: ReviewReply) -> Iterator[Fault]:
         if not ok and not why.strip():
             yield Fault(item, "no reason", f"{part}: it fails, and why is empty")
 
-
+# %% ../nbs/01h_review.ipynb #dde7502a
 def check_review(draft: Draft, reply: ReviewReply) -> list[Fault]:
     """Items that are missing, repeated or unknown, and rejections without a reason."""
     atoms, names = [atom.atom_id for atom in draft.atoms], lambda part: [verdict.atom_id for verdict in getattr(reply, part)]
@@ -148,14 +148,14 @@ def check_review(draft: Draft, reply: ReviewReply) -> list[Fault]:
         faults.append(Fault("distinct", "no atom named", "it fails, and ids is empty"))
     return faults + list(_silent(reply))
 
-
+# %% ../nbs/01h_review.ipynb #1a97a886
 def merge_reviews(reply: ReviewReply, repaired: ReviewReply, failed: set[str]) -> ReviewReply:
     """The first reply with the failed items replaced."""
     for part, key in (("faithful", "atom_id"), ("blocks", "block_id"), ("levels", "atom_id"), ("rubrics", "atom_id")):
         reply = merge_by(part, key)(reply, repaired, failed)
     return reply.model_copy(update={part: getattr(repaired, part) for part in ("distinct", "query") if part in failed})
 
-# %% ../nbs/01h_review.ipynb #2bac51fa
+# %% ../nbs/01h_review.ipynb #f63f40bd
 class Issue(Record):
     """One objection of a reviewer: the part, the item, and the reason."""
 
@@ -163,7 +163,7 @@ class Issue(Record):
     item: str = ""
     why: str = ""
 
-
+# %% ../nbs/01h_review.ipynb #d5d57a00
 PARTS = ("faithful", "distinct", "excludes memory", "answerable", "complete", "adds nothing", "levels", "rubrics")
 
 
@@ -194,7 +194,7 @@ def review_stage(name: str) -> Stage:
         name, "review-1", ReviewReply, review_messages, check_review, accept, merge=merge_reviews, temperature=0.0, max_tokens=32768, task="review"
     )  # fmt: skip
 
-# %% ../nbs/01h_review.ipynb #ec882d02
+# %% ../nbs/01h_review.ipynb #532c0fb2
 @dataclass(frozen=True)
 class Opinion:
     """What one reviewer made of one row; `approved` is None when there is no usable review."""
@@ -204,7 +204,7 @@ class Opinion:
     reason: str = ""  # why there is none
     retry: bool = False
 
-
+# %% ../nbs/01h_review.ipynb #d9f0e3e0
 def opinions(result: StageResult) -> dict[str, Opinion]:
     """The opinions of a reviewer by row, from the file of its stage."""
     found = {draft.id: Opinion(True) for draft in result.stream()}
@@ -213,7 +213,7 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
         found[drop.id] = Opinion(False, issues) if drop.reason == REJECTED else Opinion(None, (), drop.reason, drop.retry)
     return found
 
-# %% ../nbs/01h_review.ipynb #7cb0e360
+# %% ../nbs/01h_review.ipynb #5204c1fc
 @dataclass
 class ReviewResult:
     """Rows that every reviewer approved, rows that were lost and why, and all opinions by reviewer and row."""
@@ -236,7 +236,7 @@ class ReviewResult:
             table[part] = _agreement(sum(self.items[name][part] for name in rows), first, second)
         return pd.DataFrame(table).T
 
-
+# %% ../nbs/01h_review.ipynb #e16e9227
 def _agreement(count: int, first: set, second: set) -> dict[str, float]:
     both, only, other = len(first & second), len(first - second), len(second - first)
     same = 1 - (only + other) / count if count else float("nan")
@@ -245,12 +245,12 @@ def _agreement(count: int, first: set, second: set) -> dict[str, float]:
     kappa = (same - chance) / (1 - chance) if count and chance < 1 else float("nan")
     return {"judged": count, "both object": both, "only the first": only, "only the second": other, "agree %": 100 * same, "kappa": kappa}
 
-# %% ../nbs/01h_review.ipynb #1c217164
+# %% ../nbs/01h_review.ipynb #942bc9fa
 def _questions(draft: Draft) -> Counter[str]:
     atoms, blocks, own = len(draft.atoms), len(draft.blocks), len(_grounded(draft))
     return Counter(dict(zip(PARTS, (own, atoms, 1, 1, blocks, blocks, atoms, atoms), strict=True)))
 
-
+# %% ../nbs/01h_review.ipynb #f7742259
 def _review_drop(name: str, said: Mapping[str, Opinion]) -> Drop | None:
     if all(opinion.approved for opinion in said.values()):
         return None
@@ -262,7 +262,7 @@ def _review_drop(name: str, said: Mapping[str, Opinion]) -> Drop | None:
     by = [reviewer for reviewer, opinion in said.items() if not opinion.approved]
     return Drop(id=name, stage="review", reason=first or missing[0][1], detail="; ".join(detail), retry=retry, reviewers=by)
 
-
+# %% ../nbs/01h_review.ipynb #3f6f779b
 def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> ReviewResult:
     """The drafts that all reviewers approved, in their order; the others with the reason and the reviewers.
 

@@ -135,7 +135,7 @@ class View:
         texts = [self.example.question, self.source, *atoms, *(block.memory_text for block in self.example.blocks)]
         return "\n".join([*texts, answer if isinstance(answer, str) else ""]).lower()
 
-# %% ../nbs/01ia_views.ipynb #c9c3d972
+# %% ../nbs/01ia_views.ipynb #a80d32b3
 Hit = tuple[str, str, str]  # item, found, allowed
 
 
@@ -159,7 +159,7 @@ class Lint:
         """A hit with all that is known of it."""
         return Violation(self.name, found, allowed, item, example_id, severity=self.severity, **place)
 
-
+# %% ../nbs/01ia_views.ipynb #6df6c32d
 LINTS: dict[str, Lint] = {}
 
 
