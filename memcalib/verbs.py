@@ -100,12 +100,13 @@ def cache_of(path: Path | None, none: bool) -> Any:
 
     return None if none else CallCache(path)
 
-# %% ../nbs/09c_verbs.ipynb #b83a2bb8
+# %% ../nbs/09c_verbs.ipynb #f747a6ff
 def command_line() -> str | None:
     """The command as it was typed, secrets masked, or `None` outside the command line."""
     from memcalib.endpoint import hide_secrets
 
-    if Path(sys.argv[0]).name not in ("memcalib", "__main__.py"):
+    program = Path(sys.argv[0])
+    if "memcalib" not in (program.name, program.parent.name):
         return None
     return hide_secrets(shlex.join(["memcalib", *sys.argv[1:]]))
 
