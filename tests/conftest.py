@@ -1,11 +1,17 @@
 """Settings shared by all tests: fixed seeds, no network, one thread."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell starts jobs in the background so; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
