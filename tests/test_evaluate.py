@@ -254,7 +254,7 @@ def test_other_settings_are_named_to_the_leaf(capsys, data, server, tmp_path):
     assert code == 1 and "(judging.blind: False there, True now)" in err
 
 
-def test_calls_of_earlier_sittings_are_added_up(capsys, data, server, tmp_path):
+def test_calls_of_earlier_calls_are_added_up(capsys, data, server, tmp_path):
     for limit in (1, 1):
         run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", limit)
     session = json.loads((tmp_path / "run" / "manifest.json").read_text())["session"]
