@@ -19,9 +19,11 @@ import torch
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.desk import prompt_dataset
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
 from memcalib.problem import judge_all
-from memcalib.training import CreditTrainer, StepRows, TrainConfig, prompt_dataset, trl_config, world_config
+from memcalib.settings import TrainConfig, trl_config, world_config
+from memcalib.training import CreditTrainer, StepRows
 
 VARIANTS = {
     "TRL GRPO (base)": None,

@@ -66,7 +66,7 @@ class Profile(BaseModel):
         """Evaluation seeds of the policy trained with the `index`-th training seed."""
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
-# %% ../nbs/09a_pipeline.ipynb #9fc7cc31
+# %% ../nbs/09a_pipeline.ipynb #6428bda5
 def profile_names() -> list[str]:
     """The profiles that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "profiles").iterdir())
@@ -99,17 +99,17 @@ def _fault(path, fault: dict, model: str) -> str:
     option = ".".join(map(str, fault["loc"])) or "profile"
     if fault["type"] != "extra_forbidden":
         return f"{path}: {option}: found {_quote(fault['input'])}; {fault['msg'].removeprefix('Value error, ')}"
-    from memcalib.training import TrainConfig
+    from memcalib.settings import TrainConfig
 
     known = Profile.model_fields if model == "Profile" else TrainConfig.model_fields
     return f"{path}: unknown option {option!r}; allowed: {', '.join(known)}"
 
-# %% ../nbs/09a_pipeline.ipynb #fedc3f5f
+# %% ../nbs/09a_pipeline.ipynb #f3524c1d
 def train_settings(profile: Profile, method: str, seed: int):
     """The `TrainConfig` of one training: the world's settings, then the profile's `train` options."""
     from memcalib.microworld import WORLDS
     from memcalib.problem import LAYOUTS
-    from memcalib.training import trl_config, world_config
+    from memcalib.settings import trl_config, world_config
 
     if profile.world not in WORLDS:
         raise ValueError(f"unknown world {profile.world!r}: allowed are {', '.join(WORLDS)}")

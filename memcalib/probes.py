@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #1a97137e
+# %% ../nbs/07d_probes.ipynb #a8d5e62e
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -14,13 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, Thresholds, carrying_tokens, token_spans
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
 from .redistribution import Credit, new_thresholds
 from .segments import response_units
-from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
+from .settings import TrainConfig, credit_config
 
 # %% ../nbs/07d_probes.ipynb #1ef815a1
 def credit_answers(

@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['token_texts', 'trace_row', 'trace_answers']
 
-# %% ../nbs/07c_traces.ipynb #833c1406
+# %% ../nbs/07c_traces.ipynb #dc196551
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from .channels import CHANNELS
+from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
 from .localization import token_spans
 from .problem import Example, Judge
 from .redistribution import Credit, new_thresholds
 from .segments import response_units
-from .training import ChannelRewards, TrainConfig, assign_credit, credit_config
+from .settings import TrainConfig, credit_config
 
 # %% ../nbs/07c_traces.ipynb #be0bdd85
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:

@@ -9,20 +9,13 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.monitor import repetition
 from memcalib.problem import encode_prompt, judge_all, render
-from memcalib.training import (
-    CreditTrainer,
-    StepRows,
-    TrainConfig,
-    credit_config,
-    prompt_dataset,
-    repetition,
-    train,
-    trl_config,
-    world_config,
-)
+from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
+from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
