@@ -6,7 +6,7 @@
 __all__ = ['JUDGED_TOKENS', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast', 'make_backend', 'make_judge',
            'read_examples', 'EvaluationRun', 'evaluate', 'answer_file', 'judgment_file']
 
-# %% ../nbs/09b_evaluate.ipynb #7d6c92d8
+# %% ../nbs/09b_evaluate.ipynb #7d940477
 import json
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .framing import find_framing
-from .journal import Journal, rows_so_far
+from .journal import Journal, rows_so_far, torn_line
 from .judge import LLMJudge, judge_rollouts
 from .llm import Endpoint, Totals, estimate_tokens
 from .manifest import manifest, write_manifest
@@ -377,7 +377,7 @@ def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path
     """Evaluate a model into a folder and return its report.html; the same call goes on after a stop."""
     return EvaluationRun(evaluation, out, cache).run()
 
-# %% ../nbs/09b_evaluate.ipynb #b2eeff22
+# %% ../nbs/09b_evaluate.ipynb #0f2c319b
 def answer_file(evaluation: Evaluation, out: str | Path, no_memory: bool = False, cache: Any = None) -> str:
     """Ask for every missing answer into a rollouts file; returns one line about what it now holds."""
     examples, how = read_examples(evaluation), evaluation.sampling
@@ -396,4 +396,5 @@ def judgment_file(evaluation: Evaluation, rollouts: str | Path, out: str | Path,
     with Bar(total) as bar:
         bar.name("judging")
         done = judge_rollouts(examples, rollouts, judge, out, on_row=lambda row: bar.add(1))
-    return f"{done.path}: {done.judged} judged now, {done.kept} there before, {done.unscored} unscored, {done.failed} failed"
+    torn = f"; the last line of {rollouts} is only half written: `memcalib generate` asks for it again" if torn_line(rollouts) else ""
+    return f"{done.path}: {done.judged} judged now, {done.kept} there before, {done.unscored} unscored, {done.failed} failed{torn}"

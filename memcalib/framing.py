@@ -69,7 +69,7 @@ class Template(BaseModel):
         listed = "\n".join(_fill(self.block, {"number": str(number), "text": text}) for number, text in memory)
         return _fill(self.user, {"memory": listed, "query": question})
 
-# %% ../nbs/00k_framing.ipynb #9fd04ef1
+# %% ../nbs/00k_framing.ipynb #9bb4a936
 def load_template(path: str | Path) -> str:
     """Register the framing of a YAML file under the file's stem and return that name.
 
@@ -80,6 +80,8 @@ def load_template(path: str | Path) -> str:
     path = Path(path)
     if path.stem in _SHIPPED:
         raise ValueError(f"{path}: {path.stem!r} is the name of a shipped framing; rename the file")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such template file; shipped framings: {', '.join(FRAMINGS)}")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         template = Template.model_validate({} if data is None else data)

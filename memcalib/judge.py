@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['judgment_from', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts']
 
-# %% ../nbs/02_judge.ipynb #d9a87c1e
+# %% ../nbs/02_judge.ipynb #b7b2bf02
 import asyncio
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from typing import Any
 
 from .endpoint import CallError, Endpoint
 from .evidence import grounded
-from .journal import Journal
+from .journal import Journal, rows_so_far
 from .llm import Client, Totals
 from .parallel import run_async, run_many
 from memcalib.problem import (
@@ -31,7 +31,6 @@ from memcalib.problem import (
     judge_all,
     judgment_for,
     printable,
-    read_jsonl,
     text_hash,
 )
 from memcalib.verdict import (
@@ -173,7 +172,7 @@ def _batch(self: LLMJudge, examples: Sequence[Example], responses: Sequence[str]
 
 LLMJudge.batch = _batch
 
-# %% ../nbs/02_judge.ipynb #bea7bd27
+# %% ../nbs/02_judge.ipynb #29dfd688
 def _place(row: Rollout | Judgment) -> tuple:
     return row.example_id, row.model, row.condition, row.seed, row.sample
 
@@ -184,7 +183,7 @@ def _refused(file: str | Path, rule: str, found: str, allowed: str, example_id: 
 
 def _answers(rollouts: str | Path, versions: Mapping[str, str]) -> dict[tuple, str]:
     hashes: dict[tuple, str] = {}
-    for row in read_jsonl(rollouts, Rollout):
+    for row in rows_so_far(rollouts, Rollout):
         if row.example_id not in versions:
             raise _refused(rollouts, "example_id", repr(row.example_id), f"one of the {len(versions)} examples given")
         if row.example_hash and row.example_hash != versions[row.example_id]:
@@ -277,7 +276,7 @@ def _plain(judge: Judge, name: str, rows: Iterable[Rollout], pool: Mapping[str, 
 def _name(judge: LLMJudge | Judge, examples: Iterable[Example]) -> str:
     return judge.name if hasattr(judge, "name") else next((judge(example, "").judge for example in examples), "")
 
-# %% ../nbs/02_judge.ipynb #0d145bb9
+# %% ../nbs/02_judge.ipynb #dfb380fd
 def judge_rollouts(
     examples: Iterable[Example], rollouts: str | Path, judge: LLMJudge | Judge, out: str | Path,
     *, on_row: Callable[[Judgment], None] | None = None,
@@ -301,7 +300,7 @@ def judge_rollouts(
             _stuck(errors, judgment)
 
         done = {key[:-1] for key in journal.keys}
-        rows = (row for row in read_jsonl(rollouts, Rollout) if _place(row) not in done)
+        rows = (row for row in rows_so_far(rollouts, Rollout) if _place(row) not in done)
         if isinstance(judge, LLMJudge):
             run_async(_kept(_asked(judge, rows, pool, versions), keep))
         else:

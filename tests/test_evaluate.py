@@ -170,6 +170,21 @@ def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
     assert sorted(map(place, load_judgments(tmp_path / "run" / "judgments.jsonl"))) == sorted(map(place, whole))
 
 
+def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path):
+    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    file = tmp_path / "run" / "rollouts.jsonl"
+    whole = len(file.read_bytes().splitlines())
+    os.truncate(file, file.stat().st_size - 30)
+    where = ["--data", str(data), "--model", "micro-judge", "--base-url", server.base_url, "--key-env", "MICRO_KEY"]
+    code, out, err = run(capsys, "judge", str(file), *where, "--no-cache", "--out", str(tmp_path / "again.jsonl"))
+    assert code == 0 and f"{whole - 1} judged now" in out and "half written" in out, err
+
+
+def test_a_missing_template_is_named_with_the_shipped_ones(capsys, data, server, tmp_path):
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--framing", str(tmp_path / "none.yaml"))
+    assert code == 1 and "none.yaml" in err and "background" in err
+
+
 def test_a_wrong_key_is_said_and_not_shown(capsys, data, server, tmp_path, monkeypatch):
     monkeypatch.setenv("WRONG_KEY", "sk-wrong-" + "z" * 20)
     code, _, err = run(capsys, *options(data, server, tmp_path, key_env="WRONG_KEY"))
