@@ -20,11 +20,11 @@ from .problem import Example, Judge, encode_prompt, judge_all, neutralise, rende
 from .redistribution import Credit, CreditConfig, credit
 from .settings import TrainConfig
 
-# %% ../nbs/07g_desk.ipynb #7254523d
+# %% ../nbs/07g_desk.ipynb #f2ae74c8
 class ChannelRewards:
-    """Judges a batch once; `functions` are nine TRL reward functions that share the result."""
+    """Judges a batch once; `functions` are nine TRL reward functions that share the result. No judge, no rewards."""
 
-    def __init__(self, judge: Judge, examples: Sequence[Example]):
+    def __init__(self, judge: Judge | None, examples: Sequence[Example]):
         self.judge, self.pool = judge, examples
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
@@ -38,12 +38,16 @@ class ChannelRewards:
         return reward
 
     def read(self, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()) -> None:
-        """Judge the answers; keeps `rewards` [row, channel] (NaN where unscored) and `valid` [row]."""
+        """Judge the answers; keeps `rewards` [row, channel] (NaN where unscored) and `valid` [row]: in the loss."""
+        self.examples, self.ids, self.texts = examples, ids, texts
+        if self.judge is None:
+            self.judgments, self.valid = [], ~torch.tensor(list(empty) or [False] * len(ids))
+            self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
+            return
         judgments = judge_all(self.judge, examples, texts)
         gone = [j.model_copy(update={"error": "no tokens"}) for j in judgments]
         self.judgments = [g if e else j for j, g, e in zip(judgments, gone, empty, strict=True)] if empty else judgments
         ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-        self.examples, self.ids, self.texts = examples, ids, texts
         self.rewards = channel_rewards(ideal, actual, mask).masked_fill(~self.valid[:, None], torch.nan)
 
 # %% ../nbs/07g_desk.ipynb #ee1f0206
