@@ -1,0 +1,136 @@
+"""Recipes: what is read, what is refused and how, and whose setting wins."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.recipe import METHODS, Recipe, load_recipe, method_config, recipe_faults, recipe_names, with_settings
+
+MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
+words = st.text("abcdefg", min_size=1, max_size=3)
+values = st.one_of(st.integers(-9, 9), st.booleans(), words)
+nested = st.recursive(values, lambda inner: st.dictionaries(words, inner, max_size=3), max_leaves=8)
+
+
+def written(folder: Path, content) -> Path:
+    path = folder / "r.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def leaves(content, place=()):
+    if isinstance(content, dict) and content:
+        return {k: v for name, below in content.items() for k, v in leaves(below, (*place, name)).items()}
+    return {place: content}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(words, nested, max_size=3), st.lists(words, min_size=1, max_size=4), values)
+def test_one_setting_changes_one_place(content, names, value):
+    before = yaml.safe_dump(content)
+    changed = with_settings(content, [f"{'.'.join(names)}={yaml.safe_dump(value)}"])
+    assert yaml.safe_dump(content) == before, "the given mapping stays as it is"
+    found = changed
+    for name in names:
+        found = found[name]
+    assert found == value and type(found) is type(value)
+    off_the_path = lambda place: place[: len(names)] != tuple(names) and tuple(names)[: len(place)] != place
+    assert {k: v for k, v in leaves(content).items() if off_the_path(k)} == {
+        k: v for k, v in leaves(changed).items() if off_the_path(k)
+    }
+
+
+@pytest.mark.parametrize("text", ["", "x", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
+def test_settings_that_say_nothing(text):
+    with pytest.raises(ValueError, match="--set"):
+        with_settings({}, [text])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["train", "methods.gdpo", "methods.grpo"]), unique=True),
+    st.lists(st.integers(1, 50), min_size=3, max_size=3),
+)
+def test_the_method_wins_over_the_shared_part_and_that_over_the_world(places, numbers):
+    given = dict(zip(places, numbers, strict=False))
+    content = with_settings(MICRO, [f"{place}.steps={number}" for place, number in given.items()])
+    recipe = Recipe.model_validate(content)
+    for method in ("grpo", "gdpo", "memcalib-rl"):
+        wanted = given.get(f"methods.{method}", given.get("train", 110))
+        config = method_config(recipe, method, seed=9)
+        assert (config.steps, config.method, config.seed) == (wanted, method, 9)
+
+
+def test_every_fault_has_a_line(tmp_path):
+    wrong = {
+        "start": {"modle": "x"},
+        "data": {"train": "a.jsonl", "world": {"name": "short"}},
+        "judge": {"model": "m", "rmp": 3},
+        "judging": {"temperature": -1},
+        "train": {"lr": "fast", "stepz": 3},
+        "methods": {"grpo": {"prompts": 0}, "ppo": {}},
+        "launch": {"processes": 0},
+        "seed": 3,
+    }
+    with pytest.raises(ValueError, match=r"r\.yaml") as error:
+        load_recipe(written(tmp_path, wrong))
+    lines = str(error.value).splitlines()
+    assert all(line.startswith(str(tmp_path / "r.yaml")) for line in lines)
+    for needle in (
+        "start.model: missing",
+        "start.modle: unknown option; allowed: model, adapter",
+        "data: found world and train",
+        "judge.rmp: unknown option; allowed: model, base_url",
+        "judging.temperature: found -1",
+        "train.lr: found 'fast'",
+        "train.stepz: unknown option; allowed: prompts",
+        "methods.grpo.prompts: found 0",
+        "methods.ppo",
+        "launch.processes: found 0",
+        ": seed: unknown option; allowed: start, base",
+    ):
+        assert sum(needle in line for line in lines) == 1, (needle, lines)
+
+
+@pytest.mark.parametrize("content", ["", "- 1", "7", "[", "start: *x", "\x00"])
+def test_what_is_no_mapping(tmp_path, content):
+    with pytest.raises(ValueError, match=r"r\.yaml"):
+        load_recipe(written(tmp_path, content))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*Recipe.model_fields, "x"]), nested, max_size=4))
+def test_any_mapping_is_read_or_refused_by_place(content):
+    faults = list(recipe_faults(content))
+    assert faults == [] or all(":" in fault for fault in faults)
+    if not faults:
+        Recipe.model_validate(content)
+
+
+def test_no_key_in_a_fault(tmp_path):
+    secret = "sk" + "-0123456789abcdefghijklmnop"
+    for judge in ({"model": "m", "timeout": secret}, {"model": 3, "extra_body": secret}):
+        with pytest.raises(ValueError, match="judge") as error:
+            load_recipe(written(tmp_path, MICRO | {"judge": judge}))
+        assert secret not in str(error.value)
+
+
+def test_shipped_recipes_load():
+    assert "micro" in recipe_names()
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert Recipe.model_validate(recipe.model_dump()) == recipe
+        for method in METHODS.values():
+            method_config(recipe, method, 1)
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="micro"):
+        load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(ValueError, match="opsd-gkd"):
+        method_config(Recipe.model_validate(MICRO), "ppo")
+    with pytest.raises(FileNotFoundError, match="no recipe"):
+        load_recipe("../recipes/micro")
