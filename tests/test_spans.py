@@ -1,0 +1,147 @@
+"""The linear decoder against decoding ever longer beginnings, on bytes of every kind."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from memcalib.localization import token_spans
+from memcalib.microworld import build_tokenizer
+from memcalib.spans import decode_rows, gather_bytes, linear_spans, token_bytes, token_table
+
+
+def byte_level(**options):
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.train_from_iterator(["über tea 🍵 and é rest 中文"] * 4, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", **options)
+    tokenizer.add_tokens([AddedToken("two words", special=False), AddedToken("中", special=False)])
+    return tokenizer
+
+
+def word_piece():
+    words = models.WordPiece({"[UNK]": 0, "tea": 1, "##s": 2, ",": 3, "now": 4}, unk_token="[UNK]")
+    raw = Tokenizer(words)
+    raw.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]")
+
+
+BYTES, WORDS, PIECES = byte_level(clean_up_tokenization_spaces=False), build_tokenizer(), word_piece()
+ids_of_bytes = st.lists(st.integers(0, len(BYTES) - 1), max_size=40)
+pieces_of_text = st.lists(st.text(max_size=6).map(lambda text: BYTES(text)["input_ids"]), max_size=8).map(
+    lambda parts: sum(parts, [])
+)
+
+
+def ends_by_beginnings(tokenizer, ids):
+    return [len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids))]
+
+
+@given(st.one_of(ids_of_bytes, pieces_of_text))
+def test_byte_level_spans_equal_those_of_longer_beginnings(ids):
+    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
+    (text,), (ends,) = decode_rows(BYTES, [ids])
+    assert text == BYTES.decode(ids, skip_special_tokens=True)
+    assert ends.tolist() == ends_by_beginnings(BYTES, ids)
+
+
+@given(st.lists(st.integers(0, len(WORDS) - 1), max_size=40))
+def test_fused_spans_equal_those_of_longer_beginnings(ids):
+    assert linear_spans(WORDS, ids) == token_spans(WORDS, ids)
+    assert decode_rows(WORDS, [ids])[0] == [WORDS.decode(ids, skip_special_tokens=True)]
+
+
+@given(st.lists(st.one_of(ids_of_bytes, pieces_of_text), max_size=6))
+def test_a_batch_is_its_rows_one_by_one(rows):
+    texts, ends = decode_rows(BYTES, rows)
+    alone = [decode_rows(BYTES, [row]) for row in rows]
+    assert texts == [text for (text,), _ in alone]
+    assert [e.tolist() for e in ends] == [e.tolist() for _, (e,) in alone]
+    assert all(len(e) == len(row) and (not row or e[-1] == len(text)) for e, row, text in zip(ends, rows, texts))
+
+
+@given(st.lists(st.integers(0, 4), max_size=10))
+def test_other_tokenizers_are_asked_and_their_ends_never_decrease(ids):
+    assert token_table(PIECES) is None
+    (text,), (ends,) = decode_rows(PIECES, [ids])
+    assert text == PIECES.decode(ids, skip_special_tokens=True)
+    assert (np.diff(ends) >= 0).all() and (ends <= len(text)).all()
+
+
+def test_a_tokenizer_without_a_fast_backend_is_asked():
+    class Slow:
+        def decode(self, ids, skip_special_tokens=True):
+            return "".join("abc"[i] for i in ids)
+
+    assert linear_spans(Slow(), [0, 2, 1]) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_is_asked():
+    class Shouting(PreTrainedTokenizerFast):
+        def _decode(self, *args, **options):
+            return super()._decode(*args, **options).upper() + "!"
+
+    loud = Shouting(tokenizer_object=BYTES.backend_tokenizer)
+    assert token_table(loud) is None
+    assert decode_rows(loud, [BYTES("tea")["input_ids"]])[0] == ["TEA!"]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_tidying_spaces_is_respected(forced):
+    name = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    tidy = byte_level(clean_up_tokenization_spaces=True)
+    setattr(tidy, name, forced)
+    ids = BYTES("tea , rest .")["input_ids"]
+    assert (token_table(tidy) is None) == forced
+    assert decode_rows(tidy, [ids])[0] == [tidy.decode(ids, skip_special_tokens=True)]
+
+
+def test_ids_beyond_the_vocabulary_have_no_text():
+    ids = [*BYTES("tea")["input_ids"], 10**7, len(BYTES), *BYTES("é")["input_ids"]]
+    assert decode_rows(BYTES, [ids])[0] == ["teaé"] == [BYTES.decode(ids, skip_special_tokens=True)]
+    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
+
+
+def test_a_grown_vocabulary_makes_a_new_table():
+    tokenizer = byte_level(clean_up_tokenization_spaces=False)
+    before = token_table(tokenizer)
+    assert token_table(tokenizer) is before
+    tokenizer.add_tokens(["<brand-new>"])
+    ids = tokenizer("a<brand-new>b")["input_ids"]
+    assert decode_rows(tokenizer, [ids])[0] == ["a<brand-new>b"]
+    assert len(token_table(tokenizer).names) == len(before.names) + 1
+
+
+def test_special_tokens_have_no_text():
+    ids = [BYTES.eos_token_id, *BYTES("tea")["input_ids"], BYTES.eos_token_id]
+    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
+    assert linear_spans(BYTES, ids)[0] == (0, 0)
+
+
+def test_no_rows_and_empty_rows():
+    assert decode_rows(BYTES, []) == ([], [])
+    texts, ends = decode_rows(BYTES, [[], [BYTES.eos_token_id], []])
+    assert texts == ["", "", ""] and [len(e) for e in ends] == [0, 1, 0]
+
+
+@given(st.binary(max_size=12))
+def test_token_bytes_turns_the_alphabet_back(data):
+    letters = SimpleNamespace(decode=decoders.ByteLevel().decode)
+    token = "".join(ALPHABET[byte] for byte in data)
+    assert token_bytes(token) == data
+    assert letters.decode([token]) == data.decode("utf-8", "replace")
+
+
+ALPHABET = {token_bytes(letter)[0]: letter for letter in pre_tokenizers.ByteLevel.alphabet()}
+
+
+def test_gathered_bytes_lie_where_the_tokens_are():
+    table = token_table(WORDS)
+    ids = np.array(WORDS(" diet and diet")["input_ids"])
+    data, ends = gather_bytes(table, ids)
+    assert bytes(data) == b" diet and diet" and ends.tolist() == [5, 9, 14]
