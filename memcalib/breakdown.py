@@ -92,12 +92,13 @@ def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     parts = [k for k in range(3) if k == 0 or len({key[k] for key in groups}) > 1]
     return {" · ".join(key[k] or "-" for k in parts): group for key, group in groups.items()}
 
-# %% ../nbs/03b_breakdown.ipynb #46cea0f0
+# %% ../nbs/03b_breakdown.ipynb #5670d8da
 KINDS: dict[str, str] = {
     "hard": r"(?:v22_)?harda?_\d",
     "noise": r"(?:v22_)?noise_\d",
     "auxiliary": r"(?:v23_)?aux_b\d",
     "grounded": r"p\d+_a\d+|grounded_\d+",
+    "retrieved": r"retrieved_\d+",
     "irrelevant": r"irrelevant_\d+",
     "wrong person": r"wrong_person_\d+",
     "wrong scope": r"wrong_scope_\d+",

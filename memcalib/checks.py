@@ -193,15 +193,18 @@ def independence(view: View) -> list[Hit]:
         found += [(name, other) for other, theirs in cuts[:i] if _same(mine, theirs, view.limits.alike)]
     return [(f"atom {name!r}", f"it says what {other!r} says", "atoms that say different things") for name, other in found]
 
-# %% ../nbs/01ib_checks.ipynb #aa40f98e
+# %% ../nbs/01ib_checks.ipynb #2ff90e8d
 _SPOKEN = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
+
+
+def _retrieved(view: View) -> set[str]:
+    return {atom.parent_memory_id for atom in view.example.atoms if (atom.model_extra or {}).get("origin") == "retrieved"}
 
 
 @lint("error")
 def first_person(view: View) -> list[Hit]:
     """Atoms and blocks speak of the user in the third person."""
-    real = {atom.parent_memory_id for atom in view.example.atoms if (atom.model_extra or {}).get("origin") == "retrieved"}
-    texts = [(item, text) for item, text in _texts(view)[1:] if item not in {f"block {name!r}" for name in real}]
+    texts = [(item, text) for item, text in _texts(view)[1:] if item not in {f"block {name!r}" for name in _retrieved(view)}]
     found = {item: find_first_person(_SPOKEN.sub(" ", text)) for item, text in texts}
     return [(item, _quote(word), "the third person") for item, word in found.items() if word]
 
@@ -236,13 +239,13 @@ def block_keeps_atoms(view: View) -> list[Hit]:
                 hits.append((f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"))
     return hits
 
-# %% ../nbs/01ib_checks.ipynb #8ad1ae8f
+# %% ../nbs/01ib_checks.ipynb #162e7b57
 @lint("error")
 def block_adds_nothing(view: View) -> list[Hit]:
-    """No sentence of a block comes from none of its atoms."""
-    hits = []
+    """No sentence of a block comes from none of its atoms; in a retrieved block, from none of the record."""
+    hits, real = [], _retrieved(view)
     for block, texts in view.blocks:
-        known = {stem for name in texts for stem in view.stems[name]}
+        known = {stem for name in (view.stems if block.parent_memory_id in real else texts) for stem in view.stems[name]}
         for sentence in filter(str.strip, _END.split(block.memory_text)):
             found = cut(sentence)
             if (new := sum(stem not in known for stem in found)) >= 3 and new > view.limits.added * len(found):
@@ -259,14 +262,16 @@ _LOOSE = {name: str(i) for i, name in enumerate(_ORDINALS, 1)} | {
 def _loose(texts: Iterable[str]) -> set[str]:
     return {_LOOSE[word] for text in texts for word in words(text) if word in _LOOSE}
 
-# %% ../nbs/01ib_checks.ipynb #887a16c4
+# %% ../nbs/01ib_checks.ipynb #3289609e
 @lint("error")
 def block_numbers(view: View) -> list[Hit]:
-    """A block has the numbers of its atoms and no others."""
-    hits = []
+    """A block has the numbers of its atoms and no others; a retrieved block may have those of any atom."""
+    hits, real = [], _retrieved(view)
     for block, texts in view.blocks:
         told, here = {n for text in texts.values() for n in numbers(text)}, set(numbers(block.memory_text))
-        lost, added = told - here - _loose([block.memory_text]), here - told - _loose(texts.values())
+        others = [atom.text for atom in view.example.atoms if block.parent_memory_id in real]
+        lost = told - here - _loose([block.memory_text])
+        added = here - told - _loose([*texts.values(), *others]) - {n for text in others for n in numbers(text)}
         if lost or added:
             found = ", ".join([f"{n} lost" for n in sorted(lost)] + [f"{n} added" for n in sorted(added)])
             hits.append((f"block {block.parent_memory_id!r}", found, "the numbers of its atoms"))

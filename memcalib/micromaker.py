@@ -61,7 +61,7 @@ def make_derivation(asked: Mapping[str, Any]) -> Made:
     passages = [{"text": " ".join(fact.text for fact in facts), "evidence": sentence} for sentence, facts in told if facts]
     return {"query": query, "passages": passages[:8]}
 
-# %% ../nbs/01r_micromaker.ipynb #4778d09c
+# %% ../nbs/01r_micromaker.ipynb #ce4ed7ef
 _EFFECT = {
     Level.BOUND: ("Says nothing of {}.", "Mentions {} once, in a remark."),
     Level.CONTROL: ("Makes a plan without regard to {}.", "Makes a plan that {} decides."),
@@ -78,14 +78,16 @@ def _atom(passage: int, text: str, level: Level, why: str) -> Made:
 
 
 def make_annotation(asked: Mapping[str, Any]) -> Made:
-    """An atom for each fact of each passage, with its level for the request of the query."""
-    request = read_request(asked["query"])
-    return {"atoms": [atom for passage in asked["passages"] for atom in _passage_atoms(passage, request)]}
+    """An atom for each fact of each passage that no earlier one has told, with its level for the request of the query."""
+    request, told = read_request(asked["query"]), set()
+    return {"atoms": [atom for passage in asked["passages"] for atom in _passage_atoms(passage, request, told)]}
 
 
-def _passage_atoms(passage: Mapping[str, Any], request: Request | None) -> Iterator[Made]:
+def _passage_atoms(passage: Mapping[str, Any], request: Request | None, told: set[Fact]) -> Iterator[Made]:
     facts = read_facts(passage["text"])
-    for fact in facts:
+    new = [fact for fact in facts if fact not in told]
+    told.update(facts)
+    for fact in new or facts:
         why = f"The fact is {fact_kind(fact, request).replace('_', ' ')}." if request else "Nothing is asked for."
         yield _atom(passage["index"], fact.text, fact_level(fact, request), why)
     if not facts:

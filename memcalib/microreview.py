@@ -62,13 +62,13 @@ def _query_flaws(view: Made) -> Iterator[Flaw]:
         if thing not in REQUESTS[request.task]:
             yield Flaw("hint_in_query", "query", thing)
 
-# %% ../nbs/01x_microreview.ipynb #5f4c532e
+# %% ../nbs/01x_microreview.ipynb #c5219423
 def _atom_flaws(view: Made) -> Iterator[Flaw]:
     source = "\n".join(view["source"][part] for part in ("question", "context"))
     known, seen = set(read_facts(source)), set()
     for atom in view["atoms"]:
         facts, name, text = read_facts(atom["text"]), atom["atom_id"], atom["text"]
-        if atom["origin"] == "grounded":
+        if atom["origin"] in ("grounded", "retrieved"):
             if first_person(text):
                 yield Flaw("first_person", name, text)
             if not facts or not known.issuperset(facts):
@@ -106,15 +106,16 @@ def _rubric_flaws(view: Made) -> Iterator[Flaw]:
         if missing := {fact.noun for fact in read_facts(atom["text"])} - named:
             yield Flaw("swapped_rubrics", atom["atom_id"], f"speaks of {', '.join(sorted(named))} and not of {missing.pop()}")
 
-# %% ../nbs/01x_microreview.ipynb #9283bd47
+# %% ../nbs/01x_microreview.ipynb #0bd1c824
 def _block_flaws(view: Made) -> Iterator[Flaw]:
     texts = {atom["atom_id"]: atom["text"] for atom in view["atoms"]}
+    real = {atom["atom_id"] for atom in view["atoms"] if atom["origin"] == "retrieved"}
     for block in view["blocks"]:
         atoms, said = [texts[name] for name in block["atom_ids"]], read_facts(block["memory_text"])
         lost = [text for text in atoms for fact in read_facts(text) if fact not in said]
         if lost:
             yield Flaw("dropped_atom", block["block_id"], lost[0])
-        if added := added_words(atoms, block["memory_text"]):
+        if added := added_words(texts.values() if real.issuperset(block["atom_ids"]) else atoms, block["memory_text"]):
             yield Flaw("added_words", block["block_id"], " ".join(added))
 
 
