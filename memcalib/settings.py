@@ -20,7 +20,7 @@ from .redistribution import CreditConfig
 Method = Literal["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
 DISTILLED = ("opsd-pg", "opsd-gkd")
 
-# %% ../nbs/07b_settings.ipynb #1131b203
+# %% ../nbs/07b_settings.ipynb #50978d38
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -48,6 +48,18 @@ class TrainConfig(BaseModel):
     eval_text: Literal["concat", "fluent"] = "fluent"
     eval_every: int = Field(0, ge=0)
     save_every: int = Field(0, ge=0)
+    keep_best: bool = True
+    trace_every: int = Field(0, ge=0)
+    report_to: str | list[str] = "none"
+    max_failed: float = Field(0.5, ge=0, le=1)
+    pause_minutes: float = Field(30, ge=0, allow_inf_nan=False)
+    stop_on_drift: bool = False
+    drift_steps: int = Field(5, gt=0)
+    drift_length: float | None = Field(1.5, gt=1)
+    drift_end_rate: float | None = Field(0.2, gt=0)
+    drift_repetition: float | None = Field(0.1, gt=0)
+    drift_mismatch: float | None = Field(0.15, gt=0)
+    drift_closing: float | None = Field(0.3, gt=0)
     lora_rank: int = Field(0, ge=0)
     eta: float | dict[str, float] = 0.75
     cap: float = 4.0
@@ -82,7 +94,7 @@ def credit_config(config: TrainConfig) -> CreditConfig:
     method = "gdpo" if config.method in DISTILLED else config.method
     return CreditConfig(**{name: getattr(config, name) for name in names} | {"method": method})
 
-# %% ../nbs/07b_settings.ipynb #9bd52514
+# %% ../nbs/07b_settings.ipynb #d9b891e3
 def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
     """The base trainer's configuration; `config.trl` has the last word."""
     processes, parts = GRPOConfig(report_to="none", bf16=False).world_size, config.minibatches * config.accumulate
@@ -95,7 +107,7 @@ def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
         gradient_accumulation_steps=config.accumulate, steps_per_generation=parts, num_generations=config.generations,
         loss_type="dapo", beta=config.beta, epsilon=config.clip, temperature=config.temperature, top_p=config.top_p,
         top_k=0, max_completion_length=config.max_tokens, mask_truncated_completions=config.mask_truncated,
-        chat_template_kwargs={"enable_thinking": False}, logging_steps=config.minibatches, report_to="none",
+        chat_template_kwargs={"enable_thinking": False}, logging_steps=config.minibatches, report_to=config.report_to,
         save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1) * config.minibatches,
         bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True,
     )  # fmt: skip
