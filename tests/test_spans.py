@@ -1,5 +1,6 @@
 """The linear decoder against decoding ever longer beginnings, on bytes of every kind."""
 
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +35,7 @@ def word_piece():
 BYTES, WORDS, PIECES = byte_level(clean_up_tokenization_spaces=False), build_tokenizer(), word_piece()
 ids_of_bytes = st.lists(st.integers(0, len(BYTES) - 1), max_size=40)
 pieces_of_text = st.lists(st.text(max_size=6).map(lambda text: BYTES(text)["input_ids"]), max_size=8).map(
-    lambda parts: sum(parts, [])
+    lambda parts: list(chain(*parts))
 )
 
 
@@ -62,7 +63,8 @@ def test_a_batch_is_its_rows_one_by_one(rows):
     alone = [decode_rows(BYTES, [row]) for row in rows]
     assert texts == [text for (text,), _ in alone]
     assert [e.tolist() for e in ends] == [e.tolist() for _, (e,) in alone]
-    assert all(len(e) == len(row) and (not row or e[-1] == len(text)) for e, row, text in zip(ends, rows, texts))
+    assert [len(e) for e in ends] == [len(row) for row in rows]
+    assert [int(e[-1]) for e in ends if len(e)] == [len(text) for text, row in zip(texts, rows, strict=True) if row]
 
 
 @given(st.lists(st.integers(0, 4), max_size=10))
