@@ -255,7 +255,7 @@ def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="
         typer.confirm(f"delete all replies in {path}?", abort=True)
     print(f"deleted {clear_cache(path)} replies from {path}")
 
-# %% ../nbs/09c_verbs.ipynb #dc8225fb
+# %% ../nbs/09c_verbs.ipynb #4bed5305
 @verbs.command()
 def microserve(
     examples: Annotated[Path, typer.Argument(help="File of examples; made from the world when it does not exist.")] = Path("runs/micro.jsonl"),
@@ -267,7 +267,8 @@ def microserve(
     at_once: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests at once.")] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
-    """Serve a small world's model and judge over the protocol of the real ones, to practise without a key."""
+    """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build and review."""
+    from memcalib.microreview import micro_roles
     from memcalib.microserve import serve
 
-    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency)
+    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=micro_roles())
