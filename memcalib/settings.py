@@ -20,7 +20,7 @@ from .redistribution import CreditConfig
 Method = Literal["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
 DISTILLED = ("opsd-pg", "opsd-gkd")
 
-# %% ../nbs/07b_settings.ipynb #50978d38
+# %% ../nbs/07b_settings.ipynb #bc0ecfea
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -61,6 +61,12 @@ class TrainConfig(BaseModel):
     drift_mismatch: float | None = Field(0.15, gt=0)
     drift_closing: float | None = Field(0.3, gt=0)
     lora_rank: int = Field(0, ge=0)
+    teacher: str = ""
+    teacher_layout: str = ""
+    max_teacher: int = Field(16384, gt=0)
+    reward_clip: float = Field(0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(64, gt=0)
+    tail: Literal["bucket", "renormalise", "truncate"] = "bucket"
     eta: float | dict[str, float] = 0.75
     cap: float = 4.0
     d_max: float = 3.0
