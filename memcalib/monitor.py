@@ -64,7 +64,7 @@ def merge_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             merged[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
     return merged
 
-# %% ../nbs/07h_monitor.ipynb #1344de6a
+# %% ../nbs/07h_monitor.ipynb #fbb9ed4f
 @dataclass(frozen=True)
 class DriftLimit:
     """How far a number may move from the mean of the first steps: `times` its size, or `by` an amount (negative: down)."""
@@ -81,14 +81,12 @@ class DriftLimit:
 
 def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
     """The watched numbers of a run and their limits; a limit of None watches nothing."""
-    rules = {"response_length": config.drift_length, "end_rate": config.drift_end_rate, "repetition": config.drift_repetition}
-    rules |= {"evidence_mismatch": config.drift_mismatch, "closing_advantage": config.drift_closing}
-    falls = ("end_rate", "closing_advantage")
-    kinds = {name: DriftLimit(times=value) if name == "response_length" else DriftLimit(by=value) for name, value in rules.items()}
-    downward = {name: DriftLimit(by=-rules[name]) for name in falls if rules[name]}
-    return {name: limit for name, limit in (kinds | downward).items() if rules[name] is not None}
+    moves = {"end_rate": (config.drift_end_rate, -1), "repetition": (config.drift_repetition, 1)}
+    moves |= {"evidence_mismatch": (config.drift_mismatch, 1), "closing_advantage": (config.drift_closing, -1)}
+    limits = {name: DriftLimit(by=sign * size) for name, (size, sign) in moves.items() if size is not None}
+    return limits | ({"response_length": DriftLimit(times=config.drift_length)} if config.drift_length else {})
 
-# %% ../nbs/07h_monitor.ipynb #c34a135e
+# %% ../nbs/07h_monitor.ipynb #f744df14
 class DriftMonitor:
     """Watches rows of a run: the mean of the last `steps` values of a number against the mean of its first `steps`."""
 
@@ -109,11 +107,12 @@ class DriftMonitor:
             return None
         self.last[name].append(value)
         start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
-        already, passed = name in self.drifting, self.limits[name].passed(start, now)
+        full = len(self.last[name]) == self.steps
+        already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
         (self.drifting.add if passed else self.drifting.discard)(name)
         if already or not passed:
             return None
-        span = f"the first {self.steps} steps to {now:.4g} in the last {len(self.last[name])}"
+        span = f"the first {self.steps} steps to {now:.4g} in the last {self.steps}"
         return f"step {step}: {name} moved from {start:.4g} in {span}; the limit is {self._limit(name)}"
 
     def _limit(self, name: str) -> str:
