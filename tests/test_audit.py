@@ -1,0 +1,201 @@
+"""The audit's arithmetic against loops, and its rules for ties, gaps and draws."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from memcalib.audit import (
+    ROLES,
+    SUPPORT,
+    UNDER,
+    AuditedPair,
+    bootstrap_interval,
+    channel_group,
+    draw_pairs,
+    hits_table,
+    role_shares,
+    sentence_credit,
+    sentence_scaling,
+    shares_table,
+    top_hit,
+)
+
+weights = st.floats(0, 5)
+counts = st.integers(1, 9)
+
+
+@st.composite
+def pairs(draw, roles=ROLES):
+    size = draw(st.integers(1, 7))
+    raw = draw(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=size, max_size=size))
+    assume(sum(raw) > 0)
+    tokens = np.array(draw(st.lists(counts, min_size=size, max_size=size)))
+    labels = draw(st.lists(st.sampled_from(roles), min_size=size, max_size=size))
+    return AuditedPair(draw(st.sampled_from(SUPPORT + UNDER)), tokens, np.array(raw) / sum(raw), labels, "p")
+
+
+@given(st.lists(st.tuples(weights, st.integers(0, 3)), min_size=1, max_size=20))
+def test_sentence_credit_is_a_sum_over_its_tokens(drawn):
+    drawn = sorted(drawn, key=lambda pair: pair[1])
+    names = {unit: k for k, unit in enumerate(dict.fromkeys(unit for _, unit in drawn))}
+    q, units = [q for q, _ in drawn], [names[unit] for _, unit in drawn]
+    assume(sum(q) > 1e-9)
+    tokens, credit = sentence_credit(q, units)
+    for j in range(len(names)):
+        assert tokens[j] == sum(unit == j for unit in units)
+        assert credit[j] == pytest.approx(sum(x for x, unit in zip(q, units, strict=True) if unit == j) / sum(q))
+    assert credit.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("q", "units", "message"),
+    [
+        ([1.0], [0, 0], "1 weights, 2 sentence numbers"),
+        ([], [], "0 weights"),
+        ([0.0, 0.0], [0, 1], "all weights are 0"),
+        ([1.0, -1.0], [0, 1], "weights from -1.0"),
+        ([1.0, float("nan")], [0, 1], "finite"),
+        ([1.0, 1.0], [0, -1], "sentence numbers from -1"),
+    ],
+)
+def test_weights_that_are_none_are_refused(q, units, message):
+    with pytest.raises(ValueError, match=message):
+        sentence_credit(q, units)
+
+
+@given(pairs())
+def test_shares_are_those_counted_by_hand(pair):
+    of_tokens, of_credit = role_shares(pair)
+    for k, role in enumerate(ROLES):
+        here = [j for j, label in enumerate(pair.roles) if label == role]
+        assert of_tokens[k] == pytest.approx(sum(pair.tokens[j] for j in here) / sum(pair.tokens))
+        assert of_credit[k] == pytest.approx(sum(pair.credit[j] for j in here))
+
+
+@given(pairs(), st.integers(1, 4))
+def test_hits_and_ties_are_those_of_all_orders(pair, top):
+    given_credit = [j for j in range(len(pair.roles)) if pair.credit[j] > 0]
+    outcomes, first = set(), None
+    for order in itertools.permutations(given_credit):
+        if all(pair.credit[a] >= pair.credit[b] for a, b in itertools.pairwise(order)):
+            hit = any(pair.roles[j] in ("key", "partial") for j in order[:top])
+            outcomes.add(hit)
+            first = hit if first is None else first
+    assert top_hit(pair, top) == (first, len(outcomes) == 2)
+
+
+def test_sentences_without_credit_are_never_among_the_highest():
+    pair = AuditedPair("C+", np.ones(3), np.array([1.0, 0, 0]), ["irrelevant", "key", "key"])
+    assert top_hit(pair) == (False, False)
+
+
+@given(st.lists(pairs(), min_size=1, max_size=12))
+def test_tables_average_over_pairs_with_equal_weight(found):
+    table, hits = shares_table(found, resamples=50), hits_table(found, resamples=50)
+    for name in table["slice"].unique():
+        part = [p for p in found if name in ("all", p.channel, channel_group(p.channel))]
+        rows = table[table["slice"] == name]
+        assert (rows["pairs"] == len(part)).all()
+        for k, role in enumerate(ROLES):
+            row = rows[rows["role"] == role].iloc[0]
+            assert row["credit_share"] == pytest.approx(np.mean([role_shares(p)[1][k] for p in part]))
+            assert row["token_share"] == pytest.approx(np.mean([role_shares(p)[0][k] for p in part]))
+            assert row["credit_share_low"] - 1e-9 <= row["credit_share_high"]
+        assert rows["credit_share"].sum() == pytest.approx(1)
+        assert hits.set_index("slice").loc[name, "hits"] == sum(top_hit(p)[0] for p in part)
+
+
+@given(st.lists(pairs(roles=(*ROLES, None)), min_size=1, max_size=10))
+def test_incomplete_pairs_are_counted_and_left_out(found):
+    whole = [p for p in found if None not in p.roles]
+    if not whole:
+        with pytest.raises(ValueError, match="no pair has a label for each"):
+            shares_table(found, resamples=10)
+        with pytest.raises(ValueError, match="no pair has a label for each"):
+            hits_table(found, resamples=10)
+        return
+    row = shares_table(found, resamples=10).iloc[0]
+    assert (row["pairs"], row["incomplete"]) == (len(whole), len(found) - len(whole))
+    assert hits_table(found, resamples=10).iloc[0]["pairs"] == len(whole)
+
+
+def test_the_bootstrap_is_that_of_a_loop_and_seeded():
+    values = np.random.default_rng(3).random((23, 2))
+    low, high = bootstrap_interval(values, resamples=500, seed=7)
+    rng = np.random.default_rng(7)
+    means = [values[row].mean(0) for row in rng.integers(23, size=(500, 23))]
+    assert np.allclose(low, np.quantile(means, 0.025, axis=0)) and np.allclose(high, np.quantile(means, 0.975, axis=0))
+    again = bootstrap_interval(values, resamples=500, seed=7)
+    assert (again[0] == low).all() and (again[1] == high).all()
+    assert (bootstrap_interval(values, resamples=500, seed=8)[0] != low).any()
+
+
+def test_one_pair_has_an_interval_of_one_point():
+    low, high = bootstrap_interval(np.array([[0.25]]), resamples=20)
+    assert low == high == 0.25
+    with pytest.raises(ValueError, match="no pairs"):
+        bootstrap_interval(np.zeros((0, 3)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(SUPPORT + UNDER), st.booleans()), min_size=1, max_size=60),
+    st.integers(0, 5),
+)
+def test_draws_are_localized_stratified_and_blind_to_the_order_of_rows(rows, seed):
+    columns = {"step": [s for s, _, _ in rows], "row": range(len(rows)), "channel": [c for _, c, _ in rows]}
+    frame = pd.DataFrame(columns | {"localized": pd.Series([flag for *_, flag in rows], dtype=object)})
+    answers = pd.DataFrame({"step": [1], "row": [999], "channel": [None], "localized": [None]})
+    frame = pd.concat([answers, frame], ignore_index=True)
+    open_pairs = frame[frame["localized"] == True]  # noqa: E712
+    if open_pairs.empty:
+        with pytest.raises(ValueError, match="none of them localized"):
+            draw_pairs(frame, 2, seed)
+        return
+    drawn = draw_pairs(frame, 2, seed)
+    sizes = open_pairs["channel"].value_counts().clip(upper=2).to_dict()
+    assert drawn["channel"].value_counts().to_dict() == sizes and drawn["localized"].all()
+    shuffled = frame.sample(frac=1, random_state=seed)
+    assert draw_pairs(shuffled, 2, seed)["row"].tolist() == drawn["row"].tolist()
+    assert drawn["row"].is_unique
+
+
+def test_draws_depend_on_the_seed():
+    frame = pd.DataFrame({"step": 1, "row": range(200), "channel": "C+", "localized": True})
+    first, second = draw_pairs(frame, 20, 0), draw_pairs(frame, 20, 1)
+    assert len(first) == 20 and first["row"].tolist() != second["row"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channel": "A+"}, "channel 'A\\+', allowed are AB-"),
+        ({"channel": "D+"}, "channel 'D\\+'"),
+        ({"roles": ["key"]}, "1 labels for 2 sentences"),
+        ({"roles": ["key", "great"]}, "role 'great'; allowed: key, partial, irrelevant"),
+    ],
+)
+def test_pairs_that_are_none_are_refused(options, message):
+    fields = {"channel": "C+", "tokens": np.ones(2), "credit": np.full(2, 0.5), "roles": ["key", "key"]} | options
+    with pytest.raises(ValueError, match=message):
+        AuditedPair(**fields)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.floats(0, 4), st.integers(0, 2)), min_size=1, max_size=12), min_size=1, max_size=5)
+)
+def test_scaling_is_weighted_by_tokens(drawn):
+    rows = [sorted(row, key=lambda pair: pair[1]) for row in drawn]
+    names = [{u: k for k, u in enumerate(dict.fromkeys(u for _, u in row))} for row in rows]
+    units = [[name[u] for _, u in row] for row, name in zip(rows, names, strict=True)]
+    m = [[x for x, _ in row] for row in rows]
+    found = sentence_scaling(m, [0.75] * len(m), units, percentiles=(50,))
+    per_token = []
+    for values, unit in zip(m, units, strict=True):
+        mean = {u: np.mean([x for x, v in zip(values, unit, strict=True) if v == u]) for u in set(unit)}
+        per_token += [0.25 + 0.75 * mean[u] for u in unit]
+    assert found["mean"] == pytest.approx(np.mean(per_token))
+    assert found["p50"] == pytest.approx(sorted(per_token)[int(np.ceil(len(per_token) / 2)) - 1])
