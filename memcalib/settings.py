@@ -103,8 +103,8 @@ def credit_config(config: TrainConfig) -> CreditConfig:
 # %% ../nbs/07b_settings.ipynb #d9b891e3
 def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
     """The base trainer's configuration; `config.trl` has the last word."""
-    processes, parts = GRPOConfig(report_to="none", bf16=False).world_size, config.minibatches * config.accumulate
-    rows, cuda = config.prompts * config.generations, torch.cuda.is_available()
+    rows, parts, cuda = config.prompts * config.generations, config.minibatches * config.accumulate, torch.cuda.is_available()
+    processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
         raise ValueError(f"{rows} answers a step do not split into {parts} parts on each of {processes} processes")
     settings = dict(

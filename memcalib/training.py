@@ -21,7 +21,7 @@ from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from .desk import ChannelRewards, assign_credit, prompt_dataset
@@ -38,10 +38,12 @@ from .settings import DISTILLED, TrainConfig, credit_config, trl_config
 log = logging.getLogger(__name__)
 
 
-def _with_reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path) -> str | PreTrainedModel:
-    if config.beta and isinstance(model, PreTrainedModel):
-        folder = Path(out) / "reference"
-        model.save_pretrained(folder)
+def _with_reference(model: str | PreTrainedModel, args: GRPOConfig) -> str | PreTrainedModel:
+    if args.beta and isinstance(model, PreTrainedModel):
+        folder = Path(args.output_dir) / "reference"
+        if args.should_save:
+            model.save_pretrained(folder)
+        args.distributed_state.wait_for_everyone()
         model.config._name_or_path = str(folder)
     return model
 
@@ -90,10 +92,11 @@ class CreditTrainer(GRPOTrainer):
         self.judge, self.credit, self.skipped = judge, None, 0
         self.desk = ChannelRewards(None if config.method in DISTILLED else judge, examples)
         self.encode = prompt_encoder(tokenizer, config.text, config.layout)
+        args = trl_config(config, out)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
-                model=_with_reference(model, config, out), reward_funcs=self.desk.functions, args=trl_config(config, out),
+                model=_with_reference(model, args), reward_funcs=self.desk.functions, args=args,
                 train_dataset=prompt_dataset(config, tokenizer, examples), processing_class=tokenizer,
                 rollout_func=_shared_rollout if config.sampler == "shared" else None, peft_config=peft_config,
             )  # fmt: skip
@@ -164,14 +167,17 @@ class StepRows(TrainerCallback):
         if "loss" in logs:
             row = describe(self.trainer) | {name: logs.get(key) for name, key in LOGGED.items()} | self.evaluated
             self.evaluated = {}
+            if not state.is_world_process_zero:
+                return
             with open(Path(args.output_dir) / "steps.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({k: None if v != v else v for k, v in row.items()}) + "\n")
             if self.on_step:
                 self.on_step(row)
 
     def on_save(self, args, state, control, **_):
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        (folder / "thresholds.json").write_text(json.dumps(self.trainer.thresholds.state_dict()))
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            (folder / "thresholds.json").write_text(json.dumps(self.trainer.thresholds.state_dict()))
 
 # %% ../nbs/07_training.ipynb #fda3cd71
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
