@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DEMONSTRATION', 'SLICE_TITLES', 'results_table', 'results_frame', 'results_text', 'beside', 'failures_table',
-           'run_figures', 'start_of', 'write_figures', 'differences_table', 'about', 'atom_slices', 'write_report']
+           'run_figures', 'sampled_steps', 'start_of', 'write_figures', 'differences_table', 'about', 'atom_slices',
+           'write_report']
 
 # %% ../nbs/08_report.ipynb #76d6cd93
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def _failures(name: str, answers: "pd.DataFrame | None", judged: "pd.DataFrame |
         row |= {"unscored responses": int((~judged["scored"]).sum()), "unscored atoms": int(judged["unscored_atoms"].sum())}
     return {"method": name} | row
 
-# %% ../nbs/08_report.ipynb #df10ffc8
+# %% ../nbs/08_report.ipynb #cfcc02c8
 def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
     """The figures that the rows of a run allow: plane, channels, curves, rates."""
     figures = {}
@@ -118,11 +119,16 @@ def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Fig
         ends = dict.fromkeys(n for n in (start_of(run), list(groups)[-1]) if n in groups)
         if any(a.actual is not None for n in ends for j in groups[n] for a in j.atoms):
             figures["channels"] = channel_figure({name: groups[name] for name in ends})
-    if run.steps is not None:
-        figures["curves"] = curves_figure(run.steps)
+    if run.steps is not None and len(sampled_steps(run.steps)):
+        figures["curves"] = curves_figure(sampled_steps(run.steps))
         if any("/" in c and run.steps.loc[run.steps["method"] == "MemCalib-RL", c].notna().any() for c in run.steps):
             figures["rates"] = rates_figure(run.steps)
     return figures
+
+
+def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
+    """The steps of methods that sample answers; steps of supervised fine-tuning are of another length."""
+    return steps[steps["response_length"].notna()] if "response_length" in steps else steps
 
 
 def start_of(run: Run) -> str:
