@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'seal', 'unseal', 'read_state', 'checkpoints',
            'newest_checkpoint', 'check_same_run', 'examples_hash', 'restore_rows', 'random_state', 'set_random_state',
-           'EpochSampler', 'keep_best']
+           'EpochSampler', 'keep_best', 'restore_best']
 
 # %% ../nbs/07i_checkpoints.ipynb #562da0f5
 import hashlib
@@ -177,3 +177,15 @@ def keep_best(out: str | Path, save: Callable[[str], None], record: Mapping[str,
             place.rename(old)
         part.rename(place)
         shutil.rmtree(old, ignore_errors=True)
+
+# %% ../nbs/07i_checkpoints.ipynb #64ce69ce
+def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] | None) -> bool:
+    """See that `out/best` is there when a checkpoint knows of a best policy; False, with a warning, where it is lost."""
+    place, there = Path(out) / "best", Path(folder).parent / "best"
+    if record is None or (place / BEST).exists():
+        return True
+    if (there / BEST).exists() and json.loads((there / BEST).read_text(encoding="utf-8")) == dict(record):
+        shutil.copytree(there, place)
+        return True
+    log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, record["step"])
+    return False

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
+from memcalib.checkpoints import read_state
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
@@ -191,15 +192,16 @@ def test_config_is_frozen_and_trl_options_are_checked(tmp_path):
 
 def test_thresholds_are_kept_in_checkpoints(tmp_path):
     trainer, _ = run(tmp_path, save_every=1)
-    saved = json.loads((tmp_path / "checkpoint-2" / "thresholds.json").read_text())
-    assert saved == trainer.thresholds.state_dict()
+    saved = read_state(tmp_path / "checkpoint-2")
+    assert saved["thresholds"] == trainer.thresholds.state_dict() and saved["step"] == 1
 
 
 def test_validation_rows(tmp_path):
     config = settings(eval_every=1, method="grpo")
     train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
-    (row,) = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert 0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1] and "reward" not in rows[0]
+    assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in rows)
 
 
 def test_repetition():
