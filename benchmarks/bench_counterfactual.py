@@ -17,7 +17,8 @@ import time
 import torch
 
 from memcalib.engines import evaluate
-from memcalib.localization import _score_plain, ablation_pairs, response_logps, response_logps_reference, split_model
+from memcalib.localization import ablation_pairs
+from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference, split_model
 from memcalib.microworld import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 
@@ -42,10 +43,10 @@ def one_at_a_time(model, prompts, responses):
 
 def every_row(model, prompts, responses, budget):
     """One padded batch after another with every row in it, repeated rows too, as a plain scorer does."""
-    network, head = split_model(model)
+    scorer = _Scorer(*split_model(model), 1.0, 2**24, model.device)
     jobs = [(i, list(y)) for i, y in enumerate(responses)]
     with torch.no_grad():
-        return _score_plain(network, head, [list(p) for p in prompts], jobs, 1.0, budget, 2**24, model.device)
+        return _score_plain(scorer, [list(p) for p in prompts], jobs, budget)
 
 
 def main(rounds: int = 5) -> None:

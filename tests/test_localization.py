@@ -1,7 +1,6 @@
 """The scoring engine against its slow oracle, the signal rules against the paper's table, and bad input."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -19,14 +18,8 @@ from memcalib.localization import (
     localization_precision,
     localization_signal,
     localization_weights,
-    prompt_families,
-    response_logps,
-    response_logps_reference,
-    response_mask,
     score_pairs,
-    shares_cache,
     signal_rule,
-    split_model,
     token_spans,
 )
 from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
@@ -47,130 +40,6 @@ def model():
         num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).eval()
-
-
-def a_workload(seed, rows=12, empty=False):
-    """Prompts that share beginnings, some identical, some one token long; ragged answers."""
-    rng = random.Random(seed)
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
-    stems = [word(rng.randint(1, 12)) for _ in range(3)]
-    pool = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(5)] + [word(1)]
-    prompts = [list(rng.choice(pool)) for _ in range(rows)]
-    return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
-
-
-@SETTINGS
-@given(
-    seed=st.integers(0, 10_000),
-    budget=st.sampled_from([1, 20, 64, 4096]),
-    share=st.booleans(),
-    head=st.sampled_from(["auto", "model"]),
-)
-def test_engine_equals_the_reference(model, seed, budget, share, head):
-    prompts, responses = a_workload(seed, empty=True)
-    slow = response_logps_reference(model, prompts, responses, temperature=0.7)
-    fast = response_logps(
-        model, prompts, responses, temperature=0.7, token_budget=budget, share=share, head=head, logit_chunk=77
-    )
-    assert fast.shape == slow.shape and fast.dtype == torch.float32
-    assert (fast - slow).abs().max() < 1e-4
-    assert not fast[~response_mask(responses)].any()
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_both_attention_implementations_see_through_the_padding(attention):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, attn_implementation=attention,
-    )  # fmt: skip
-    other = LlamaForCausalLM(config).eval()
-    prompts, responses = a_workload(3)
-    slow = response_logps_reference(other, prompts, responses)
-    assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
-
-
-def test_row_order_does_not_matter_and_mode_and_gradients_are_left_alone(model):
-    prompts, responses = a_workload(5)
-    model.train()
-    out = response_logps(model, prompts, responses)
-    assert model.training and not out.requires_grad
-    model.eval()
-    order = list(range(len(prompts)))[::-1]
-    again = response_logps(model, [prompts[i] for i in order], [responses[i] for i in order])
-    assert torch.allclose(again[order], out, atol=1e-5)
-
-
-def test_each_distinct_prompt_passes_through_the_model_once(model, monkeypatch):
-    stem, rng = list(range(1, 31)), random.Random(0)
-    pool = [stem[:25], [*stem[:20], 40, 41], [*stem[:20], 42, 43, 44]]
-    prompts = [pool[i % 3] for i in range(24)]
-    responses = [[rng.randrange(1, 50) for _ in range(5)] for _ in prompts]
-    cells, forward = [], model.model.forward
-
-    def counting(**kw):
-        cells.append(kw["input_ids"].numel())
-        return forward(**kw)
-
-    monkeypatch.setattr(model.model, "forward", counting)
-    response_logps(model, prompts, responses)
-    shared = sum(cells)
-    cells.clear()
-    response_logps(model, prompts, responses, share=False)
-    assert shared <= 20 + 3 * 5 + 24 * 5 < sum(cells) / 4
-
-
-def test_models_without_plain_caches_fall_back(model):
-    from transformers import MistralConfig, MistralForCausalLM
-
-    torch.manual_seed(2)
-    config = MistralConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, sliding_window=6,
-    )  # fmt: skip
-    sliding = MistralForCausalLM(config).eval()
-    assert shares_cache(model) and not shares_cache(sliding)
-    prompts, responses = a_workload(8)
-    slow = response_logps_reference(sliding, prompts, responses)
-    assert (response_logps(sliding, prompts, responses) - slow).abs().max() < 1e-4
-
-
-def test_scaled_logits_come_from_the_model_itself(model):
-    assert split_model(model)[1] is not None
-    model.config.final_logit_softcapping = 30.0
-    try:
-        assert split_model(model) == (model, None)
-        assert split_model(model, "chunked")[1] is not None
-    finally:
-        del model.config.final_logit_softcapping
-    with pytest.raises(ValueError, match="head 'fast', allowed are 'auto'"):
-        split_model(model, "fast")
-
-
-def test_engine_edge_cases_and_bad_input(model):
-    assert response_logps(model, [], []).shape == (0, 0)
-    assert response_logps(model, [[1, 2]], [[]]).shape == (1, 0)
-    with pytest.raises(ValueError, match="row 1: empty prompt"):
-        response_logps(model, [[1], []], [[1], [2]])
-    with pytest.raises(ValueError, match="2 prompts but 1 responses"):
-        response_logps(model, [[1], [2]], [[1]])
-    for temperature in (0, -1, NAN):
-        with pytest.raises(ValueError, match="temperature"):
-            response_logps(model, [[1]], [[1]], temperature=temperature)
-    with pytest.raises(ValueError, match="token_budget 0"):
-        response_logps(model, [[1]], [[1]], token_budget=0)
-
-
-@SETTINGS
-@given(st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=12))
-def test_families_cover_every_prompt_once_and_really_share(prompts):
-    families = prompt_families(prompts)
-    assert sorted(i for _, members in families for i in members) == list(range(len(prompts)))
-    for length, members in families:
-        assert len({tuple(prompts[i][:length]) for i in members}) == 1
-        assert all(len(prompts[i]) >= length for i in members)
 
 
 def test_signal_rules_are_the_papers_table():
