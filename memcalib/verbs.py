@@ -7,7 +7,7 @@ __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'Wei
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
            'judge_options', 'price_option', 'sampling_options', 'cache_of', 'command_line', 'forecast_text', 'evaluate',
-           'generate', 'judge', 'report', 'compare', 'stats', 'clear', 'microserve']
+           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -230,6 +230,51 @@ def compare(
     found = compare_runs(runs, common=common, any_judge=judges)
     page = write_comparison(found, out)
     print(f"{comparison_text(found)}\n{page}")
+
+# %% ../nbs/09c_verbs.ipynb #530e0200
+@verbs.command()
+def demonstrations(
+    data: Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path("runs/demonstrations"),
+    teacher: Annotated[str | None, typer.Option(help="Name of the model that writes, as its server knows it.")] = None,
+    teacher_url: Url = None, teacher_key_env: KeyEnv = None,
+    evaluator: Annotated[str | None, typer.Option(help="Name of the first model that judges.")] = None,
+    evaluator_url: JudgeUrl = None, evaluator_key_env: KeyEnv = None,
+    evaluator2: Annotated[str | None, typer.Option(help="Name of the second one; not the same model.")] = None,
+    evaluator2_url: JudgeUrl = None, evaluator2_key_env: KeyEnv = None,
+    rounds: Annotated[int | None, typer.Option(help="Answers that a row may have until one is accepted [3].")] = None,
+    min_quality: Annotated[int | None, typer.Option(help="Least task quality, 0 to 4 [3].")] = None,
+    limit: Limit = None, split: Annotated[str | None, typer.Option(help="Which split, when the source is a data set [train].")] = None,
+    world: Annotated[str | None, typer.Option(help="Without data: short, long or scarce.")] = None,
+    text: Text = None, layout: Annotated[str | None, typer.Option(help="How the training prompt is set [plain].")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The teacher's prompt: a shipped name or a file [demonstration-1].")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature of the teacher [0.7].")] = None, max_tokens: MaxTokens = None,
+    concurrency: Concurrency = None, rpm: Rpm = None, tpm: Tpm = None, price: PriceText = None, evaluator_price: PriceText = None, evaluator2_price: PriceText = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be asked and what it costs; ask nobody.")] = False,
+    answer_tokens: Annotated[int, typer.Option(help="Assumed length of an answer in the forecast.")] = 500,
+    cache: Cache = None, no_cache: NoCache = False,
+) -> None:  # fmt: skip
+    """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
+
+    Everything paid for is written at once. After a stop the same command goes on; with more --rounds it gives refused rows further tries.
+
+    Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url https://api.example.com/v1 --evaluator qwen-plus
+    --evaluator2 deepseek-chat --evaluator2-url https://api.deepseek.com/v1 --evaluator2-key-env DEEPSEEK_API_KEY
+    """
+    from memcalib.demonstrate import DemonstrationRun, forecast, load_plan
+
+    limits, there = {"concurrency": concurrency, "rpm": rpm, "tpm": tpm}, (teacher_url, teacher_key_env)
+    options: dict[str, Any] = {"data": data, "limit": limit, "split": split, "world": world}
+    options["teacher"] = role_options(teacher, teacher_url, teacher_key_env, price=price_option(price), **limits) if teacher else None
+    second = (evaluator2, evaluator2_url, evaluator2_key_env, price_option(evaluator2_price))
+    for name, (model, url, key_env, paid) in {"evaluator": (evaluator, evaluator_url, evaluator_key_env, price_option(evaluator_price)), "evaluator2": second}.items():
+        options[name] = judge_options(model, url, key_env, there, price=paid, **limits) if model else None
+    options["making"] = {"rounds": rounds, "min_quality": min_quality, "text": text, "layout": layout, "prompt": prompt}
+    options["making"] |= {"temperature": temperature, "max_tokens": max_tokens}
+    run = DemonstrationRun(load_plan(_given(options)), out, cache_of(cache, no_cache), dry_run, command_line())
+    print(forecast_text(forecast(run.plan, run.examples, out, answer_tokens), answer_tokens))
+    if not dry_run:
+        print(run.finish())
 
 # %% ../nbs/09c_verbs.ipynb #93c55ec1
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
