@@ -45,8 +45,8 @@ def _frame(version: Annotated[bool, typer.Option("--version", callback=_version,
 
 app.add_typer(verbs)
 
-# %% ../nbs/09_cli.ipynb #190ff367
-RESUMED = ("build", "evaluate", "generate", "judge", "quickstart", "reproduce")
+# %% ../nbs/09_cli.ipynb #e1105f9e
+RESUMED = ("build", "demonstrations", "evaluate", "generate", "judge", "quickstart", "reproduce", "train")
 STAYS = "what was written stays; go on with: "
 
 
@@ -75,6 +75,7 @@ def _go_on(arguments: list[str] | None) -> str:
         return ""
     known = lambda before, text: not before.endswith("key-env") or re.fullmatch(r"[A-Z_][A-Z0-9_]*|", text)
     safe = [text if known(before, text) else "***" for before, text in zip(["memcalib", *given], given, strict=False)]
+    safe += ["--resume"] * (given[0] == "train" and "--resume" not in given)
     return f"\n{STAYS}{shlex.join(['memcalib', *safe])}"
 
 
@@ -177,7 +178,12 @@ def show(
 
         Console(highlight=False, force_jupyter=False).print(example)
 
-# %% ../nbs/09_cli.ipynb #9adff683
+# %% ../nbs/09_cli.ipynb #fbe7fb55
+def _command(*words: str, **options: object) -> str:
+    flags = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False, "")}
+    return shlex.join(["memcalib", *words, *(str(part) for name, value in flags.items() for part in (name, value) if part is not True)])
+
+# %% ../nbs/09_cli.ipynb #e486b963
 @app.command()
 def build(
     name: Annotated[str, typer.Argument(metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro.")] = "micro",
@@ -186,27 +192,49 @@ def build(
     reviews: Annotated[Path | None, typer.Option(help="Take in the review sheet (CSV) of the latest batch.")] = None,
     reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
     freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the pipeline: needs 90 % of a fresh batch passed.")] = False,
-    rows: Annotated[int | None, typer.Option(min=1, help="Source rows that enter the stages.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows that enter the stages.")] = None,
+    from_memory: Annotated[str | None, typer.Option(metavar="LOG", help="Build from the log of a memory system; micro: an invented one.")] = None,
+    store: Annotated[str | None, typer.Option(help="With a log that has ids only: the export that has the texts.")] = None,
+    redaction: Annotated[str | None, typer.Option(help="YAML file with rules and names of your own.")] = None,
+    consent: Annotated[str | None, typer.Option(help="The agreement that covers rows which say nothing.")] = None,
+    without_consent: Annotated[bool, typer.Option("--without-consent", help="Use rows that say nothing and that no agreement covers.")] = False,
+    domain: Annotated[str | None, typer.Option(help="Domain of the log's rows that name none [general].")] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Say what would be sent where, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to what a build from a log sends.")] = False,
     cache: Annotated[Path | None, typer.Option(help="File of the call cache [~/.cache/memcalib/calls.sqlite].")] = None,
+    profile: Annotated[str | None, typer.Option(help="The same as BUILD.")] = None,
 ) -> None:
     """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics, blocks, reviews.
 
     Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them.
     A build that was stopped goes on where it was; no call is paid twice.
-    """
-    from memcalib.build import BuildRun, load_build
-    from memcalib.cache import CallCache
 
-    command = shlex.join(["memcalib", "build", name, "--out", str(out)])
-    run = BuildRun(load_build(name, {"rows": rows} if rows else None), out, CallCache(cache), command)
-    if pilot:
-        print(run.pilot(pilot))
-    elif reviews:
+    With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
+    """
+    from memcalib.build_config import load_build
+    from memcalib.cache import CallCache
+    from memcalib.memory_build import MemoryRun, ask_first, build_run
+
+    log = {"log": from_memory, "store": store, "redaction": redaction, "consent": consent, "without_consent": without_consent, "domain": domain}
+    log = {option: value for option, value in log.items() if value not in (None, False)}
+    asked = {"rows": rows} if rows and not from_memory else {}
+    plan = load_build(profile or name, asked | ({"memory": log | ({"rows": rows} if rows else {})} if log else {}))
+    command = _command("build", profile or name, out=out, rows=rows, from_memory=log.pop("log", None), **log, cache=cache)
+    run = build_run(plan, out, CallCache(cache), command)
+    if reviews:
         print(run.take_reviews(reviews, reviewer))
-    elif freeze:
+        return
+    if freeze:
         print(run.freeze())
-    else:
-        print(run.finish())
+        return
+    if preview and not isinstance(run, MemoryRun):
+        raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
+    if preview:
+        print(run.tell())
+        return
+    if isinstance(run, MemoryRun):
+        ask_first(run, yes)
+    print(run.pilot(pilot) if pilot else run.finish())
 
 # %% ../nbs/09_cli.ipynb #47f3df43
 @app.command()

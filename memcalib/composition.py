@@ -136,7 +136,7 @@ def origin_table(counts: Counts) -> "pd.DataFrame":
     table = pd.DataFrame(rows, columns=["origin", *(level.label for level in Level)])
     return table.assign(all=table.iloc[:, 1:].sum(axis=1))
 
-# %% ../nbs/08n_composition.ipynb #8b3044cc
+# %% ../nbs/08n_composition.ipynb #8542ada2
 def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iterable[Drop]]], before: Passed | None = None) -> "pd.DataFrame":
     """Rows read, lost by each stage and reason, and left; one column for each domain, one for all, one for those left after it.
 
@@ -148,7 +148,7 @@ def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iter
     entered, gone = Counter(domains.values()), {}
     lost: dict[tuple[str, str], Counter] = defaultdict(Counter)
     for drop in before.dropped if before else ():
-        lost[f"sources, {drop.stage}", drop.rule][drop.domain] += 1
+        lost[f"sources, {drop.stage}", drop.rule][drop.domain or "not known"] += 1
     kept = Counter(row.domain for row in before.kept) if before else entered
     read = kept + sum(lost.values(), Counter())
     if undrawn := kept - entered:
