@@ -1,0 +1,132 @@
+"""Training on answers given beforehand, in one process or in several: `torchrun given.py FOLDER CASE...`."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+from trl.trainer import grpo_trainer
+
+import memcalib.training as training
+from memcalib.microworld import WORLDS, answer, build_tokenizer, exact_judge, load_policy, make_examples, noisy_levels
+from memcalib.problem import encode_prompt
+from memcalib.settings import TrainConfig, world_config
+
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 12, seed=5)
+CASES = {
+    "grpo": dict(method="grpo", empty="none"),
+    "gdpo": dict(method="gdpo", empty="none"),
+    "token": dict(empty="none"),
+    "sentence": dict(granularity="sentence", empty="none"),
+    "token-window": dict(accumulate=2, empty="none"),
+    "sentence-window": dict(granularity="sentence", accumulate=2, empty="some"),
+    "gdpo-window": dict(method="gdpo", accumulate=2, empty="some"),
+    "grpo-some": dict(method="grpo", empty="some"),
+    "token-some": dict(empty="some"),
+    "centred-open": dict(center=True, scale_unit="token", threshold_pool="open", empty="some"),
+    "half": dict(empty="half"),
+    "nothing": dict(method="gdpo", empty="all"),
+    "parts": dict(prompts=6, minibatches=2, empty="some"),
+    "parts-window": dict(prompts=6, minibatches=2, accumulate=2, empty="half"),
+    "adapter": dict(lora_rank=4, empty="some"),
+    "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
+}
+EMPTY = {
+    "none": lambda row, rows: False,
+    "some": lambda row, rows: row % 3 == 0,
+    "half": lambda row, rows: row >= rows // 2,
+    "all": lambda row, rows: True,
+}
+
+
+def settings(case: str) -> tuple[TrainConfig, str]:
+    """The configuration of a case, and which of its answers cannot be judged (in its first step)."""
+    sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
+    changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
+    empty = changes.pop("empty")
+    return world_config(WORLDS["short"], **changes), empty
+
+
+def given_answer(example, row: int) -> list[int]:
+    """A rule-made answer of this example, another one for each row, with levels flipped so that rewards differ."""
+    rng = random.Random(f"{example.id}-{row}")
+    text = answer(example, rng, noisy_levels(example, rng, flip=0.5))
+    return [*TOKENIZER(text)["input_ids"][:39], TOKENIZER.eos_token_id]
+
+
+def given_rollout(config: TrainConfig, empty: str):
+    """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
+
+    def rollout(prompts, trainer):
+        known = {tuple(trainer.encode(example)): example for example in EXAMPLES}
+        ids, step = [encode_prompt(TOKENIZER, prompt) for prompt in prompts], trainer.state.global_step
+        first = trainer.accelerator.process_index * len(prompts)
+        rows = range(first, first + len(prompts))
+        answers = [given_answer(known[tuple(p)], 1000 * step + row) for p, row in zip(ids, rows, strict=True)]
+        silent = [step == 0 and EMPTY[empty](row, config.prompts * config.generations) for row in rows]
+        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": None, "empty": silent}
+
+    return rollout
+
+
+def same_parts(config: TrainConfig, processes: int):
+    """In the place of the random order of rows: mini-batches of the same answers on one process as on two."""
+
+    def arrange(batch):
+        order = torch.arange(config.prompts * config.generations // processes)
+        if processes == 1:
+            order = order.view(2, config.minibatches * config.accumulate, -1).transpose(0, 1).flatten()
+        return {
+            key: value[order] if isinstance(value, torch.Tensor) and value.dim() else value
+            for key, value in batch.items()
+        }
+
+    return arrange
+
+
+def observe(case: str, out: Path, processes: int) -> dict:
+    """Train a case and keep what must not depend on the number of processes; of answers, the local rows.
+
+    In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
+    """
+    config, empty = settings(case)
+    found = {"advantages": [], "stats": []}
+
+    class Watched(training.CreditTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            found["advantages"].append(batch["advantages"] * batch["completion_mask"])
+            found["stats"].append(dict(self.credit.stats))
+            return batch
+
+    kept = training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict
+    try:
+        training._shared_rollout, training.CreditTrainer = given_rollout(config, empty), Watched
+        if config.minibatches > 1:
+            grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
+        trainer = training.train(
+            load_policy("cold-short")[0].double(), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=out / case
+        )
+    finally:
+        training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict = kept
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    start = {name: p.detach() for name, p in load_policy("cold-short")[0].named_parameters()}
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    steps = [p - start[name] if name in start else p for name, p in trained.items()]
+    found["losses"], found["rms"] = [row["loss"] for row in rows], [row["rms"] for row in found["stats"]]
+    found["thresholds"] = trainer.thresholds.state_dict()
+    found["weights"], found["moved"] = (
+        torch.cat([p.flatten() for p in trained.values()]),
+        max(p.abs().max().item() for p in steps),
+    )
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        torch.save(observe(name, folder, int(os.environ["WORLD_SIZE"])), folder / f"{name}-{rank}.pt")

@@ -1,0 +1,68 @@
+"""Several processes train to the same numbers as one on the same answers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import given
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
+
+
+def launch(folder: Path, *cases: str) -> None:
+    """Two processes with gloo between them on ports that nobody else uses; the end of their output if they fail."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = os.environ | QUIET | {"PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(
+        [*command, str(HERE / "given.py"), str(folder), *cases],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    launch(folder, *given.CASES)
+    return {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in given.CASES}
+
+
+def joined(pieces: list[torch.Tensor]) -> torch.Tensor:
+    width = max(piece.size(1) for piece in pieces)
+    return torch.cat([torch.nn.functional.pad(piece, (0, width - piece.size(1))) for piece in pieces])
+
+
+def gaps(one: dict, ranks: list[dict]) -> dict[str, float]:
+    """The largest difference of each quantity between one process and every rank; of advantages, beside the largest."""
+    found = {}
+    for step, mine in enumerate(one["advantages"]):
+        theirs = joined([rank["advantages"][step] for rank in ranks])
+        found[f"advantages {step}"] = ((theirs - mine).abs().max() / mine.abs().max().clamp(min=1)).item()
+    for rank in ranks:
+        pairs = {name: (one[name], rank[name]) for name in ("losses", "rms")} | {
+            "weights": (one["weights"], rank["weights"])
+        }
+        pairs |= {
+            f"thresholds {name}": (values, rank["thresholds"][name]) for name, values in one["thresholds"].items()
+        }
+        for name, (a, b) in pairs.items():
+            gap = (torch.as_tensor(a).double() - torch.as_tensor(b).double()).abs().max().item()
+            found[name] = max(gap, found.get(name, 0.0))
+    return found
+
+
+@pytest.mark.parametrize("case", given.CASES)
+def test_two_processes_are_one(case, two, tmp_path):
+    torch.set_num_threads(1)
+    one = given.observe(case, tmp_path, 1)
+    assert len(one["advantages"]) == len(two[case][0]["advantages"]) == 2
+    assert {name: gap for name, gap in gaps(one, two[case]).items() if not gap < 1e-5} == {}
+    assert one["moved"] > 1e-3
