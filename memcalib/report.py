@@ -107,7 +107,7 @@ def _failures(name: str, answers: "pd.DataFrame | None", judged: "pd.DataFrame |
         row |= {"unscored responses": int((~judged["scored"]).sum()), "unscored atoms": int(judged["unscored_atoms"].sum())}
     return {"method": name} | row
 
-# %% ../nbs/08_report.ipynb #cfcc02c8
+# %% ../nbs/08_report.ipynb #b69592d1
 def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
     """The figures that the rows of a run allow: plane, channels, curves, rates."""
     figures = {}
@@ -128,7 +128,7 @@ def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Fig
 
 def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
     """The steps of methods that sample answers; steps of supervised fine-tuning are of another length."""
-    return steps[steps["response_length"].notna()] if "response_length" in steps else steps
+    return steps[steps.groupby("method")["response_length"].transform("count") > 0] if "response_length" in steps else steps
 
 
 def start_of(run: Run) -> str:

@@ -7,7 +7,7 @@ __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'Wei
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
            'judge_options', 'price_option', 'sampling_options', 'cache_of', 'command_line', 'forecast_text', 'evaluate',
-           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve']
+           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve', 'train']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -317,3 +317,34 @@ def microserve(
     from memcalib.microserve import serve
 
     serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=micro_roles())
+
+# %% ../nbs/09c_verbs.ipynb #9f8191e2
+@verbs.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
+    method: Annotated[str, typer.Option(help="sft, opsd-pg, opsd-gkd, grpo, gdpo or memcalib-rl.")] = "memcalib-rl",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the training [the recipe's, or 42].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print resolved settings, memory, tokens and cost; train nothing.")] = False,
+    set: Annotated[list[str] | None, typer.Option(help="Change one value of the recipe, e.g. train.lr=2e-6; may be given several times.")] = None,
+    cache: Cache = None, no_cache: NoCache = False,
+) -> None:  # fmt: skip
+    """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO, GDPO, MemCalib-RL).
+
+    The folder then holds policy/, best/, steps.jsonl and manifest.json; `memcalib evaluate --weights OUT/policy` measures the policy.
+
+    Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
+    """
+    from memcalib.recipe import load_recipe, method_config
+    from memcalib.train_run import TrainRun, forecast_run
+
+    chosen = load_recipe(recipe, set or ())
+    if dry_run:
+        print(forecast_run(chosen, method, seed))
+        return
+    name = f"{Path(recipe).stem}-{method}-{method_config(chosen, method, seed).seed}"
+    run = TrainRun(chosen, method, out or Path("runs/train") / name, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
+    run.run()
+    if run.main:
+        print(run.text())

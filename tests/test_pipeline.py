@@ -18,6 +18,8 @@ from memcalib.pipeline import (
     run_quickstart,
 )
 from memcalib.problem import Judgment, load_examples, read_jsonl
+from memcalib.recipe import METHODS
+from memcalib.report import load_run, results_table, sampled_steps
 
 pytestmark = pytest.mark.xdist_group("pipeline")
 
@@ -45,10 +47,31 @@ def test_everything_is_there(smoke):
     assert {j.model for j in judgments} == {*BASELINES, *profile.methods}
     assert len(load_examples(smoke / "examples.jsonl")) == profile.eval_examples
     steps = [json.loads(line) for line in (smoke / "steps.jsonl").read_text().splitlines()]
-    assert [row["method"] for row in steps] == [m for m in profile.methods for _ in range(profile.train["steps"])]
+    sampled = [m for m in profile.methods if m != "SFT"]
+    assert profile.methods == tuple(METHODS) and len(sampled) == 5
+    made = [(m, step) for m in sampled for step in range(1 + profile.train["steps"])]
+    assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, "step 0 is the validation before"
+    path = [json.loads(line) for line in (smoke / "path.jsonl").read_text().splitlines()]
+    assert {row["method"] for row in path} == {*METHODS} and {row["seed"] for row in path} == {1}
     manifest = json.loads((smoke / "manifest.json").read_text())
     assert manifest["config"]["world"] == "short" and "torch" in json.dumps(manifest)
     assert tables(smoke) and (smoke / "report.html").stat().st_size > 10_000
+
+
+def test_the_table_has_the_papers_rows_in_the_papers_order(smoke):
+    table = results_table(load_run(smoke), resamples=50)
+    measured = table[table["status"] == "measured"]
+    assert list(measured["model"]) == ["Base", "Cold-start", *METHODS]
+    assert measured["seeds"].tolist() == [2] * 8 and not measured[["SCS", "Exact"]].isna().any(axis=None)
+
+
+def test_distillation_has_no_reward_and_that_is_no_zero(smoke):
+    steps = load_run(smoke).steps
+    rewarded = steps.groupby("method")["reward"].count()
+    assert (
+        rewarded[["OPSD-PG", "OPSD-GKD", "SFT"]].sum() == 0 and (rewarded[["GRPO", "GDPO", "MemCalib-RL"]] == 2).all()
+    )
+    assert set(sampled_steps(steps)["method"]) == {*METHODS} - {"SFT"}
 
 
 def test_report_opens_offline(smoke):
@@ -79,7 +102,7 @@ def test_killed_and_resumed_equals_straight(smoke, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "memcalib", "quickstart", "--profile", "smoke", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    part = out / "parts" / "GRPO-1"
+    part = out / "parts" / "OPSD-GKD-1"
     deadline = time.monotonic() + 120
     while not part.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
@@ -109,6 +132,9 @@ def test_other_settings_are_refused(smoke, tmp_path):
         ("eval_examples: 0", "eval_examples"),
         ("train_seeds: [1, 2]", "train_seeds"),
         ("train: {eta: 2}", "eta"),
+        ("sft: {epochs: 0}", "epochs"),
+        ("sft: {rank: 3}", "lora_rank"),
+        ("sft_examples: 0", "sft_examples"),
         ("train: {cap: 0.5}", "cap"),
         ("train: {mode: sideways}", "sideways"),
         ("steps: 3", "allowed: world"),
