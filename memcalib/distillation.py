@@ -6,7 +6,7 @@
 __all__ = ['Tail', 'reverse_kl_rewards', 'token_stats', 'topk_forward_kl', 'Reading', 'read_head', 'answer_states', 'Lesson',
            'teach', 'Told', 'OpsdPG', 'OpsdGKD']
 
-# %% ../nbs/07a_distillation.ipynb #30e51b36
+# %% ../nbs/07a_distillation.ipynb #119aaca5
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +25,10 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
 from .engines import evaluating
-from .localization import response_logps, response_mask, shares_cache, split_model
 from .microworld import policy_path
+from .prefixes import response_mask
 from .problem import Example
+from .scoring import _within_memory, cache_fault, response_logps, split_model, verdict
 from .settings import TrainConfig
 from .teacher import fitting_examples, teacher_encoder
 from .training import CreditTrainer
@@ -163,56 +164,75 @@ def _plain_states(network, prompts: list[list[int]], responses: list[list[int]],
     first = torch.tensor([len(p) - 1 for p in prompts], device=device)
     return network(input_ids=ids, attention_mask=mask, use_cache=False)[0], mask.bool() & (torch.arange(ids.shape[1], device=device) >= first[:, None])
 
-# %% ../nbs/07a_distillation.ipynb #ce09ef59
+# %% ../nbs/07a_distillation.ipynb #49b1d91a
 @torch.no_grad()
 def answer_states(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *,
-    token_budget: int | None = None, share: bool | None = None,
+    token_budget: int | None = None, share: bool = True,
 ) -> Iterator[tuple[list[int], Tensor, Callable[[Tensor], Tensor]]]:  # fmt: skip
     """(row numbers, hidden states of their answer tokens one row after the other, output head), a batch at a time."""
     network, head = split_model(model)
-    share = (shares_cache(model) if share is None else share) and min(map(len, prompts)) > 1
-    budget = token_budget or (4096 if model.device.type == "cpu" else 32768)
-    for rows in _batches(prompts, responses, budget):
+    share = share and min(map(len, prompts)) > 1
+    for rows in _batches(prompts, responses, token_budget or (4096 if model.device.type == "cpu" else 32768)):
         batch = ([list(prompts[i]) for i in rows], [list(responses[i]) for i in rows], model.device)
         states, keep = _shared_states(network, *batch, head is None) if share else _plain_states(network, *batch)
         yield rows, states[keep], head or torch.nn.Identity()
 
-# %% ../nbs/07a_distillation.ipynb #1db915fd
+# %% ../nbs/07a_distillation.ipynb #3faa689d
 class Lesson(NamedTuple):
-    """What the teacher says about a batch of answers, on the right padded with 0; see `Reading`."""
+    """What the teacher says about a batch of answers, padded with 0 on the right; NaN rows could not be read. See `Reading`."""
 
     target: Float[Tensor, "row token"]
     ids: Int[Tensor, "row token k"]
     top: Float[Tensor, "row token k"]
     rest: Float[Tensor, "row token"]
 
+# %% ../nbs/07a_distillation.ipynb #00050c06
+def _lessons(model, prompts, responses, k: int, temperature: float, rows: list[int], **options) -> dict[int, list[Tensor]]:
+    found = {}
+    for part, states, head in answer_states(model, [prompts[i] for i in rows], [responses[i] for i in rows], **options):
+        targets = torch.tensor([token for i in part for token in responses[rows[i]]], device=states.device)
+        read = read_head(head, states, targets, k=k, temperature=temperature)
+        pieces = [x.split([len(responses[rows[i]]) for i in part]) for x in (read.target, read.ids.int(), read.top, read.rest)]
+        found |= {i: list(row) for i, row in zip(part, zip(*pieces, strict=True), strict=True)}
+    return found
 
+
+def _may_share(model, prompts, responses) -> bool:
+    few = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))[:4]
+
+    def check() -> tuple[Tensor, Tensor]:
+        ways = (_lessons(model, prompts, responses, 1, 1.0, few, share=share) for share in (True, False))
+        return tuple(torch.cat([found[i][0] for i in range(len(few))]) for found in ways)
+
+    return not verdict(model, "lesson", lambda: cache_fault(model), check)
+
+# %% ../nbs/07a_distillation.ipynb #177b0836
 @torch.no_grad()
 def teach(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], k: int = 64, *,
-    temperature: float = 1.0, **options: Any,
+    temperature: float = 1.0, token_budget: int | None = None, share: bool | None = None,
 ) -> Lesson:  # fmt: skip
     """The teacher's log-probability of each answer token, and its k likeliest tokens there with the mass outside them.
 
-    `prompts` are the teacher's own, one for each answer. `options` are those of `answer_states`.
+    `prompts` are the teacher's own, one for each answer; `share` None means: where the check allows it.
     Raises `ValueError` when k is larger than the vocabulary.
     """
     vocabulary = model.get_output_embeddings().weight.shape[0]
     if not 1 <= k <= vocabulary:
         raise ValueError(f"top_k {k}: allowed are 1 to {vocabulary}, the size of the teacher's vocabulary")
-    mask = response_mask(responses, model.device)
-    zeros = torch.zeros(mask.shape, device=model.device)
-    lesson = Lesson(zeros, torch.zeros(*mask.shape, k, dtype=torch.int32, device=model.device), zeros.new_zeros(*mask.shape, k), zeros.clone())
+    budget = token_budget or (4096 if model.device.type == "cpu" else 32768)
     with evaluating(model):
-        for rows, states, head in answer_states(model, prompts, responses, **options):
-            targets = torch.tensor([token for i in rows for token in responses[i]], device=model.device)
-            at = torch.tensor(rows, device=model.device)
-            inside = torch.zeros_like(mask).index_fill(0, at, True) & mask
-            read = read_head(head, states, targets, k=k, temperature=temperature)
-            order = torch.cat([torch.full((len(responses[i]),), i) for i in rows]).argsort(stable=True).to(model.device)
-            for whole, part in zip(lesson, (read.target, read.ids.int(), read.top, read.rest), strict=True):
-                whole[inside] = part[order]
+        share = _may_share(model, prompts, responses) if share is None else share
+        work = lambda rows, size: _lessons(model, prompts, responses, k, temperature, rows, token_budget=size, share=share)
+        found = _within_memory(work, list(range(len(prompts))), budget)
+    mask = response_mask(responses, model.device)
+    flat = torch.zeros(mask.shape, device=model.device)
+    wide = flat.new_zeros(*mask.shape, k)
+    lesson = Lesson(flat, wide.int(), wide, flat.clone())
+    for i, answer in enumerate(responses):
+        for whole, piece in zip(lesson, found.get(i, [torch.nan, 0, torch.nan, torch.nan]), strict=True):
+            whole[i, : len(answer)] = piece
     return lesson
 
 # %% ../nbs/07a_distillation.ipynb #98de1019
@@ -251,7 +271,7 @@ def _teacher(trainer: "OpsdPG") -> Iterator[PreTrainedModel]:
             with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
                 yield model
 
-# %% ../nbs/07a_distillation.ipynb #c2e3c703
+# %% ../nbs/07a_distillation.ipynb #a7aa93d9
 @dataclass
 class Told:
     """What a rollout batch told, for its step row; it stands where other methods keep their credit."""
@@ -259,11 +279,15 @@ class Told:
     stats: dict[str, float] = field(default_factory=dict)
 
 
-def _answer_mask(trainer: CreditTrainer) -> Tensor:
-    device = trainer.accelerator.device
-    return response_mask(trainer.desk.ids, device) & trainer.desk.valid.to(device)[:, None]
+def _check_context(trainer: "OpsdPG", examples: Sequence[Example]) -> None:
+    limit = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(examples, key=lambda example: len(trainer.teacher_prompt(example)))
+    size, room = len(trainer.teacher_prompt(longest)), trainer.config.max_tokens
+    if limit and size + room > limit:
+        allowed = f"the model's context of {limit}; lower max_teacher to leave such examples out"
+        raise ValueError(f"example {longest.id!r}: teacher prompt of {size} tokens and answers of up to {room}; allowed: {allowed}")
 
-# %% ../nbs/07a_distillation.ipynb #56c3517a
+# %% ../nbs/07a_distillation.ipynb #1adeb78b
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
@@ -271,6 +295,7 @@ class OpsdPG(CreditTrainer):
         self.teacher_prompt = teacher_encoder(tokenizer, config.text, config.teacher_layout or config.layout)
         examples = fitting_examples(self.teacher_prompt, examples, config.max_teacher)
         super().__init__(model, config, examples, judge, tokenizer, out, peft_config)
+        _check_context(self, examples)
         self.teacher = _frozen_copy(self)
 
     def _teacher_logps(self) -> Float[Tensor, "row token"]:
@@ -287,11 +312,18 @@ class OpsdPG(CreditTrainer):
             model = self.accelerator.unwrap_model(self.model)
             return response_logps(model, prompts, self.desk.ids, temperature=self.temperature)
 
-    def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-        mask, clip = _answer_mask(self), self.config.reward_clip
-        rewards = reverse_kl_rewards(self._student_logps(batch), self._teacher_logps(), mask, clip)
+    def _rewarded(self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0) -> Float[Tensor, "row token"]:
+        student, device = self._student_logps(batch), self.accelerator.device
+        mask = response_mask(self.desk.ids, device)
+        read = ~(mask & (teacher.isnan() | student.isnan())).any(1)
+        mask &= (self.desk.valid.to(device) & read)[:, None]
+        rewards = reverse_kl_rewards(student, teacher, mask, clip)
         self.credit = Told(_mean_over(self.accelerator, token_stats(rewards, mask)))
+        self.credit.stats["not_taught"] = int(self.accelerator.gather((~read).sum()).sum())
         return rewards
+
+    def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+        return self._rewarded(batch, self._teacher_logps(), self.config.reward_clip)
 
 # %% ../nbs/07a_distillation.ipynb #7f34eb13
 def _mean_over(accelerator, stats: dict[str, float]) -> dict[str, float]:
@@ -308,7 +340,7 @@ def _student_reading(bare, ids: Tensor, mask: Tensor, width: int, lesson: Lesson
     spread = lambda values: values.new_zeros(keep.shape).masked_scatter(keep, values)
     return spread(read.target), spread(read.entropy), read
 
-# %% ../nbs/07a_distillation.ipynb #4db9d254
+# %% ../nbs/07a_distillation.ipynb #36c680f1
 class OpsdGKD(OpsdPG):
     """On-policy self-distillation with the top-k forward KL as loss (app:training-details). Needs TRL's loss type `dapo`."""
 
@@ -322,9 +354,8 @@ class OpsdGKD(OpsdPG):
         prompts = [self.teacher_prompt(example) for example in self.desk.examples]
         with _teacher(self) as model:
             self.lesson = teach(model, prompts, self.desk.ids, self.config.top_k, temperature=self.temperature)
-        mask, self.seen = _answer_mask(self), []
-        rewards = reverse_kl_rewards(self._student_logps(batch), self.lesson.target, mask)
-        self.credit = Told(_mean_over(self.accelerator, token_stats(rewards, mask)))
+        self.seen = []
+        rewards = self._rewarded(batch, self.lesson.target)
         return torch.zeros_like(rewards)
 
     def _generate_and_score_completions(self, inputs):
@@ -335,14 +366,16 @@ class OpsdGKD(OpsdPG):
         self.lesson = None
         return batch | grown
 
-# %% ../nbs/07a_distillation.ipynb #ea8d2272
+# %% ../nbs/07a_distillation.ipynb #963e4c26
 def _read_student(self: OpsdGKD, model, ids, mask, width, *args, **options):
     if self.lesson is None or not torch.is_grad_enabled():
         return super(OpsdGKD, self)._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
     bare = self.accelerator.unwrap_model(model)
     target, entropy, read = _ForwardRedirection()(model, bare, _student_reading, bare, ids, mask, width, self.lesson, self.temperature)
     keep = mask[:, -width:].bool()
-    self.divergence = topk_forward_kl(read.top, read.rest, self.lesson.top[keep], self.lesson.rest[keep], self.config.tail)
+    told = self.lesson.target[keep].isfinite()
+    sides = [side[told] for side in (read.top, read.rest, self.lesson.top[keep], self.lesson.rest[keep])]
+    self.divergence = topk_forward_kl(*sides, self.config.tail)
     return target, entropy, None
 
 
