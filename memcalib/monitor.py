@@ -46,8 +46,8 @@ def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     flags = [atom.grounded for judgment in judgments for atom in judgment.atoms if atom.grounded is not None]
     return flags.count(False), len(flags)
 
-# %% ../nbs/07h_monitor.ipynb #88ee1c4f
-_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/"), ("_error", "multiplier_max")
+# %% ../nbs/07h_monitor.ipynb #8e46c837
+_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/"), ("_error", "_relative", "multiplier_max")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 

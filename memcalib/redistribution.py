@@ -341,13 +341,15 @@ def credit(
     stats = _stats(config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds)
     return Credit(final.float(), sequence.float(), mine, stats, detail)
 
-# %% ../nbs/06_redistribution.ipynb #e287d6ff
+# %% ../nbs/06_redistribution.ipynb #7be054b3
 def _stats(
     config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds
 ) -> dict[str, float]:
-    lengths = live.sum(1).clamp(min=1)
-    gap = (final.float().sum(1) / lengths - sequence).abs()
-    out = {"rms": scale.item(), "unscored": int((~valid).sum()), "conservation_error": gap.max().item()}
+    used = final.float().double()  # what the loss will see
+    gap = (used.sum(1) / live.sum(1).clamp(min=1) - sequence).abs()
+    relative = gap / used.abs().amax(1).clamp(min=1)
+    out = {"rms": scale.item(), "unscored": int((~valid).sum())}
+    out |= {"conservation_error": gap.max().item(), "conservation_relative": relative.max().item()}
     if config.method != "grpo":
         groups = [group == g for g in group[valid].unique()]
         for h, name in enumerate(CHANNELS):

@@ -6,7 +6,7 @@
 __all__ = ['log', 'LOGGED', 'TRAINERS', 'CreditTrainer', 'rescue', 'run_state', 'load_run_state', 'StepRows', 'write_trace',
            'describe', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #431b367b
+# %% ../nbs/07_training.ipynb #fdfa7ba3
 import json
 import logging
 import math
@@ -37,7 +37,7 @@ from .metrics import summary
 from .monitor import STATS, DriftMonitor, OnStep, answer_stats, drift_limits, merge_stats, quote_counts
 from .patience import JudgeStopped, PatientJudge, cache_path, judge_spent
 from .problem import Example, Judge, Judgment, encode_prompt
-from .redistribution import new_thresholds
+from .redistribution import Credit, new_thresholds
 from .segments import response_units
 from .settings import DISTILLED, TrainConfig, credit_config, trl_config
 
@@ -332,16 +332,17 @@ def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
 
 StepRows._write, StepRows._judged, StepRows._evaluate = _write, _judged, _evaluate
 
-# %% ../nbs/07_training.ipynb #8d39f92c
+# %% ../nbs/07_training.ipynb #bd4f1861
 def write_trace(trainer: CreditTrainer, step: int) -> None:
     """Write the trace of the last rollout batch into the folder `traces` of the run."""
     writer = resolve_name("memcalib.traces:TraceWriter")(Path(trainer.args.output_dir) / "traces")
-    credit, about = trainer.credit or trainer.advantages, {"process": trainer.accelerator.process_index}
-    if trainer.credit:
+    credited = isinstance(trainer.credit, Credit)
+    credit, about = trainer.credit if credited else trainer.advantages, {"process": trainer.accelerator.process_index}
+    if credited:
         about["thresholds"] = trainer.thresholds_before
     writer.write(step, trainer.desk, credit, trainer.pairs, trainer._tokenizer, **about)
 
-# %% ../nbs/07_training.ipynb #fcecb13a
+# %% ../nbs/07_training.ipynb #169705ad
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
           "grad_norm": "grad_norm", "seconds": "step_time"}  # fmt: skip
 
@@ -354,11 +355,12 @@ def describe(trainer: CreditTrainer) -> dict[str, Any]:
     reward = gather(desk.rewards.sum(1).to(stats.device)).nanmean().item()
     head = {"step": trainer.state.global_step // config.minibatches, "method": config.method, "seed": config.seed}
     credited = merge_stats(gather_object([trainer.credit.stats])) if trainer.credit else {}
-    trainer.worst_mean = max(trainer.worst_mean, credited.get("conservation_error", 0.0))
+    if "conservation_relative" in credited:
+        trainer.worst_mean = max(trainer.worst_mean, credited["conservation_relative"])
+        credited["worst_mean"] = trainer.worst_mean
     first = {"overlong": len(desk.pool) - len(trainer.train_dataset)} if head["step"] == 1 else {}
     watched = dict(zip(STATS, means, strict=True)) | _judge_numbers(trainer)
-    row = head | {"reward": reward} | watched | credited | {"worst_mean": trainer.worst_mean} if credited else head | {"reward": reward} | watched
-    return row | {"skipped": trainer.skipped} | first | trainer.evaluated
+    return head | {"reward": reward} | watched | credited | {"skipped": trainer.skipped} | first | trainer.evaluated
 
 
 def _judge_numbers(trainer: CreditTrainer) -> dict[str, float | None]:
