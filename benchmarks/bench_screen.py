@@ -185,5 +185,14 @@ if __name__ == "__main__":
         measure(int(sys.argv[2]))
     else:
         compare_libraries(2_000)
+        costs = {}
         for size in map(int, sys.argv[1:] or (5_000, 10_000)):
-            subprocess.run([sys.executable, __file__, "--one", str(size)], check=True)
+            command = [sys.executable, __file__, "--one", str(size)]
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            print(said, end="", flush=True)
+            costs[size] = float(re.search(r"(\d+) us each", said)[1])
+        first, *larger = costs
+        for size in larger:
+            print(
+                f"growth: {size / first:g} times the documents, {costs[size] / costs[first]:.2f} times the processor time of each"
+            )

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MADE', 'REVIEWED', 'source_rows_of', 'screened', 'settings_of', 'BuildRun', 'served', 'Made']
 
-# %% ../nbs/09e_build.ipynb #b73cfdc6
+# %% ../nbs/09e_build.ipynb #8e6bc6f1
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +23,7 @@ from .dataset_card import CardFacts, write_card
 from .distractors import DISTRACTORS, RUBRICS
 from .drafts import Draft, Drop
 from .duplicates import choose_rows, clean_rows
+from .endpoint import Endpoint
 from .freeze import Commands, FreezeError, Frozen, freeze, pipeline_settings, require_frozen, write_frozen
 from .lint import LintResult
 from .llm import Client
@@ -111,7 +112,7 @@ class BuildRun:
         """The draft of a row."""
         return Draft.start(row)
 
-# %% ../nbs/09e_build.ipynb #a5d51cd8
+# %% ../nbs/09e_build.ipynb #927d58ce
 def _stage(self: BuildRun, stage: Stage, drafts: Sequence[Draft], role: str, url: str | None, bar: Bar, place: Path) -> list[Draft]:
     """Take rows through one stage; returns the rows that are left, and raises `DataError` when there is none."""
     bar.name(stage.name)
@@ -119,7 +120,7 @@ def _stage(self: BuildRun, stage: Stage, drafts: Sequence[Draft], role: str, url
     run = run_stage(stage, drafts, client, place / "stages", on_row=lambda row: bar.add(1), command=self.command)
     result = run_async(run)
     self.results.append(result)
-    self.usage[stage.name] = client.totals.to_dict()
+    self.usage[stage.name] = _paid(result.spent, client.endpoint)
     return _some(result, stage.name, self.command)
 
 
@@ -128,6 +129,11 @@ def _before(self: BuildRun, stage: Stage, drafts: list[Draft], place: Path) -> l
     if stage is DISTRACTORS:
         return plan_rows(drafts, place / "plans.jsonl", self.build.plan)
     return [compose(draft) for draft in drafts] if stage is NATURALIZATION else drafts
+
+
+def _paid(spent: dict[str, float], endpoint: Endpoint) -> dict[str, float]:
+    tokens = [spent.get(name, 0) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    return spent | ({"cost": endpoint.price.cost(*tokens)} if endpoint.price else {})
 
 
 BuildRun.stage, BuildRun.before = _stage, _before
