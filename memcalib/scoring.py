@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'response_logps_reference', 'split_model', 'token_scores', 'token_logps', 'cache_fault', 'shares_cache',
-           'sharing_faults', 'agrees', 'verdict', 'response_logps']
+           'sharing_faults', 'agrees', 'verdict', 'group_sync', 'response_logps']
 
 # %% ../nbs/05ab_scoring.ipynb #bb40a642
 import inspect
@@ -323,6 +323,22 @@ def _check_rows(prompts, responses, temperature: float, token_budget: int | None
     if token_budget is not None and token_budget < 1:
         raise ValueError(f"token_budget {token_budget}, must be at least 1")
 
+# %% ../nbs/05ab_scoring.ipynb #481d2f2c
+def group_sync(model) -> Callable[[bool], bool] | None:
+    "The `sync` of a model sharded over the processes of this run; None for any other model."
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
+    if not (sharded and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return None
+
+    def sync(busy: bool) -> bool:
+        flag = torch.tensor(int(busy), device=model.device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    return sync
+
 # %% ../nbs/05ab_scoring.ipynb #f793d316
 def _inside(model, work: Callable[[], None]) -> None:
     "Run work(), inside the forward of the model where FSDP has sharded it."
@@ -375,7 +391,7 @@ def _score(model, scorer: _Scorer, keys: list[tuple], share: bool | None, budget
         found |= {work[k]: piece for k, piece in _within_memory(some, jobs, budget).items()}
     return found
 
-# %% ../nbs/05ab_scoring.ipynb #3d8a4c2f
+# %% ../nbs/05ab_scoring.ipynb #d6ed58e2
 @torch.no_grad()
 def response_logps(
     model,
@@ -389,11 +405,11 @@ def response_logps(
     logit_chunk: int = 2**24,
     context: int | None = None,  # longest row in tokens; None = the model's own limit
     lost: Counter | None = None,  # filled with the reasons of rows that could not be scored
-    sync: Callable[[bool], bool] | None = None,  # for sharded models: true while any process has work
+    sync: Callable[[bool], bool] | None = None,  # true while any process has work; None = `group_sync(model)`
 ) -> Float[Tensor, "row token"]:
     "Token log-probabilities of each answer under its prompt: float32, padded with 0; NaN in rows that could not be scored."
     _check_rows(prompts, responses, temperature, token_budget)
-    scorer = _Scorer(*split_model(model, head), temperature, logit_chunk, model.device, sync)
+    scorer = _Scorer(*split_model(model, head), temperature, logit_chunk, model.device, sync or group_sync(model))
     budget = token_budget or (2048 if model.device.type == "cpu" else 16384)
     limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]

@@ -6,7 +6,7 @@
 __all__ = ['log', 'LOGGED', 'TRAINERS', 'CreditTrainer', 'rescue', 'run_state', 'load_run_state', 'StepRows', 'write_trace',
            'describe', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #fdfa7ba3
+# %% ../nbs/07_training.ipynb #d52c21c3
 import json
 import logging
 import math
@@ -32,14 +32,15 @@ from memcalib.checkpoints import (
 )  # fmt: skip
 from .desk import ChannelRewards, assign_credit, check_context, prompt_dataset
 from .engines import prompt_encoder, sample_answers, sample_tokens
-from .localization import response_logps
 from .metrics import summary
 from .monitor import STATS, DriftMonitor, OnStep, answer_stats, drift_limits, merge_stats, quote_counts
 from .patience import JudgeStopped, PatientJudge, cache_path, judge_spent
 from .problem import Example, Judge, Judgment, encode_prompt
 from .redistribution import Credit, new_thresholds
+from .scoring import response_logps
 from .segments import response_units
 from .settings import DISTILLED, TrainConfig, credit_config, trl_config
+from .trees import tree_logps, trees_agree, unpad
 
 # %% ../nbs/07_training.ipynb #175bd641
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
-# %% ../nbs/07_training.ipynb #987d391d
+# %% ../nbs/07_training.ipynb #3867cdb5
 def _padded(values: Float[Tensor, "row token"], width: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, width - values.size(1)))
 
@@ -87,17 +88,14 @@ def _count_tokens(parts: list[dict], window: int, gather: Callable[[Tensor], Ten
             part["num_items_in_batch"] = tokens * len(parts) / window
 
 
-def _shared_logps(model, ids: Tensor, mask: Tensor, width: int, temperature: float) -> Tensor:
-    seen, split = mask.bool(), ids.size(1) - width
-    prompts = [row[kept].tolist() for row, kept in zip(ids[:, :split], seen[:, :split], strict=True)]
-    answers = [row[kept].tolist() for row, kept in zip(ids[:, split:], seen[:, split:], strict=True)]
-    return _padded(response_logps(model, prompts, answers, temperature=temperature), width)
+def _text_only(options: dict[str, Any]) -> bool:
+    return not any(value is not None and value is not False for name, value in options.items() if name != "batch_size")
 
 # %% ../nbs/07_training.ipynb #8c77bba0
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
-# %% ../nbs/07_training.ipynb #a0b7c081
+# %% ../nbs/07_training.ipynb #2ac32caf
 class CreditTrainer(GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists every departure from its base."""
 
@@ -152,12 +150,17 @@ class CreditTrainer(GRPOTrainer):
         return inputs
 
     def _get_per_token_logps_and_entropies(self, model, ids, mask, width, *args, compute_entropy=False, **options):
-        if compute_entropy or not self.config.share_prompts:
-            options["compute_entropy"] = compute_entropy
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
+        bare, rows = self.accelerator.unwrap_model(model), unpad(ids, mask, width)
+        share, update = self.config.share_prompts and _text_only(options), torch.is_grad_enabled()
         with self.accelerator.autocast():
-            bare = self.accelerator.unwrap_model(model)
-            return _shared_logps(bare, ids, mask, width, self.temperature), None, None
+            if share and not update and not compute_entropy:
+                return _padded(response_logps(bare, *rows, temperature=self.temperature), width), None, None
+            if share and update and trees_agree(bare, *rows, self.temperature, model):
+                wanted = {"grad": True, "entropy": compute_entropy, "fused": model}
+                logps, entropies = tree_logps(bare, *rows, temperature=self.temperature, **wanted)
+                return _padded(logps, width), _padded(entropies, width) if compute_entropy else None, None
+        options["compute_entropy"] = compute_entropy
+        return super()._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
 
     def _get_train_sampler(self, dataset=None):
         self.sampler = EpochSampler.like(super()._get_train_sampler(dataset))
@@ -253,12 +256,12 @@ CreditTrainer.identity = cached_property(_identity)
 CreditTrainer.identity.__set_name__(CreditTrainer, "identity")
 CreditTrainer.run_state, CreditTrainer.load_run_state = run_state, load_run_state
 
-# %% ../nbs/07_training.ipynb #a3e043bf
+# %% ../nbs/07_training.ipynb #9ec00258
 class StepRows(TrainerCallback):
     """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces; drops unscored mini-batches' updates."""
 
     def __init__(self, trainer: CreditTrainer, validation: Sequence[Example] = (), on_step: OnStep | None = None):
-        self.trainer, self.validation, self.on_step = trainer, validation, on_step
+        self.trainer, self.validation, self.on_step, self.stop = trainer, validation, on_step, None
 
     def on_train_begin(self, args, state, control, model=None, **_):
         config = self.trainer.config
@@ -283,7 +286,10 @@ class StepRows(TrainerCallback):
         if not part:
             self.trainer.random_state = random_state()
             if self.validation and config.eval_every and step % config.eval_every == 0:
-                self.trainer.evaluated = self._evaluate(model, step)
+                try:
+                    self.trainer.evaluated = self._evaluate(model, step)
+                except JudgeStopped as error:
+                    self.stop = error
 
     def on_log(self, args, state, control, logs=None, **_):
         if "loss" not in logs:
@@ -299,8 +305,10 @@ class StepRows(TrainerCallback):
         if config.trace_every and row["step"] % config.trace_every == 0:
             write_trace(trainer, row["step"])
         self._write(row | ({"drift": moved} if moved else {}))
+        if self.stop:
+            raise type(self.stop)(f"{self.stop}. {trainer.rescue()}") from self.stop
 
-# %% ../nbs/07_training.ipynb #5919c2c5
+# %% ../nbs/07_training.ipynb #f249ee5b
 def _write(self: StepRows, row: dict[str, Any]) -> None:
     if self.trainer.accelerator.is_main_process:
         with open(Path(self.trainer.args.output_dir) / ROWS, "a", encoding="utf-8") as file:
@@ -319,10 +327,7 @@ def _judged(self: StepRows, model) -> list[Judgment]:
 
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
     trainer, out = self.trainer, self.trainer.args.output_dir
-    try:
-        scores = summary(self._judged(model))
-    except JudgeStopped as error:
-        raise type(error)(f"{error}. {trainer.rescue()}") from error
+    scores = summary(self._judged(model))
     score = scores["SCS"]
     if trainer.config.keep_best and score == score and (trainer.best is None or score > trainer.best["SCS"]):
         trainer.best = {"step": step, "SCS": score}
