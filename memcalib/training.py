@@ -6,7 +6,7 @@
 __all__ = ['log', 'LOGGED', 'TRAINERS', 'CreditTrainer', 'rescue', 'run_state', 'load_run_state', 'StepRows', 'write_trace',
            'describe', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #d52c21c3
+# %% ../nbs/07_training.ipynb #c4a66c4c
 import json
 import logging
 import math
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
+from .channels import CHANNELS
 from memcalib.checkpoints import (
     ROWS, SEAL, CheckpointError, EpochSampler, check_same_run, checkpoints, examples_hash, keep_best, newest_checkpoint, random_state,
     read_state, restore_best, restore_rows, seal, set_random_state, unseal,
@@ -95,7 +96,7 @@ def _text_only(options: dict[str, Any]) -> bool:
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
-# %% ../nbs/07_training.ipynb #2ac32caf
+# %% ../nbs/07_training.ipynb #69bc7336
 class CreditTrainer(GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists every departure from its base."""
 
@@ -134,6 +135,7 @@ class CreditTrainer(GRPOTrainer):
 
     def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         """Token advantages of the rollout batch that `self.desk` read last, 0 at padding and in unscored rows."""
+        _check_rewards(self.desk, self.state.global_step // self.config.minibatches + 1)
         known = batch.get("old_per_token_logps") if self.config.share_prompts and not self.config.mask_truncated else None
         self.thresholds_before = self.thresholds.value.clone()
         self.credit, self.pairs = assign_credit(
@@ -177,7 +179,7 @@ class CreditTrainer(GRPOTrainer):
             logs |= {f"memcalib/{name}": value for name, value in numbers.items()}
         super().log(logs, start_time)
 
-# %% ../nbs/07_training.ipynb #5b664b1f
+# %% ../nbs/07_training.ipynb #dcccbdd5
 def _patient(judge: Judge | None, config: TrainConfig, total: Callable) -> PatientJudge | None:
     if judge is None:
         return None
@@ -185,6 +187,14 @@ def _patient(judge: Judge | None, config: TrainConfig, total: Callable) -> Patie
         judge = PatientJudge(judge, config.max_failed, config.pause_minutes)
     judge.total = total
     return judge
+
+
+def _check_rewards(desk: ChannelRewards, step: int) -> None:
+    bad = (desk.valid[:, None] & ~desk.rewards.isfinite()).nonzero()
+    if len(bad):
+        row, channel = bad[0].tolist()
+        where = f"step {step}, row {row} (example {desk.examples[row].id!r}), channel {CHANNELS[channel]}"
+        raise ValueError(f"{where}: reward {desk.rewards[row, channel].item()} of a scored answer, must be finite")
 
 
 def _check_finite(name: str, values: Tensor, mask: Tensor, updates: int) -> None:
