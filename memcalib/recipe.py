@@ -253,7 +253,7 @@ def _read(name: str | Path) -> dict[str, Any]:
         raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with {', '.join(Recipe.model_fields)}")
     return content
 
-# %% ../nbs/09h_recipe.ipynb #213c594d
+# %% ../nbs/09h_recipe.ipynb #562f49a4
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Every fault of a recipe, as `place: value found; values allowed`; the same fault of several methods comes several times."""
     try:
@@ -262,6 +262,9 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
         for fault in error.errors():
             place = [str(part) for part in fault["loc"] if part not in ("endpoint", "exact", "[key]")]
             known, secret = _home(fault["loc"]).model_fields, bool(place) and place[0] == "judge"
+            if fault["type"] == "literal_error" and place == ["judge"]:
+                fault = fault | {"msg": "allowed are exact, or an endpoint (model, base_url, key_env, …)"}
+                secret = False
             yield _fault_text(".".join(place) or "recipe", fault, list(known), show=not secret)
     parts = ("train", "sft", "methods", "data")
     readable = {name: content[name] for name in parts if isinstance(content.get(name), Mapping)}
@@ -269,9 +272,25 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     readable["methods"] = {name: own for name, own in overrides.items() if isinstance(own, Mapping)}
     for method in METHODS.values():
         try:
-            _build(readable, method, None)
+            yield from _late_faults(_build(readable, method, None))
         except ValidationError as error:
             yield from _method_faults(readable, method, error)
+
+
+def _late_faults(config: Any) -> Iterator[str]:
+    from memcalib.problem import LAYOUTS
+    from memcalib.settings import TrainConfig, trl_config
+
+    if not isinstance(config, TrainConfig):
+        return
+    if config.layout not in LAYOUTS:
+        yield f"train.layout: found {_quote(config.layout)}; allowed are {', '.join(LAYOUTS)}"
+    try:
+        trl_config(config, "unused")
+    except TypeError as error:
+        yield f"train.trl: {error}"
+    except ValueError as error:
+        yield f"train: {error}"
 
 
 def _home(place: Sequence[Any]) -> type[BaseModel]:

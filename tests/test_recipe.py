@@ -110,6 +110,23 @@ def test_any_mapping_is_read_or_refused_by_place(content):
         Recipe.model_validate(content)
 
 
+@pytest.mark.parametrize(
+    ("setting", "needle"),
+    [
+        ("train.layout=nope", "train.layout: found 'nope'; allowed are plain"),
+        ("train.trl={nonsense: 1}", "nonsense"),
+        ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
+        ("judge=human", "judge: found 'human'; allowed are exact, or an endpoint"),
+    ],
+)
+def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):
+    path = written(tmp_path, MICRO)
+    assert load_recipe(path, ["judge="]).judge is None
+    with pytest.raises(ValueError, match="r.yaml") as error:
+        load_recipe(path, [setting])
+    assert needle in str(error.value)
+
+
 def test_no_key_in_a_fault(tmp_path):
     secret = "sk" + "-0123456789abcdefghijklmnop"
     for judge in ({"model": "m", "timeout": secret}, {"model": 3, "extra_body": secret}):
