@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'MICRO', 'REPLY_TOKENS', 'DemonstrationPlan', 'load_plan', 'plan_examples', 'endpoints', 'forecast',
            'DemonstrationRun']
 
-# %% ../nbs/09j_demonstrate.ipynb #fecb5fc4
+# %% ../nbs/09j_demonstrate.ipynb #f76a1346
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from .demonstrations import FILE, Demonstration, acceptance_table, make_demonstr
 from .endpoint import Endpoint, estimate_tokens
 from .llm import Client
 from .manifest import manifest, write_manifest
+from .microworld import make_examples
 from .objections import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
 from .pipeline import Bar, RunFolder
 from .problem import Example, _quote, iter_examples, text_hash, write_jsonl
@@ -78,13 +79,11 @@ def _plan_fault(fault: dict[str, Any]) -> str:
     place, said = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
     return said if not place else f"{place}: found {_quote(fault['input'])}; {said}"
 
-# %% ../nbs/09j_demonstrate.ipynb #8ef66640
+# %% ../nbs/09j_demonstrate.ipynb #5ec92ddf
 def plan_examples(plan: DemonstrationPlan) -> list[Example]:
     """The examples of a plan, the first `limit` of them (60 of the micro-world); raises `DataError` or `FileNotFoundError`."""
     if plan.data:
         return list(islice(iter_examples(plan.data, plan.split), plan.limit))
-    from memcalib.microworld import make_examples
-
     return make_examples(plan.world, plan.limit or 60, 0, "coldstart")
 
 

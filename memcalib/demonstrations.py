@@ -42,7 +42,7 @@ from .replies import to_data
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/07f_demonstrations.ipynb #9ab51e60
+# %% ../nbs/07f_demonstrations.ipynb #35a4f59e
 class Demonstration(Record):
     """What became of one example: status, reason, the last answer, and all attempts with their evaluations."""
 
@@ -76,7 +76,7 @@ _GRAVE = ("safety", "over-use", "under-use", "task quality", "leak", "empty", "c
 def settled(attempts: Sequence[Attempt], rounds: int) -> bool:
     """Whether a row needs no further answer: accepted, unread, or out of rounds."""
     last = attempts[-1].outcome if attempts else "open"
-    return last in ("accepted", "unread") or last != "open" and len(attempts) >= rounds
+    return last in ("accepted", "unread") or (last != "open" and len(attempts) >= rounds)
 
 
 def verdict_of(attempts: Sequence[Attempt]) -> tuple[str, str, str]:
