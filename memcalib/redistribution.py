@@ -341,7 +341,7 @@ def credit(
     stats = _stats(config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds)
     return Credit(final.float(), sequence.float(), mine, stats, detail)
 
-# %% ../nbs/06_redistribution.ipynb #7be054b3
+# %% ../nbs/06_redistribution.ipynb #6bcef81c
 def _stats(
     config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds
 ) -> dict[str, float]:
@@ -359,11 +359,14 @@ def _stats(
             top, bottom = (1, 0) if name.endswith("+") else (0, -abs(h % 3 - h // 3))
             seen = [rewards[g & valid, h] for g in groups]
             out[f"nondegenerate/{name}"] = sum(bool(a[g, h].any()) for g in groups) / max(1, len(groups))
-            out[f"all_best/{name}"] = sum(bool((x >= top - 1e-9).all()) for x in seen) / max(1, len(groups))
-            out[f"all_worst/{name}"] = sum(bool((x <= bottom + 1e-9).all()) for x in seen) / max(1, len(groups))
+            best, worst = ([bool((x >= top - 1e-9).all()) for x in seen], [bool((x <= bottom + 1e-9).all()) for x in seen])
+            same = [bool(x.max() - x.min() <= 1e-9) for x in seen]
+            outcomes = {"all_best": best, "all_worst": worst, "mixed": [not one for one in same]}
+            outcomes["all_middle"] = [one and not (b or w) for one, b, w in zip(same, best, worst, strict=True)]
+            out |= {f"{kind}/{name}": sum(found) / max(1, len(groups)) for kind, found in outcomes.items()}
     return out | (_pair_stats(config, mine, live, detail, thresholds) if detail else {})
 
-# %% ../nbs/06_redistribution.ipynb #1be5b662
+# %% ../nbs/06_redistribution.ipynb #3edb17cf
 def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) -> dict[str, float]:
     inside, on, found = live[detail.row], detail.strength > 0, detail.q.sum(1) > 0
     factor = mine[detail.row, detail.channel]
@@ -376,10 +379,12 @@ def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) 
         "channel_conservation_error": change.max().item() if len(on) else 0.0,
         "cap_share": (detail.m[on] >= config.cap - 1e-6).any(1).double().mean().item() if on.any() else 0.0,
     }  # fmt: skip
-    for p in (50, 90, 99, 100):
+    for p in (5, 50, 90, 95, 99, 100):
         out["multiplier_max" if p == 100 else f"multiplier_p{p}"] = float(np.percentile(m, p)) if len(m) else 1.0
     for h, name in enumerate(CHANNELS):
         out[f"threshold/{name}"] = thresholds.value[h].item()
+        if thresholds.sentence is not None:
+            out[f"sentence_threshold/{name}"] = thresholds.sentence.value[h].item()
         out[f"candidates/{name}"] = int((detail.channel == h).sum())
         out[f"localized/{name}"] = int((on & (detail.channel == h)).sum())
     return out

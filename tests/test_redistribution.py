@@ -508,3 +508,31 @@ def test_sentence_thresholds_move_and_are_kept():
     assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(again.value, thresholds.value)
     with pytest.raises(ValueError, match="granularity differs"):
         Thresholds().load_state_dict(thresholds.state_dict())
+
+
+@SETTINGS
+@given(seeds)
+def test_group_outcomes_are_four_and_add_up(seed):
+    batch = a_batch(seed)
+    out = run(batch)
+    for h, name in enumerate(CHANNELS):
+        top, bottom = (1, 0) if name.endswith("+") else (0, -abs(h % 3 - h // 3))
+        expected = {"all_best": 0, "all_worst": 0, "all_middle": 0, "mixed": 0}
+        groups = batch["group"][batch["valid"]].unique().tolist()
+        for g in groups:
+            values = batch["rewards"][(batch["group"] == g) & batch["valid"], h].tolist()
+            if max(values) != min(values):
+                expected["mixed"] += 1
+            else:
+                kind = {top: "all_best", bottom: "all_worst"}.get(values[0], "all_middle")
+                expected[kind] += 1
+        for kind, count in expected.items():
+            assert out.stats[f"{kind}/{name}"] == pytest.approx(count / max(1, len(groups)))
+
+
+def test_sentence_thresholds_are_reported_where_there_are_any():
+    batch = a_batch(1)
+    assert not any(name.startswith("sentence_threshold/") for name in run(batch).stats)
+    out = sentences(batch | {"units": random_units(batch, 1)})
+    assert all(out.stats[f"sentence_threshold/{name}"] >= 0.01 for name in CHANNELS)
+    assert out.stats["multiplier_p5"] <= out.stats["multiplier_p95"] <= out.stats["multiplier_max"]
