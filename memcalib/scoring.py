@@ -58,7 +58,7 @@ def _chunk(head, hidden: Tensor, targets: Tensor, temperature: float, entropy: b
     logp = logits.gather(1, targets[:, None])[:, 0] - total
     return logp, total - ((logits - total[:, None]).exp() * logits).sum(1) if entropy else None
 
-# %% ../nbs/05ab_scoring.ipynb #bfb22935
+# %% ../nbs/05ab_scoring.ipynb #704ec57f
 def token_scores(
     head: torch.nn.Module,
     hidden: Float[Tensor, "token width"],
@@ -74,7 +74,7 @@ def token_scores(
         args = (head, h, target, temperature, entropy)
         again = torch.is_grad_enabled() and len(hidden) > step
         parts.append(torch.utils.checkpoint.checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
-    logps, entropies = zip(*parts, strict=True) if parts else ([hidden.new_zeros(0).float()],) * 2
+    logps, entropies = zip(*parts, strict=True) if parts else ([hidden.float().sum(1)],) * 2
     return torch.cat(logps), torch.cat(entropies) if entropy else None
 
 

@@ -128,12 +128,12 @@ def _look(mask: Bool[Tensor, "token token"], shelf: Sequence[Sequence[Node]]) ->
         end = starts[-1]
     mask[end:, end:] = torch.eye(len(mask) - end, dtype=torch.bool, device=mask.device)
 
-# %% ../nbs/05b_trees.ipynb #7e99237d
+# %% ../nbs/05b_trees.ipynb #10a2450a
 def pack(trees: Sequence[Sequence[Node]], device: str | torch.device = "cpu") -> Packed:
-    "One rectangle as wide as the widest tree."
+    "One rectangle as wide as the widest tree, and never empty: processes that share a model all need a forward."
     sizes = [sum(map(len, nodes)) for nodes in trees]
-    width = max(sizes, default=0)
-    shelves = [[trees[i] for i in shelf] for shelf in _shelves(sizes, width)]
+    width = max([1, *sizes])
+    shelves = [[trees[i] for i in shelf] for shelf in _shelves(sizes, width)] or [[]]
     mask = torch.zeros(len(shelves), 1, width, width, dtype=torch.bool, device=device)
     columns, places = [], {}
     for b, shelf in enumerate(shelves):

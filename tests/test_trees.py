@@ -1,0 +1,281 @@
+"""Trees of rows against one row at a time: values, entropies, gradients, masks, and models that cannot be packed."""
+
+import logging
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.scoring import response_logps_reference, sharing_faults
+from memcalib.trees import attention_width, best_trees, pack, plant, tree_fault, tree_logps, trees_agree, unpad
+
+SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
+torch.set_num_threads(1)
+SIZES = dict(
+    vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=256,
+)  # fmt: skip
+
+
+def tiny(kind="Qwen3", **options):
+    import transformers
+
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+MODELS = {
+    "qwen3 sdpa": lambda: tiny("Qwen3", head_dim=16),
+    "qwen3 eager": lambda: tiny("Qwen3", head_dim=16, attn_implementation="eager"),
+    "llama": lambda: tiny("Llama"),
+    "mistral": lambda: tiny("Mistral", sliding_window=None, attn_implementation="eager"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def a_workload(seed, rows=8, empty=False):
+    """Prompts that share beginnings, some identical, some one token long; ragged answers."""
+    rng = random.Random(seed)
+    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+    stems = [word(rng.randint(1, 12)) for _ in range(3)]
+    pool = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(4)] + [word(1)]
+    prompts = [list(rng.choice(pool)) for _ in range(rows)]
+    return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
+
+
+def plain_scores(model, prompt, answer, temperature):
+    """One row through the model, differentiable: log-probabilities and entropies of the answer's tokens."""
+    logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float() / temperature
+    logp = logits.log_softmax(-1)
+    return logp.gather(1, torch.tensor(answer)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def fused(model, temperature=1.0):
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    return model
+
+
+def gradient(model, total):
+    found = torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), parts=st.sampled_from([None, 1, 3]))
+def test_trees_equal_the_reference(model, seed, parts):
+    prompts, responses = a_workload(seed, empty=True)
+    slow = response_logps_reference(model, prompts, responses, temperature=0.7)
+    fast, nothing = tree_logps(model, prompts, responses, temperature=0.7, parts=parts, logit_chunk=77)
+    assert nothing is None and not fast.requires_grad
+    assert fast.shape == slow.shape and (fast - slow).abs().max() < 1e-4
+
+
+@settings(SETTINGS, max_examples=8)
+@given(seed=st.integers(0, 10_000), head=st.sampled_from(["own", "fused"]), checkpointing=st.booleans())
+def test_values_entropies_and_gradients_are_the_plain_ones(seed, head, checkpointing):
+    model, temperature = fused(tiny("Qwen3", head_dim=16), 0.8), 0.8
+    prompts, responses = a_workload(seed)
+    weights = [torch.linspace(-1, i + 1, len(y)) for i, y in enumerate(responses)]
+    rows = [plain_scores(model, p, y, temperature) for p, y in zip(prompts, responses, strict=True)]
+    slow = gradient(model, sum((w * a).sum() for w, (a, _) in zip(weights, rows, strict=True)))
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        model.train()
+    options = dict(temperature=temperature, grad=True, entropy=True, fused=model if head == "fused" else None)
+    logps, entropies = tree_logps(model, prompts, responses, **options, logit_chunk=100)
+    for i, (a, b) in enumerate(rows):
+        assert (logps[i, : len(a)] - a).abs().max() < 1e-5 and not logps[i, len(a) :].any()
+        assert (entropies[i, : len(b)] - b).abs().max() < 1e-5
+    fast = gradient(model, sum((w * logps[i, : len(w)]).sum() for i, w in enumerate(weights)))
+    assert (fast - slow).norm() < 1e-4 * slow.norm()
+
+
+@pytest.mark.parametrize("head", ["own", "fused"])
+def test_adapters_learn_the_same(head):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, lora_dropout=0.0)
+    model = get_peft_model(fused(tiny("Llama")), config)
+    prompts, responses = a_workload(6)
+    rows = [plain_scores(model, p, y, 1.0)[0].sum() for p, y in zip(prompts, responses, strict=True)]
+    slow = gradient(model, sum(rows))
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            model.enable_input_require_grads()
+            model.train()
+        logps, _ = tree_logps(model, prompts, responses, grad=True, fused=model if head == "fused" else None)
+        fast = gradient(model, logps.sum())
+        assert len(fast) == len(slow) and (fast - slow).norm() < 1e-4 * slow.norm()
+
+
+def test_order_of_rows_does_not_matter(model):
+    prompts, responses = a_workload(5)
+    order = random.Random(0).sample(range(len(prompts)), len(prompts))
+    out, _ = tree_logps(model, prompts, responses)
+    again, _ = tree_logps(model, [prompts[i] for i in order], [responses[i] for i in order])
+    assert torch.allclose(again, out[order], atol=1e-5)
+
+
+def test_padding_and_company_change_nothing(model):
+    prompts, responses = a_workload(7)
+    alone, _ = tree_logps(model, prompts[:1], responses[:1])
+    longer = ([[3] * 60], [[4] * 30])
+    beside, _ = tree_logps(model, prompts[:1] + longer[0], responses[:1] + longer[1])
+    assert torch.allclose(beside[:1, : alone.shape[1]], alone, atol=1e-5) and not beside[0, len(responses[0]) :].any()
+
+
+def test_each_prompt_passes_through_the_model_once(monkeypatch):
+    model = tiny("Qwen3", head_dim=16)
+    stem, rng = list(range(1, 41)), random.Random(0)
+    pool = [stem, [*stem[:20], 42, 43, 44], [*stem[:30], 45]]
+    prompts = [pool[i % 3] for i in range(24)]
+    responses = [[rng.randrange(1, 50) for _ in range(5)] for _ in prompts]
+    cells, forward = [], model.model.forward
+
+    def counting(**inputs):
+        cells.append(inputs["input_ids"].numel())
+        return forward(**inputs)
+
+    monkeypatch.setattr(model.model, "forward", counting)
+    tree_logps(model, prompts, responses, parts=1)
+    assert cells == [39 + (22 - 20) + (30 - 30) + 24 * 5]
+
+
+def test_group_of_eight_reads_its_prompt_once():
+    prompts, responses = [[1] * 1000] * 8, [[2] * 300] * 8
+    (tree,) = plant(prompts, responses)
+    assert sum(map(len, tree)) == 999 + 8 * 300
+    packed = pack(best_trees(prompts, responses, 20_000))
+    assert packed.ids.numel() == 999 + 8 * 300 and len(packed.places) == 8
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), parts=st.integers(1, 4))
+def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
+    prompts, responses = a_workload(seed, empty=True)
+    packed = pack(plant(prompts, responses, parts))
+    assert packed.mask.any(-1).all() and sorted(packed.places) == list(range(len(prompts)))
+    for i, (prompt, answer) in enumerate(zip(prompts, responses, strict=True)):
+        b, first = packed.places[i]
+        row = [*prompt, *answer[:-1]]
+        for t in range(len(answer)):
+            seen = packed.mask[b, 0, first + t]
+            order = packed.positions[b, seen].argsort()
+            assert packed.ids[b, seen][order].tolist() == row[: len(prompt) + t]
+            assert packed.positions[b, seen].sort().values.tolist() == list(range(len(prompt) + t))
+            assert packed.targets[b, first + t] == answer[t]
+
+
+def test_small_trees_share_a_row():
+    prompts = [[k, k] for k in range(1, 7)]
+    packed = pack(plant([*prompts, [9] * 12], [[1, 2]] * 7))
+    assert packed.ids.shape == (3, 13) and (packed.targets >= 0).sum() == 14
+
+
+def test_cost_rule_cuts_trees_where_attention_weighs_more():
+    rows = ([[1] * 100] * 8, [[2] * 100] * 8)
+    assert len(best_trees(*rows, 1e9)) == 1 and len(best_trees(*rows, 10)) > 1
+    assert len(best_trees([], [], 10)) == 0
+    tall = tiny("Qwen3", head_dim=16)
+    per_layer = sum(p.numel() for p in tall.model.layers[0].parameters())
+    assert attention_width(tall) == pytest.approx(per_layer / 64, rel=0.3)
+
+
+@pytest.mark.parametrize("rows", [([], []), ([[1, 2]], [[]]), ([[1]], [[2]])])
+def test_edge_cases(rows):
+    model = tiny("Qwen3", head_dim=16)
+    out, entropies = tree_logps(model, *rows, entropy=True)
+    assert out.shape == (len(rows[0]), max(map(len, rows[1]), default=0)) == entropies.shape
+    assert torch.allclose(out, response_logps_reference(model, *rows), atol=1e-5)
+
+
+def test_an_update_without_a_single_token_still_has_a_gradient():
+    model = fused(tiny("Qwen3", head_dim=16))
+    for fused_head in (model, None):
+        out, _ = tree_logps(model, [[1, 2], [3]], [[], []], grad=True, fused=fused_head)
+        padded = torch.nn.functional.pad(out, (0, 3))
+        assert padded.shape == (2, 3) and not padded.any() and padded.requires_grad
+        assert not gradient(model, padded.sum()).any()
+
+
+LINEAR = dict(
+    head_dim=16, linear_num_value_heads=2, linear_num_key_heads=1, linear_key_head_dim=8, linear_value_head_dim=8,
+    layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1], num_experts=2, num_experts_per_tok=1,
+)  # fmt: skip
+OTHERS = {
+    "sliding window": (lambda: tiny("Mistral", sliding_window=6), "SlidingWindowLayer"),
+    "linear attention": (lambda: tiny("Qwen3Next", **LINEAR), "LinearAttention"),
+    "no position ids": (lambda: tiny("Bloom", n_head=2, n_layer=2), "positions"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_that_cannot_be_packed_say_why_once(name, caplog):
+    model, reason = OTHERS[name][0](), OTHERS[name][1]
+    caplog.set_level(logging.WARNING, logger="memcalib")
+    rows = a_workload(3)
+    for _ in range(2):
+        assert not trees_agree(model, *rows)
+    assert reason in tree_fault(model) and reason in sharing_faults(model)["tree"]
+    assert sum(reason in message for message in caplog.messages) == 1
+
+
+def test_kernels_without_masks_are_refused():
+    model = tiny("Llama")
+    model.config._attn_implementation = "flash_attention_2"
+    assert "flash_attention_2" in tree_fault(model) and "'sdpa' or 'eager'" in tree_fault(model)
+
+
+def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
+    model = tiny("Llama")
+    forward = model.model.forward
+    careless = lambda **inputs: forward(
+        **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
+    )
+    monkeypatch.setattr(model.model, "forward", careless)
+    monkeypatch.setattr("memcalib.scoring._takes_positions", lambda network: True)
+    stem = [5, 6, 7]
+    assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
+    assert "differs from the plain way" in sharing_faults(model)["tree"]
+
+
+def test_half_precision_agrees():
+    full, half = tiny("Qwen3", head_dim=16), tiny("Qwen3", head_dim=16).to(torch.bfloat16)
+    half.load_state_dict(full.state_dict())
+    prompts, responses = a_workload(2)
+    wanted = response_logps_reference(full, prompts, responses)
+    out, _ = tree_logps(half, prompts, responses)
+    assert trees_agree(half, prompts, responses)
+    assert out.dtype == torch.float32 and (out - wanted).abs().max() < 0.05
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (tree_logps(full, prompts, responses)[0] - wanted).abs().max() < 0.05
+
+
+def test_scaled_logits_need_a_head_that_knows():
+    model = tiny("Llama")
+    model.config.logit_scale = 0.5
+    with pytest.raises(ValueError, match="scales its logits"):
+        tree_logps(model, [[1]], [[2]])
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000))
+def test_unpad_inverts_the_trainers_rectangle(seed):
+    prompts, responses = a_workload(seed, empty=True)
+    left, right = max(map(len, prompts)), max(1, *map(len, responses))
+    ids = [[0] * (left - len(p)) + p + y + [0] * (right - len(y)) for p, y in zip(prompts, responses, strict=True)]
+    mask = [
+        [0] * (left - len(p)) + [1] * len(p + y) + [0] * (right - len(y))
+        for p, y in zip(prompts, responses, strict=True)
+    ]
+    assert unpad(torch.tensor(ids), torch.tensor(mask), right) == (prompts, responses)
