@@ -1,0 +1,262 @@
+"""The trace viewer: values, colours, escaping, what is picked, and the widget."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.problem import DataError
+from memcalib.settings import world_config
+from memcalib.traces import TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.viewer import (
+    MEASURES,
+    REASONS,
+    TraceViewer,
+    answer_html,
+    answer_view,
+    channel_counts,
+    heat_class,
+    heat_spans,
+    pick_answers,
+    token_values,
+    write_trace_page,
+)
+
+EVIL = '<script>alert("x")</script>&amp;\x1b[31m\u202e\'"'
+numbers = st.floats(-5, 5)
+
+
+@st.composite
+def traces(draw):
+    tokens = draw(st.lists(st.text(max_size=5), min_size=1, max_size=8))
+    ends = [sum(map(len, tokens[: k + 1])) for k in range(len(tokens))]
+    values = lambda: draw(st.lists(numbers, min_size=len(tokens), max_size=len(tokens)))
+    channels = {}
+    for name in draw(st.lists(st.sampled_from(["C+", "B+", "CA-"]), unique=True)):
+        moved = draw(st.booleans())
+        facts = {"reward": draw(numbers), "advantage": draw(numbers), "strength": 0.75 * moved, "threshold": 0.02}
+        gates = {"localized": moved, "fallback": None if moved else draw(st.sampled_from(list(REASONS)))}
+        lists = {"d": values(), "q": values(), "m": values()}
+        channels[name] = {"atom_ids": ["a"], "atoms": [draw(st.text(max_size=5))]} | facts | gates | lists
+    texts = {
+        "example_id": draw(st.text(min_size=1, max_size=9)),
+        "question": draw(st.text(max_size=9)),
+        "response": "".join(tokens),
+    }
+    scored = draw(st.booleans())
+    final = {
+        "advantage": values() if scored else [None] * len(tokens),
+        "reward": draw(numbers) if scored else float("nan"),
+    }
+    return {"step": 1, "row": 2, "tokens": tokens, "ends": ends, "sequence": 0.5, "channels": channels} | texts | final
+
+
+class Reader(HTMLParser):
+    """Collects tags, and the text and title of each span."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.spans, self.open = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "span":
+            self.open = True
+            self.spans.append([dict(attrs), ""])
+
+    def handle_endtag(self, tag):
+        self.open = self.open and tag != "span"
+
+    def handle_data(self, data):
+        if self.open:
+            self.spans[-1][1] += data
+
+
+@given(traces())
+def test_spans_hold_the_tokens_and_nothing_else(trace):
+    for channel in (None, *trace["channels"]):
+        text, scale = heat_spans(trace, channel)
+        found = Reader(text)
+        assert set(found.tags) == {"span"} and len(found.spans) == len(trace["tokens"])
+        values = token_values(trace, channel)
+        assert scale == max((abs(v) for v in values if v is not None), default=0)
+        for (attributes, shown), token, value in zip(found.spans, trace["tokens"], values, strict=True):
+            wanted = heat_class(value, scale)
+            assert set((attributes["class"] or "").split()) - {"name"} == set(wanted.split())
+            assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", shown)
+            if token.isascii() and token.isprintable():
+                assert shown == token
+
+
+@given(traces())
+def test_the_push_is_the_formula(trace):
+    for name, channel in trace["channels"].items():
+        eta = channel["strength"]
+        expected = [channel["advantage"] * ((1 - eta) + eta * m) for m in channel["m"]]
+        assert token_values(trace, name) == pytest.approx(expected)
+        assert token_values(trace, name, "m") == pytest.approx([m - 1 for m in channel["m"]])
+        assert token_values(trace, name, "d") == channel["d"] and token_values(trace, name, "q") == channel["q"]
+
+
+@given(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), st.floats(0, 10))
+def test_classes_are_signed_bins(value, scale):
+    found = heat_class(value, scale)
+    if value is None or value != value or value == 0 or scale == 0:
+        assert found == ""
+    else:
+        assert re.fullmatch(r"[pn](10|[1-9])", found) and (found[0] == "p") == (value > 0)
+
+
+def test_unknown_channels_and_measures_are_named():
+    trace = {"advantage": [0.0], "channels": {"C+": {"advantage": 1, "strength": 0, "m": [1], "q": [0], "d": [0]}}}
+    with pytest.raises(KeyError, match=r"channel 'B\+'; allowed: C\+"):
+        token_values(trace, "B+")
+    with pytest.raises(KeyError, match="measure 'z'; allowed: push, m, q, d"):
+        token_values(trace, "C+", "z")
+    with pytest.raises(KeyError, match="none, this answer has no scored channel"):
+        token_values(trace | {"channels": {}}, "B+")
+
+
+@given(traces())
+def test_views_name_the_reason_and_mark_even_credit(trace):
+    view = answer_view(trace)
+    assert [panel["name"] for panel in view["panels"]] == ["all channels", *trace["channels"]]
+    for panel in view["panels"][1:]:
+        channel = trace["channels"][panel["name"]]
+        assert panel["even"] == (not channel["localized"])
+        assert ("credit moved" in panel["note"]) == channel["localized"]
+        assert channel["localized"] or REASONS[channel["fallback"]] in panel["note"]
+    assert ("not scored" in view["panels"][0]["note"]) == (trace["reward"] != trace["reward"])
+
+
+def test_nothing_on_a_page_runs():
+    channel = {"atom_ids": [EVIL], "atoms": [EVIL], "reward": 1, "advantage": 1, "strength": 0, "threshold": 0.02}
+    channel |= {"localized": False, "fallback": EVIL, "d": [0.1], "q": [0.1], "m": [1]}
+    trace = {"step": 1, "row": 2, "tokens": [EVIL], "ends": [5], "advantage": [1.0], "sequence": 1.0, "reward": 1.0}
+    trace |= {"example_id": EVIL, "question": EVIL, "response": EVIL, "channels": {"C+": channel}}
+    page = answer_html(trace)
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert html.escape("<script>") in page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder with traces of two steps, and the frame of them."""
+    folder = tmp_path_factory.mktemp("run")
+    model, tokenizer = load_policy("cold-short")
+    examples, config = make_examples("short", 3, 0, "test"), world_config(WORLDS["short"])
+    evil = examples[0].model_copy(update={"id": f"evil {EVIL}"})
+    for step in (2, 11):
+        batch = sample_credit(model, tokenizer, [evil, *examples[1:]], exact_judge, config, step)
+        TraceWriter(folder / "traces").write(step, *batch, tokenizer, method=EVIL if step == 2 else "memcalib-rl")
+    return folder, read_traces(folder)
+
+
+def test_the_page_is_one_safe_file(run, tmp_path):
+    folder, frame = run
+    file = write_trace_page(folder, tmp_path / "page.html", limit=1000)
+    text = file.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text and "<script" not in text and "\x1b" not in text
+    assert not re.search(r"(src|href)=\"(?!#)", text) and "http://" not in text
+    assert text.count('<details class="answer"') == frame["channel"].isna().sum()
+    assert "All are shown." in text and html.escape("<script>alert(") in text
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_identifiers_on_the_page_are_unique_and_every_label_has_its_button(run, tmp_path):
+    text = write_trace_page(run[0], tmp_path / "page.html").read_text()
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(names) == len(set(names))
+    assert set(re.findall(r'for="([^"]+)"', text)) <= set(names)
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(names)
+
+
+def test_what_is_left_out_is_said(run, tmp_path):
+    folder, frame = run
+    text = write_trace_page(folder, tmp_path / "page.html", steps=[11], limit=3).read_text()
+    total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
+    assert f"{total:,} answers. Shown are 3 with most localized channels; {total - 3:,} are left out." in text
+    assert text.count('<details class="answer"') == 3 and 'id="step-11"' in text and 'id="step-2"' not in text
+
+
+@pytest.mark.parametrize("channel", [None, "C+"])
+def test_the_answers_with_most_localized_channels_are_picked(run, channel):
+    frame = run[1]
+    count = lambda s, r: sum(
+        c["localized"] for name, c in trace_of(frame, s, r)["channels"].items() if channel in (None, name)
+    )
+    answers = frame[frame["channel"].isna()]
+    every = {(s, r): count(s, r) for s, r in zip(answers["step"], answers["row"], strict=True)}
+    chosen = pick_answers(frame, 5, channel)
+    least = min(every[key] for key in chosen)
+    assert chosen == sorted(chosen) and len(chosen) == 5
+    assert all(every[key] <= least for key in every if key not in chosen)
+    assert channel is None or least > 0
+
+
+def test_picking_nothing_is_an_error(run):
+    with pytest.raises(ValueError, match="limit 0, must be at least 1"):
+        pick_answers(run[1], 0)
+    with pytest.raises(ValueError, match=r"no answer with A\+ localized; allowed: AB-"):
+        pick_answers(run[1], 5, "A+")
+
+
+def test_counts_are_those_of_the_frame(run):
+    counts = channel_counts(run[1]).set_index("channel")
+    pairs = run[1].dropna(subset="channel")
+    for name, row in counts.iterrows():
+        part = pairs[pairs["channel"] == name]
+        assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(100 * part["localized"].mean())
+        assert all(row[reason] == (part["fallback"] == reason).sum() for reason in REASONS)
+    assert channel_counts(run[1][run[1]["channel"].isna()]).empty
+
+
+def test_a_method_without_channels_has_a_page(tmp_path):
+    model, tokenizer = load_policy("cold-short")
+    config = world_config(WORLDS["short"], method="gdpo")
+    batch = sample_credit(model, tokenizer, make_examples("short", 1, 0, "test"), exact_judge, config)
+    TraceWriter(tmp_path).write(1, *batch, tokenizer)
+    text = write_trace_page(tmp_path).read_text()
+    assert "assigns no credit by channel" in text and "not recorded" in text and "all channels" in text
+
+
+def test_the_widget_follows_its_lists(run):
+    folder, frame = run
+    viewer = TraceViewer(folder)
+    assert list(viewer.step.options) == [2, 11] and viewer.measure.disabled
+    viewer.step.value = 11
+    assert set(viewer.frame["step"]) == {11}
+    for row in (0, 5):
+        viewer.answer.value = row
+        expected = trace_of(frame, 11, row)
+        assert viewer.trace["tokens"] == expected["tokens"]
+        assert [value for _, value in viewer.channel.options] == ["", *expected["channels"]]
+        name = list(expected["channels"])[-1]
+        viewer.channel.value = name
+        for measure, words in MEASURES.items():
+            viewer.measure.value = measure
+            assert words in viewer._body.value and not viewer.measure.disabled
+    assert "<script" not in viewer._body.value
+
+
+def test_the_widget_keeps_the_channel_where_the_next_answer_has_it(run):
+    viewer = TraceViewer(run[0])
+    rows = run[1][(run[1]["step"] == 2) & (run[1]["channel"] == "C+")]["row"].tolist()
+    viewer.answer.value = rows[0]
+    viewer.channel.value = "C+"
+    viewer.answer.value = rows[1]
+    assert viewer.channel.value == "C+" and viewer.trace["row"] == rows[1]
+
+
+def test_folders_without_traces_and_torn_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no trace files"):
+        TraceViewer(tmp_path)
+    (tmp_path / "step-000001.parquet").write_bytes(b"PAR1torn")
+    with pytest.raises(DataError, match="a whole Parquet file"):
+        write_trace_page(tmp_path)
+    assert not (tmp_path / "traces.html").exists()
