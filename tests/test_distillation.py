@@ -19,17 +19,29 @@ from memcalib.distillation import (
     topk_forward_kl,
 )
 from memcalib.engines import prompt_encoder, sample_tokens
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.problem import LAYOUTS, Layout, load_examples, render
+from memcalib.microworld import (
+    WORLDS,
+    build_policy,
+    build_tokenizer,
+    exact_judge,
+    load_policy,
+    make_examples,
+    policy_path,
+)
+from memcalib.problem import LAYOUTS, Layout, Level, load_examples, render
 from memcalib.scoring import response_logps_reference
 from memcalib.settings import world_config
 from memcalib.teacher import (
     TEACHER_VIEWS,
     answer_key,
+    build_teachers,
     fitting_examples,
+    hinted_prompt,
+    micro_teacher,
     prompted_scores,
     teacher_encoder,
     teacher_messages,
+    teacher_of,
 )
 from memcalib.training import train
 
@@ -41,8 +53,6 @@ EXAMPLES = make_examples("short", 6, seed=3, split="rl")
 
 
 def shipped():
-    from memcalib.microworld import policy_path
-
     return load_examples(str(policy_path("cold-short").parents[1] / "records.jsonl"))
 
 
@@ -123,6 +133,49 @@ def test_overlong_teacher_prompts_are_named(caplog):
         fitting_examples(encode, EXAMPLES, 1)
 
 
+def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
+    for example in EXAMPLES:
+        levels = {atom_id: Level((level + 1) % 3) for atom_id, level in example.levels.items()}
+        for shown in (None, levels):
+            told = hinted_prompt(example, levels=shown)
+            assert told[1:] == render(example, "concat", "micro")
+            said = [tuple(pair.split()) for pair in told[0]["content"].rstrip(".").split(". ")]
+            wanted = shown or example.levels
+            nouns = [example.atom(i).usage_rubric["marker"]["noun"] for i in example.levels]
+            assert said == [(wanted[i].label, noun) for i, noun in zip(example.levels, nouns, strict=True)]
+        assert TOKENIZER.unk_token_id not in teacher_encoder(TOKENIZER, layout="micro-hinted")(example)
+
+
+def test_reading_lessons_are_the_same_for_the_same_seed_and_move_the_weights():
+    one, two, other = (micro_teacher("short", 3, seed=seed, size=4, pool=12).state_dict() for seed in (0, 0, 1))
+    start = load_policy("cold-short")[0].state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert any(not torch.equal(one[name], start[name]) for name in one)
+    with pytest.raises(KeyError, match="nowhere"):
+        micro_teacher("nowhere", 1)
+
+
+def test_built_teachers_tell_their_story(tmp_path):
+    folder = build_teachers(tmp_path, ["short"], count=4, steps=2, size=4, pool=12) / "teacher-short"
+    told = json.loads((folder / "policy.json").read_text())
+    assert (
+        told["base"] == "cold-short"
+        and told["steps"] == 2
+        and [row["prompt"] for row in told["measured"]] == ["student", "teacher"]
+    )
+    assert load_policy(folder)[1].get_vocab() == TOKENIZER.get_vocab()
+
+
+@pytest.mark.parametrize("world", ["short"])
+def test_shipped_teachers_describe_themselves(world):
+    model, tokenizer = load_policy(teacher_of(WORLDS[world]))
+    told = json.loads((policy_path(teacher_of(WORLDS[world])) / "policy.json").read_text())
+    student, teacher = told["measured"]
+    assert model.dtype == torch.float32 and tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    assert teacher["SCS"] > student["SCS"] + 20 and told["base"] == WORLDS[world].policy
+
+
 @pytest.mark.slow
 def test_the_micro_teacher_knows_more_than_the_student():
     model, tokenizer = load_policy("cold-short")
@@ -132,6 +185,9 @@ def test_the_micro_teacher_knows_more_than_the_student():
         prompted_scores(model, tokenizer, examples, exact_judge, way, max_tokens=64, seed=1) for way in ways
     )
     assert teacher["SCS"] > student["SCS"] + 2 and teacher["AOR"] < student["AOR"]
+    told, _ = load_policy("teacher-short")
+    hinted = teacher_encoder(tokenizer, layout="micro-hinted")
+    assert prompted_scores(told, tokenizer, examples, exact_judge, hinted, max_tokens=64, seed=1)["SCS"] > 95
 
 
 # OPSD-PG: the token reward
