@@ -279,18 +279,19 @@ def _score(self: TrainRun, tokenizer: Any) -> Any:
 
 TrainRun._reinforce, TrainRun._teach, TrainRun._score = _reinforce, _teach, _score
 
-# %% ../nbs/09g_train.ipynb #9c01de08
+# %% ../nbs/09g_train.ipynb #8cbaf66c
 def _keep_policy(folder: Path, made: Path, start: Start) -> None:
     place = folder / "policy"
     shutil.rmtree(place, ignore_errors=True)
     if (made / "adapter_config.json").is_file():
-        shutil.rmtree(folder / "adapter", ignore_errors=True)
-        adapter = shutil.move(made, folder / "adapter")
+        if made != (adapter := folder / "adapter"):
+            shutil.rmtree(adapter, ignore_errors=True)
+            made.replace(adapter)
         model, tokenizer = load_start(start, lora=True)
         made = folder / "policy.part"
         _merged(model, adapter).save_pretrained(made)
         tokenizer.save_pretrained(made)
-    Path(made).replace(place)
+    made.replace(place)
 
 # %% ../nbs/09g_train.ipynb #2acf12a4
 def _sessions(self: TrainRun) -> list[dict[str, Any]]:

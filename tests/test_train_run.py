@@ -1,0 +1,409 @@
+"""The verb `train`: six methods, kills and resumes, models of one's own, and everything that can be wrong before a step."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from memcalib.cli import main
+from memcalib.manifest import read_rows
+from memcalib.microserve import MicroServer
+from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.problem import render, sample_records, write_jsonl
+from memcalib.recipe import METHODS, Recipe, Start, load_recipe
+from memcalib.train_run import Examples, TrainRun, load_start, read_splits, teaching_rows
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.xdist_group("train_run")
+SMALL = [
+    "train.steps=2",
+    "train.prompts=2",
+    "train.generations=4",
+    "train.eval_every=1",
+    "train.save_every=1",
+    "sft.eval_every=2",
+    "sft.log_every=1",
+    "data.world={name: short, train: 8, validation: 4, demonstrations: 48}",
+]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def lasting_stderr():
+    """The libraries' loggers keep the standard error they first saw, which capsys closes after a test."""
+    for handler in logging.getLogger("transformers").handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.stream, handler.flush = sys.__stderr__, sys.__stderr__.flush
+
+
+def small(*more: str) -> list[str]:
+    return [word for place in (*SMALL, *more) for word in ("--set", place)]
+
+
+def call(capsys, *arguments) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit:
+        main(["train", *map(str, arguments)])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    return exit.value.code or 0, said.out, said.err
+
+
+@pytest.mark.parametrize("method", METHODS.values())
+def test_every_method_from_one_recipe(capsys, tmp_path, method):
+    out = tmp_path / method
+    code, said, err = call(capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small())
+    assert code == 0, err
+    assert said.splitlines()[0].startswith(f"{method}, seed 5") and "best" in said and str(out / "policy") in said
+    model, tokenizer = load_policy(out / "policy")
+    assert all(p.isfinite().all() for p in model.parameters()) and tokenizer.chat_template
+    begin = load_policy("pretrained" if method == "sft" else "cold-short")[0]
+    moved = sum((a - b).abs().sum() for a, b in zip(model.parameters(), begin.parameters(), strict=True))
+    assert moved > 0, "the policy is not the one it started from"
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["config"]["method"] == method and manifest["seeds"] == {"train": 5}
+    assert manifest["judge"] == exact_judge(read_splits(load_recipe("micro", SMALL)).train[0], "").judge
+    assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2 and manifest["versions"]["torch"]
+    rows = read_rows(out / "steps.jsonl")
+    assert rows[-1]["step"] == 2 and any("valid_SCS" in row for row in rows)
+    if method.startswith("opsd"):
+        assert all(row.get("reward") is None for row in rows), "no judge, no reward: not zero"
+    assert load_recipe(out / "recipe.yaml").data.world.train == 8
+
+
+def started(out: Path, method: str = "memcalib-rl", *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "memcalib", "train", "--method", method, "--out", str(out)]
+    command += small("train.steps=4", *more)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(found, process: subprocess.Popen, seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not found() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def numbers(folder: Path) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / "steps.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("straight") / "run"
+    recipe = load_recipe("micro", [*SMALL, "train.steps=4"])
+    TrainRun(recipe, "memcalib-rl", out).run()
+    return out
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
+    out = tmp_path / "stopped"
+    process = started(out)
+    wait_for(lambda: (out / "checkpoint-2" / "memcalib.json").is_file(), process)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=120)
+    assert not (out / "policy").exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "--resume" in err and str(out) in err and "Traceback" not in err
+    code, _, err = call(capsys, "micro", "--method", "memcalib-rl", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 0, err
+    assert numbers(out) == numbers(straight)
+    files = ["policy/model.safetensors", "best/model.safetensors"]
+    assert [(out / f).read_bytes() for f in files] == [(straight / f).read_bytes() for f in files]
+    assert json.loads((out / "manifest.json").read_text())["sessions"][-1]["step"] == 4
+
+
+def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
+    recipe = load_recipe("micro", [*SMALL, "sft.save_every=2", "data.world.demonstrations=144"])
+    TrainRun(recipe, "sft", tmp_path / "straight").run()
+    out = tmp_path / "stopped"
+    process = started(out, "sft", "sft.save_every=2", "data.world.demonstrations=144")
+    wait_for(lambda: (out / "checkpoint-2" / "trainer_state.json").is_file(), process)
+    process.kill()
+    process.communicate(timeout=60)
+    TrainRun(recipe, "sft", out, resume=True).run()
+    assert [r["step"] for r in read_rows(out / "steps.jsonl") if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    one, two = ((f / "policy" / "model.safetensors").read_bytes() for f in (out, tmp_path / "straight"))
+    assert one == two
+
+
+def test_a_finished_run_is_not_trained_again(capsys, straight):
+    before = (straight / "policy" / "model.safetensors").stat().st_mtime_ns
+    code, _, err = call(capsys, "--method", "memcalib-rl", "--out", straight, *small("train.steps=4"))
+    assert code == 1 and "--resume" in err
+    code, said, _ = call(capsys, "--method", "memcalib-rl", "--out", straight, "--resume", *small("train.steps=4"))
+    assert code == 0 and "best" in said
+    assert (straight / "policy" / "model.safetensors").stat().st_mtime_ns == before
+    code, _, err = call(capsys, "--method", "gdpo", "--out", straight, "--resume", *small("train.steps=4"))
+    assert code == 1 and "method: 'memcalib-rl' there, 'gdpo' now" in err
+
+
+# --- a model of one's own -------------------------------------------------------------------------------------------
+
+
+def byte_tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    texts = [message["content"] for e in make_examples("short", 40, 3) for message in render(e)]
+    special, alphabet = ["<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Path:
+    """A model folder as anybody's: Qwen3 architecture, byte-level BPE, a chat template, no padding token."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer, folder = byte_tokenizer(), tmp_path_factory.mktemp("own") / "model"
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory, own) -> dict:
+    """A recipe for files, that model and a judge behind an address; the judge's server lives as long as the module."""
+    folder, examples = tmp_path_factory.mktemp("mine"), make_examples("short", 6, 5)
+    held_out = make_examples("short", 2, 5, "validation")
+    write_jsonl(folder / "train.jsonl", examples)
+    write_jsonl(folder / "validation.jsonl", held_out)
+    with MicroServer([*examples, *held_out]) as server:
+        yield {
+            "start": {"model": str(own)},
+            "data": {"train": str(folder / "train.jsonl"), "validation": str(folder / "validation.jsonl")},
+            "judge": {
+                "model": "micro-judge",
+                "base_url": server.base_url,
+                "key_env": "",
+                "thinking": "default",
+                "price": {"prompt": 1.0, "completion": 2.0},
+            },
+            "train": {
+                "steps": 1,
+                "prompts": 2,
+                "generations": 2,
+                "minibatches": 1,
+                "max_tokens": 12,
+                "lr": 1e-3,
+                "eval_every": 1,
+            },
+        }
+
+
+def written(folder: Path, content: dict) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(("method", "rank"), [("memcalib-rl", 0), ("grpo", 2)])
+def test_own_model_own_files_llm_judge(capsys, tmp_path, own, mine, method, rank):
+    recipe, out = written(tmp_path, mine), tmp_path / "run"
+    code, said, err = call(
+        capsys, recipe, "--method", method, "--out", out, "--set", f"train.lora_rank={rank}", "--no-cache"
+    )
+    assert code == 0, err
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["judge"].startswith("micro-judge@") and len(manifest["judge_prompt"]) == 16
+    assert manifest["cost"] > 0 and manifest["sessions"][0]["judge"]["calls"] >= 4
+    assert (out / "adapter" / "adapter_config.json").is_file() == (rank > 0)
+    assert not (out / "policy" / "adapter_config.json").exists(), "any program can load it"
+    assert "validation examples" in said
+    model, tokenizer = load_start(Start(model=str(out / "policy")))
+    before = load_start(Start(model=str(own)))[0]
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert tokenizer.chat_template == TEMPLATE
+
+
+def test_the_policy_can_be_evaluated(capsys, tmp_path, mine):
+    run = TrainRun(Recipe.model_validate(mine), "gdpo", tmp_path / "run")
+    run.run()
+    words = ["evaluate", mine["data"]["validation"], "--weights", str(tmp_path / "run" / "policy")]
+    words += [
+        "--judge",
+        "micro-exact",
+        "--seeds",
+        "1",
+        "--max-tokens",
+        "8",
+        "--no-control",
+        "--no-cache",
+        "--out",
+        str(tmp_path / "eval"),
+    ]
+    with pytest.raises(SystemExit) as exit:
+        main(words)
+    assert not exit.value.code, capsys.readouterr().err
+    assert (tmp_path / "eval" / "report.html").is_file()
+
+
+def test_an_adapter_is_merged_into_the_start(tmp_path, own):
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_start(Start(model=str(own)))
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged, _ = load_start(Start(model=str(own), adapter=str(tmp_path / "adapter")))
+    after = torch.cat([p.detach().flatten() for p in merged.parameters()])
+    assert type(merged).__name__ == "Qwen3ForCausalLM" and after.shape == before.shape
+    assert not torch.equal(before, after)
+    ids = torch.arange(6)[None]
+    assert torch.allclose(merged(ids).logits, adapted.eval()(ids).logits, atol=1e-5)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "needle"),
+    [
+        ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
+        ({"judge": None}, "opsd-pg", "validation needs one"),
+        ({"start": {"model": "no-such-model"}}, "grpo", "no-such-model"),
+        ({"demonstrations": None}, "sft", "demonstrations: missing"),
+        ({"data": {"train": "none.jsonl"}}, "grpo", "none.jsonl"),
+    ],
+)
+def test_what_is_missing_is_named(capsys, tmp_path, mine, change, method, needle):
+    recipe = written(tmp_path, {k: v for k, v in (mine | change).items() if v is not None})
+    code, _, err = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--no-cache")
+    assert code == 1 and needle in err and not (tmp_path / "run" / "policy").exists()
+
+
+def test_wrong_calls(capsys, tmp_path, mine):
+    recipe = written(tmp_path, mine)
+    assert "opsd-gkd" in call(capsys, recipe, "--method", "ppo", "--out", tmp_path / "a")[2]
+    assert "--set" in call(capsys, recipe, "--set", "steps", "--out", tmp_path / "b")[2]
+    assert "micro" in call(capsys, "no-such-recipe", "--out", tmp_path / "c")[2]
+    err = call(capsys, recipe, "--set", "train.stepz=1", "--set", "judge.rmp=1", "--out", tmp_path / "d")[2]
+    assert "train.stepz" in err and "judge.rmp" in err and "steps" in err
+    assert not any((tmp_path / name).exists() for name in "abcd")
+
+
+def test_bad_examples_are_all_listed(capsys, tmp_path, mine):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "x"}\n{oops\n')
+    recipe = written(tmp_path, mine | {"data": {"train": str(bad)}})
+    code, _, err = call(capsys, recipe, "--method", "grpo", "--out", tmp_path / "run", "--no-cache")
+    assert code == 1 and "bad.jsonl:1" in err and "bad.jsonl:2" in err
+
+
+def test_validation_examples_must_not_be_trained_on(tmp_path, mine):
+    recipe = Recipe.model_validate(
+        mine | {"data": {"train": mine["data"]["train"], "validation": mine["data"]["train"]}}
+    )
+    with pytest.raises(ValueError, match="6 validation examples are training examples too"):
+        read_splits(recipe)
+    two = Recipe.model_validate(mine | {"data": {"train": {"path": mine["data"]["train"], "limit": 2}}})
+    assert len(read_splits(two).train) == 2
+
+
+def test_the_exact_judge_needs_its_own_world(tmp_path, mine):
+    data = str(write_jsonl(tmp_path / "nine.jsonl", sample_records()))
+    recipe = Recipe.model_validate(mine | {"judge": "exact", "data": {"train": data}})
+    with pytest.raises(ValueError, match="marker"):
+        TrainRun(recipe, "grpo", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_a_chat_template(tmp_path, own):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(own)
+    tokenizer.chat_template = None
+    model, _ = load_start(Start(model=str(own)))
+    model.save_pretrained(tmp_path / "bare")
+    tokenizer.save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match="no chat template"):
+        load_start(Start(model=str(tmp_path / "bare")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "needle"),
+    [
+        ([{"example_id": "nobody", "response": "x"}], "'nobody'"),
+        ([{"example_id": 0, "response": " "}], "allowed: a training example's id"),
+        ([{"example_id": 0, "response": "x", "status": "rejected"}], "no accepted answers"),
+    ],
+)
+def test_bad_demonstrations(tmp_path, mine, rows, needle):
+    examples = read_splits(Recipe.model_validate(mine))
+    rows = [row | {"example_id": examples.train[0].id if row["example_id"] == 0 else row["example_id"]} for row in rows]
+    file = tmp_path / "said.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=needle):
+        teaching_rows(Recipe.model_validate(mine | {"demonstrations": str(file)}), examples)
+
+
+def test_sft_on_own_demonstrations(tmp_path, mine):
+    examples = read_splits(Recipe.model_validate(mine))
+    file = tmp_path / "said.jsonl"
+    lines = [{"example_id": e.id, "response": "Keep July in mind.", "status": "accepted"} for e in examples.train]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    content = mine | {"demonstrations": str(file), "sft": {"lora_rank": 2, "batch_size": 3, "output": "adapter"}}
+    run = TrainRun(Recipe.model_validate(content), "sft", tmp_path / "run")
+    assert (run.run() / "config.json").is_file() and (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+    assert [row["step"] for row in run.steps if "loss" in row] == [1, 2]
+
+
+def test_hashes_tell_examples_and_their_order_apart():
+    first, second = make_examples("short", 2, 1)
+    there = {Examples(list(split)).hashes["train"] for split in ((first, second), (second, first), (first,))}
+    assert len(there) == 3 and "validation" not in Examples([first]).hashes
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_run(tmp_path):
+    out, place = tmp_path / "run", Path(sys.executable).parent
+    command = [place / "accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "memcalib", "train", "micro"]
+    command += ["--method", "gdpo", "--out", out, *small()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Policy: ") == 1
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2]
+    assert json.loads((out / "manifest.json").read_text())["sessions"][0]["processes"] == 2
+    assert load_policy(out / "policy")[0].num_parameters() == load_policy("cold-short")[0].num_parameters()
+
+
+def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
+    from transformers import AutoTokenizer
+
+    text = "Build the plan on July."
+    saved = AutoTokenizer.from_pretrained(straight / "policy")
+    assert saved(text)["input_ids"] == build_tokenizer()(text)["input_ids"]
