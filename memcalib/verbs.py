@@ -7,7 +7,8 @@ __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'Wei
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
            'judge_options', 'price_option', 'sampling_options', 'cache_of', 'command_line', 'forecast_text', 'evaluate',
-           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve', 'train']
+           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve', 'train',
+           'step_numbers', 'traces']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -348,3 +349,28 @@ def train(
     run.run()
     if run.main:
         print(run.text())
+
+# %% ../nbs/09c_verbs.ipynb #18a0aac4
+def step_numbers(text: str | None) -> list[int] | None:
+    """The steps that a text such as 1,5,10 stands for; raises `ValueError` for anything but whole numbers."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--steps: found {text!r}; allowed are whole numbers with commas between, such as 1,5,10") from None
+
+
+@verbs.command()
+def traces(
+    folder: Annotated[Path, typer.Argument(help="Run folder of a training with train.trace_every above 0, or its folder of traces.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write [traces.html in the folder].")] = None,
+    steps: Annotated[str | None, typer.Option(help="Only these steps, with commas between [all].")] = None,
+    limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
+    channel: Annotated[str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")] = None,
+) -> None:
+    """Draw which tokens a training encouraged and discouraged, channel by channel, as one HTML page.
+
+    Example: memcalib traces runs/train/mine --steps 1,125 --channel CA- --out traces.html
+    """
+    from memcalib.viewer import write_trace_page
+
+    print(write_trace_page(folder, out, step_numbers(steps), limit, channel))
