@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'MICRO', 'REPLY_TOKENS', 'DemonstrationPlan', 'load_plan', 'plan_examples', 'endpoints', 'forecast',
            'DemonstrationRun']
 
-# %% ../nbs/09j_demonstrate.ipynb #f76a1346
+# %% ../nbs/09j_demonstrate.ipynb #6233cdbf
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from .demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, settled
+from .demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, require_two, settled
 from .endpoint import Endpoint, estimate_tokens
-from .llm import Client
+from .journal import rows_so_far
+from .llm import Client, Totals
 from .manifest import manifest, write_manifest
 from .microworld import make_examples
 from .objections import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
@@ -32,7 +33,7 @@ from .verdict import judge_request
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/09j_demonstrate.ipynb #18972c66
+# %% ../nbs/09j_demonstrate.ipynb #83f18ed0
 ROLES = ("teacher", "evaluator", "evaluator2")
 MICRO = {"teacher": "micro-teacher", "evaluator": "micro-evaluator", "evaluator2": "micro-evaluator-2"}
 
@@ -57,6 +58,8 @@ class DemonstrationPlan(BaseModel):
         if 0 < len(given) < 3 or (self.data and not given):
             missing = next(name for name in ROLES if name not in given)
             raise ValueError(f"{missing}: missing; a teacher and two evaluators are needed: --teacher, --evaluator and --evaluator2")
+        if self.evaluator and self.evaluator2:
+            require_two(self.evaluator, self.evaluator2)
         return self
 
     @property
@@ -160,32 +163,32 @@ class DemonstrationRun:
         ids = {example.id for example in self.examples}
         return [row for row in read_demonstrations(self.folder) if row.example_id in ids]
 
-# %% ../nbs/09j_demonstrate.ipynb #cbde21d2
+# %% ../nbs/09j_demonstrate.ipynb #617763c0
 def _make(self: DemonstrationRun) -> "pd.DataFrame":
     """Make what is missing, with a progress bar; returns the acceptance table."""
-    settings, done, totals = self.plan.making.model_dump(), {row.example_id for row in self.rows()}, {}
+    settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
     with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
         teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
         bar.name("demonstrations")
         try:
             make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
         finally:
-            totals = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
-            table = _describe(self, {role: spent.to_dict() for role, spent in totals.items()})
+            self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
+            table = _describe(self)
     return table
 
 
-def _describe(run: DemonstrationRun, session: dict[str, Any]) -> "pd.DataFrame":
+def _describe(run: DemonstrationRun) -> "pd.DataFrame":
     rows = run.rows()
     table = acceptance_table(rows)
     table.map(csv_cell).to_csv(run.folder / "table.csv", index=False)
     usage: dict[str, Counter] = {}
-    for row in rows:
+    for row in rows_so_far(run.folder / FILE, Demonstration):  # every visit was paid for
         for role, spent in row.usage.items():
             usage.setdefault(role, Counter()).update(spent)
     judges = sorted({evaluation.evaluator for row in rows for evaluation in row.evaluations})
     data = {name: run.folder / name for name in ("examples.jsonl", FILE, "accepted.jsonl") if (run.folder / name).is_file()}
-    more = {"rounds": run.plan.making.rounds, "usage": usage, "session": session, "command": run.command}
+    more = {"rounds": run.plan.making.rounds, "usage": usage, "session": {role: spent.to_dict() for role, spent in run.spent.items()}, "command": run.command}
     write_manifest(run.folder, manifest(run.parameters, (), data, ", ".join(judges) or None, run.started, **more))
     return table
 
@@ -194,7 +197,13 @@ def _finish(self: DemonstrationRun) -> str:
     """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
     table = self.make()
     shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
-    return f"{shown.to_string(index=False)}\n{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"
+    lines = [shown.to_string(index=False), *(_spent(role, spent) for role, spent in self.spent.items())]
+    return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
+
+
+def _spent(role: str, spent: Totals) -> str:
+    cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
+    return f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"
 
 
 DemonstrationRun.make, DemonstrationRun.finish = _make, _finish

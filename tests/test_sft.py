@@ -1,17 +1,29 @@
-"""The cold start: rows, adapters, and the recipe of the shipped policies."""
+"""Supervised fine-tuning: rows, settings, resumed runs, adapters, and the recipe of the shipped policies."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from pydantic import ValidationError
 
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, make_examples
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
-from memcalib.sft import COLD_STARTS, averaged, build_policies, cold_start, tokenize_rows
+from memcalib.sft import COLD_STARTS, SftConfig, averaged, build_policies, cold_start, sft, tokenize_rows
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 8, 0, "coldstart")
+ROWS = demonstrations("short", 24, seed=3)
+SMALL = SftConfig(lora_rank=2, lr=1e-2, epochs=2, batch_size=8, save_every=2)
 
 
 def weights(model) -> torch.Tensor:
@@ -56,3 +68,214 @@ def test_the_recipe_repeats_itself(tmp_path):
 def test_averages_leave_out_what_is_missing():
     assert averaged([{"step": 1, "answer": 2.0}]) == []
     assert averaged([{"step": 1}, {"step": 2, "audit": 4.0}], every=2) == [{"step": 2, "audit": 4.0}]
+
+
+# settings
+
+
+def test_defaults_are_the_papers():
+    config = SftConfig()
+    assert (config.lora_rank, config.lora_alpha, config.epochs, config.batch_size) == (32, 64, 1, 32)
+    assert (config.lr, config.warmup, config.schedule, config.output) == (1e-4, 0.05, "cosine", "merged")
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"lora_rnk": 2}, "lora_rnk"),
+        ({"lr": 0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"warmup": 1.0}, "warmup"),
+        ({"output": "both"}, "output"),
+        ({"output": "adapter", "lora_rank": 0}, "lora_rank 0"),
+        ({"batch_size": 10, "accumulate": 4}, "multiples of accumulate, 4"),
+        ({"max_length": 0}, "max_length"),
+    ],
+)
+def test_bad_settings_are_named(settings, words):
+    with pytest.raises(ValidationError, match=words):
+        SftConfig(**settings)
+
+
+# what the loss sees
+
+
+@given(
+    st.lists(st.sampled_from(["<|end|>", "<|assistant|>", "<|user|>", "Keep July in mind.", " ", "\u2060"]), max_size=6)
+)
+def test_no_control_token_gets_into_an_answer(pieces):
+    row = {
+        "prompt": [{"role": "user", "content": "Plan."}],
+        "completion": [{"role": "assistant", "content": "".join(pieces)}],
+    }
+    table = tokenize_rows(TOKENIZER, [row])[0]
+    answer = [i for i, seen in zip(table["input_ids"], table["completion_mask"], strict=True) if seen]
+    assert answer[-1] == TOKENIZER.eos_token_id
+    assert not {*TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|assistant|>", "<|user|>"])} & {*answer[:-1]}
+
+
+def test_the_loss_is_the_mean_over_completion_tokens(tmp_path):
+    model, config = build_policy(0), SMALL.model_copy(update={"lora_rank": 0, "epochs": 1.0, "batch_size": 24})
+    wanted, hits, count = 0.0, 0, 0
+    for row in tokenize_rows(TOKENIZER, ROWS):
+        ids, seen = torch.tensor([row["input_ids"]]), torch.tensor(row["completion_mask"][1:]).bool()
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1]
+        wanted += torch.nn.functional.cross_entropy(logits[seen], ids[0, 1:][seen], reduction="sum").item()
+        hits += (logits.argmax(-1)[seen] == ids[0, 1:][seen]).sum().item()
+        count += int(seen.sum())
+    sft(model, TOKENIZER, ROWS, config, tmp_path)
+    row = json.loads((tmp_path / "steps.jsonl").read_text().splitlines()[0])
+    assert row["loss"] == pytest.approx(wanted / count, abs=1e-4)
+    assert row["token_accuracy"] == pytest.approx(hits / count, abs=1e-6)
+
+
+# length
+
+
+def test_rows_that_are_too_long_are_named_and_never_cut(tmp_path, caplog):
+    rows = [row | {"example_id": f"row-{i}"} for i, row in enumerate(ROWS)]
+    sizes = [len(ids) for ids in tokenize_rows(TOKENIZER, rows)["input_ids"]]
+    limit = sorted(sizes)[-4]
+    config = SMALL.model_copy(update={"max_length": limit})
+    done = sft(build_policy(0), TOKENIZER, rows, config, tmp_path)
+    long = [f"row-{i}" for i, size in enumerate(sizes) if size > limit]
+    assert done.overlong == long and done.rows == 24 - len(long) and len(long) > 0
+    assert f"{len(long)} of 24 rows are longer than {limit} tokens" in caplog.text and long[0] in caplog.text
+    assert json.loads((tmp_path / "sft.json").read_text())["overlong"] == long
+
+
+def test_nothing_to_train_on(tmp_path):
+    with pytest.raises(ValueError, match="none of 24 rows.*max_length 3"):
+        sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
+    with pytest.raises(ValueError, match="none of 0 rows"):
+        sft(build_policy(0), TOKENIZER, [], SMALL, tmp_path)
+
+
+def test_no_chat_template(tmp_path):
+    bare = build_tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        sft(build_policy(0), bare, ROWS, SMALL, tmp_path)
+
+
+# runs
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, folder)
+    return folder, weights(done.model)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_resumed_run_equals_the_straight_one(straight, tmp_path, step):
+    folder, final = straight
+    gone = [f"checkpoint-{n}" for n in (2, 4, 6) if n > step]
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("merged", *gone))
+    with open(tmp_path / "run" / "steps.jsonl", "a") as file:
+        file.write('{"step": 7, "lo')  # torn
+    torch.manual_seed(123)
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
+    assert torch.equal(weights(done.model), final)
+    assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
+    loaded = load_policy(tmp_path / "run" / "merged")[0]
+    assert torch.equal(weights(loaded), final)
+
+
+def test_resume_from_a_named_checkpoint_and_with_all_weights(tmp_path):
+    config = SMALL.model_copy(update={"lora_rank": 0})
+    first = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path)
+    final = weights(first.model).clone()
+    again = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, resume=tmp_path / "checkpoint-4")
+    assert torch.equal(weights(again.model), final)
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
+    _, final = straight
+    script = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from memcalib.microworld import build_policy, build_tokenizer, demonstrations\n"
+        "from memcalib.sft import SftConfig, sft\n"
+        f"config = SftConfig.model_validate_json({SMALL.model_dump_json()!r})\n"
+        "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, sys.argv[1], resume=True)\n"
+    )
+    command = [sys.executable, "-c", script, tmp_path]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 200
+    while not (tmp_path / "checkpoint-2" / "trainer_state.json").exists() and process.poll() is None:
+        assert time.monotonic() < end
+        os.sched_yield()
+    process.kill()
+    process.wait()
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True)
+    assert torch.equal(weights(done.model), final)
+
+
+def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(straight, tmp_path):
+    _, final = straight
+    assert torch.equal(weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True).model), final)
+    other = SMALL.model_copy(update={"seed": 7})
+    with pytest.raises(ValueError, match="run of other config"):
+        sft(build_policy(0), TOKENIZER, ROWS, other, tmp_path, resume=True)
+    with pytest.raises(ValueError, match="run of other rows, data"):
+        sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
+    anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
+    assert not torch.equal(weights(anew.model), final)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 4
+    with pytest.raises(FileNotFoundError, match="no checkpoint; allowed: True, or a folder"):
+        sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path, resume=tmp_path / "checkpoint-99")
+
+
+def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
+    _, final = straight
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path)
+    assert done.folder == tmp_path / "adapter" and not list(done.folder.glob("model*.safetensors"))
+    merged = PeftModel.from_pretrained(build_policy(0), done.folder).merge_and_unload()
+    assert torch.allclose(weights(merged), final, atol=1e-7)
+
+
+def test_pieces_of_a_batch_make_the_same_update(straight, tmp_path):
+    _, final = straight
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"accumulate": 4}), tmp_path)
+    assert torch.allclose(weights(done.model), final, atol=1e-4)
+
+
+def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path):
+    config = SMALL.model_copy(update={"epochs": 7.0, "save_every": 0, "warmup": 0.2})
+    sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path)
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    steps, warm = 21, 5  # a fifth of the steps, rounded up
+    shape = lambda k: (
+        k / warm if k < warm else (1 + torch.cos(torch.tensor(torch.pi * (k - warm) / (steps - warm)))).item() / 2
+    )
+    assert rates == pytest.approx([1e-2 * shape(k) for k in range(steps)], abs=1e-8)
+
+
+def test_validation_by_rows_and_by_scores_leaves_the_weights_alone(straight, tmp_path):
+    _, final = straight
+    config, held = SMALL.model_copy(update={"eval_every": 3}), demonstrations("short", 8, seed=9)
+    score = lambda model: {"SCS": float(torch.rand(())), "training": float(model.training)}
+    for name, validation, wanted in (("rows", held, "valid_loss"), ("scores", score, "valid_SCS")):
+        done = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path / name, validation=validation)
+        found = [json.loads(line) for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()]
+        assert torch.equal(weights(done.model), final)
+        assert [row["step"] for row in found if wanted in row] == [3, 6]
+        assert not any(row.get("valid_training") for row in found)
+
+
+def test_a_model_by_path(straight, tmp_path):
+    _, final = straight
+    base = tmp_path / "base"
+    build_policy(0).save_pretrained(base)
+    done = sft(str(base), TOKENIZER, ROWS, SMALL, tmp_path / "run")
+    assert torch.equal(weights(done.model), final) and Path(done.folder).name == "merged"
