@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'seal', 'unseal', 'read_state', 'checkpoints',
            'newest_checkpoint', 'check_same_run', 'examples_hash', 'restore_rows', 'random_state', 'set_random_state',
-           'EpochSampler', 'keep_best', 'restore_best']
+           'EpochSampler', 'keep_best', 'restore_best', 'Resumable']
 
 # %% ../nbs/07i_checkpoints.ipynb #562da0f5
 import hashlib
@@ -189,3 +189,54 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
         return True
     log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, record["step"])
     return False
+
+# %% ../nbs/07i_checkpoints.ipynb #205401c0
+class Resumable:
+    """Checkpoints of a trainer on several processes; a mix-in before the base library's class.
+
+    The trainer has `identity` (what may not change, JSON), `memory()` (what to keep, JSON) and `recall(state)`.
+    """
+
+    resumed: tuple[int, Path] | None = None  # updates done at the checkpoint this run went on from, and its folder
+    random_state: tuple | None = None  # at the end of the last whole step
+
+    def _save_checkpoint(self, model, trial):
+        folder, main = self._checkpoint_folder(), self.accelerator.is_main_process
+        if main:
+            unseal(folder)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if main:
+            seal(folder, self.identity | {"updates": self.state.global_step} | self.memory(), self._out / ROWS)
+        self.accelerator.wait_for_everyone()
+
+    def rescue(self) -> str:
+        """Save the last whole step unless it is saved already, on all processes together; returns what to do next."""
+        if not self.state.global_step:
+            return "Nothing was trained yet: start again when the reason is gone"
+        folder = self._checkpoint_folder()
+        if self.resumed and self.resumed[0] == self.state.global_step:
+            folder = self.resumed[1]
+        elif not (folder / SEAL).exists():
+            set_random_state(self.random_state)
+            self._save_checkpoint(self.model, trial=None)
+        return f"Everything so far is saved in {folder}: go on with resume=True, or with --resume on the command line"
+
+    def load_run_state(self, folder: str | Path) -> None:
+        """Go on from a checkpoint; raises `CheckpointError` for one that is not whole or belongs to another run."""
+        state = read_state(folder)
+        check_same_run(folder, state, self.identity)
+        self.resumed = (state["updates"], Path(folder))
+        if self.accelerator.is_main_process:
+            restore_rows(folder, self._out)
+            restore_best(folder, self._out, state["best"])
+        self.accelerator.wait_for_everyone()
+        self.recall(state | {"best": state["best"] if (self._out / "best").exists() else None})
+
+    @property
+    def _out(self) -> Path:
+        return Path(self.args.output_dir)
+
+    def _checkpoint_folder(self) -> Path:
+        return self._out / f"checkpoint-{self.state.global_step}"

@@ -1,7 +1,10 @@
 """The trainer against its base, its degenerate inputs, and the sampler against the library's."""
 
+import copy
 import json
+import logging
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -240,3 +243,144 @@ def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
         build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
     )
     assert exact_advantages(TOKENIZER, desk, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
+
+
+def drifting(monkeypatch, lengths):
+    import memcalib.steps as module
+
+    steps, stats = iter(lengths), module.answer_stats
+
+    def longer(*args):
+        found = stats(*args)
+        found[:, 0] = next(steps)
+        return found
+
+    monkeypatch.setattr(module, "answer_stats", longer)
+
+
+def test_drift_warns_once_and_may_stop_the_run(tmp_path, monkeypatch, caplog):
+    logging.disable(logging.NOTSET)
+    drifting(monkeypatch, [10, 10, 40, 40, 40, 40] * 2)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer, rows = run(tmp_path / "on", steps=6, drift_steps=2)
+    assert [("drift" in row) for row in rows] == [False, False, False, True, False, False]
+    assert trainer.stopped is None and sum("moved from 10" in message for message in caplog.messages) == 1
+    trainer, stopped = run(tmp_path / "off", steps=6, drift_steps=2, stop_on_drift=True)
+    assert len(stopped) == 4 and "response_length moved from 10" in trainer.stopped
+    assert read_state(tmp_path / "off" / "checkpoint-8")["drift"]["drifting"] == ["response_length"]
+
+
+def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
+    import memcalib.desk as desk
+    import memcalib.training as training
+
+    odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
+    assert TOKENIZER(TOKENIZER.decode(odd, skip_special_tokens=True))["input_ids"] != odd
+    scored, plain = [], desk.score_pairs
+
+    def strange(model, prompts, *, ends, **options):
+        return [[*odd, *answer] for answer in sample_tokens(model, prompts, ends=ends, **options)]
+
+    def spy(model, examples, judgments, responses, encode, **options):
+        scored.extend(responses)
+        return plain(model, examples, judgments, responses, encode, **options)
+
+    monkeypatch.setattr(training, "sample_tokens", strange)
+    monkeypatch.setattr(desk, "score_pairs", spy)
+    trainer, rows = run(tmp_path, granularity="sentence")
+    assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.desk.ids[:16]
+    trained = [
+        ids[mask.bool()].tolist()
+        for part in trainer._buffered_inputs
+        for ids, mask in zip(part["completion_ids"], part["completion_mask"], strict=True)
+    ]
+    assert sorted(trained) == sorted(trainer.desk.ids)
+    assert trainer.credit.advantages.isfinite().all() and rows[0]["unscored"] == 0
+
+
+def test_a_tokenizer_without_chat_template(tmp_path):
+    bare = copy.deepcopy(TOKENIZER)
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="chat template"):
+        train(build_policy(0), settings(), EXAMPLES, exact_judge, tokenizer=bare, out=tmp_path)
+
+
+def test_overlong_prompts_are_listed(tmp_path):
+    lengths = {e.id: len(encode_prompt(TOKENIZER, render(e, "concat", "micro"))) for e in EXAMPLES}
+    limit = sorted(lengths.values())[4]
+    _, rows = run(tmp_path, max_prompt=limit)
+    listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
+    over = {name: tokens for name, tokens in lengths.items() if tokens > limit}
+    assert {row["example_id"]: row["tokens"] for row in listed} == over and rows[0]["overlong"] == len(over) > 0
+
+
+@pytest.mark.parametrize("text", ["concat", "fluent"])
+def test_a_prompt_that_leaves_no_room_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match="context of 1024"):
+        run(tmp_path, max_tokens=1000, text=text)
+
+
+def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
+    import memcalib.desk as desk
+
+    plain = desk.channel_rewards
+    monkeypatch.setattr(desk, "channel_rewards", lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan))
+    with pytest.raises(ValueError, match=r"step 1, row 5 \(example .*\), channel A\+: reward nan of a scored answer"):
+        run(tmp_path)
+
+
+def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
+    import memcalib.training as training
+
+    plain = training.response_logps
+
+    def damaged(*args, **options):
+        found = plain(*args, **options).clone()
+        found[3, 0] = math.nan
+        return found
+
+    monkeypatch.setattr(training, "response_logps", damaged)
+    with pytest.raises(FloatingPointError, match="row 3, token 0 is nan after 0 updates"):
+        run(tmp_path)
+
+
+def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
+    import memcalib.desk as desk
+
+    plain = desk.score_pairs
+
+    def lost(*args, **options):
+        pairs, ablated = plain(*args, **options)
+        return pairs, torch.full_like(ablated, math.nan)
+
+    gdpo, _ = run(tmp_path / "gdpo", method="gdpo")
+    monkeypatch.setattr(desk, "score_pairs", lost)
+    trainer, rows = run(tmp_path / "lost")
+    assert rows[0]["fallback_scoring"] == rows[0]["pairs"] > 0 and rows[0]["localized"] == 0
+    assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
+
+
+def test_rows_reach_the_loggers(tmp_path):
+    trainer, rows = run(tmp_path, steps=2)
+    logged = [entry for entry in trainer.state.log_history if "memcalib/reward" in entry]
+    assert [entry["memcalib/reward"] for entry in logged] == [row["reward"] for row in rows]
+    assert {"memcalib/response_length", "memcalib/worst_mean", "memcalib/threshold/B+", "kl"} <= logged[0].keys()
+
+
+def test_unknown_logger(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        run(tmp_path, report_to="nowhere")
+
+
+def test_mean_preservation_over_a_run(tmp_path):
+    _, rows = run(tmp_path, steps=5, max_tokens=40, generations=8)
+    assert [row["worst_mean"] for row in rows] == [*accumulate((r["conservation_relative"] for r in rows), max)]
+    assert rows[-1]["worst_mean"] < 2e-6
+
+
+def test_traces_are_written_when_asked(tmp_path):
+    from memcalib.traces import read_traces
+
+    run(tmp_path, steps=2, trace_every=2)
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["step-000002.parquet"]
+    assert {"example_id", "channel", "advantage"} <= {*read_traces(tmp_path / "traces").columns}

@@ -1,0 +1,289 @@
+"""A judge that fails: what is left out, what pauses a run, what ends it, and how it goes on."""
+
+import json
+import logging
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.checkpoints import newest_checkpoint, read_state
+from memcalib.endpoint import CallError, Endpoint
+from memcalib.judge import LLMJudge
+from memcalib.microserve import MicroServer
+from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.patience import JudgeDown, JudgeFault, PatientJudge, ask_judge, judge_spent
+from memcalib.problem import DataError
+from memcalib.settings import world_config
+from memcalib.training import train
+
+torch.set_num_threads(1)
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
+
+
+class Time:
+    """A clock that moves only when somebody sleeps, and does something when it is ten minutes later."""
+
+    def __init__(self, until=600.0, then=lambda: None):
+        self.now, self.waits, self.until, self.then = 0.0, [], until, then
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        before, self.now = self.now, self.now + seconds
+        if before < self.until <= self.now:
+            self.then()
+
+
+def patient(judge, time, **options):
+    return PatientJudge(judge, clock=time.clock, sleep=time.sleep, **options)
+
+
+def go(out, judge, resume=None, on_step=None, **changes):
+    sizes = dict(prompts=4, generations=4, steps=3, max_tokens=16)
+    config = world_config(WORLDS["short"], **(sizes | changes))
+    options = dict(tokenizer=TOKENIZER, out=out, resume=resume, on_step=on_step)
+    return train(load_policy("cold-short")[0], config, EXAMPLES, judge, **options)
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+
+
+def llm_judge(server, cache=None):
+    endpoint = Endpoint(model="micro-judge", base_url=server.base_url, key_env="", attempts=1, backoff=0)
+    return LLMJudge(endpoint, cache=cache)
+
+
+@given(
+    fails=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    minutes=st.sampled_from([0.0, 1.0, 30.0]),
+)
+def test_rounds_against_plain_code(fails, share, minutes):
+    """Answer i fails `fails[i]` times; plain code says how many rounds there are and who is left."""
+    time, asked = Time(), [0] * len(fails)
+
+    def judge(example, response):
+        i = int(response)
+        asked[i] += 1
+        if asked[i] <= fails[i]:
+            raise TimeoutError("slow")
+        return exact_judge(example, "")
+
+    rounds, now, wait = 1, 0.0, 5.0
+    while sum(f >= rounds for f in fails) > share * len(fails) and now < 60 * minutes:
+        now, wait, rounds = now + wait, min(300.0, 2 * wait), rounds + 1
+    left = [f >= rounds for f in fails]
+    examples, answers = [EXAMPLES[0]] * len(fails), [str(i) for i in range(len(fails))]
+    whole = patient(judge, time, max_failed=share, minutes=minutes)
+    if sum(left) > share * len(fails):
+        with pytest.raises(JudgeDown, match=f"{sum(left)} of {len(fails)}"):
+            whole.batch(examples, answers)
+    else:
+        assert [j.retry for j in whole.batch(examples, answers)] == left
+    assert asked == [min(rounds, f + 1) for f in fails]
+    assert time.now == now and whole.pauses == rounds - 1
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError("gone"), True),
+        (TimeoutError("slow"), True),
+        (CallError("server", "500"), True),
+        (CallError("auth", "wrong key"), False),
+        (CallError("unreachable", "never", fatal=True), False),
+        (ValueError("a bug"), False),
+        (KeyError("a bug"), False),
+    ],
+)
+def test_what_is_a_failed_call(error, passes):
+    def judge(example, response):
+        raise error
+
+    found, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"])
+    assert (fault is None) == passes and [j.retry for j in found] == [True] * (2 * passes)
+
+
+def test_another_process_decides_too():
+    busy = PatientJudge(exact_judge, total=lambda sums: [sums[0] + 1, *sums[1:]])
+    with pytest.raises(JudgeFault, match="another process"):
+        busy.batch(EXAMPLES[:1], [""])
+    time, rest = Time(), [12, 4, 0]
+    elsewhere = patient(exact_judge, time, total=lambda sums: [sums[0], sums[1] + rest.pop(0), 16, sums[3]])
+    assert elsewhere.batch(EXAMPLES[:1], [""])[0].scored
+    assert time.waits == [5.0]
+
+
+def test_messages(caplog):
+    logging.disable(logging.NOTSET)
+    time = Time()
+
+    def judge(example, response):
+        raise ConnectionError("connection refused")
+
+    with caplog.at_level(logging.WARNING, "memcalib"), pytest.raises(JudgeDown) as found:
+        patient(judge, time, minutes=2).batch(EXAMPLES[:3], [""] * 3)
+    for text in (caplog.messages[0], str(found.value)):
+        assert "3 of 3 judgments" in text and "50%" in text and "ConnectionError: connection refused" in text
+    assert "pauses" in caplog.messages[0] and "2 minutes" in str(found.value)
+    assert len(caplog.messages) == len(time.waits)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight")
+    with MicroServer(EXAMPLES) as server:
+        trainer = go(out, llm_judge(server), max_failed=0.5)
+    return trainer, out
+
+
+def same_rows(left, right):
+    timeless = lambda row: {k: v for k, v in row.items() if k != "seconds" and not k.startswith("judge_")}
+    return list(map(timeless, rows(left))) == list(map(timeless, rows(right)))
+
+
+def test_a_judge_behind_a_server_is_the_reward(straight):
+    trainer, out = straight
+    first = rows(out)[0]
+    assert first["judge_calls"] >= 1 and first["judge_failures"] == 0 and first["judge_prompt_tokens"] > 0
+    assert 0 <= first["evidence_mismatch"] <= 1 and first["failed_calls"] == 0
+    assert first["judge_cost"] is None
+    spent = judge_spent(trainer.judge)["calls"]
+    assert sum(row["judge_calls"] for row in rows(out)) == spent
+
+
+def test_judge_down_for_ten_minutes(tmp_path, straight, caplog):
+    logging.disable(logging.NOTSET)
+    server = MicroServer(EXAMPLES)
+    server.start()
+    time = Time(then=lambda: server.start())
+    judge = patient(llm_judge(server), time)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None)
+    server.stop()
+    assert 600 <= time.now < 1200 and judge.pauses >= 7
+    assert torch.equal(weights(trainer), weights(straight[0])) and same_rows(tmp_path, straight[1])
+    assert "16 of 16 judgments" in caplog.text and "no connection" in caplog.text
+
+
+def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
+    server = MicroServer(EXAMPLES)
+    server.start()
+    time = Time()
+    stop = lambda row: server.stop() if row["step"] == 2 else None
+    judge = patient(llm_judge(server, tmp_path / "replies.sqlite"), time, minutes=30)
+    with pytest.raises(JudgeDown, match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True"):
+        go(tmp_path / "run", judge, on_step=stop)
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
+    assert read_state(tmp_path / "run" / "checkpoint-4")["judge_cache"] == str(tmp_path / "replies.sqlite")
+    assert len(rows(tmp_path / "run")) == 2
+    server.start()
+    trainer = go(tmp_path / "run", llm_judge(server), resume=True)
+    server.stop()
+    assert torch.equal(weights(trainer), weights(straight[0])) and same_rows(tmp_path / "run", straight[1])
+
+
+def test_down_again_right_after_going_on(tmp_path):
+    time = Time()
+    down = []
+
+    def judge(example, response):
+        if down:
+            raise ConnectionError("refused")
+        return exact_judge(example, response)
+
+    with pytest.raises(JudgeDown, match="checkpoint-2"):
+        go(tmp_path / "a", patient(judge, time), on_step=lambda row: down.append(1))
+    with pytest.raises(JudgeDown, match="a.checkpoint-2"):
+        go(tmp_path / "b", patient(judge, time), resume=tmp_path / "a" / "checkpoint-2")
+    assert newest_checkpoint(tmp_path / "b") is None
+    down.clear()
+    whole, resumed = (
+        go(tmp_path / "whole", exact_judge),
+        go(tmp_path / "b", judge, resume=tmp_path / "a" / "checkpoint-2"),
+    )
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
+    def judge(example, response):
+        state["n"] += 1
+        if state["n"] in (2, 3):
+            raise ConnectionError("reset")
+        return exact_judge(example, response)
+
+    state = {"n": 0}
+    trainer = go(tmp_path, judge, steps=1)
+    (row,) = rows(tmp_path)
+    assert row["failed_calls"] == row["unscored"] == 2
+    assert trainer.credit.advantages[1:3].abs().sum() == 0 and state["n"] == 16
+
+
+def foreign(example, response):
+    judgment = exact_judge(example, response)
+    return judgment.model_copy(
+        update={"atoms": [*judgment.atoms[1:], judgment.atoms[0].model_copy(update={"atom_id": "x9"})]}
+    )
+
+
+def bug(example, response):
+    raise KeyError("no such level")
+
+
+@pytest.mark.parametrize(("wrong", "message"), [(foreign, "'x9'"), (bug, "KeyError: 'no such level'")])
+def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
+    state = {"judge": exact_judge}
+    turn = lambda row: state.update(judge=wrong)
+    with pytest.raises(JudgeFault, match=message) as found:
+        go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
+    assert "checkpoint-2" in str(found.value) and newest_checkpoint(tmp_path).name == "checkpoint-2"
+    cause = found.value.__cause__.__cause__
+    assert isinstance(cause, DataError | KeyError)
+
+
+def test_a_fault_before_the_first_step_saves_nothing(tmp_path):
+    with pytest.raises(JudgeFault, match="Nothing was trained yet"):
+        go(tmp_path, bug)
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_judge_that_stops_in_validation(tmp_path):
+    state, held_out = {"down": False}, EXAMPLES[:2]
+
+    def judge(example, response):
+        if state["down"] and len(response) > 0 and state["calls"] >= 16:
+            raise KeyError("bug")
+        state["calls"] = state.get("calls", 0) + 1
+        return exact_judge(example, response)
+
+    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=12, eval_every=1)
+    options = dict(tokenizer=TOKENIZER, validation=held_out)
+    swap = lambda row: state.update(down=row["step"] == 1, calls=0)
+    model = lambda: load_policy("cold-short")[0]
+    with pytest.raises(JudgeFault, match="Everything so far is saved in .*checkpoint-4"):
+        train(model(), config, EXAMPLES, judge, on_step=swap, out=tmp_path / "cut", **options)
+    state["down"] = False
+    resumed = train(model(), config, EXAMPLES, judge, out=tmp_path / "cut", resume=True, **options)
+    whole = train(model(), config, EXAMPLES, judge, out=tmp_path / "whole", **options)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert [("valid_SCS" in row, row["step"]) for row in rows(tmp_path / "cut")] == [
+        (True, 0),
+        (True, 1),
+        (False, 2),
+        (True, 3),
+    ]
+
+
+def test_partial_is_no_judge_with_totals():
+    assert judge_spent(partial(exact_judge)) == {} and judge_spent(PatientJudge(exact_judge)) == {}
