@@ -70,7 +70,7 @@ class MemoryPlan(LogConfig):
         hashes = {name: f"sha256 {file_hash(path)[:16]}" for name, path in files.items()}
         return self.model_dump(mode="json") | hashes | {"redaction": load_redactor(self.redaction).hash}
 
-# %% ../nbs/09ea_build_config.ipynb #34873e43
+# %% ../nbs/09ea_build_config.ipynb #d9993619
 class Build(BaseModel):
     """What is built, from what, by whom; unknown options raise, naming the known ones.
 
@@ -101,6 +101,9 @@ class Build(BaseModel):
             raise ValueError("sources: none; allowed are one or more, or memory, or micro")
         if missing := [name for name in ("builder", "reviewer", "reviewer2") if not self.micro and getattr(self, name) is None]:
             raise ValueError(f"{missing[0]}: missing; a build needs an endpoint for builder, reviewer and reviewer2")
+        one, two = ((e.model, e.url, str(e.extra_body)) if e else None for e in (self.reviewer, self.reviewer2))
+        if one and one == two:
+            raise ValueError(f"reviewer2: found {two[0]}, which is reviewer as well; allowed are two different models")
         return self
 
 # %% ../nbs/09ea_build_config.ipynb #a36e4d3d

@@ -166,9 +166,11 @@ def read_frozen(path: str | Path) -> Frozen:
     except ValidationError as error:
         raise DataError([_from_pydantic(e, 0, str(path)) for e in error.errors()]) from None
 
-# %% ../nbs/01ja_freeze.ipynb #d3a5627c
+# %% ../nbs/01ja_freeze.ipynb #b61cc879
 class FreezeError(RuntimeError):
     """A pipeline that may not be frozen, or not be used as frozen; names each reason and the command to go on."""
+
+    exit_code = 1
 
     def __init__(self, head: str, reasons: Sequence[str], go_on: str, changes: Sequence[Change] = ()):
         self.reasons, self.changes, self.go_on = list(reasons), list(changes), go_on

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MemoryRun', 'ask_first', 'build_run']
 
-# %% ../nbs/09eb_memory_build.ipynb #5ae6878f
+# %% ../nbs/09eb_memory_build.ipynb #d921c9c1
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .blocks import to_example
-from .build import REVIEWED, BuildRun, Made
+from .build import REVIEWED, BuildRun, Made, require_rows
 from .build_config import MICRO_ROLES, Build, MemoryPlan, build_identity, role_endpoint
 from .disclosure import CallPlan, NotAgreed, left_names, plan_calls, preview, terms_card, undisclosed
 from .drafts import Draft
@@ -55,18 +55,18 @@ class MemoryRun(BuildRun):
         write_jsonl(self.folder / "losses.jsonl", found.dropped)
         return found
 
-# %% ../nbs/09eb_memory_build.ipynb #ed4b7af4
+# %% ../nbs/09eb_memory_build.ipynb #054f7355
 _INVENTED = 60  # rows of the micro-world's log
 
 
 def _invented(run: MemoryRun) -> Path:
-    path = run.folder / "micro-log.jsonl"
-    return path if path.is_file() else write_micro_log(path, run.plan.rows or _INVENTED, run.build.seed)
+    return write_micro_log(run.folder / "micro-log.jsonl", run.plan.rows or _INVENTED, run.build.seed)
 
 
 def _pool(self: MemoryRun) -> Passed:
     """The drafts, and every loss until then; raises `DataError` when no row may enter."""
-    found = self.found.require()
+    found = self.found
+    require_rows(Passed(found.kept, found.dropped), "memory log", self.folder / "losses.jsonl", self.go_on)
     if self.build.micro and not self.build.builder:
         _same_world(found.kept, self.plan.log)
     return Passed(found.kept, found.dropped)
@@ -120,12 +120,12 @@ def _tell(self: MemoryRun, shown: int = 3) -> str:
 
 MemoryRun.planned, MemoryRun.tell = _planned, _tell
 
-# %% ../nbs/09eb_memory_build.ipynb #ea377560
+# %% ../nbs/09eb_memory_build.ipynb #deec1ac2
 def _agree(self: MemoryRun, yes: bool = False) -> "MemoryRun":
     """Itself, allowed to make calls, when somebody said yes; raises `NotAgreed` with the way to go on otherwise."""
     if yes is not True:
         raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
-    self.agreed = True
+    self.agreed, self.go_on = True, f"{self.command} --yes"
     return self
 
 

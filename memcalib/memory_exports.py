@@ -136,7 +136,7 @@ def join_store(record: Any, store: dict[str, dict]) -> Any:
         return record
     return record | {"memories": [store.get(str(name)) for name in record["memory_ids"]]}
 
-# %% ../nbs/01v_memory_exports.ipynb #dc76f0ef
+# %% ../nbs/01v_memory_exports.ipynb #d811810a
 def known_shapes() -> list[str]:
     """All that `read_log` reads, in words."""
     lists = " | ".join(f'"{name}"' for name in LISTS)
@@ -150,14 +150,16 @@ def _is_row(record: Any) -> bool:
     return isinstance(record, dict) and "query" in record and any(name in record for name in (*LISTS, "memory_ids"))
 
 
-def _check_shape(head: Iterable[Any], place: str) -> None:
-    records = [record for record in head if not isinstance(record, Violation)]
+def _check_shape(head: Iterable[tuple[int, Any]], place: str) -> None:
+    head = list(head)
+    records = [record for _, record in head if not isinstance(record, Violation)]
     if not any(map(_is_row, records)):
         bare = any(shape_of(record) or find_memories(record) for record in records)
         found = "memories without queries" if bare else kind_of(records[0]) if records else "nothing in which memories were retrieved for a query"
+        found += f"; line {head[0][0]} cannot be read ({head[0][1].rule})" if head and not records else "" if head else ": it is empty"
         raise DataError([Violation("shape", found, allowed, file=place) for allowed in known_shapes()])
 
-# %% ../nbs/01v_memory_exports.ipynb #4a8a6b17
+# %% ../nbs/01v_memory_exports.ipynb #663552bf
 def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogRow | Dropped]:
     """Stream the rows of a log, losses as `Dropped`; `store` is the export that has the texts of `memory_ids`.
 
@@ -166,7 +168,7 @@ def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogR
     known, place, seen = read_store(store) if store else {}, Path(path).name, set()
     records = log_records(path)
     head = [*islice(records, 100)]
-    _check_shape((record for _, record in head), place)
+    _check_shape(head, place)
     for line, record in chain(head, records):
         drop = {"source": "memory log", "stage": "reading", "line": line, "file": place}
         if isinstance(record, Violation):

@@ -56,13 +56,13 @@ class LogConfig(BaseModel):
     memory_chars: int = Field(3000, ge=1)  # most
     answer_chars: int = Field(10000, ge=1)  # most
 
-# %% ../nbs/01k_memory_logs.ipynb #63375e0d
+# %% ../nbs/01k_memory_logs.ipynb #f5ad3370
 def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
     """Why a row may not enter, as (rule, found, allowed); None when it may. Nothing of its text is repeated."""
     if row.consent is False:
         return "consent refused", "false", "rows whose users agreed"
     if row.consent is None and not (config.consent or config.without_consent):
-        return "no consent", "nothing", "rows whose users agreed; an agreement that covers the others is named in `consent`"
+        return "no consent", "nothing", "rows whose users agreed; an agreement that covers the others is named in `consent` (--consent NAME)"
     lengths = [("query length", [row.query], config.query_chars), ("memory length", [m.text for m in row.memories[: config.memories]], config.memory_chars)]
     for rule, texts, most in [*lengths, ("answer length", [row.answer], config.answer_chars)]:
         if (longest := max(map(len, texts))) > most:

@@ -214,9 +214,11 @@ class StageResult:
         self.remembered += spent.pop("remembered", 0)
         self.usage.update(spent)
 
-# %% ../nbs/01m_stages.ipynb #27981cd7
+# %% ../nbs/01m_stages.ipynb #b9d077ef
 class StageError(RuntimeError):
     """A stage that gets nowhere; names stage, reason, rows, the file with what is done, and the command to go on."""
+
+    exit_code = 1
 
     def __init__(self, stage: str, drops: list[Drop], path: str | Path, command: str):
         self.stage, self.reason, self.rows = stage, drops[-1].reason, [drop.id for drop in drops]
