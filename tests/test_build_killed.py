@@ -1,4 +1,4 @@
-"""A build is killed at every stage and goes on: the same data set byte for byte, and no call paid twice after its success."""
+"""A build is killed at every stage and goes on: the same data set byte for byte, no call paid twice after its success."""
 
 import signal
 import subprocess
