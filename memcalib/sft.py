@@ -6,7 +6,7 @@
 __all__ = ['log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #f603d2ef
+# %% ../nbs/07e_sft.ipynb #b521dd4c
 import json
 import logging
 import shutil
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -172,7 +173,7 @@ def _begin(out: Path, identity: dict[str, Any], resume: bool | str | Path) -> st
     steps.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= done), encoding="utf-8")
     return checkpoint
 
-# %% ../nbs/07e_sft.ipynb #a85b788d
+# %% ../nbs/07e_sft.ipynb #0540b607
 @dataclass
 class SftResult:
     """What a run left: the trained model, the folder it was written to, how many rows it saw, and the ids left out for their length."""
@@ -196,7 +197,8 @@ def sft(
     data, overlong = _fitting(tokenizer, rows, config.max_length)
     held_out = None if score or not validation else _fitting(tokenizer, validation, config.max_length)[0]
     arguments = _arguments(config, out, held_out is not None)
-    checkpoint = _begin(out, _identity(config, data, overlong), resume)
+    with PartialState().main_process_first():
+        checkpoint = _begin(out, _identity(config, data, overlong), resume)
     set_seed(config.seed)
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM") if config.lora_rank else None
     steps = _Steps(out / "steps.jsonl", config, score, report)
