@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate import state
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
@@ -16,20 +19,14 @@ from memcalib.settings import TrainConfig, world_config
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 12, seed=5)
 CASES = {
-    "grpo": dict(method="grpo", empty="none"),
+    "grpo": dict(method="grpo", empty="some"),
     "gdpo": dict(method="gdpo", empty="none"),
-    "token": dict(empty="none"),
+    "token": dict(empty="some"),
     "sentence": dict(granularity="sentence", empty="none"),
-    "token-window": dict(accumulate=2, empty="none"),
-    "sentence-window": dict(granularity="sentence", accumulate=2, empty="some"),
-    "gdpo-window": dict(method="gdpo", accumulate=2, empty="some"),
-    "grpo-some": dict(method="grpo", empty="some"),
-    "token-some": dict(empty="some"),
-    "centred-open": dict(center=True, scale_unit="token", threshold_pool="open", empty="some"),
-    "half": dict(empty="half"),
+    "window": dict(granularity="sentence", accumulate=2, empty="some"),
+    "centred": dict(center=True, scale_unit="token", threshold_pool="open", empty="half"),
     "nothing": dict(method="gdpo", empty="all"),
-    "parts": dict(prompts=6, minibatches=2, empty="some"),
-    "parts-window": dict(prompts=6, minibatches=2, accumulate=2, empty="half"),
+    "parts": dict(prompts=6, minibatches=2, accumulate=2, empty="half"),
     "adapter": dict(lora_rank=4, empty="some"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
@@ -86,6 +83,32 @@ def same_parts(config: TrainConfig, processes: int):
     return arrange
 
 
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """A tensor that several processes share, put together on each."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def shard_on_cpu() -> None:
+    """Let accelerate shard models without a GPU: it leaves its FSDP settings aside when the processes are on the CPU.
+
+    `AcceleratorState` reads them for GPUs and other accelerators alone (distributed type MULTI_CPU is not in its list).
+    """
+    os.environ |= {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    }
+    first = state.AcceleratorState.__init__
+
+    def start(self, *args, fsdp_plugin=None, **options):
+        first(self, *args, fsdp_plugin=fsdp_plugin, **options)
+        if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
+            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+            state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    state.AcceleratorState.__init__ = start
+
+
 def observe(case: str, out: Path, processes: int) -> dict:
     """Train a case and keep what must not depend on the number of processes; of answers, the local rows.
 
@@ -114,9 +137,10 @@ def observe(case: str, out: Path, processes: int) -> dict:
     rows = [row for row in trainer.state.log_history if "loss" in row]
     model = trainer.accelerator.unwrap_model(trainer.model)
     start = {name: p.detach() for name, p in load_policy("cold-short")[0].named_parameters()}
-    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: whole(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
     steps = [p - start[name] if name in start else p for name, p in trained.items()]
     found["losses"], found["rms"] = [row["loss"] for row in rows], [row["rms"] for row in found["stats"]]
+    found["shards"] = sum(isinstance(module, FSDPModule) for module in model.modules())
     found["thresholds"] = trainer.thresholds.state_dict()
     found["weights"], found["moved"] = (
         torch.cat([p.flatten() for p in trained.values()]),
@@ -128,5 +152,9 @@ def observe(case: str, out: Path, processes: int) -> dict:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+    if os.environ.get("SHARDED"):
+        shard_on_cpu()
     for name in sys.argv[2:]:
         torch.save(observe(name, folder, int(os.environ["WORLD_SIZE"])), folder / f"{name}-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.slow
+SHARDED = ("gdpo", "window", "centred", "parts", "adapter")
 HERE = Path(__file__).parent
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 
 
-def launch(folder: Path, *cases: str) -> None:
-    """Two processes with gloo between them on ports that nobody else uses; the end of their output if they fail."""
+def launch(folder: Path, *cases: str, **more: str) -> dict[str, list[dict]]:
+    """Two processes with gloo between them on ports that nobody else uses: what each case gave on each of them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = os.environ | QUIET | {"PYTHONPATH": str(HERE.parent)}
+    environment = os.environ | QUIET | {"PYTHONPATH": str(HERE.parent)} | more
     done = subprocess.run(
         [*command, str(HERE / "given.py"), str(folder), *cases],
         env=environment,
@@ -26,13 +27,31 @@ def launch(folder: Path, *cases: str) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    return {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in cases}
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    launch(folder, *given.CASES)
-    return {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in given.CASES}
+    return launch(tmp_path_factory.mktemp("two"), *given.CASES)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("sharded"), *SHARDED, SHARDED="1")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """One process on a case, trained once for all comparisons."""
+    torch.set_num_threads(1)
+    known = {}
+
+    def run(case: str) -> dict:
+        if case not in known:
+            known[case] = given.observe(case, tmp_path_factory.mktemp("one"), 1)
+        return known[case]
+
+    return run
 
 
 def joined(pieces: list[torch.Tensor]) -> torch.Tensor:
@@ -60,9 +79,14 @@ def gaps(one: dict, ranks: list[dict]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", given.CASES)
-def test_two_processes_are_one(case, two, tmp_path):
-    torch.set_num_threads(1)
-    one = given.observe(case, tmp_path, 1)
-    assert len(one["advantages"]) == len(two[case][0]["advantages"]) == 2
-    assert {name: gap for name, gap in gaps(one, two[case]).items() if not gap < 1e-5} == {}
-    assert one["moved"] > 1e-3
+def test_two_processes_are_one(case, one, two):
+    alone = one(case)
+    assert len(alone["advantages"]) == len(two[case][0]["advantages"]) == 2
+    assert {name: gap for name, gap in gaps(alone, two[case]).items() if not gap < 1e-5} == {}
+    assert alone["moved"] > 1e-3 and alone["shards"] == two[case][0]["shards"] == 0
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_a_sharded_model_is_a_whole_one(case, one, sharded):
+    assert {name: gap for name, gap in gaps(one(case), sharded[case]).items() if not gap < 1e-5} == {}
+    assert sharded[case][0]["shards"] > 4
