@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #a8d5e62e
+# %% ../nbs/07d_probes.ipynb #24d66649
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,12 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
-from .localization import Pairs, Thresholds, carrying_tokens, token_spans
+from .localization import Pairs, Thresholds, carrying_tokens
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
 from .redistribution import Credit, new_thresholds
 from .segments import response_units
 from .settings import TrainConfig, credit_config
+from .spans import linear_spans
 
 # %% ../nbs/07d_probes.ipynb #1ef815a1
 def credit_answers(
@@ -35,14 +36,14 @@ def credit_answers(
     options = dict(generations=config.generations, temperature=config.temperature, cut=partial(response_units, tokenizer))
     return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
 
-# %% ../nbs/07d_probes.ipynb #b130150f
+# %% ../nbs/07d_probes.ipynb #2f5a6210
 def exact_advantages(
     tokenizer: PreTrainedTokenizerBase, desk: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
     """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
     total = torch.zeros(len(desk.ids), max(map(len, desk.ids)))
     answers = zip(desk.examples, desk.texts, desk.ids, strict=True)
-    found = [(sentence_roles(example, text), token_spans(tokenizer, ids)) for example, text, ids in answers]
+    found = [(sentence_roles(example, text), linear_spans(tokenizer, ids)) for example, text, ids in answers]
     for start in range(0, len(desk.ids), generations):
         rows = [row for row in range(start, start + generations) if desk.valid[row]]
         for k in range(len(desk.judgments[start].atoms) if rows else 0):

@@ -7,7 +7,7 @@ __all__ = ['LABEL_WORDS', 'Sentences', 'Outline', 'is_label', 'outline', 'splitt
            'first_segments', 'cut_cost', 'cheapest_cuts', 'merge_short', 'segment', 'response_units', 'sentence_means',
            'sentence_weights']
 
-# %% ../nbs/05a_segments.ipynb #3890ab28
+# %% ../nbs/05a_segments.ipynb #da0d0d08
 import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .localization import clip_signal, token_spans
+from .localization import clip_signal
+from .spans import decode_rows
 
 # %% ../nbs/05a_segments.ipynb #aa10a61e
 @dataclass
@@ -246,27 +247,16 @@ def segment(
     kept = merge_short(cut, hard, len(spans), least, most)
     return [bisect.bisect_right(kept, index) - 1 for index in range(len(spans))]
 
-# %% ../nbs/05a_segments.ipynb #69e329df
+# %% ../nbs/05a_segments.ipynb #3a1b7fe7
 def response_units(tokenizer, rows: Sequence[Sequence[int]], sentences: Sentences | None = None) -> Int[Tensor, "row token"]:
     """The segment number of each token of each answer, -1 at padding (*Sentence-level localization*)."""
-    units = [torch.tensor(_row_units(tokenizer, list(ids), sentences), dtype=torch.long) for ids in rows]
+    units = [torch.tensor(_row_units(*row, sentences), dtype=torch.long) for row in zip(*decode_rows(tokenizer, rows), strict=True)]
     return torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1) if units else torch.empty(0, 0).long()
 
 
-def _row_units(tokenizer, ids: list[int], sentences: Sentences | None) -> list[int]:
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    spans = _fast_spans(tokenizer, text, ids) or token_spans(tokenizer, ids)
-    return segment(text, spans, sentences) if text.strip() else [0] * len(ids)
-
-
-def _fast_spans(tokenizer, text: str, ids: list[int]) -> list[tuple[int, int]] | None:
-    if not tokenizer.is_fast:
-        return None
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    end = len(encoded["input_ids"])
-    tail = ids[end:]
-    same = encoded["input_ids"] == ids[:end] and set(tail) <= set(tokenizer.all_special_ids)
-    return [*encoded["offset_mapping"], *[(len(text), len(text))] * len(tail)] if same else None
+def _row_units(text: str, ends: Sequence[int], sentences: Sentences | None) -> list[int]:
+    spans = list(pairwise([0, *map(int, ends)]))
+    return segment(text, spans, sentences) if text.strip() else [0] * len(spans)
 
 # %% ../nbs/05a_segments.ipynb #684f69cd
 def sentence_means(

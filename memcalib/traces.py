@@ -6,9 +6,10 @@
 __all__ = ['SCHEMA', 'token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'fallback_reasons', 'pair_table', 'TraceWriter', 'trace_files', 'read_traces', 'trace_of']
 
-# %% ../nbs/07c_traces.ipynb #8ee52aaf
+# %% ../nbs/07c_traces.ipynb #9540b97f
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -214,7 +215,7 @@ class TraceWriter:
         tables = [_finished(part, step, process * len(desk.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
 
-# %% ../nbs/07c_traces.ipynb #d3d63d3b
+# %% ../nbs/07c_traces.ipynb #cf90b522
 def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
     part = part.set_column(part.column_names.index("row"), "row", pa.compute.add(part["row"], first))
     part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
@@ -236,7 +237,8 @@ def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Pat
                 writer.write_table(table.cast(schema))
         return part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise OSError(error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept") from error
 
 # %% ../nbs/07c_traces.ipynb #949af6e4

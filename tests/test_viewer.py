@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
 from memcalib.problem import DataError
 from memcalib.settings import world_config
 from memcalib.traces import TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.verbs import verbs
 from memcalib.viewer import (
     MEASURES,
     REASONS,
@@ -260,3 +262,28 @@ def test_folders_without_traces_and_torn_files_are_named(tmp_path):
     with pytest.raises(DataError, match="a whole Parquet file"):
         write_trace_page(tmp_path)
     assert not (tmp_path / "traces.html").exists()
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(verbs, ["traces", *map(str, arguments)])
+
+
+def test_the_verb_writes_the_page(run, tmp_path):
+    done = invoke(run[0], "--out", tmp_path / "page.html", "--steps", "2,11", "--limit", 2, "--channel", "C+")
+    assert done.exit_code == 0 and done.output.strip() == str(tmp_path / "page.html")
+    assert "Shown are 2 with C+ localized" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "two"], "--steps: found 'two'; allowed are whole numbers"),
+        (["--steps", "3"], r"no traces of step 3; allowed: \[2, 11\]"),
+        (["--limit", "0"], "limit 0, must be at least 1"),
+        (["--channel", "Q"], "no answer with Q localized; allowed: AB-"),
+    ],
+)
+def test_the_verb_names_what_is_wrong(run, tmp_path, arguments, message):
+    done = invoke(run[0], "--out", tmp_path / "page.html", *arguments)
+    assert done.exit_code != 0 and re.search(message, str(done.exception))
+    assert not (tmp_path / "page.html").exists()
