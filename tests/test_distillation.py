@@ -591,3 +591,33 @@ def test_a_teacher_prompt_without_room_for_an_answer_is_named_before_training(tm
         ValueError, match=r"example 'micro-short-rl-.*': teacher prompt of \d+ tokens and answers of up to 64"
     ):
         run(tmp_path, "opsd-pg", model=model, teacher_layout="micro-hinted")
+
+
+class Cut(Exception):
+    """The run is killed here."""
+
+
+@pytest.mark.parametrize("method, beta", [("opsd-pg", 0.0), ("opsd-gkd", 0.01)])
+def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
+    config = world_config(SHORT, method=method, prompts=2, generations=4, steps=4, save_every=2, beta=beta)
+
+    def stop(row):
+        if row["step"] == 3:
+            raise Cut
+
+    def go(out, **options):
+        return train(
+            load_policy("cold-short")[0], config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=out, **options
+        )
+
+    straight = go(tmp_path / "straight")
+    with pytest.raises(Cut):
+        go(tmp_path / "cut", on_step=stop)
+    resumed = go(tmp_path / "cut", resume=True)
+    one, two = straight.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    rows = [(tmp_path / name / "steps.jsonl").read_text().splitlines() for name in ("straight", "cut")]
+    told = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in side] for side in rows]
+    assert [row["step"] for row in told[1]] == [1, 2, 3, 4]
+    for name in ("loss", "token_reward", "agreement"):
+        assert [row[name] for row in told[0]] == [row[name] for row in told[1]]
