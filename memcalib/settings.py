@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['Method', 'DISTILLED', 'TrainConfig', 'credit_config', 'trl_config', 'world_config']
 
-# %% ../nbs/07b_settings.ipynb #ae028bb1
+# %% ../nbs/07b_settings.ipynb #6a6be8bd
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trl import GRPOConfig
+from trl.import_utils import is_vllm_available
 
 from .microworld import World
 from .redistribution import CreditConfig
@@ -20,7 +21,7 @@ from .redistribution import CreditConfig
 Method = Literal["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
 DISTILLED = ("opsd-pg", "opsd-gkd")
 
-# %% ../nbs/07b_settings.ipynb #bc0ecfea
+# %% ../nbs/07b_settings.ipynb #6d6daa5a
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -41,7 +42,7 @@ class TrainConfig(BaseModel):
     max_tokens: int = Field(2048, gt=0)
     max_prompt: int = Field(4096, gt=0)
     mask_truncated: bool = False
-    sampler: Literal["shared", "generate"] = "shared"
+    sampler: Literal["shared", "generate", "vllm"] = "shared"
     share_prompts: bool = True
     text: Literal["concat", "fluent"] = "concat"
     layout: str = "plain"
@@ -90,7 +91,9 @@ class TrainConfig(BaseModel):
     def _fits(self) -> "TrainConfig":
         credit_config(self)
         if self.sampler == "shared" and self.top_p != 1:
-            raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate'")
+            raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'")
+        if self.trl.get("use_vllm") and self.sampler != "vllm":
+            raise ValueError(f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it")
         return self
 
 # %% ../nbs/07b_settings.ipynb #d0f019af
@@ -100,7 +103,16 @@ def credit_config(config: TrainConfig) -> CreditConfig:
     method = "gdpo" if config.method in DISTILLED else config.method
     return CreditConfig(**{name: getattr(config, name) for name in names} | {"method": method})
 
-# %% ../nbs/07b_settings.ipynb #d9b891e3
+# %% ../nbs/07b_settings.ipynb #17016866
+def _vllm_options(config: TrainConfig) -> dict[str, Any]:
+    if config.sampler != "vllm":
+        return {}
+    if not is_vllm_available():
+        raise ImportError("sampler 'vllm' needs vLLM: install memcalib[vllm], or choose sampler 'generate' or 'shared'")
+    longest = config.max_prompt + config.max_tokens
+    return dict(use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False)
+
+# %% ../nbs/07b_settings.ipynb #00fc8232
 def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
     """The base trainer's configuration; `config.trl` has the last word."""
     rows, parts, cuda = config.prompts * config.generations, config.minibatches * config.accumulate, torch.cuda.is_available()
@@ -115,7 +127,7 @@ def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
         top_k=0, max_completion_length=config.max_tokens, mask_truncated_completions=config.mask_truncated,
         chat_template_kwargs={"enable_thinking": False}, logging_steps=config.minibatches, report_to=config.report_to,
         save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1) * config.minibatches,
-        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True,
+        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True, **_vllm_options(config),
     )  # fmt: skip
     return GRPOConfig(**(settings | config.trl))
 

@@ -170,7 +170,7 @@ def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
     [
         (dict(method="ppo"), "memcalib-rl"),
         (dict(learning_rate=1), "Extra inputs"),
-        (dict(sampler="vllm"), "generate"),
+        (dict(sampler="sglang"), "generate"),
         (dict(eta=2.0), "eta"),
         (dict(mode="sideways"), "ordered"),
         (dict(top_p=0.9), "top_p"),
