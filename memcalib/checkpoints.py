@@ -92,17 +92,23 @@ def newest_checkpoint(out: str | Path) -> Path | None:
             log.warning("skipped: %s", error)
     return None
 
-# %% ../nbs/07i_checkpoints.ipynb #4e66afd4
+# %% ../nbs/07i_checkpoints.ipynb #46ebfeba
 FREE = {
     "steps", "save_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
     "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
 }  # fmt: skip
+_FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_name", "dataloader_num_workers")
+
+
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in FREE}
+    return kept | {"trl": {name: value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}}
 
 
 def check_same_run(folder: str | Path, state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises `CheckpointError` when a checkpoint's `config` (apart from `FREE`) or `examples` differ from those of `now`."""
-    there, here = state["config"], now["config"]
-    names = [name for name in {**there, **here} if name not in FREE and there.get(name) != here.get(name)]
+    there, here = _fixed(state["config"]), _fixed(now["config"])
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     differs = [f"{name}: {there.get(name)!r} there, {here.get(name)!r} now" for name in names]
     if state["examples"] != now["examples"]:
         differs.append("other training examples, or in another order")
