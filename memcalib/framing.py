@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['FRAMINGS', 'bare_prompt', 'Template', 'load_template', 'find_framing', 'wording_hash']
 
-# %% ../nbs/00k_framing.ipynb #455747b5
+# %% ../nbs/00k_framing.ipynb #a439ec06
 import json
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -102,9 +103,11 @@ def _template_violation(error: dict, file: str) -> Violation:
     allowed = ", ".join(f"{{{place}}}" for place in sorted(_PLACES[name])) if name in _PLACES else ", ".join(Template.model_fields)
     return Violation(name or "template", found, allowed, file=file)
 
-# %% ../nbs/00k_framing.ipynb #172e9801
+# %% ../nbs/00k_framing.ipynb #028e1db3
 def find_framing(framing: str) -> str:
     """The name of a framing, given its name or its template file; raises `ValueError` naming the known ones."""
+    if framing.startswith("micro"):
+        import_module("memcalib.microworld")  # its layouts come with it
     if framing in LAYOUTS:
         return framing
     if framing.endswith((".yaml", ".yml")):

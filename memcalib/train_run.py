@@ -6,8 +6,9 @@
 __all__ = ['Examples', 'read_splits', 'start_path', 'load_start', 'run_judge', 'judge_facts', 'teaching_rows', 'saving',
            'TrainRun', 'StoppedError', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #90703997
+# %% ../nbs/09g_train.ipynb #46b5ec1e
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -20,16 +21,17 @@ from .llm import Endpoint
 from .manifest import manifest, read_rows, write_manifest
 from .metrics import METRICS
 from .parts import Bar, RunFolder
-from .problem import Example, Judge, iter_examples, load_examples, render, text_hash
+from .problem import Example, Judge, iter_examples, load_examples, render, text_hash, write_jsonl
 from .recipe import METHODS, Recipe, Source, Start, load_recipe, method_config
 
-# %% ../nbs/09g_train.ipynb #2816adb7
+# %% ../nbs/09g_train.ipynb #0e8b26e4
 @dataclass
 class Examples:
     """The examples of a run by split; `hashes` tell two versions of a split apart."""
 
     train: list[Example]
     validation: list[Example] = field(default_factory=list)
+    test: list[Example] = field(default_factory=list)
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -37,7 +39,7 @@ class Examples:
         splits = {"train": self.train, "validation": self.validation}
         return {name: text_hash("".join(e.content_hash for e in split)) for name, split in splits.items() if split}
 
-# %% ../nbs/09g_train.ipynb #ba8a1e25
+# %% ../nbs/09g_train.ipynb #30851948
 def _source(source: Source | None) -> list[Example]:
     if source is None:
         return []
@@ -57,7 +59,7 @@ def read_splits(recipe: Recipe) -> Examples:
         from memcalib.microworld import make_examples
 
         draw = lambda split, n: make_examples(world.name, n, world.seed, split) if n else []
-        return Examples(draw("rl", world.train), draw("validation", world.validation))
+        return Examples(draw("rl", world.train), draw("validation", world.validation), draw("test", world.test))
     found = Examples(_source(recipe.data.train), _source(recipe.data.validation))
     trained = {name for example in found.train for name in (example.id, example.content_hash)}
     if both := [e.id for e in found.validation if e.id in trained or e.content_hash in trained]:
@@ -198,7 +200,7 @@ class TrainRun:
         file = self.folder / "steps.jsonl"
         return read_rows(file) if file.is_file() and file.stat().st_size else []
 
-# %% ../nbs/09g_train.ipynb #5b8267a7
+# %% ../nbs/09g_train.ipynb #307be77c
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
@@ -218,6 +220,8 @@ def _bind(self: TrainRun) -> None:
     RunFolder(self.folder, self.identity)
     content = self.recipe.model_dump(mode="json", exclude_none=True)
     (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    if self.examples.test:
+        write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
 
 TrainRun.identity, TrainRun._bind = property(_identity), _bind
@@ -318,16 +322,12 @@ def _write(self: TrainRun) -> None:
 
 TrainRun._write = _write
 
-# %% ../nbs/09g_train.ipynb #d70045d8
+# %% ../nbs/09g_train.ipynb #d44ffd1c
 def forecast_run(recipe: Recipe, method: str, seed: int | None = None) -> str:
-    """The resolved settings of a run as YAML, then the forecast."""
-    import yaml
-
+    """Resolved settings and forecast of a run as text; raises `ValueError` for settings at fault."""
     from memcalib.budget import forecast
 
-    config = method_config(recipe, method, seed).model_dump(mode="json")
-    resolved = {"start": recipe.start.model_dump(exclude_none=True), "method": method, "settings": config}
-    return f"{yaml.safe_dump(resolved, sort_keys=False)}\n{forecast(recipe, method).text()}"
+    return forecast(recipe, method, seed).text()
 
 # %% ../nbs/09g_train.ipynb #c4f8ee7e
 def _run(self: TrainRun) -> Path:
@@ -353,13 +353,13 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._units = _run, _units
 
-# %% ../nbs/09g_train.ipynb #d1e3fac1
+# %% ../nbs/09g_train.ipynb #fa42e4be
 def _text(self: TrainRun) -> str:
     """First, last and best validation metrics, and where the policy lies."""
     import pandas as pd
 
     rows = [row for row in self.steps if row.get("valid_SCS") is not None]
-    place = f"Policy: {self.folder / 'policy'}"
+    place = f"Policy: {self.folder / 'policy'}\nMeasure it: {self.measuring}"
     if not rows:
         return f"{self.method}: {self.steps[-1]['step'] if self.steps else 0} steps, no validation\n{place}"
     shown = {"first": rows[0], "last": rows[-1], "best": max(rows, key=lambda row: row["valid_SCS"])}
@@ -368,4 +368,13 @@ def _text(self: TrainRun) -> str:
     return f"{head}\n{table.round(2).to_string(index=False)}\n{place}"
 
 
-TrainRun.text = _text
+def _measuring(self: TrainRun) -> str:
+    how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
+    test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"
+    command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--framing", how.layout, "--text", how.eval_text]
+    command += ["--max-tokens", str(how.max_tokens), "--judge", judge.model if isinstance(judge, Endpoint) else "micro-exact"]
+    command += ["--judge-url", judge.url, "--judge-key-env", judge.key_env] if isinstance(judge, Endpoint) else []
+    return shlex.join([*command, "--out", str(self.folder / "evaluation")])
+
+
+TrainRun.text, TrainRun.measuring = _text, property(_measuring)
