@@ -10,6 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,6 +21,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
@@ -160,6 +162,12 @@ class CreditTrainer(Resumable, GRPOTrainer):
                 return _padded(logps, width), _padded(entropies, width) if compute_entropy else None, None
         options["compute_entropy"] = compute_entropy
         return super()._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        if isinstance(policy := getattr(self.accelerator.state.fsdp_plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
+            exact = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = exact
 
     def _get_train_sampler(self, dataset=None):
         self.sampler = EpochSampler.like(super()._get_train_sampler(dataset))
