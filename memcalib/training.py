@@ -165,9 +165,9 @@ class CreditTrainer(Resumable, GRPOTrainer):
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
-        if isinstance(policy := getattr(self.accelerator.state.fsdp_plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
-            exact = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
-            self.accelerator.state.fsdp_plugin.mixed_precision_policy = exact
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
+            plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
     def _get_train_sampler(self, dataset=None):
         self.sampler = EpochSampler.like(super()._get_train_sampler(dataset))
