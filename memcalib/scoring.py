@@ -51,9 +51,10 @@ def split_model(model, head: str = "auto") -> tuple[torch.nn.Module, torch.nn.Mo
         return model, None
     return model.get_decoder(), model.get_output_embeddings()
 
-# %% ../nbs/05ab_scoring.ipynb #ee12aa55
+# %% ../nbs/05ab_scoring.ipynb #1ec238f5
 def _chunk(head, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logits = head(hidden).float() / temperature
+    logits = head(hidden).float()
+    logits = logits if temperature == 1 else logits / temperature
     total = logits.logsumexp(1)
     logp = logits.gather(1, targets[:, None])[:, 0] - total
     return logp, total - ((logits - total[:, None]).exp() * logits).sum(1) if entropy else None
