@@ -11,6 +11,7 @@ from memcalib.cli import main
 from memcalib.freeze import FreezeError, check_frozen, read_frozen
 from memcalib.microreview import micro_roles
 from memcalib.microserve import MicroServer
+from memcalib.pipeline import experiments, run_notebook
 from memcalib.problem import DataError, Example, load_examples, read_jsonl
 from memcalib.splits import read_splits
 
@@ -101,7 +102,9 @@ def test_sources_of_ones_own_that_all_fail_are_counted_by_reason(tmp_path):
 # bad input, as a user meets it
 
 ASK = "Please plan a trip for work. My food is pizza and I must avoid ferry, what do you think I should do about it?"
-ANSWER = "Here is one way to do it. Build the plan on pizza. Keep ferry in mind and leave it out this time, that is what I would do."
+ANSWER = (
+    "Here is one way to do it. Build the plan on pizza. Keep ferry in mind and leave it out, that is what I would do."
+)
 
 
 @pytest.fixture
@@ -257,3 +260,13 @@ def test_the_command_to_go_on_has_every_option_that_counts(capsys, tmp_path):
         capsys, "build", tmp_path / "own.yaml", "--rows", 7, "--out", tmp_path / "b", "--cache", tmp_path / "c"
     )
     assert code == 1 and f"--out {tmp_path / 'b'} --rows 7 --cache {tmp_path / 'c'} --pilot 50" in err
+
+
+@pytest.mark.slow
+def test_the_experiment_on_benchmark_statistics_runs_under_papermill(tmp_path):
+    folder = tmp_path / "statistics"
+    given = {"out_dir": str(folder), "rows": 30, "log_rows": 20}
+    assert run_notebook(experiments()["benchmark_statistics"], folder, given).is_file()
+    for name in ("from_sources", "from_log"):
+        assert (folder / name / "examples.jsonl").stat().st_size and (folder / name / "README.md").is_file()
+    assert "published" in (folder / "tables" / "structure.md").read_text()
