@@ -2,7 +2,11 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,7 +187,9 @@ def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
     time = Time()
     stop = lambda row: server.stop() if row["step"] == 2 else None
     judge = patient(llm_judge(server, tmp_path / "replies.sqlite"), time, minutes=30)
-    with pytest.raises(JudgeDown, match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True"):
+    with pytest.raises(
+        JudgeDown, match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True"
+    ):
         go(tmp_path / "run", judge, on_step=stop)
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
     assert read_state(tmp_path / "run" / "checkpoint-4")["judge_cache"] == str(tmp_path / "replies.sqlite")
@@ -287,3 +293,26 @@ def test_a_judge_that_stops_in_validation(tmp_path):
 
 def test_partial_is_no_judge_with_totals():
     assert judge_spent(partial(exact_judge)) == {} and judge_spent(PatientJudge(exact_judge)) == {}
+
+
+@pytest.mark.slow
+def test_two_processes_stop_and_go_on_together(tmp_path):
+    """The judge of the second process alone is down: half of all calls fail, over the limit of two in five."""
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    script, root = Path(__file__).parent / "stopping.py", str(Path(__file__).parents[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, tmp_path]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=os.environ | quiet | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for found in (first, second):
+        assert found["same"] and found["step"] == 2 and found["processes"] == 2 and found["waited"] >= 600
+        assert "8 of 16 judgments" in found["message"] and "checkpoint-4" in found["message"]
+    assert "another process" in first["message"] and "refused" in second["message"]
+    whole = rows(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [0, 1, 2, 3] and same_rows(tmp_path / "whole", tmp_path / "cut")
