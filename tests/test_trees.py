@@ -279,3 +279,43 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
         for p, y in zip(prompts, responses, strict=True)
     ]
     assert unpad(torch.tensor(ids), torch.tensor(mask), right) == (prompts, responses)
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
+def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
+    from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+    from memcalib.settings import world_config
+    from memcalib.training import CreditTrainer
+
+    tokenizer, examples = build_tokenizer(), make_examples("short", 4, seed=5)
+    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=1, max_tokens=12, temperature=0.8)
+    config = config.model_validate(config.model_dump() | changes)
+    peft = None
+    if config.lora_rank:
+        from peft import LoraConfig
+
+        peft = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    trainer = CreditTrainer(build_policy(0), config, examples, exact_judge, tokenizer, tmp_path, peft)
+    trainer.model.train()
+    g = torch.Generator().manual_seed(0)
+    word = lambda n: torch.randint(5, 200, (n,), generator=g).tolist()
+    prompts = [p for p in (word(20), word(31), word(25)) for _ in range(4)]
+    answers = [word(3 + k % 5) if k != 2 else [] for k in range(12)]
+    ids = torch.tensor(
+        [[0] * (31 - len(p)) + p + y + [0] * (8 - len(y)) for p, y in zip(prompts, answers, strict=True)]
+    )
+    mask = torch.tensor(
+        [[0] * (31 - len(p)) + [1] * len(p + y) + [0] * (8 - len(y)) for p, y in zip(prompts, answers, strict=True)]
+    )
+    found = {}
+    for share in (True, False):
+        trainer.config = config.model_copy(update={"share_prompts": share})
+        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, 8, compute_entropy=True
+        )
+        weights = torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:]
+        found[share] = logps.detach(), entropies.detach(), gradient(trainer.model, (weights * logps).sum())
+    assert sharing_faults(trainer.model) == {"tree": ""}
+    for a, b in zip(found[True][:2], found[False][:2], strict=True):
+        assert a.shape == (12, 8) and (a - b).abs().max() < 1e-5
+    assert (found[True][2] - found[False][2]).norm() < 1e-4 * found[False][2].norm()
