@@ -23,7 +23,7 @@ from .parts import Bar, RunFolder, evaluate_part, write_steps
 from .problem import _quote, write_jsonl
 from .recipe import METHODS, WORLD_SFT
 
-# %% ../nbs/09a_pipeline.ipynb #a0ab38ee
+# %% ../nbs/09a_pipeline.ipynb #ebbc9479
 class Profile(BaseModel):
     """What one run does. Unknown options raise, naming the known ones.
 
@@ -38,6 +38,7 @@ class Profile(BaseModel):
     train_seeds: tuple[int, ...] = (1,)
     eval_seeds: tuple[int, ...] = (42, 43, 44)
     train: dict[str, Any] = Field(default_factory=dict)
+    overrides: dict[str, dict[str, Any]] = Field(default_factory=dict)
     sft: dict[str, Any] = Field(default_factory=dict)
     sft_examples: int = Field(default=14400, ge=1)
     train_examples: int = Field(default=2000, ge=1)
@@ -51,6 +52,10 @@ class Profile(BaseModel):
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"unknown method {method!r}: allowed are {', '.join(METHODS)}")
+        for method in self.overrides:
+            if method == "sft" or method not in METHODS.values():
+                known = ", ".join(name for name in METHODS.values() if name != "sft")
+                raise ValueError(f"overrides: unknown method {method!r}: allowed are {known}")
         for name in ("methods", "train_seeds", "eval_seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -66,7 +71,7 @@ class Profile(BaseModel):
         """Evaluation seeds of the policy trained with the `index`-th training seed."""
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
-# %% ../nbs/09a_pipeline.ipynb #a15a6d15
+# %% ../nbs/09a_pipeline.ipynb #32e42c00
 def profile_names() -> list[str]:
     """The profiles that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "profiles").iterdir())
@@ -85,7 +90,8 @@ def load_profile(name: str | Path) -> Profile:
         if not isinstance(content, dict):
             raise ValueError(f"profile: found {_quote(content)}; allowed is a mapping of options")
         profile = Profile.model_validate(content)
-        train_settings(profile, "memcalib-rl", 0)
+        for method in ("memcalib-rl", *profile.overrides):
+            train_settings(profile, method, 0)
         sft_settings(profile, 0)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
@@ -106,16 +112,17 @@ def _fault(path, fault: dict, model: str) -> str:
     known = {"TrainConfig": TrainConfig, "SftConfig": SftConfig}.get(model, Profile).model_fields
     return f"{path}: unknown option {option!r}; allowed: {', '.join(known)}"
 
-# %% ../nbs/09a_pipeline.ipynb #38100aef
+# %% ../nbs/09a_pipeline.ipynb #f0c08937
 def train_settings(profile: Profile, method: str, seed: int):
-    """The `TrainConfig` of one training: the world's settings, then the profile's `train` options."""
+    """The `TrainConfig` of one training: the world's settings, the profile's `train` options, then its `overrides` for the method."""
     from memcalib.microworld import WORLDS
     from memcalib.problem import LAYOUTS
     from memcalib.settings import trl_config, world_config
 
     if profile.world not in WORLDS:
         raise ValueError(f"unknown world {profile.world!r}: allowed are {', '.join(WORLDS)}")
-    config = world_config(WORLDS[profile.world], **(profile.train | {"method": method, "seed": seed}))
+    changes = profile.train | profile.overrides.get(method, {}) | {"method": method, "seed": seed}
+    config = world_config(WORLDS[profile.world], **changes)
     if config.layout not in LAYOUTS:
         raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(LAYOUTS)}")
     if profile.train_examples < config.prompts:

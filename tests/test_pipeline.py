@@ -149,6 +149,9 @@ def test_other_settings_are_refused(smoke, tmp_path):
         ("train: {lr: .inf}", "lr"),
         ("train: {prompts: 3, generations: 3}", "9 answers"),
         ("train_examples: 1", "train_examples"),
+        ("overrides: {OPSD: {lr: 1.0}}", "unknown method 'OPSD'"),
+        ("overrides: {opsd-pg: {top_j: 1}}", "top_j"),
+        ("overrides: {opsd-pg: {lr: -1}}", "lr"),
     ],
 )
 def test_bad_profiles_name_the_fault(tmp_path, text, needle):
