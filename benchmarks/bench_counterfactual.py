@@ -7,7 +7,8 @@ counterfactual for each answer and localizable channel. Printed: milliseconds of
 rounds, the ways taking turns), the ratio to the shared
 scorer, and the largest difference to the slow reference. "Best plain padded batch" is the fastest of several
 budgets; it too computes logits at answer positions only. "unique" is
-the same with repeated rows scored once.
+the same with repeated rows scored once. "trees" packs prompts, ablated suffixes and answers into one forward, as the
+update does; without gradients it is the slower way, so `response_logps` keeps to shared caches.
 """
 
 import statistics
@@ -19,6 +20,7 @@ import torch
 from memcalib.engines import evaluate
 from memcalib.localization import ablation_pairs
 from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference, split_model
+from memcalib.trees import tree_logps
 from memcalib.microworld import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 
@@ -60,6 +62,9 @@ def main(rounds: int = 5) -> None:
         f"answers of {mean(responses):.0f} tokens, 1 thread"
     )
     ways = {"shared": lambda: response_logps(model, prompts, responses)}
+    ways["trees"] = lambda: tree_logps(model, prompts, responses)[0]
+    for way in ways.values():
+        way()
     for budget in (1024, 2048, 4096, 8192):
         ways[f"plain {budget}"] = lambda b=budget: every_row(model, prompts, responses, b)
         ways[f"unique {budget}"] = lambda b=budget: response_logps(

@@ -31,6 +31,7 @@ VARIANTS = {
     "GDPO": dict(method="gdpo"),
     "MemCalib-RL": dict(method="memcalib-rl"),
     "MemCalib-RL, open pairs": dict(method="memcalib-rl", threshold_pool="open"),
+    "GDPO, nothing shared": dict(method="gdpo", share_prompts=False),
     "GDPO, library sampling": dict(method="gdpo", sampler="generate", share_prompts=False),
     "MemCalib-RL, library sampling": dict(method="memcalib-rl", sampler="generate", share_prompts=False),
 }
