@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
@@ -38,7 +38,7 @@ from .problem import Example, Judge, encode_prompt
 from .redistribution import new_thresholds
 from .scoring import response_logps
 from .segments import response_units
-from .settings import DISTILLED, TrainConfig, credit_config, trl_config
+from .settings import DISTILLED, TrainConfig, check_sampler, credit_config, trl_config
 from .steps import StepRows, describe
 from .trees import tree_logps, trees_agree, unpad
 
@@ -100,6 +100,7 @@ class CreditTrainer(Resumable, GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists every departure from its base."""
 
     def __init__(self, model, config: TrainConfig, examples, judge: Judge, tokenizer, out, peft_config=None):
+        check_sampler(config)
         self.config, self.credit_config, self.cut = config, credit_config(config), partial(response_units, tokenizer)
         self.thresholds = new_thresholds(self.credit_config)
         self.judge, self.credit, self.pairs, self.skipped = _patient(judge, config, self._total), None, None, 0
@@ -166,6 +167,9 @@ class CreditTrainer(Resumable, GRPOTrainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        copied = self.args.beta > 0 or self.config.method in DISTILLED
+        if copied and not is_peft_model(self.model) and getattr(plugin, "cpu_ram_efficient_loading", False):
+            raise ValueError("fsdp_cpu_ram_efficient_loading is on: the frozen copy would be empty on all processes but one; set it to false")
         if isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
             plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
