@@ -160,7 +160,7 @@ def test_built_teachers_tell_their_story(tmp_path):
     assert load_policy(folder)[1].get_vocab() == TOKENIZER.get_vocab()
 
 
-@pytest.mark.parametrize("world", ["short"])
+@pytest.mark.parametrize("world", ["short", "long"])
 def test_shipped_teachers_describe_themselves(world):
     model, tokenizer = load_policy(teacher_of(WORLDS[world]))
     told = json.loads((policy_path(teacher_of(WORLDS[world])) / "policy.json").read_text())
