@@ -49,7 +49,7 @@ def _one(judge: Judge, example: Example, response: str) -> Judgment:
             raise
         return failed_call(example, error)
 
-# %% ../nbs/07l_patience.ipynb #382eec1b
+# %% ../nbs/07l_patience.ipynb #1b1d639e
 def ask_judge(
     judge: Judge, examples: Sequence[Example], responses: Sequence[str]
 ) -> tuple[list[Judgment], Exception | None]:
@@ -58,7 +58,7 @@ def ask_judge(
         if hasattr(judge, "batch"):
             return judge_all(judge, examples, responses), None
         return [_one(judge, *pair) for pair in zip(examples, responses, strict=True)], None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (the other processes must hear of it before it is raised)
         return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
 
 # %% ../nbs/07l_patience.ipynb #81fd7ad7
