@@ -193,6 +193,5 @@ if __name__ == "__main__":
             costs[size] = float(re.search(r"(\d+) us each", said)[1])
         first, *larger = costs
         for size in larger:
-            print(
-                f"growth: {size / first:g} times the documents, {costs[size] / costs[first]:.2f} times the processor time of each"
-            )
+            times, each = size / first, costs[size] / costs[first]
+            print(f"growth: {times:g} times the documents, {each:.2f} times the processor time of each")

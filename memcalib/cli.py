@@ -183,7 +183,7 @@ def _command(*words: str, **options: object) -> str:
     flags = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False, "")}
     return shlex.join(["memcalib", *words, *(str(part) for name, value in flags.items() for part in (name, value) if part is not True)])
 
-# %% ../nbs/09_cli.ipynb #e486b963
+# %% ../nbs/09_cli.ipynb #9eb74c70
 @app.command()
 def build(
     name: Annotated[str, typer.Argument(metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro.")] = "micro",
@@ -193,7 +193,7 @@ def build(
     reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
     freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the pipeline: needs 90 % of a fresh batch passed.")] = False,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows that enter the stages.")] = None,
-    from_memory: Annotated[str | None, typer.Option(metavar="LOG", help="Build from the log of a memory system; micro: an invented one.")] = None,
+    from_memory: Annotated[str | None, typer.Option(metavar="LOG", help="Build from a memory log: plain, mem0, Letta, LangMem; or micro, an invented one.")] = None,
     store: Annotated[str | None, typer.Option(help="With a log that has ids only: the export that has the texts.")] = None,
     redaction: Annotated[str | None, typer.Option(help="YAML file with rules and names of your own.")] = None,
     consent: Annotated[str | None, typer.Option(help="The agreement that covers rows which say nothing.")] = None,
