@@ -222,8 +222,14 @@ def _placed(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
 
 # %% ../nbs/09h_recipe.ipynb #610ada54
 def recipe_names() -> list[str]:
-    """The recipes that ship with the package."""
-    return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "recipes").iterdir())
+    """The recipes that ship with the package: those of the micro-world, and one for each launch folder."""
+    return sorted(_shipped())
+
+
+def _shipped() -> dict[str, Any]:
+    data = resources.files("memcalib") / "data"
+    alone = {p.name.removesuffix(".yaml"): p for p in (data / "recipes").iterdir()}
+    return alone | {p.name: p / "recipe.yaml" for p in (data / "launch").iterdir() if p.is_dir()}
 
 
 def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
@@ -241,8 +247,7 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
 def _read(name: str | Path) -> dict[str, Any]:
     import yaml
 
-    shipped = resources.files("memcalib") / "data" / "recipes" / f"{name}.yaml"
-    path = shipped if str(name) in recipe_names() else Path(name)
+    path = _shipped().get(str(name), Path(name))
     if not path.is_file():
         raise FileNotFoundError(f"no recipe {str(name)!r}: allowed are {', '.join(recipe_names())}, or a YAML file")
     try:
