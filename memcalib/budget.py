@@ -48,8 +48,8 @@ def _source(name: str, value: Any, told: set[str], own: Mapping, shared: Mapping
     found = next((place for place, where in places if name in where), None)
     return found or ("default" if value == getattr(usual, name) else "world")
 
-# %% ../nbs/09i_budget.ipynb #6c8700dd
-ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4}
+# %% ../nbs/09i_budget.ipynb #4ab9a432
+ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "validation": 1500}
 SAMPLED = 200  # examples that are rendered
 
 
@@ -105,11 +105,12 @@ def _counter(recipe: Recipe) -> tuple[Any, str]:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return lambda messages: len(encode_prompt(tokenizer, messages)), ""
 
-# %% ../nbs/09i_budget.ipynb #f44d3a1a
+# %% ../nbs/09i_budget.ipynb #e41e9860
 def measure_texts(recipe: Recipe, config: Any) -> Texts:
     """What the recipe's examples look like, measured where they are on this machine and assumed where they are not."""
     train, validation = _drawn(recipe, "train"), _drawn(recipe, "validation")
-    held_out = validation[0] if validation else 0
+    unseen = recipe.data.validation is not None and validation is None
+    held_out = ASSUMED["validation"] if unseen else validation[0] if validation else 0
     if train is None:
         return _assumed_texts(recipe, config, held_out)
     count, examples = train
@@ -127,7 +128,7 @@ def _assumed_texts(recipe: Recipe, config: Any, held_out: int) -> Texts:
     judged = ASSUMED["judge frame"] + ASSUMED["atoms"] * ASSUMED["rubric"]
     place = recipe.data.train.path if recipe.data.train else "no file"
     notes = [f"{place} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
-             f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge"]  # fmt: skip
+             f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge, {held_out:,} validation examples"]  # fmt: skip
     return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes)
 
 # %% ../nbs/09i_budget.ipynb #fed583d0
@@ -177,7 +178,7 @@ def judge_work(recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, flo
     cost = 0.0 if not asked else price.cost(prompt, reply) if price else None
     return {"calls": calls, "of them validation": rounds * texts.validation, "prompt tokens": prompt, "completion tokens": reply, "cost": cost}
 
-# %% ../nbs/09i_budget.ipynb #afb20fdf
+# %% ../nbs/09i_budget.ipynb #c4fbe2f4
 def launch_file(name: str) -> Path:
     """The `accelerate` configuration of that name: a path, or a file of a shipped launch folder; raises `FileNotFoundError`."""
     shipped = Path(str(resources.files("memcalib") / "data" / "launch")) / name
@@ -197,12 +198,12 @@ def strategy(launch: Launch) -> str:
     kind = content.get("distributed_type")
     if kind == "FSDP" and (content.get("fsdp_config") or {}).get("fsdp_version") == 2:
         return "fsdp2"
-    deepspeed = content.get("deepspeed_config") or {}
-    if kind == "DEEPSPEED" and (deepspeed.get("zero_stage") == 3 or "deepspeed_config_file" in deepspeed):
+    stage = (content.get("deepspeed_config") or {}).get("zero_stage") if kind == "DEEPSPEED" else (content.get("zero_optimization") or {}).get("stage")
+    if stage == 3:
         return "zero3"
     if kind in ("MULTI_GPU", "NO"):
         return "ddp" if launch.processes > 1 else "none"
-    raise ValueError(f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED with ZeRO-3, MULTI_GPU, NO")
+    raise ValueError(f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO")
 
 # %% ../nbs/09i_budget.ipynb #f92bcb92
 def _copies(config: Any) -> int:
@@ -291,7 +292,7 @@ class Forecast:
         """Plain values for JSON; memory in bytes."""
         return asdict(self) | {"memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}}
 
-# %% ../nbs/09i_budget.ipynb #eebe8508
+# %% ../nbs/09i_budget.ipynb #694a2cf6
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     wide = max((len(name) for name, _ in rows), default=0)
     return ["", title, *(f"  {name:<{wide}}  {value}" for name, value in rows)]
@@ -309,7 +310,7 @@ def _text(self: Forecast) -> str:
     if self.memory:
         size = f"{self.shape.parameters / 1e6:,.1f} million parameters" + (f", {self.shape.adapter / 1e6:,.1f} of them trained" if self.shape.adapter else "")
         parts = [(name, _both(self.memory, lambda m, name=name: m.parts[name])) for name in self.memory["expected"].parts]
-        parts += [(f"sum, {moment}", _both(self.memory, lambda m, moment=moment: getattr(m, moment))) for moment in ("sampling", "update")]
+        parts += [(f"sum, {moment}", _both(self.memory, lambda m, moment=moment: getattr(m, moment))) for moment in ("sampling", "scoring", "update")]
         lines += _lines(f"Memory of each of {self.gpus} GPUs, GiB: expected, {LONGEST} ({size})", parts)
     for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings)):
         lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
