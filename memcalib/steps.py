@@ -19,11 +19,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from .checkpoints import ROWS, keep_best, random_state
-from .engines import sample_answers
+from .engines import prompt_encoder, sample_answers
 from .metrics import summary
 from .monitor import STATS, OnStep, answer_stats, merge_stats, quote_counts
 from .patience import JudgeStopped, judge_spent
-from .problem import Example, Judgment
+from .problem import Example, Judgment, encode_prompt
 from .redistribution import Credit
 
 # %% ../nbs/07m_steps.ipynb #5326b850
@@ -132,10 +132,21 @@ def _write(self: StepRows, row: dict[str, Any]) -> None:
 
 def _judged(self: StepRows, model) -> list[Judgment]:
     config, trainer = self.trainer.config, self.trainer
+    process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    examples = list(self.validation)[process::processes]
+    if getattr(trainer, "use_vllm", False):
+        return gather_object(trainer.judge.batch(examples, _ask_vllm(trainer, examples, -(-len(self.validation) // processes))))
     options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
     answers = [rollout.response for rollout in sample_answers(model, trainer._tokenizer, self.validation, **options)]
-    mine = slice(trainer.accelerator.process_index, None, trainer.accelerator.num_processes)
-    return gather_object(trainer.judge.batch(list(self.validation)[mine], answers[mine]))
+    return gather_object(trainer.judge.batch(examples, answers[process::processes]))
+
+
+def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> list[str]:
+    encode = prompt_encoder(trainer._tokenizer, trainer.config.eval_text, trainer.config.layout)
+    prompts = [encode(example) for example in examples]
+    filler = prompts[:1] or [encode_prompt(trainer._tokenizer, [{"role": "user", "content": "-"}])]
+    ids, _ = trainer._generate_single_turn(prompts + filler * (count - len(prompts)), None, {}, 1)
+    return trainer._tokenizer.batch_decode(ids[: len(prompts)], skip_special_tokens=True)
 
 
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
