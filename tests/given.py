@@ -28,6 +28,7 @@ CASES = {
     "nothing": dict(method="gdpo", empty="all"),
     "parts": dict(prompts=6, minibatches=2, accumulate=2, empty="half"),
     "adapter": dict(lora_rank=4, empty="some"),
+    "half": dict(trl={"bf16": True, "optim": "sgd"}, empty="some"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
 EMPTY = {
@@ -103,6 +104,8 @@ def shard_on_cpu() -> None:
     def start(self, *args, fsdp_plugin=None, **options):
         first(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
             self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
@@ -115,7 +118,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
     config, empty = settings(case)
-    found = {"advantages": [], "stats": []}
+    found = {"advantages": [], "stats": [], "kinds": set()}
 
     class Watched(training.CreditTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -124,13 +127,24 @@ def observe(case: str, out: Path, processes: int) -> dict:
             found["stats"].append(dict(self.credit.stats))
             return batch
 
+        def _get_per_token_logps_and_entropies(self, *args, **options):
+            logps, *more = super()._get_per_token_logps_and_entropies(*args, **options)
+            found["kinds"].add(str(logps.dtype))
+            return logps, *more
+
     kept = training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict
     try:
         training._shared_rollout, training.CreditTrainer = given_rollout(config, empty), Watched
         if config.minibatches > 1:
             grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
+        policy = load_policy("cold-short")[0]
         trainer = training.train(
-            load_policy("cold-short")[0].double(), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=out / case
+            policy if case == "half" else policy.double(),
+            config,
+            EXAMPLES,
+            exact_judge,
+            tokenizer=TOKENIZER,
+            out=out / case,
         )
     finally:
         training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict = kept

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.slow
-SHARDED = ("gdpo", "window", "centred", "parts", "adapter")
+ALONE = [case for case in given.CASES if case != "half"]
+SHARDED = ["gdpo", "window", "centred", "parts", "adapter"]
 HERE = Path(__file__).parent
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 
@@ -32,12 +33,12 @@ def launch(folder: Path, *cases: str, **more: str) -> dict[str, list[dict]]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("two"), *given.CASES)
+    return launch(tmp_path_factory.mktemp("two"), *ALONE)
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("sharded"), *SHARDED, SHARDED="1")
+    return launch(tmp_path_factory.mktemp("sharded"), *SHARDED, "half", SHARDED="1")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def gaps(one: dict, ranks: list[dict]) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("case", given.CASES)
+@pytest.mark.parametrize("case", ALONE)
 def test_two_processes_are_one(case, one, two):
     alone = one(case)
     assert len(alone["advantages"]) == len(two[case][0]["advantages"]) == 2
@@ -90,3 +91,8 @@ def test_two_processes_are_one(case, one, two):
 def test_a_sharded_model_is_a_whole_one(case, one, sharded):
     assert {name: gap for name, gap in gaps(one(case), sharded[case]).items() if not gap < 1e-5} == {}
     assert sharded[case][0]["shards"] > 4
+
+
+def test_a_sharded_model_in_16_bits_gives_log_probabilities_in_float32(sharded):
+    assert all(rank["kinds"] == {"torch.float32"} for rank in sharded["half"])
+    assert all(row["unscored"] for row in sharded["half"][0]["stats"][:1])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # launch.sh METHOD [more options of `memcalib train`]   METHOD: sft opsd-pg opsd-gkd grpo gdpo memcalib-rl
 # launch.sh serve                                       start the vLLM server for SAMPLER=server
+# launch.sh text FROM TO                                cut the text model out of a checkpoint that can read pictures too
 #
 # Variables, all with defaults:
 #   SAMPLER=colocate|server   vLLM on the training GPUs, or behind SERVER_URL [colocate]
@@ -22,6 +23,23 @@ if [[ "$method" == serve ]]; then
   export VLLM_SERVER_DEV_MODE=1 # opens the routes through which the trainer sends weights
   exec vllm serve "${START:-runs/$NAME/sft/policy}" --port "${url##*:}" --tensor-parallel-size "${GPUS:-$SERVER_GPUS}" \
     --max-model-len 6144 --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1 "$@"
+fi
+
+if [[ "$method" == text ]]; then
+  exec python - "${1:?FROM: a hub id or a folder}" "${2:?TO: a folder}" <<'EOF_PYTHON'
+import sys
+
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Ministral3ForCausalLM
+
+source, target = sys.argv[1:]
+whole = AutoModelForImageTextToText.from_pretrained(source, dtype="auto")
+if getattr(whole.config, "quantization_config", None):
+    sys.exit(f"{source}: quantized weights cannot be trained; take the checkpoint whose name ends in -BF16")
+text = Ministral3ForCausalLM(whole.config.text_config).to(whole.dtype)
+text.model, text.lm_head = whole.model.language_model, whole.lm_head
+text.save_pretrained(target)
+AutoTokenizer.from_pretrained(source).save_pretrained(target)
+EOF_PYTHON
 fi
 
 processes=$((NODES * ${GPUS:-$PER_NODE}))

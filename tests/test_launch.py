@@ -1,0 +1,242 @@
+"""Launch folders: recipes, accelerate and DeepSpeed files, start scripts, and vLLM as far as it goes without a GPU."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from transformers.integrations import deepspeed
+
+import memcalib.settings as settings
+from memcalib.budget import forecast, launch_file, strategy
+from memcalib.memory import GIB, model_shape
+from memcalib.microworld import build_tokenizer, exact_judge, make_examples
+from memcalib.recipe import METHODS, load_recipe, method_config, recipe_names
+from memcalib.settings import TrainConfig, check_sampler, trl_config
+from memcalib.steps import StepRows
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ROOT / "memcalib" / "data" / "launch"
+NAMES = ["ministral-3-8b", "qwen3-8b", "qwen3.5-35b-a3b"]
+FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "launch.sh", "recipe.yaml"}
+
+
+def test_every_folder_is_whole_and_linked():
+    assert sorted(p.name for p in FOLDERS.iterdir()) == NAMES
+    assert all({p.name for p in (FOLDERS / name).iterdir()} >= FILES for name in NAMES)
+    assert (ROOT / "runs" / "launch").resolve() == FOLDERS.resolve()
+    assert set(NAMES) <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", METHODS.values())
+def test_recipes_are_forecast_without_weights(name, method):
+    plan = forecast(load_recipe(name), method)
+    recipe = load_recipe(name)
+    assert plan.gpus == 8 * recipe.launch.nodes
+    assert not [text for text in plan.warnings if "fit" in text or "unknown:" in text]
+    assert all(memory.peak < 80 * GIB for memory in plan.memory.values())
+    assert "Judge, one epoch" in plan.text() and json.dumps(plan.to_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_the_papers(name):
+    config, paper = method_config(load_recipe(name), "memcalib-rl"), TrainConfig()
+    told = {"accumulate", "sampler", "eval_every", "save_every", "trl", "method"}
+    changed = {field for field, value in config if value != getattr(paper, field)}
+    assert changed - told == ({"lr", "lora_rank"} if name == "qwen3.5-35b-a3b" else set())
+    assert (config.lr, config.lora_rank) == ((5e-6, 64) if name == "qwen3.5-35b-a3b" else (1e-6, 0))
+    taught = method_config(load_recipe(name), "sft")
+    assert (taught.lora_rank, taught.lora_alpha, taught.batch_size, taught.lr, taught.warmup) == (
+        32,
+        64,
+        32,
+        1e-4,
+        0.05,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("qwen3-8b", 8.19e9), ("ministral-3-8b", 8.49e9), ("qwen3.5-35b-a3b", 34.66e9)]
+)
+def test_shapes_have_the_published_sizes(name, total):
+    assert model_shape(load_recipe(name).launch.shape).parameters == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accelerate_reads_its_file(name):
+    recipe = load_recipe(name)
+    found = load_config_from_file(str(launch_file(recipe.launch.accelerate)))
+    assert found.num_processes == recipe.launch.processes and found.num_machines == recipe.launch.nodes
+    assert found.mixed_precision == "bf16" and found.distributed_type == "FSDP"
+    known = {action.dest for action in launch_command_parser()._actions}
+    assert found.fsdp_config.keys() <= known and found.fsdp_config["fsdp_version"] == 2
+    assert strategy(recipe.launch) == "fsdp2"
+    efficient = found.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+    assert efficient == bool(method_config(recipe, "grpo").lora_rank), "an empty reference on all processes but one"
+
+
+class Filled(HfDeepSpeedConfig):
+    """What the trainer makes of a DeepSpeed file; its own class wants DeepSpeed installed."""
+
+    _dtype, mismatches = None, []
+    dtype, is_auto = deepspeed.HfTrainerDeepSpeedConfig.dtype, deepspeed.HfTrainerDeepSpeedConfig.is_auto
+    fill_match, fill_only = deepspeed.HfTrainerDeepSpeedConfig.fill_match, deepspeed.HfTrainerDeepSpeedConfig.fill_only
+    process = deepspeed.HfTrainerDeepSpeedConfig.trainer_config_process
+    finalize = deepspeed.HfTrainerDeepSpeedConfig.trainer_config_finalize
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deepspeed_settings_fit_the_trainer(name, tmp_path):
+    config = method_config(load_recipe(name), "gdpo")
+    arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
+    filled = Filled(str(FOLDERS / name / "deepspeed.json"))
+    filled.process(arguments)
+    filled.finalize(arguments, SimpleNamespace(config=SimpleNamespace(hidden_size=4096)), 250)
+    assert "auto" not in json.dumps(filled.config) and filled.is_zero3() and filled.mismatches == []
+    again = load_recipe(name, [f"launch.accelerate={name}/deepspeed.json"])
+    assert strategy(again.launch) == "zero3" and forecast(again, "gdpo").memory["expected"].peak < 80 * GIB
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", [method for method in METHODS.values() if method != "sft"])
+def test_trl_takes_every_option(name, method, tmp_path):
+    config = method_config(load_recipe(name), method)
+    arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
+    assert arguments.use_vllm and arguments.vllm_mode == "colocate" and arguments.vllm_enable_sleep_mode
+    assert arguments.vllm_max_model_length == config.max_prompt + config.max_tokens
+    assert arguments.generation_batch_size == 512 and not arguments.vllm_importance_sampling_correction
+
+
+def run_script(tmp_path, name, *words, **variables):
+    """What launch.sh would have started: `accelerate` and `vllm` are stand-ins that write down their words."""
+    seen = tmp_path / "seen"
+    for command in ("accelerate", "vllm"):
+        stand_in = tmp_path / command
+        stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" {command} "$@" > {seen}\nenv > {seen}.env\n')
+        stand_in.chmod(stand_in.stat().st_mode | stat.S_IEXEC)
+    environment = {
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+    } | variables
+    script = FOLDERS / name / "launch.sh"
+    done = subprocess.run(
+        ["bash", script, *words], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    return done, seen.read_text().splitlines() if seen.exists() else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_starts_what_accelerate_understands(tmp_path, name):
+    more = dict(MACHINE_RANK="1", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    done, words = run_script(tmp_path, name, "memcalib-rl", "--seed", "43", JUDGE_URL="http://localhost:1/v1", **more)
+    assert done.returncode == 0, done.stderr
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert words[:2] == ["accelerate", "launch"] and arguments.module and arguments.training_script == "memcalib"
+    recipe, rest = arguments.training_script_args[1], arguments.training_script_args[2:]
+    assert arguments.training_script_args[0] == "train" and rest[-2:] == ["--seed", "43"]
+    chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
+    assert chosen.launch.processes == arguments.num_processes and chosen.judge.base_url == "http://localhost:1/v1"
+    assert arguments.config_file == str(FOLDERS / name / "accelerate.yaml")
+
+
+def test_the_script_knows_the_server_and_zero3(tmp_path):
+    variables = dict(SAMPLER="server", SHARDING="zero3", GPUS="4", ACCUMULATE="16", SERVER_URL="http://localhost:8001")
+    done, words = run_script(tmp_path, "qwen3-8b", "grpo", **variables)
+    assert done.returncode == 0, done.stderr
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert arguments.use_deepspeed and Path(arguments.deepspeed_config_file).is_file() and arguments.num_processes == 4
+    rest = arguments.training_script_args
+    config = method_config(
+        load_recipe("qwen3-8b", [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]), "grpo"
+    )
+    assert config.accumulate == 16 and config.trl["vllm_server_base_url"] == "http://localhost:8001"
+    assert trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path).vllm_mode == "server"
+    done, words = run_script(tmp_path, "qwen3-8b", "serve", SERVER_URL="http://localhost:8001")
+    assert words[:2] == ["vllm", "serve"] and words[words.index("--port") + 1] == "8001"
+    assert "VLLM_SERVER_DEV_MODE=1" in (tmp_path / "seen.env").read_text()
+    assert json.loads(words[words.index("--weight-transfer-config") + 1]) == {"backend": "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        ((), {}, "usage: launch.sh"),
+        (("grpo",), {"SHARDING": "tp"}, "allowed: fsdp2, zero3"),
+        (("grpo",), {"SAMPLER": "magic"}, "allowed: colocate, server"),
+    ],
+)
+def test_the_script_refuses_what_it_does_not_know(tmp_path, words, variables, message):
+    done, started = run_script(tmp_path, "qwen3-8b", *words, **variables)
+    assert done.returncode != 0 and message in done.stderr and started == []
+
+
+def test_folders_name_no_host_and_no_key():
+    for file in FOLDERS.rglob("*"):
+        if file.is_file():
+            text = file.read_text()
+            hosts = {part.split("/")[0].split(":")[0] for part in text.split("http://")[1:]}
+            assert hosts <= {"localhost", "SERVER"} and "api_key:" not in text.lower(), file
+
+
+def test_text_only_cuts_a_checkpoint_that_sees(tmp_path):
+    from transformers import AutoModelForCausalLM, Mistral3Config, Mistral3ForConditionalGeneration
+
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    text = dict(model_type="ministral3", num_key_value_heads=2, head_dim=8, vocab_size=len(build_tokenizer()), **sizes)
+    seeing = dict(model_type="pixtral", head_dim=8, image_size=28, patch_size=14, **sizes)
+    whole = Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=text, vision_config=seeing, tie_word_embeddings=False)
+    )
+    whole.save_pretrained(tmp_path / "whole")
+    build_tokenizer().save_pretrained(tmp_path / "whole")
+    done, _ = run_script(tmp_path, "ministral-3-8b", "text", str(tmp_path / "whole"), str(tmp_path / "text"))
+    assert done.returncode == 0, done.stderr
+    cut, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "text"), torch.arange(6, 14)[None]
+    assert cut.config.model_type == "ministral3"
+    assert model_shape(tmp_path / "text").parameters == sum(p.numel() for p in cut.parameters())
+    with torch.no_grad():
+        assert torch.allclose(cut(input_ids=ids).logits, whole.eval()(input_ids=ids).logits, atol=1e-6)
+
+
+def test_vllm_is_asked_for_by_name(monkeypatch):
+    with pytest.raises(ValueError, match=r"memcalib\[vllm\]"):
+        check_sampler(TrainConfig(sampler="vllm"))
+    monkeypatch.setattr(settings, "is_vllm_available", lambda: True)
+    check_sampler(TrainConfig(sampler="vllm", top_p=0.9))
+    with pytest.raises(ValueError, match="trl.use_vllm with sampler 'shared'"):
+        TrainConfig(trl={"use_vllm": True})
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_validation_by_vllm_shares_the_work(process):
+    tokenizer, examples, asked = build_tokenizer(), make_examples("short", 3, seed=5), []
+
+    def generate(prompts, images, fields, count):
+        asked.append(prompts)
+        return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
+
+    judge = SimpleNamespace(batch=lambda some, answers: [exact_judge(e, a) for e, a in zip(some, answers, strict=True)])
+    trainer = SimpleNamespace(
+        use_vllm=True, _tokenizer=tokenizer, judge=judge, _generate_single_turn=generate,
+        config=TrainConfig(layout="micro", eval_text="concat"),
+        accelerator=SimpleNamespace(process_index=process, num_processes=2),
+    )  # fmt: skip
+    judged = StepRows(trainer, examples)._judged(None)
+    assert len(asked[0]) == 2, "every process asks for the same number"
+    assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]
+
+
+def test_a_missing_launch_file_is_named():
+    with pytest.raises(FileNotFoundError, match="no file 'nowhere.yaml'"):
+        launch_file("nowhere.yaml")
+    assert yaml.safe_load(launch_file("qwen3-8b/accelerate.yaml").read_text())["num_processes"] == 8
