@@ -19,8 +19,9 @@ import torch
 
 from memcalib.engines import evaluate
 from memcalib.localization import ablation_pairs
-from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference, split_model
+from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference
 from memcalib.trees import tree_logps
+from memcalib.models import split_model
 from memcalib.microworld import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 

@@ -37,9 +37,10 @@ from memcalib import training
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.desk import prompt_dataset
 from memcalib.localization import ablation_pairs
+from memcalib.models import sharing_faults
 from memcalib.prefixes import prompt_families
 from memcalib.problem import Example, Level, encode_prompt, judge_all, judgment_for, render, sample_records
-from memcalib.scoring import response_logps, response_logps_reference, sharing_faults
+from memcalib.scoring import response_logps, response_logps_reference
 from memcalib.settings import TrainConfig, trl_config
 from memcalib.trees import tree_logps
 

@@ -7,7 +7,7 @@ __all__ = ['ORDERED_SIGN', 'MODES', 'UNDER_USE', 'signal_rule', 'Pairs', 'channe
            'clip_signal', 'localization_weights', 'Thresholds', 'score_pairs', 'token_spans', 'carrying_tokens',
            'localization_precision']
 
-# %% ../nbs/05_localization.ipynb #92d0c997
+# %% ../nbs/05_localization.ipynb #b0a261fb
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .channels import CHANNELS, channel_index
+from .models import shares_cache, split_model
 from .problem import Example, Judgment, remove_atoms
-from .scoring import response_logps, response_mask, shares_cache, split_model
+from .scoring import response_logps, response_mask
 
 # %% ../nbs/05_localization.ipynb #ed06dd12
 ORDERED_SIGN = (0, 1, 1, -1, 1, 1, -1, -1, 1)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Node', 'plant', 'Packed', 'pack', 'attention_width', 'best_trees', 'tree_fault', 'tree_logps', 'trees_agree', 'unpad']
 
-# %% ../nbs/05b_trees.ipynb #07123db1
+# %% ../nbs/05b_trees.ipynb #f030d6b4
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .engines import evaluating
+from .models import cache_fault, split_model, token_scores, verdict
 from .prefixes import prompt_families
-from memcalib.scoring import (
-    _check_rows,
-    cache_fault,
-    response_logps,
-    split_model,
-    token_scores,
-    verdict,
-)
+from .scoring import _check_rows, response_logps
 
 # %% ../nbs/05b_trees.ipynb #24547e5d
 @dataclass(frozen=True)

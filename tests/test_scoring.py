@@ -10,17 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import scoring
+from memcalib import models, scoring
+from memcalib.models import cache_fault, shares_cache, sharing_faults, split_model, token_scores
 from memcalib.prefixes import _pieces, prompt_families, response_mask
-from memcalib.scoring import (
-    cache_fault,
-    response_logps,
-    response_logps_reference,
-    shares_cache,
-    sharing_faults,
-    split_model,
-    token_scores,
-)
+from memcalib.scoring import response_logps, response_logps_reference
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -229,13 +222,13 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
 
 def test_verdicts_die_with_their_model():
     gc.collect()
-    before = len(scoring._VERDICTS)
+    before = len(models._VERDICTS)
     other = tiny("Llama")
     response_logps(other, [[1, 2], [1, 2]], [[3], [4]])
-    assert sharing_faults(other) == {"cache": ""} and len(scoring._VERDICTS) == before + 1
+    assert sharing_faults(other) == {"cache": ""} and len(models._VERDICTS) == before + 1
     del other
     gc.collect()
-    assert len(scoring._VERDICTS) == before
+    assert len(models._VERDICTS) == before
 
 
 @pytest.mark.parametrize("adapter_on_head", [False, True])

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from memcalib.scoring import group_sync, response_logps, response_logps_reference, sharing_faults
+from memcalib.models import sharing_faults
+from memcalib.scoring import group_sync, response_logps, response_logps_reference
 from memcalib.trees import tree_logps, trees_agree
 
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.scoring import response_logps_reference, sharing_faults
+from memcalib.models import sharing_faults
+from memcalib.scoring import response_logps_reference
 from memcalib.trees import attention_width, best_trees, pack, plant, tree_fault, tree_logps, trees_agree, unpad
 
 SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
@@ -243,7 +244,8 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
         **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
     )
     monkeypatch.setattr(model.model, "forward", careless)
-    monkeypatch.setattr("memcalib.scoring._takes_positions", lambda network: True)
+    for page in ("models", "scoring"):
+        monkeypatch.setattr(f"memcalib.{page}._takes_positions", lambda network: True)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
     assert "differs from the plain way" in sharing_faults(model)["tree"]
