@@ -6,7 +6,7 @@
 __all__ = ['MADE', 'REVIEWED', 'source_rows_of', 'screened', 'NoRowLeft', 'require_rows', 'settings_of', 'BuildRun', 'served',
            'Made']
 
-# %% ../nbs/09e_build.ipynb #35835fc2
+# %% ../nbs/09e_build.ipynb #152f60c7
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ from .problem import DataError, Example, Violation, read_jsonl, write_jsonl
 from .review import ReviewResult, check_drafts, join_reviews, review_stage
 from .screening import load_screen, screen
 from .sources import Dropped, Passed, SourceRow, collect
-from .splits import split_examples, split_table, write_splits
+from .splits import split_examples, split_table, write_split_files, write_splits
 from .stages import Stage, StageResult, run_stage
 from .tables import write_tables
 from .views import LintLimits
@@ -307,7 +307,7 @@ def _run(self: BuildRun) -> Path:
 
 BuildRun.run = _run
 
-# %% ../nbs/09e_build.ipynb #51c7380c
+# %% ../nbs/09e_build.ipynb #012ec228
 def _document(self: BuildRun, examples: list[Example], rows: Sequence[SourceRow], passed: Passed, made: Made, frozen: Frozen) -> Path:
     """Splits, tables, manifest and card of finished examples."""
     build, counts, findings = self.build, count_examples(examples), made.findings
@@ -317,6 +317,7 @@ def _document(self: BuildRun, examples: list[Example], rows: Sequence[SourceRow]
     splits = split_examples(examples, build.splits, seed=build.seed) if build.splits else {}
     if splits:
         write_splits(self.folder / "splits", examples, splits, build.splits, build.seed)
+        write_split_files(self.folder, examples, splits, build.splits)
     tables = {"Attrition": attrition, "Composition": composition_table(counts)}
     tables |= {"Structure": structure_table(counts), "Checks": findings.frame().reset_index()}
     tables |= {"Reviewers": made.reviews.agreement().reset_index(names="part")}

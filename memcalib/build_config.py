@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO_ROLES', 'SourcePlan', 'MemoryPlan', 'Build', 'build_names', 'load_build', 'role_endpoint', 'build_identity']
 
-# %% ../nbs/09ea_build_config.ipynb #c02d88bb
+# %% ../nbs/09ea_build_config.ipynb #3e2894d7
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -20,8 +20,9 @@ from .memory_logs import LogConfig
 from .redaction import load_redactor
 from .shapes import PlanConfig
 from .sources import Dropped, SourceRow, load_sources, plain_source, read_source
+from .splits import split_parts
 
-# %% ../nbs/09ea_build_config.ipynb #f2164f1a
+# %% ../nbs/09ea_build_config.ipynb #adc76625
 class SourcePlan(BaseModel):
     """One source of a build: a known name, or the columns of a file of one's own; `limit` is the number of rows read."""
 
@@ -40,6 +41,8 @@ class SourcePlan(BaseModel):
     def _named_or_described(self) -> "SourcePlan":
         if not self.source and not (self.path and self.question and self.answer):
             raise ValueError("a source needs a name, or path, question and answer; known names: " + ", ".join(load_sources()))
+        if not self.question and self.source not in load_sources():
+            raise ValueError(f"found {self.source!r}; allowed are {', '.join(load_sources())}, or a path with question and answer")
         return self
 
     def rows(self) -> Iterable[SourceRow | Dropped]:
@@ -70,7 +73,10 @@ class MemoryPlan(LogConfig):
         hashes = {name: f"sha256 {file_hash(path)[:16]}" for name, path in files.items()}
         return self.model_dump(mode="json") | hashes | {"redaction": load_redactor(self.redaction).hash}
 
-# %% ../nbs/09ea_build_config.ipynb #d9993619
+# %% ../nbs/09ea_build_config.ipynb #0e483c55
+_FILES = frozenset(("dropped", "examples", "losses", "micro-log", "plans", "pool"))  # .jsonl files beside those of the splits
+
+
 class Build(BaseModel):
     """What is built, from what, by whom; unknown options raise, naming the known ones.
 
@@ -104,6 +110,8 @@ class Build(BaseModel):
         one, two = ((e.model, e.url, str(e.extra_body)) if e else None for e in (self.reviewer, self.reviewer2))
         if one and one == two:
             raise ValueError(f"reviewer2: found {two[0]}, which is reviewer as well; allowed are two different models")
+        if taken := _FILES & split_parts(self.splits).keys():
+            raise ValueError(f"splits: found the name {min(taken)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build")
         return self
 
 # %% ../nbs/09ea_build_config.ipynb #a36e4d3d

@@ -37,6 +37,8 @@ def test_build_makes_lints_splits_and_documents(capsys, tmp_path):
     examples = load_examples(folder / "examples.jsonl")
     splits = read_splits(folder / "splits", examples)
     assert {i for ids in splits.values() for i in ids} == {e.id for e in examples} and set(splits) == {"train", "test"}
+    for name, ids in splits.items():  # the files that the card names
+        assert sorted(e.id for e in load_examples(folder / f"{name}.jsonl")) == ids
     for file in ("README.md", "manifest.json", "tables/structure.md", "tables/checks.csv", "tables/reviewers.tex"):
         assert (folder / file).stat().st_size
     first = (folder / "examples.jsonl").read_bytes()
@@ -80,9 +82,16 @@ def test_settings_changed_after_freezing_are_refused_before_any_call(tmp_path):
 
 def test_faults_of_a_description_are_named(tmp_path):
     bad = tmp_path / "bad.yaml"
-    bad.write_text("sources: [{source: oasst1}]\n")
+    bad.write_text("sources: [{source: OASST1}]\n")
     with pytest.raises(ValueError, match="builder"):
         load_build(bad)
+    bad.write_text("sources: [{source: oasst1}]\n")
+    with pytest.raises(ValueError, match=r"bad.yaml: sources.0: found 'oasst1'; allowed are MedDialog, .*OASST1"):
+        load_build(bad)
+    for name in ("examples", "pool"):
+        bad.write_text(f"micro: 3\nsplits: {{train: 0.5, {name}: 0.5}}\n")
+        with pytest.raises(ValueError, match=f"splits: found the name {name}"):
+            load_build(bad)
     bad.write_text("rows: many\nmicro: 3\n")
     with pytest.raises(ValueError, match=r"bad.yaml: rows: .*integer"):
         load_build(bad)
