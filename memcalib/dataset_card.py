@@ -160,13 +160,15 @@ _ABOUT = (
     "answer really uses each atom, with the help of the atom's rubric."
 )
 
-# %% ../nbs/08o_dataset_card.ipynb #c895b99b
+# %% ../nbs/08o_dataset_card.ipynb #eee44400
 _LOADING = """## How to load
 
 ```python
+from pathlib import Path
+
 from datasets import load_dataset
 
-data = load_dataset("{place}"{config})  # this folder, or its name on a hub
+data = load_dataset(str(Path.cwd()){config})  # in this folder; from elsewhere its path, or its name on a hub
 ```
 
 ```sh
@@ -191,7 +193,7 @@ def _loading(facts: CardFacts) -> str:
     names = list(facts.sizes or ())
     file = f"{split_parts(facts.sizes)[names[-1]][-1]}.jsonl" if names else "examples.jsonl"
     split = names[-1].replace("-", "_") if names else "train"
-    return _LOADING.format(place=".", config=f', split="{split}"', file=file)
+    return _LOADING.format(config=f', split="{split}"', file=file)
 
 # %% ../nbs/08o_dataset_card.ipynb #31882668
 def _origins_and_licences(facts: CardFacts) -> str:
