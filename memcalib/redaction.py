@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'Redaction', 'redact_row', 'Redactor', 'load_redactor']
 
-# %% ../nbs/01y_redaction.ipynb #52ef5407
+# %% ../nbs/01y_redaction.ipynb #b863f67c
 import re
 import unicodedata
 from collections import Counter
@@ -25,11 +25,13 @@ from memcalib.redaction_rules import (
     KEY,
     PASSWORD,
     PHONE,
+    QUOTED,
     SAID_PHONE,
     URL_LOGIN,
     URL_QUERY,
     RedactionRule,
     Span,
+    as_seen,
     common_words,
     name_rule,
     pattern_rule,
@@ -44,7 +46,7 @@ class Redaction:
     places: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
 
-# %% ../nbs/01y_redaction.ipynb #4f384382
+# %% ../nbs/01y_redaction.ipynb #e2d01723
 class _Row:
     def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
         self.rules, self.places, self.numbers, self.seen, self.last = rules, Counter(), {}, {}, Counter()
@@ -67,13 +69,20 @@ class _Row:
     def replace(self, text: str, rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
         parts = self.marks.split(text)
         for i in range(0, len(parts), 2):  # the odd ones are placeholders
-            out, at = [], 0
-            for start, end in sorted(find(parts[i])):
-                if at <= start < end:
-                    out += [parts[i][at:start], self.mark(rule, parts[i][start:end])]
-                    at = end
-            parts[i] = "".join(out) + parts[i][at:]
+            if (seen := as_seen(parts[i]))[0] != parts[i]:
+                parts[i] = self._marked(parts[i], *seen, rule, find)
+        parts = self.marks.split("".join(parts))
+        for i in range(0, len(parts), 2):
+            parts[i] = self._marked(parts[i], parts[i], range(len(parts[i])), rule, find)
         return "".join(parts)
+
+    def _marked(self, text: str, seen: str, places: Sequence[int], rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
+        out, at, done = [], 0, 0
+        for start, end in sorted(find(seen)):
+            if done <= start < end:
+                out += [text[at : places[start]], self.mark(rule, seen[start:end])]
+                at, done = places[end - 1] + 1, end
+        return "".join(out) + text[at:]
 
     def once(self, texts: list[str]) -> list[str]:
         for rule in self.rules:
@@ -92,8 +101,8 @@ def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redactio
         before, texts = texts, row.once(texts)
     return Redaction(texts, row.places, Counter(name for _, name in row.numbers.values()))
 
-# %% ../nbs/01y_redaction.ipynb #643db77d
-RULES = (URL_LOGIN, URL_QUERY, BEARER, KEY, PASSWORD, EMAIL, IBAN, CARD, IP, PHONE, SAID_PHONE, HANDLE)
+# %% ../nbs/01y_redaction.ipynb #34d8ef0b
+RULES = (URL_LOGIN, URL_QUERY, BEARER, KEY, QUOTED, PASSWORD, EMAIL, IBAN, CARD, IP, PHONE, SAID_PHONE, HANDLE)
 _NO_USERS = frozenset(("admin", "agent", "anonymous", "default", "guest", "human", "none", "null", "root", "test", "user"))
 
 
@@ -114,7 +123,7 @@ class Redactor:
         who = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
         return redact_row(texts, self.rules if common else (replace(who, numbered=False), *self.rules))
 
-# %% ../nbs/01y_redaction.ipynb #81593ced
+# %% ../nbs/01y_redaction.ipynb #8b00d831
 def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Redactor:
     """The rules with a user's changes, {rules: [{name, pattern, label}], names: [...] or a file, without: [...]}.
 
@@ -124,15 +133,21 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
 
     place = Path(settings).name if isinstance(settings, str | Path) else "redaction"
     folder = Path(settings).parent if isinstance(settings, str | Path) else Path()
-    table = _table(yaml.safe_load(Path(settings).read_text(encoding="utf-8")) if isinstance(settings, str | Path) else settings, place)
+    try:
+        table = _table(yaml.safe_load(Path(settings).read_text(encoding="utf-8")) if isinstance(settings, str | Path) else settings, place)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{place}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
     own = [_own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(_listed(table["rules"], f"{place}: rules"))]
-    people = _people(folder / table["names"]) if isinstance(table["names"], str) else _listed(table["names"], f"{place}: names")
+    people = _people(folder / table["names"], place) if isinstance(table["names"], str) else _named(table["names"], f"{place}: names")
     rules = [*own, *RULES, *([name_rule(people)] if people else [])]
     if unknown := [name for name in _listed(table["without"], f"{place}: without") if name not in {rule.name for rule in rules}]:
         raise ValueError(f"{place}: without: found {_quote(unknown[0])}; allowed are {', '.join(rule.name for rule in rules)}")
     return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))
 
-# %% ../nbs/01y_redaction.ipynb #b4960251
+# %% ../nbs/01y_redaction.ipynb #4d8dc1ed
+_SECONDS = 5  # for a rule of one's own and a text
+
+
 def _table(settings: Any, place: str) -> dict[str, Any]:
     empty: dict[str, Any] = {"rules": [], "names": [], "without": []}
     if not isinstance(settings or {}, Mapping) or not set(settings or {}) <= set(empty):
@@ -146,8 +161,19 @@ def _listed(value: Any, place: str) -> list:
     return value
 
 
-def _people(path: Path) -> list[list[str]]:
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+def _named(value: Any, place: str) -> list:
+    for i, entry in enumerate(_listed(value, place)):
+        if not isinstance(entry, str) and not (isinstance(entry, list) and all(isinstance(name, str) for name in entry)):
+            raise ValueError(f"{place}.{i}: found {_quote(entry)}; allowed is a name, or a list of the names of one person")
+    return value
+
+
+def _people(path: Path, place: str) -> list[list[str]]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8"
+        raise ValueError(f"{place}: names: found {str(path)!r} ({why}); allowed is a list, or a text file in UTF-8 beside these rules") from None
     return [[name.strip() for name in line.split(",") if name.strip()] for line in lines if line.strip()]
 
 
@@ -162,4 +188,24 @@ def _own_rule(entry: Any, place: str) -> RedactionRule:
             raise ValueError(f"{place}.pattern: found {_quote(pattern)}, which fits an empty text; allowed are patterns that do not")
     except re.error as error:
         raise ValueError(f"{place}.pattern: found {_quote(pattern)}: {error}; allowed is a regular expression of Python") from None
-    return pattern_rule(name, pattern, label)
+    return replace(pattern_rule(name, pattern, label), find=_in_time(pattern, f"{place}.pattern"))
+
+
+def _in_time(pattern: str, place: str) -> Callable[[str], Iterable[Span]]:
+    import regex
+
+    try:
+        compiled = regex.compile(pattern)
+    except regex.error as error:
+        raise ValueError(f"{place}: found {_quote(pattern)}: {error}; allowed is a regular expression of Python and of the package regex") from None
+    group = "value" if "value" in compiled.groupindex else 0
+
+    def find(text: str) -> Iterable[Span]:
+        try:
+            found = list(compiled.finditer(text, timeout=_SECONDS))
+        except TimeoutError:
+            why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
+            raise ValueError(f"{place}: found {_quote(pattern)}, which {why}; allowed are patterns without a repetition in a repetition") from None
+        return [match.span(group) if match.end(group) >= 0 else match.span() for match in found]
+
+    return find

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY', 'PASSWORD',
-           'BEARER', 'Forms', 'compact', 'RedactionRule', 'pattern_rule', 'luhn', 'mod97', 'scan_rule', 'name_forms',
-           'common_words', 'name_rule']
+           'QUOTED', 'BEARER', 'Forms', 'compact', 'RedactionRule', 'pattern_rule', 'as_seen', 'luhn', 'mod97',
+           'scan_rule', 'name_forms', 'common_words', 'name_rule']
 
 # %% ../nbs/01u_redaction_rules.ipynb #28bd6000
 import ipaddress
@@ -47,10 +47,34 @@ def pattern_rule(name: str, pattern: str, label: str = "", flags: int = 0) -> Re
     span = lambda match: match.span(group) if match.end(group) >= 0 else match.span()
     return RedactionRule(name, label or name, lambda text: map(span, compiled.finditer(text)), recipe=pattern)
 
-# %% ../nbs/01u_redaction_rules.ipynb #cd0a313d
+# %% ../nbs/01u_redaction_rules.ipynb #992128cd
+_HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
+_UNSEEN = frozenset(("\u034f", *map(chr, range(0xFE00, 0xFE10))))  # joins and picks forms, and has no form
+
+
+@cache
+def _as_seen(character: str) -> str:
+    kind, form = unicodedata.category(character), unicodedata.decomposition(character)
+    if kind == "Cf" or character in _UNSEEN:
+        return ""
+    if kind == "Zs" or character in _HYPHENS:
+        return " " if kind == "Zs" else "-"
+    return unicodedata.normalize("NFKC", character)[:1] if form.startswith(("<wide>", "<narrow>", "<small>", "<font>")) else character
+
+# %% ../nbs/01u_redaction_rules.ipynb #fe279097
+def as_seen(text: str) -> tuple[str, Sequence[int]]:
+    """The text as it looks, in plain characters, and the place in the text of each of them."""
+    if text.isascii():
+        return text, range(len(text))
+    seen = [(shown, place) for place, character in enumerate(text) if (shown := _as_seen(character))]
+    return "".join(shown for shown, _ in seen), [place for _, place in seen]
+
+# %% ../nbs/01u_redaction_rules.ipynb #da5e9b1d
 _PART = r"[\w.+%'-]"
 _DOT = r"(?:\.|\s?[(\[]dot[)\]]\s?)"
-EMAIL = pattern_rule("e-mail", rf"(?<!{_PART})\w{_PART}*(?:@|\s?[(\[]at[)\]]\s?)\w[\w-]*(?:{_DOT}\w[\w-]*)+", flags=re.I)
+_AT = r"(?:@|%40|&#(?:64|x40);|&commat;|\s?[(\[]at[)\]]\s?)"
+_SPOKEN = r" (?:(?:at|@) \w[\w-]*(?: dot \w[\w-]*)+|@ \w[\w-]*(?:\.\w[\w-]*)*\.[a-z]{2,}(?!\w))"
+EMAIL = pattern_rule("e-mail", rf"(?<!{_PART})\w{_PART}*(?:{_AT}\w[\w-]*(?:{_DOT}\w[\w-]*)+|{_SPOKEN})", flags=re.I)
 URL_LOGIN = pattern_rule("URL login", r"\b[a-z][a-z0-9+]*://(?P<value>[^\s/@]+)@", "login", re.I)
 URL_QUERY = pattern_rule("URL query", r"\b[a-z][a-z0-9+]*://[^\s?#<>\"')\]]+[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])", "query", re.I)
 _PROFILES = r"linkedin\.com/in|(?:github|gitlab|instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me|reddit\.com/u(?:ser)?"
@@ -84,7 +108,7 @@ def _scan(start: re.Pattern, valid: Callable[[str], bool], text: str) -> Iterato
             yield match.start(), end
         at = end or match.start() + 1
 
-# %% ../nbs/01u_redaction_rules.ipynb #bade4692
+# %% ../nbs/01u_redaction_rules.ipynb #3108b3f0
 def _is_card(text: str) -> bool:
     digits = re.sub(r"\D", "", text)
     return 13 <= len(digits) <= 19 and luhn(digits)
@@ -94,7 +118,7 @@ def _is_account(text: str) -> bool:
     return 15 <= len(compact(text)) <= 34 and mod97(compact(text))
 
 
-CARD = scan_rule("card", r"(?<!\w)\d(?:[ -]?\d){12,18}", _is_card)
+CARD = scan_rule("card", r"(?<!\w)(?:\d(?:[ -]?\d){12,18}|\d{4}(?:\.\d{4}){2}\.\d{1,7})", _is_card)
 IBAN = scan_rule("IBAN", r"(?<!\w)[A-Za-z]{2}\d\d(?:[ -]?[A-Za-z0-9]){11,30}", _is_account)
 
 # %% ../nbs/01u_redaction_rules.ipynb #c9b5743f
@@ -121,7 +145,7 @@ PHONE = scan_rule("phone", r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./-]{5,24}\d", 
 _SAID = rf"\b(?:tel|telephone|phone|mobile|cell|fax|whatsapp)\b(?: number)?(?: is|:|\.)? ?(?P<value>(?!{_DATE})\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
 SAID_PHONE = pattern_rule("phone by word", _SAID, "phone", re.I)
 
-# %% ../nbs/01u_redaction_rules.ipynb #de38567d
+# %% ../nbs/01u_redaction_rules.ipynb #a0c89239
 _KEYS = (
     r"(?<!\w)(?:(?:sk|pk|rk)[-_][\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]+\.[\w-]+)"
@@ -132,6 +156,8 @@ _SIGNED = r"(?=\S*[\d_!@#$%^&*+-])"
 _VALUE = r"[\"'`]?(?P<value>[^\s\"'`,;]{2,}[^\s\"'`,;.!?)])"
 KEY = pattern_rule("key", f"{_BLOCK}|{_KEYS}", flags=re.ASCII)
 PASSWORD = pattern_rule("password", rf"{_NAMED}(?:\s*[:=]\s*| is {_SIGNED}){_VALUE}", "key", re.I)
+_QUOTED = r"(?P<mark>[\"'`“”„])(?P<value>[^\"'`“”„\n]{3,200})(?:(?P=mark)|[“”])"
+QUOTED = pattern_rule("password in quotes", rf"{_NAMED}(?:\s*[:=]\s*| is ){_QUOTED}", "key", re.I)
 BEARER = pattern_rule("bearer", r"\bbearer\s+(?P<value>[\w.~+/-]{16,}=*)", "key", re.I)
 
 # %% ../nbs/01u_redaction_rules.ipynb #47b2f099

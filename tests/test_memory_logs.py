@@ -655,6 +655,72 @@ def test_no_text_takes_long(unit):
     assert time.perf_counter() - start < 3
 
 
+LOOKS = {
+    "wide": lambda c: chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c,
+    "nothing between": lambda c: c + "\u200b",
+    "soft hyphen": lambda c: "\u00ad" + c,
+    "other spaces and hyphens": lambda c: {" ": "\u00a0", "-": "\u2011"}.get(c, c),
+    "thin spaces": lambda c: {" ": "\u2009", "-": "\u2212"}.get(c, c),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SECRETS))
+@pytest.mark.parametrize("look", sorted(LOOKS))
+@given(rng=st.randoms(use_true_random=False))
+def test_values_that_look_the_same_are_the_same(look, kind, rng):
+    value = SECRETS[kind](rng)
+    typed = "".join(map(LOOKS[look], value))
+    texts = [rr.as_seen(text)[0] for text in REDACTOR.row([f"this ({typed}) here", f"this ({value}) here"]).texts]
+    assert texts[0] == texts[1] and re.fullmatch(r"this \(\[[\w -]+ 1\]\) here", texts[0])
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_each_character_of_the_look_knows_its_place(text):
+    seen, places = rr.as_seen(text)
+    assert len(seen) == len(places) and list(places) == sorted(set(places))
+    assert all(rr.as_seen(text[place])[0] == character for character, place in zip(seen, places, strict=True))
+    assert rr.as_seen(seen)[0] == seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "jo at example dot org",
+        "jo @ example.org",
+        "jo%40example.org",
+        "jo&#64;example.org",
+        "4111.1111.1111.1111",
+        "password：tulip7",
+    ],
+)
+def test_other_spellings(text):
+    assert re.search(r"\[(e-mail|card|key) 1\]", r.Redactor().row([f"It is {text} today"]).texts[0])
+
+
+@pytest.mark.parametrize("text", ["2 kg @ 3.50", "look at the dot", "0.41111111 of it", "Pages 12\u201314, 5² m"])
+def test_other_spellings_of_nothing(text):
+    assert r.Redactor().row([text]).texts == [text]
+
+
+def test_a_passphrase_in_quotes_goes_as_a_whole():
+    texts = r.Redactor().row(["my password is “four green hens”", "type four green hens"]).texts
+    assert texts == ["my password is “[key 1]”", "type [key 1]"]
+
+
+def test_a_pattern_that_never_ends_is_stopped_and_named(monkeypatch):
+    monkeypatch.setattr(r, "_SECONDS", 0.2)
+    redactor = r.load_redactor({"rules": [{"name": "a", "pattern": "(a|aa)+$"}]})
+    with pytest.raises(ValueError, match=r"rules.0.pattern: found '\(a\|aa\)\+\$', which took more than 0.2 seconds"):
+        redactor.row(["a" * 60 + "!"])
+
+
+@pytest.mark.parametrize("content", [b"rules: [", b"\xff\xfe\x00", b"names: none.txt", b"names: ."])
+def test_rules_that_cannot_be_read(tmp_path, content):
+    (tmp_path / "r.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match="^r.yaml: "):
+        r.load_redactor(tmp_path / "r.yaml")
+
+
 def test_rules_of_ones_own(tmp_path):
     (tmp_path / "people.txt").write_text("Anna Berg\n\nRobert Poe, Bob\n")
     (tmp_path / "r.yaml").write_text(
@@ -684,6 +750,8 @@ def test_rules_of_ones_own(tmp_path):
         ({"rules": [{"name": "a", "pattern": "x", "label": "[a]"}]}, "rules.0.label: found '\\[a\\]'"),
         ({"rules": [{"name": "a", "pattern": "x", "label": "a 1"}]}, "rules.0.label"),
         ({"names": 3}, "names: found 3; allowed is a list"),
+        ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed is a name, or a list"),
+        ({"names": [["Anna", 4]]}, "names.0: found \\['Anna', 4\\]"),
         ({"without": ["mail"]}, "without: found 'mail'; allowed are URL login"),
     ],
 )
