@@ -6,15 +6,27 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate import state
+from accelerate import PartialState, state
 from accelerate.utils import DistributedType
+from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
-from memcalib.microworld import WORLDS, answer, build_tokenizer, exact_judge, load_policy, make_examples, noisy_levels
+from memcalib.microworld import (
+    WORLDS,
+    answer,
+    build_tokenizer,
+    demonstrations,
+    exact_judge,
+    load_policy,
+    make_examples,
+    noisy_levels,
+)
 from memcalib.problem import encode_prompt
 from memcalib.settings import TrainConfig, world_config
+from memcalib.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 12, seed=5)
@@ -98,6 +110,7 @@ def shard_on_cpu() -> None:
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
         "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
     }
     first = state.AcceleratorState.__init__
 
@@ -160,7 +173,26 @@ def observe(case: str, out: Path, processes: int) -> dict:
         torch.cat([p.flatten() for p in trained.values()]),
         max(p.abs().max().item() for p in steps),
     )
+    if case == "gdpo":
+        trainer.save_model(str(out / case / "saved"))
+        trainer.accelerator.wait_for_everyone()
+        saved = dict(AutoModelForCausalLM.from_pretrained(out / case / "saved", dtype="auto").named_parameters())
+        found["lost"] = max((value - saved[name]).abs().max().item() for name, value in trained.items())
     return found
+
+
+def teach(case: str, out: Path) -> dict:
+    """Supervised fine-tuning on demonstrations: the weights that lie in its folder afterwards."""
+    rank = 4 if case == "taught-adapter" else 0
+    config = SftConfig(
+        batch_size=8, lora_rank=rank, lr=1e-2, output="adapter" if rank else "merged", trl={"adam_epsilon": 1e-3}
+    )
+    policy, tokenizer = load_policy("cold-short")
+    done = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case)
+    PartialState().wait_for_everyone()
+    start = load_policy("cold-short" if rank else done.folder)[0]
+    model = PeftModel.from_pretrained(start, done.folder).merge_and_unload() if rank else start
+    return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()])}
 
 
 if __name__ == "__main__":
@@ -169,6 +201,8 @@ if __name__ == "__main__":
     if os.environ.get("SHARDED"):
         shard_on_cpu()
     for name in sys.argv[2:]:
-        torch.save(observe(name, folder, int(os.environ["WORLD_SIZE"])), folder / f"{name}-{rank}.pt")
+        taught = name.startswith("taught")
+        result = teach(name, folder) if taught else observe(name, folder, int(os.environ["WORLD_SIZE"]))
+        torch.save(result, folder / f"{name}-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.slow
+TAUGHT = ["taught", "taught-adapter"]
 ALONE = [case for case in given.CASES if case != "half"]
 SHARDED = ["gdpo", "window", "centred", "parts", "adapter"]
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("sharded"), *SHARDED, "half", SHARDED="1")
+    return launch(tmp_path_factory.mktemp("sharded"), *SHARDED, "half", *TAUGHT, SHARDED="1")
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,15 @@ def test_a_sharded_model_is_a_whole_one(case, one, sharded):
 def test_a_sharded_model_in_16_bits_gives_log_probabilities_in_float32(sharded):
     assert all(rank["kinds"] == {"torch.float32"} for rank in sharded["half"])
     assert all(row["unscored"] for row in sharded["half"][0]["stats"][:1])
+
+
+def test_a_sharded_policy_is_saved_whole(sharded):
+    assert sharded["gdpo"][0]["lost"] == 0
+
+
+@pytest.mark.parametrize("case", TAUGHT)
+def test_a_sharded_model_is_taught_like_a_whole_one(case, sharded, tmp_path):
+    alone = given.teach(case, tmp_path)["weights"]
+    start = torch.cat([p.detach().flatten() for p in given.load_policy("cold-short")[0].parameters()])
+    assert (sharded[case][0]["weights"] - alone).abs().max() < 1e-5
+    assert (alone - start).abs().max() > 1e-3
