@@ -323,11 +323,11 @@ def _write(self: TrainRun) -> None:
 TrainRun._write = _write
 
 # %% ../nbs/09g_train.ipynb #d44ffd1c
-def forecast_run(recipe: Recipe, method: str, seed: int | None = None) -> str:
-    """Resolved settings and forecast of a run as text; raises `ValueError` for settings at fault."""
+def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> str:
+    """Resolved settings and forecast of a run as text; `settings` are marked as given by the command. Raises `ValueError` for faults."""
     from memcalib.budget import forecast
 
-    return forecast(recipe, method, seed).text()
+    return forecast(recipe, method, seed, settings).text()
 
 # %% ../nbs/09g_train.ipynb #c4f8ee7e
 def _run(self: TrainRun) -> Path:

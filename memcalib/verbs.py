@@ -342,7 +342,7 @@ def train(
 
     chosen = load_recipe(recipe, set or ())
     if dry_run:
-        print(forecast_run(chosen, method, seed))
+        print(forecast_run(chosen, method, seed, set or ()))
         return
     name = f"{Path(recipe).stem}-{method}-{method_config(chosen, method, seed).seed}"
     run = TrainRun(chosen, method, out or Path("runs/train") / name, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
