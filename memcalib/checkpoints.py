@@ -166,12 +166,12 @@ class EpochSampler(RepeatSampler):
         names = ("mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
         return cls(sampler.data_source, **{name: getattr(sampler, name) for name in names})
 
-# %% ../nbs/07i_checkpoints.ipynb #b31d6d42
+# %% ../nbs/07i_checkpoints.ipynb #82deb745
 def _to_memory(storage, place: str):
     return storage if place.startswith("cpu:") else None
 
 
-if all(reader.__name__ != "_to_memory" for *_, reader in torch.serialization._package_registry):
+if all(getattr(reader, "__name__", "") != "_to_memory" for *_, reader in torch.serialization._package_registry):
     torch.serialization.register_package(5, lambda storage: None, _to_memory)
 
 # %% ../nbs/07i_checkpoints.ipynb #789508b6
