@@ -163,14 +163,14 @@ def _sampling(shape: Shape, plan: Plan) -> dict[str, float]:
     share = plan.colocated * (plan.gpu_gib or 0) * GIB
     return {"key-value cache": plan.sampled * (plan.prompt + plan.answer) * shape.cache * size, "vLLM's share": share}
 
-# %% ../nbs/09ia_memory.ipynb #53ebe401
+# %% ../nbs/09ia_memory.ipynb #d60ae26e
 READ = 16384  # new tokens that scoring reads at once
 
 
 def _scoring(shape: Shape, plan: Plan) -> dict[str, float]:
     size = 2 if plan.half else 4
     whole = size * shape.parameters if plan.copies and plan.strategy == "fsdp2" else 0
-    return {"gathered reference": whole, "scoring cache": 4 * READ * shape.cache * size}
+    return {"gathered reference": whole, "scoring cache": 4 * (READ if plan.half else READ // 8) * shape.cache * size}
 
 # %% ../nbs/09ia_memory.ipynb #445b0d05
 RUNTIME = 2 * GIB  # assumed: CUDA context, kernels, fragmentation
