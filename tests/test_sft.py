@@ -53,6 +53,7 @@ def test_every_world_has_a_recipe():
         build_policies("unused", ["nowhere"])
 
 
+@pytest.mark.slow
 def test_the_recipe_repeats_itself(tmp_path):
     stories = []
     for name in ("a", "b"):
