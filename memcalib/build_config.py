@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO_ROLES', 'SourcePlan', 'MemoryPlan', 'Build', 'build_names', 'load_build', 'role_endpoint', 'build_identity']
 
-# %% ../nbs/09ea_build_config.ipynb #3e2894d7
+# %% ../nbs/09ea_build_config.ipynb #42e9c845
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .duplicates import NearConfig
-from .endpoint import Endpoint
+from .endpoint import Endpoint, hide_secrets
 from .manifest import file_hash
 from .memory_logs import LogConfig
+from .problem import _quote
 from .redaction import load_redactor
 from .shapes import PlanConfig
 from .sources import Dropped, SourceRow, load_sources, plain_source, read_source
-from .splits import split_parts
+from .splits import split_parts, split_sizes
 
 # %% ../nbs/09ea_build_config.ipynb #adc76625
 class SourcePlan(BaseModel):
@@ -73,7 +74,7 @@ class MemoryPlan(LogConfig):
         hashes = {name: f"sha256 {file_hash(path)[:16]}" for name, path in files.items()}
         return self.model_dump(mode="json") | hashes | {"redaction": load_redactor(self.redaction).hash}
 
-# %% ../nbs/09ea_build_config.ipynb #0e483c55
+# %% ../nbs/09ea_build_config.ipynb #2593d4a6
 _FILES = frozenset(("dropped", "examples", "losses", "micro-log", "plans", "pool"))  # .jsonl files beside those of the splits
 
 
@@ -112,9 +113,17 @@ class Build(BaseModel):
             raise ValueError(f"reviewer2: found {two[0]}, which is reviewer as well; allowed are two different models")
         if taken := _FILES & split_parts(self.splits).keys():
             raise ValueError(f"splits: found the name {min(taken)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build")
+        if self.splits:
+            split_sizes(self.splits, self._most)
         return self
 
-# %% ../nbs/09ea_build_config.ipynb #a36e4d3d
+    @property
+    def _most(self) -> int:
+        if self.memory:
+            return self.memory.rows or 10**9
+        return self.rows
+
+# %% ../nbs/09ea_build_config.ipynb #ec4d72ac
 def build_names() -> list[str]:
     """The builds that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "builds").iterdir())
@@ -133,11 +142,13 @@ def load_build(name: str | Path, options: dict[str, Any] | None = None) -> Build
         raise FileNotFoundError(f"no build {str(name)!r}: allowed are {', '.join(build_names())}, or a YAML file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Build.model_validate(_laid_over(content if isinstance(content, dict) else {"content": content}, options or {}))
+        if not isinstance(content, dict):
+            raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with some of {', '.join(Build.model_fields)}")
+        return Build.model_validate(_laid_over(content, options or {}))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
-        raise ValueError("\n".join(_build_fault(name, fault) for fault in error.errors(include_input=False))) from None
+        raise ValueError("\n".join(_build_fault(name, fault) for fault in error.errors())) from None
 
 
 def _laid_over(content: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +162,19 @@ def _laid_over(content: dict[str, Any], options: dict[str, Any]) -> dict[str, An
 def _build_fault(name: str | Path, fault: dict) -> str:
     if fault["loc"] == ("memory", "log") and fault["type"] == "missing":
         return f"{name}: memory.log: there is none; needed with every other option of a log (--from-memory LOG)"
-    option = ".".join(map(str, fault["loc"])) or "build"
-    known = f"; allowed: {', '.join(Build.model_fields)}" if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1 else ""
-    return f"{name}: {option}: {fault['msg'].removeprefix('Value error, ')}{known}"
+    option, strange = ".".join(map(str, fault["loc"])) or "build", fault["type"] == "extra_forbidden"
+    value = fault.get("input")
+    found = f"found {_quote(hide_secrets(str(value)))}: " if isinstance(value, str | int | float) and not strange else ""
+    known = f"; allowed: {', '.join(_fields(fault['loc']))}" if strange else ""
+    return f"{name}: {option}: {found}{fault['msg'].removeprefix('Value error, ')}{known}"
+
+
+_PARTS = {"sources": SourcePlan, "memory": MemoryPlan, "near": NearConfig, "plan": PlanConfig} | dict.fromkeys(("builder", "reviewer", "reviewer2"), Endpoint)
+
+
+def _fields(place: tuple[str | int, ...]) -> Iterable[str]:
+    part = _PARTS.get(str(place[0]), Build) if len(place) > 1 else Build
+    return part.model_fields
 
 # %% ../nbs/09ea_build_config.ipynb #fbd3ff92
 MICRO_ROLES = {"builder": "micro-builder", "reviewer": "micro-reviewer", "reviewer2": "micro-reviewer-2"}

@@ -7,7 +7,7 @@ __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 're
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
            'with_terms', 'micro_log']
 
-# %% ../nbs/01k_memory_logs.ipynb #86bb6c0b
+# %% ../nbs/01k_memory_logs.ipynb #a1c37f54
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memcalib.construction import (
     AnnotationReply,
@@ -30,7 +30,7 @@ from memcalib.construction import (
 from .distractors import RUBRICS
 from .drafts import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
 from .memory_exports import read_log
-from .memory_rows import LogRow
+from .memory_rows import LogRow, names_agreement
 from .microworld import make_examples
 from .paragraphs import denied, names
 from .problem import Example, Name
@@ -42,7 +42,7 @@ from .stages import Stage, run_stage
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/01k_memory_logs.ipynb #798196a5
+# %% ../nbs/01k_memory_logs.ipynb #fc55e072
 class LogConfig(BaseModel):
     """What is taken from a log."""
 
@@ -55,6 +55,13 @@ class LogConfig(BaseModel):
     query_chars: int = Field(6000, ge=1)  # most
     memory_chars: int = Field(3000, ge=1)  # most
     answer_chars: int = Field(10000, ge=1)  # most
+
+    @field_validator("consent")
+    @classmethod
+    def _is_a_name(cls, consent: str) -> str:
+        if consent and not names_agreement(consent):
+            raise ValueError("allowed is the name of an agreement, at most 200 characters; a yes or no is none")
+        return consent
 
 # %% ../nbs/01k_memory_logs.ipynb #f5ad3370
 def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'LISTS', 'Fault', 'LogMemory', 'LogRow', 'value_text', 'Shape', 'shape_of', 'find_memories', 'kind_of',
-           'check_log_row', 'to_log_row']
+           'names_agreement', 'check_log_row', 'to_log_row']
 
 # %% ../nbs/01t_memory_rows.ipynb #249bdb5d
 import json
@@ -112,8 +112,18 @@ def kind_of(value: Any) -> str:
         return f"a list of {len(value)}"
     return {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}.get(type(value), type(value).__name__)
 
-# %% ../nbs/01t_memory_rows.ipynb #049d8e5f
-_NO_NAMES = frozenset(("", "yes", "no", "y", "n", "true", "false", "none", "null", "0", "1", "unknown", "n/a", "na", "refused", "denied", "given"))
+# %% ../nbs/01t_memory_rows.ipynb #51933811
+_SAID_YES = "yes y on ok true 1 given granted accepted agreed optin optedin ja oui si"
+_SAID_NO = "no n off false 0 refused denied declined rejected revoked withdrawn expired optout optedout notgiven notgranted noconsent nein non"
+_SAID_NOTHING = "none null nil nan na unknown unset undefined pending missing"
+_NO_NAMES = frozenset(["", *_SAID_YES.split(), *_SAID_NO.split(), *_SAID_NOTHING.split()])
+
+
+def names_agreement(consent: str) -> bool:
+    """Whether a text can be the name of an agreement: at most 200 characters, and no word such as yes, no or declined."""
+    return len(consent) <= 200 and re.sub(r"[\W_]+", "", consent).lower() not in _NO_NAMES
+
+# %% ../nbs/01t_memory_rows.ipynb #978cac20
 Fault = tuple[str, str, str]  # rule, found, allowed
 
 
@@ -121,8 +131,9 @@ def _terms_faults(record: dict) -> Iterator[Fault]:
     consent = record.get("consent")
     if not isinstance(consent, bool | str | None):
         yield "consent", kind_of(consent), "true, false, or the name of an agreement"
-    elif isinstance(consent, str) and consent.strip().lower() in _NO_NAMES:
-        yield "consent", repr(consent), "true, false, or the name of an agreement; a yes or no in quotation marks is none"
+    elif isinstance(consent, str) and not names_agreement(consent):
+        found = repr(consent) if len(consent) < 40 else kind_of(consent)
+        yield "consent", found, "true, false, or the name of an agreement, at most 200 characters; a yes or no in quotation marks is none"
     for name in ("id", "query_id", "user", "user_id"):
         if not isinstance(record.get(name), str | int | None) or isinstance(record.get(name), bool):
             yield name, kind_of(record[name]), "text or a whole number"

@@ -93,8 +93,36 @@ def test_faults_of_a_description_are_named(tmp_path):
         with pytest.raises(ValueError, match=f"splits: found the name {name}"):
             load_build(bad)
     bad.write_text("rows: many\nmicro: 3\n")
-    with pytest.raises(ValueError, match=r"bad.yaml: rows: .*integer"):
+    with pytest.raises(ValueError, match=r"bad.yaml: rows: found 'many': .*integer"):
         load_build(bad)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "found None; allowed is a mapping with some of sources"),
+        ("- micro", "found \\['micro'\\]; allowed is a mapping"),
+        ("micro: 3\nnear: {treshold: 0.9}", "near.treshold: .*allowed: .*threshold"),
+        ("sources: [{path: a, question: q, answer: a, domian: x}]", "sources.0.domian: .*allowed: .*domain"),
+        ("micro: 3\nsplits: {train: 0.9, test: 0.9}", "found 1.8 in all"),
+        ("micro: 3\nsplits: {train: x}", "found 'x' for train"),
+        ("micro: 3\nsplits: {../../x: 0.5}", "found the name '../../x'"),
+        ("micro: 3\nrows: 50\nsplits: {train: 60}", "found 60 in all; allowed are up to 50"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_row_is_read(tmp_path, content, said):
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(ValueError, match=f"bad.yaml: .*{said}"):
+        load_build(tmp_path / "bad.yaml")
+
+
+def test_a_key_in_a_description_is_not_repeated(tmp_path):
+    key = "sk-" + "a1b2c3d4" * 4
+    end = f"{{model: m, base_url: 'http://127.0.0.1:1/v1', api_key: {key}, max_tokens: {key}}}"
+    (tmp_path / "bad.yaml").write_text(f"micro: 3\nbuilder: {end}\n")
+    with pytest.raises(ValueError, match="builder.api_key: .*key_env") as error:
+        load_build(tmp_path / "bad.yaml")
+    assert key not in str(error.value)
     with pytest.raises(FileNotFoundError, match="allowed are micro"):
         load_build("nothing")
 

@@ -789,6 +789,15 @@ def row(**change):
     )
 
 
+@pytest.mark.parametrize("word", ["no", "Declined.", "opt-out", "not given", "n/a", "—", " ", "x" * 201])
+def test_words_that_name_no_agreement(tmp_path, word):
+    _, [loss] = read(jsonl(tmp_path / "log.jsonl", [ROW, ROW | {"id": "q2", "consent": word}]))
+    assert loss.rule == "consent" and len(loss.found) < 60
+    if word:
+        with pytest.raises(ValueError, match="allowed is the name of an agreement"):
+            ml.LogConfig(consent=word)
+
+
 @pytest.mark.parametrize(
     ("consent", "config", "rule"),
     [
