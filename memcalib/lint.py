@@ -24,10 +24,10 @@ from .views import LINTS, Hit, Lint, LintLimits, View, lint
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/01i_lint.ipynb #9bc4f1ba
+# %% ../nbs/01i_lint.ipynb #aee48f10
 def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
     """The checks of these names, all of them by default; raises `ValueError` for an unknown name."""
-    names = LINTS if names is None else list(names)
+    names = LINTS if names is None else list(dict.fromkeys(names))
     if unknown := [name for name in names if name not in LINTS]:
         raise ValueError(f"rule: found {unknown[0]!r}; allowed are {', '.join(LINTS)}")
     return [LINTS[name] for name in names]
@@ -195,15 +195,21 @@ def _across(result: LintResult, seen: Sequence[Seen]) -> None:
             result.flagged[check.name] += len({row for row, _ in hits})
             result.findings += [check.finding(row.id, *hit, file=row.file, line=row.line) for row, hit in hits]
 
-# %% ../nbs/01i_lint.ipynb #8d7ae0ad
+# %% ../nbs/01i_lint.ipynb #8e73bc34
 def lint_files(
     paths: Sequence[str | Path], rules: Iterable[str] | None = None, model: str | Path | None = None, limits: LintLimits | None = None
 ) -> LintResult:
     """Check datasets in the published format, together: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
 
     `rules` names the checks (default: all); `model` adds `question_meaning` by a sentence model. Raises `ValueError` for
-    an unknown rule or when there is no row at all, `FileNotFoundError` for a missing file.
+    an unknown rule, for a file given twice, or when there is no row at all, `FileNotFoundError` for a missing file.
     """
+    known: dict[str, str] = {}
+    for path in map(str, paths):
+        place = str(Path(path).resolve()) if Path(path).exists() else path
+        if place in known:
+            raise ValueError(f"lint: found {path} twice, first as {known[place]}; allowed: each file once, since files are compared with one another")
+        known[place] = path
     lints = [*choose_lints(rules), *([meaning_lint(model)] if model else [])]
     result = _run({str(path): iter_rows(path) for path in paths}, lints, limits)
     if not result.rows:

@@ -6,11 +6,11 @@
 __all__ = ['INVALID', 'SPENT', 'STUCK', 'merge_by', 'Stage', 'stage_hash', 'StageRow', 'stage_row', 'read_kept', 'read_drops',
            'StageResult', 'StageError', 'run_stage']
 
-# %% ../nbs/01m_stages.ipynb #5e5853cc
+# %% ../nbs/01m_stages.ipynb #1d5d5d8b
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,7 +230,7 @@ class StageError(RuntimeError):
             f"When the cause is mended, go on with: {command}"
         )
 
-# %% ../nbs/01m_stages.ipynb #2333457f
+# %% ../nbs/01m_stages.ipynb #bf0cae1b
 STUCK = 20
 
 
@@ -253,17 +253,17 @@ class _Past:
     def refused(self, rule: str, found: str, allowed: str, row: str) -> DataError:
         return DataError([Violation(rule, found, f"{allowed}, or another folder for this build", example_id=row, file=str(self.path))])
 
-    def open(self) -> Journal[StageRow]:
+    def open(self, rows: int | None) -> Journal[StageRow]:
         journal = Journal(self.path, StageRow, again=self)
-        hopeless = len(self.known) >= STUCK and len(self.outcomes) == 1 and all(faulty for faulty, _ in self.outcomes)
-        if not hopeless:
+        enough = len(self.known) == rows or (len(self.known) >= STUCK and len(self.outcomes) == 1)
+        if not (self.known and enough and all(faulty for faulty, _ in self.outcomes)):
             return journal
         journal.__exit__()
         self.path.unlink()
         self.known, self.attempt = {}, self.attempt + 1
         return Journal(self.path, StageRow)
 
-# %% ../nbs/01m_stages.ipynb #4989c3bc
+# %% ../nbs/01m_stages.ipynb #a8cd680b
 async def run_stage(
     stage: Stage, drafts: Iterable[Draft], client: Client, out: str | Path, *,
     concurrency: int | None = None, on_row: Callable[[StageRow], None] | None = None, command: str = "the same command",
@@ -276,7 +276,7 @@ async def run_stage(
     path = Path(out) / f"{stage.name}.jsonl"
     result, first = StageResult(path, stage.name), []
     past = _Past(path, stage_hash(stage, client.endpoint))
-    with past.open() as journal:
+    with past.open(len(drafts) if isinstance(drafts, Sized) else None) as journal:
         work = lambda draft: stage_row(stage, draft, client, past.attempt)
         todo = _todo(drafts, past, result)
         async with client, aclosing(run_many(todo, work, concurrency or client.endpoint.concurrency)) as rows:

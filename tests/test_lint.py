@@ -428,6 +428,15 @@ def test_bad_arguments(tmp_path):
         lint_files([tmp_path / "empty.jsonl"])
     with pytest.raises(ValueError, match=r"sentence model: found .*nowhere"):
         lint_files([path], model=tmp_path / "nowhere")
+    for again in (path, tmp_path / ".." / tmp_path.name / path.name):
+        with pytest.raises(ValueError, match=r"found .*data\.jsonl twice.*each file once"):
+            lint_files([path, again])
+
+
+def test_a_check_named_twice_is_made_once(tmp_path):
+    path = write_jsonl(tmp_path / "data.jsonl", RECORDS[:2])
+    result = lint_files([path], ["unique_ids", "unique_ids"])
+    assert [x.name for x in result.lints] == ["unique_ids"] and result.looked["unique_ids"] == 2
 
 
 def test_rules_can_be_chosen_and_added():

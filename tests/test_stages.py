@@ -371,8 +371,26 @@ def test_a_stage_that_accepts_nothing_stops_and_can_go_on(tmp_path):
 def test_fewer_than_twenty_rows_come_to_an_end(tmp_path):
     result = run_async(run_stage(WORDS, rows(19), Scripted(*["?"] * 57), tmp_path))
     assert len(result.dropped) == 19 and result.kept == []
-    again = run_async(run_stage(WORDS, rows(19), Scripted(), tmp_path))
-    assert (again.done, again.found) == (0, 19)
+
+
+@pytest.mark.parametrize("count", [1, 7, 19])
+def test_all_of_a_few_rows_lost_to_bad_replies_are_asked_again(tmp_path, count):
+    with Builder(lambda messages, seen: "No." if seen % 2 else "{}") as server:
+        client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
+        lost = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
+        assert lost.kept == [] and lost.done == count
+        asked, server.answer = len(server.seen), good
+        result = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
+        assert len(result.kept) == result.done == count and len(server.seen) == asked + count
+        again = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
+        assert (again.done, again.found) == (0, count) and len(server.seen) == asked + count
+
+
+def test_some_of_a_few_rows_lost_to_bad_replies_are_settled(tmp_path):
+    replies = {f"hens:{i}": ["?"] * 3 if i else [said(a="x", b="y", c="z")] for i in range(5)}
+    assert len(run_async(run_stage(WORDS, rows(5), Scripted(by_row=replies), tmp_path)).kept) == 1
+    again = run_async(run_stage(WORDS, rows(5), Scripted(), tmp_path))
+    assert (again.done, again.found, len(again.kept)) == (0, 5, 1)
 
 
 @pytest.mark.parametrize("odd", [0, 7, 19])
