@@ -97,7 +97,7 @@ def settings_of(build: Build, made: Sequence[Stage] = MADE) -> dict[str, str]:
     tables = {"screen": load_screen(build.screen or None), "near": build.near, "plan": build.plan, "lint": LintLimits()}
     return pipeline_settings(calls, tables)
 
-# %% ../nbs/09e_build.ipynb #d95a3732
+# %% ../nbs/09e_build.ipynb #8685d29f
 class BuildRun:
     """A build and its folder; every step goes on where it stopped.
 
@@ -106,13 +106,16 @@ class BuildRun:
 
     made: Sequence[Stage] = MADE  # what the builder does, in order
     shipped = "micro"  # the frozen file of the micro-world's pipeline
+    mode = 0o777  # of a folder that it makes, less the umask
 
     def __init__(self, build: Build, out: str | Path, cache: Any = None, command: str = "the same command"):
         self.build, self.folder, self.cache, self.command = build, Path(out), cache, command
         self.started, self.usage, self.results = time.time(), {}, []
         self.commands = Commands(pilot=f"{command} --pilot 50", freeze=f"{command} --freeze")
         self.go_on = command
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{out}: found a file; allowed is a folder, or a name for a new one (--out)")
+        self.folder.mkdir(mode=self.mode, parents=True, exist_ok=True)
         if (self.folder / "parameters.json").exists():
             self.bind()
 

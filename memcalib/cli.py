@@ -183,7 +183,7 @@ def _command(*words: str, **options: object) -> str:
     flags = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False, "")}
     return shlex.join(["memcalib", *words, *(str(part) for name, value in flags.items() for part in (name, value) if part is not True)])
 
-# %% ../nbs/09_cli.ipynb #9eb74c70
+# %% ../nbs/09_cli.ipynb #640b3480
 @app.command()
 def build(
     name: Annotated[str, typer.Argument(metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro.")] = "micro",
@@ -215,6 +215,9 @@ def build(
     from memcalib.cache import CallCache
     from memcalib.memory_build import MemoryRun, ask_first, build_run
 
+    steps = {"--pilot": pilot, "--reviews": reviews, "--freeze": freeze, "--preview": preview}
+    if len(together := [step for step, given in steps.items() if given]) > 1:
+        raise ValueError(f"{' and '.join(together)}: found together; allowed is one step at a time, or none for the whole build")
     log = {"log": from_memory, "store": store, "redaction": redaction, "consent": consent, "without_consent": without_consent, "domain": domain}
     log = {option: value for option, value in log.items() if value not in (None, False)}
     asked = {"rows": rows} if rows and not from_memory else {}

@@ -27,12 +27,13 @@ from .sources import Passed
 from .stages import Stage
 from .views import LintLimits
 
-# %% ../nbs/09eb_memory_build.ipynb #be0b041e
+# %% ../nbs/09eb_memory_build.ipynb #751b4340
 class MemoryRun(BuildRun):
     """A build from a memory log, bound to its folder; it makes no call before `agree`."""
 
     made = MEMORY_STAGES
     shipped = "micro-memory"
+    mode = 0o700
     agreed = False
 
     @property

@@ -116,6 +116,20 @@ def test_what_cannot_be_is_refused_before_a_row_is_read(tmp_path, content, said)
         load_build(tmp_path / "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    "steps", [["--pilot", 3, "--freeze"], ["--reviews", "s.csv", "--pilot", 3], ["--freeze", "--preview"]]
+)
+def test_two_steps_at_once_are_refused(capsys, tmp_path, steps):
+    code, _, err = run(capsys, "build", "micro", "--out", tmp_path / "b", *steps)
+    assert code == 1 and "found together; allowed is one step at a time" in err and not (tmp_path / "b").exists()
+
+
+def test_a_file_is_no_folder(capsys, tmp_path):
+    (tmp_path / "b").write_text("mine")
+    code, _, err = run(capsys, "build", "micro", "--out", tmp_path / "b", "--pilot", 3)
+    assert code == 1 and "b: found a file; allowed is a folder" in err and (tmp_path / "b").read_text() == "mine"
+
+
 def test_a_key_in_a_description_is_not_repeated(tmp_path):
     key = "sk-" + "a1b2c3d4" * 4
     end = f"{{model: m, base_url: 'http://127.0.0.1:1/v1', api_key: {key}, max_tokens: {key}}}"

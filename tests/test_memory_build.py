@@ -116,6 +116,10 @@ def test_private_values_are_in_no_file_but_the_log(built):
             assert not re.search(rb"desk\d+@|micro-user-\d|202 555", path.read_bytes()), path.name
 
 
+def test_a_new_folder_is_open_to_its_owner_alone(built):
+    assert built.folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_second_run_asks_nobody(built, tmp_path):
     before = (built.folder / "examples.jsonl").read_bytes()
     again = MemoryRun(MICRO, built.folder, tmp_path / "other.sqlite").agree(yes=True)
