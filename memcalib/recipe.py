@@ -189,12 +189,14 @@ def _fields(model: str) -> list[str]:
     home = getattr(settings, model, None) or getattr(sft, model)
     return [name for name in home.model_fields if name != "method"]
 
-# %% ../nbs/09h_recipe.ipynb #0d744fec
+# %% ../nbs/09h_recipe.ipynb #901bfdc9
 def _fault_text(place: str, fault: Mapping[str, Any], known: Sequence[str], show: bool = True) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{place}: unknown option; allowed: {', '.join(known)}"
     if fault["type"] == "missing":
         return f"{place}: missing option"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        fault = {**fault, "msg": "allowed is a mapping of options"}
     found = f"found {_quote(fault['input'])}; " if show and not isinstance(fault["input"], Mapping) else ""
     return f"{place}: {found}{fault['msg'].removeprefix('Value error, ')}"
 
@@ -220,7 +222,7 @@ def _placed(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
     below[names[0]] = value if len(names) == 1 else _placed(below.get(names[0]), names[1:], value)
     return below
 
-# %% ../nbs/09h_recipe.ipynb #610ada54
+# %% ../nbs/09h_recipe.ipynb #134186da
 def recipe_names() -> list[str]:
     """The recipes that ship with the package: those of the micro-world, and one for each launch folder."""
     return sorted(_shipped())

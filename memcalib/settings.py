@@ -21,7 +21,7 @@ from .redistribution import CreditConfig
 Method = Literal["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
 DISTILLED = ("opsd-pg", "opsd-gkd")
 
-# %% ../nbs/07b_settings.ipynb #6d6daa5a
+# %% ../nbs/07b_settings.ipynb #83ad0047
 class TrainConfig(BaseModel):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's. Raises on unknown fields and on unknown values."""
 
@@ -94,6 +94,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'")
         if self.trl.get("use_vllm") and self.sampler != "vllm":
             raise ValueError(f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it")
+        if own := {"max_steps", "output_dir"} & self.trl.keys():
+            raise ValueError(f"trl.{min(own)}: not set here; allowed are steps, and the folder that the run is given")
         return self
 
 # %% ../nbs/07b_settings.ipynb #d0f019af

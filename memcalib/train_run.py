@@ -6,22 +6,24 @@
 __all__ = ['Examples', 'read_splits', 'start_path', 'load_start', 'run_judge', 'judge_facts', 'teaching_rows', 'saving',
            'TrainRun', 'StoppedError', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #46b5ec1e
+# %% ../nbs/09g_train.ipynb #84dcb7a9
 import json
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .evaluate import make_judge
+from .journal import torn_line
 from .llm import Endpoint
 from .manifest import manifest, read_rows, write_manifest
 from .metrics import METRICS
 from .parts import Bar, RunFolder
-from .problem import Example, Judge, iter_examples, load_examples, render, text_hash, write_jsonl
+from .problem import DataError, Example, Judge, iter_examples, load_examples, render, text_hash, write_jsonl
 from .recipe import METHODS, Recipe, Source, Start, load_recipe, method_config
 
 # %% ../nbs/09g_train.ipynb #0e8b26e4
@@ -81,7 +83,7 @@ def start_path(start: Start) -> str:
             return start.model
         raise FileNotFoundError(f"start: no folder {start.model!r}, and no hub id (owner/name); {error}") from None
 
-# %% ../nbs/09g_train.ipynb #d6c7bafb
+# %% ../nbs/09g_train.ipynb #df90aedd
 def load_start(start: Start, lora: bool = False) -> tuple[Any, Any]:
     """(model, tokenizer) of a start, in float32 unless the start or an adapter to be trained (`lora`) says otherwise.
 
@@ -92,14 +94,25 @@ def load_start(start: Start, lora: bool = False) -> tuple[Any, Any]:
 
     path, small = start_path(start), "bfloat16" if lora and torch.accelerator.is_available() else "float32"
     options = dict(revision=start.revision, trust_remote_code=False)
-    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    with _part_of_start(f"model {start.model!r}"):
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     for name, found in (("chat template", tokenizer.chat_template), ("end token", tokenizer.eos_token_id)):
         if found is None:
             raise ValueError(f"{start.model}: its tokenizer has no {name}; allowed are models made for chat")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     dtype = small if start.dtype == "auto" else start.dtype
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True, **options)
-    return (_merged(model, start.adapter) if start.adapter else model), tokenizer
+    with _part_of_start(f"model {start.model!r}"):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True, **options)
+    with _part_of_start(f"adapter {start.adapter!r}"):
+        return (_merged(model, start.adapter) if start.adapter else model), tokenizer
+
+
+@contextmanager
+def _part_of_start(part: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OSError(f"start: {part} cannot be loaded; allowed: a folder or hub id with all its files. {error}") from error
 
 
 def _merged(model: Any, adapter: str | Path) -> Any:
@@ -166,7 +179,7 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #6536ded0
+# %% ../nbs/09g_train.ipynb #fd6b6c5a
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -196,9 +209,16 @@ class TrainRun:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The rows written so far."""
+        """The rows written so far; a last line that a kill cut off is none."""
         file = self.folder / "steps.jsonl"
-        return read_rows(file) if file.is_file() and file.stat().st_size else []
+        if not file.is_file() or not file.stat().st_size:
+            return []
+        try:
+            return read_rows(file)
+        except DataError:
+            if not torn_line(file):
+                raise
+            return [json.loads(line) for line in file.read_bytes().splitlines()[:-1]]
 
 # %% ../nbs/09g_train.ipynb #307be77c
 def _identity(self: TrainRun) -> dict[str, Any]:
@@ -297,11 +317,11 @@ def _keep_policy(folder: Path, made: Path, start: Start) -> None:
         tokenizer.save_pretrained(made)
     made.replace(place)
 
-# %% ../nbs/09g_train.ipynb #2acf12a4
+# %% ../nbs/09g_train.ipynb #6e1364c2
 def _sessions(self: TrainRun) -> list[dict[str, Any]]:
     try:
         before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         before = []  # none yet, or damaged
     totals = getattr(self.judge, "totals", None)
     now = {"started": round(self.started), "wall_seconds": round(time.time() - self.started, 1)}
@@ -322,7 +342,7 @@ def _write(self: TrainRun) -> None:
 
 TrainRun._write = _write
 
-# %% ../nbs/09g_train.ipynb #d44ffd1c
+# %% ../nbs/09g_train.ipynb #3ae93270
 def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> str:
     """Resolved settings and forecast of a run as text; `settings` are marked as given by the command. Raises `ValueError` for faults."""
     from memcalib.budget import forecast

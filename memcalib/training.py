@@ -240,7 +240,7 @@ def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
     return resolve_name(TRAINERS[method]) if method in TRAINERS else CreditTrainer
 
-# %% ../nbs/07_training.ipynb #75411f6e
+# %% ../nbs/07_training.ipynb #b2d758f0
 def train(
     model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: Judge, *,
     tokenizer: PreTrainedTokenizerBase, out: str | Path, validation: Sequence[Example] = (),
@@ -251,12 +251,15 @@ def train(
     `on_step` is called with each row as well. An instance of a model is trained in place. With `lora_rank` only an
     adapter of that rank is trained. `resume` goes on from a checkpoint (True: the latest whole one of `out`, if any), given
     the model and data of the first start. `trainer.stopped` says why a run ended early. Raises `CheckpointError` for a
-    checkpoint that does not fit, `JudgeStopped` when the judge cannot be used any more, after saving.
+    checkpoint that does not fit, `ValueError` for fewer examples than a step has prompts, `JudgeStopped` when the judge cannot
+    be used any more, after saving.
     """
     start = _start(Path(out), resume)
     rank = config.lora_rank
     peft_config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
     trainer = trainer_class(config.method)(model, config, examples, judge, tokenizer, out, peft_config)
+    if (found := len(trainer.train_dataset)) < config.prompts:
+        raise ValueError(f"prompts {config.prompts} with {found} examples that can be used; allowed: as many prompts as examples, or fewer")
     trainer.add_callback(StepRows(trainer, validation, on_step))
     if start is None:
         if trainer.accelerator.is_main_process:

@@ -115,6 +115,10 @@ def test_any_mapping_is_read_or_refused_by_place(content):
     [
         ("train.layout=nope", "train.layout: found 'nope'; allowed are plain"),
         ("train.trl={nonsense: 1}", "nonsense"),
+        ("train.trl.output_dir=elsewhere", "trl.output_dir: not set here"),
+        ("train.trl={max_steps: -5}", "trl.max_steps: not set here"),
+        ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
+        ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
         ("judge=human", "judge: found 'human'; allowed are exact, or an endpoint"),
     ],

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,20 @@ def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     files = ["policy/model.safetensors", "best/model.safetensors"]
     assert [(out / f).read_bytes() for f in files] == [(straight / f).read_bytes() for f in files]
     assert json.loads((out / "manifest.json").read_text())["sessions"][-1]["step"] == 4
+
+
+def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(capsys, tmp_path, straight):
+    out = tmp_path / "torn"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "policy")
+    rows = (out / "steps.jsonl").read_bytes()
+    (out / "steps.jsonl").write_bytes(rows[:-30])
+    (out / "manifest.json").write_text("[]")
+    code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=4"))
+    assert code == 1 and "--resume" in err
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 0, err
+    assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
 
 
 def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
@@ -293,6 +308,8 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
         ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
         ({"judge": None}, "opsd-pg", "validation needs one"),
         ({"start": {"model": "no-such-model"}}, "grpo", "no-such-model"),
+        ({"start": {"model": "no-such/model"}}, "grpo", "start: model 'no-such/model' cannot be loaded"),
+        ({"start": {"model": "cold-short", "adapter": "/no/adapter"}}, "grpo", "start: adapter '/no/adapter' cannot"),
         ({"demonstrations": None}, "sft", "demonstrations: missing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "none.jsonl"),
     ],

@@ -193,6 +193,12 @@ def test_config_is_frozen_and_trl_options_are_checked(tmp_path):
         prompt_dataset(settings(max_prompt=3), TOKENIZER, EXAMPLES)
 
 
+def test_a_step_needs_as_many_examples_as_prompts(tmp_path):
+    config = settings(prompts=len(EXAMPLES) + 1, generations=2)
+    with pytest.raises(ValueError, match=f"prompts {config.prompts} with {len(EXAMPLES)} examples"):
+        train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
+
+
 def test_thresholds_are_kept_in_checkpoints(tmp_path):
     trainer, _ = run(tmp_path, save_every=1)
     saved = read_state(tmp_path / "checkpoint-2")
