@@ -6,13 +6,14 @@
 __all__ = ['Examples', 'read_splits', 'start_path', 'load_start', 'run_judge', 'judge_facts', 'teaching_rows', 'saving',
            'TrainRun', 'StoppedError', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #84dcb7a9
+# %% ../nbs/09g_train.ipynb #35c76d50
 import json
+import os
 import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,38 @@ class TrainRun:
                 raise
             return [json.loads(line) for line in file.read_bytes().splitlines()[:-1]]
 
-# %% ../nbs/09g_train.ipynb #307be77c
+# %% ../nbs/09g_train.ipynb #c1f84139
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(place, folder)
+        yield
+    finally:
+        os.close(place)
+
+
+def _lock(place: int, folder: Path) -> None:
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another process is training in this folder; wait for its end, or choose another folder") from None
+        except OSError:
+            return  # a file system without locks
+
+# %% ../nbs/09g_train.ipynb #7affbe3b
+_BOUND = {"parameters.json", "recipe.yaml", "manifest.json"}
+
+
+def _failed_start(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return _BOUND <= names <= _BOUND | {"test.jsonl", "overlong.jsonl"}
+
+# %% ../nbs/09g_train.ipynb #0fd154a8
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
@@ -237,7 +269,10 @@ def _bind(self: TrainRun) -> None:
     if not self.resume and (self.steps or (self.folder / "policy").exists()):
         last = self.steps[-1]["step"] if self.steps else 0
         raise ValueError(f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder")
-    RunFolder(self.folder, self.identity)
+    with _alone(self.folder):
+        if _failed_start(self.folder):
+            (self.folder / "parameters.json").unlink()
+        RunFolder(self.folder, self.identity)
     content = self.recipe.model_dump(mode="json", exclude_none=True)
     (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     if self.examples.test:
@@ -349,19 +384,20 @@ def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings:
 
     return forecast(recipe, method, seed, settings).text()
 
-# %% ../nbs/09g_train.ipynb #c4f8ee7e
+# %% ../nbs/09g_train.ipynb #c7826953
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
     total = getattr(self.config, "steps", None)
     if (self.folder / "policy").exists() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
         return self.folder / "policy"
-    try:
-        with Bar(self._units()) as bar:
-            bar.name(f"{self.method}: loading")
-            self._teach(bar) if self.method == "sft" else self._reinforce(bar)
-    finally:
-        if self.main:
-            self._write()
+    with _alone(self.folder) if self.main else nullcontext():
+        try:
+            with Bar(self._units()) as bar:
+                bar.name(f"{self.method}: loading")
+                self._teach(bar) if self.method == "sft" else self._reinforce(bar)
+        finally:
+            if self.main:
+                self._write()
     return self.folder / "policy"
 
 

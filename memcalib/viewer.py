@@ -186,7 +186,7 @@ def pick_answers(frame: "pd.DataFrame", limit: int = 60, channel: str | None = N
         raise ValueError(f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: {', '.join(SUPPORT + UNDER)}")
     return sorted((s, r) for _, s, r in ranked[:limit])
 
-# %% ../nbs/08q_viewer.ipynb #3bf96eac
+# %% ../nbs/08q_viewer.ipynb #b5b3db07
 def write_trace_page(
     folder: str | Path, path: str | Path | None = None, steps: Sequence[int] | None = None, limit: int = 60, channel: str | None = None
 ) -> Path:
@@ -208,6 +208,9 @@ def write_trace_page(
         steps=[{"number": step, "answers": answers} for step, answers in views.items()],
     )
     path = Path(path or Path(folder) / "traces.html")
+    if path.is_dir():
+        raise IsADirectoryError(f"--out: found {path}, a folder; allowed: a file, such as {path / 'traces.html'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     return part.replace(path)

@@ -138,6 +138,28 @@ def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(capsy
     assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
 
 
+def test_two_processes_do_not_train_in_one_folder(capsys, tmp_path):
+    out = tmp_path / "run"
+    process = started(out, "memcalib-rl", "train.steps=60")
+    wait_for(lambda: (out / "checkpoint-2" / "memcalib.json").is_file(), process)
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=60"))
+    assert code == 1 and "another process is training" in err and process.poll() is None
+    process.kill()
+    process.communicate(timeout=60)
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=2"))
+    assert code == 0, err
+
+
+def test_a_failed_start_does_not_bind_its_folder(capsys, tmp_path):
+    out = tmp_path / "run"
+    assert call(capsys, "micro", "--out", out, *small("start.model=nix"))[0] == 1
+    assert (out / "manifest.json").is_file()
+    code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=1"))
+    assert code == 0, err
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=1", "train.lr=1"))
+    assert code == 1 and "other settings" in err
+
+
 def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
     recipe = load_recipe("micro", [*SMALL, "sft.save_every=2", "data.world.demonstrations=144"])
     TrainRun(recipe, "sft", tmp_path / "straight").run()

@@ -274,6 +274,14 @@ def test_the_verb_writes_the_page(run, tmp_path):
     assert "Shown are 2 with C+ localized" in (tmp_path / "page.html").read_text()
 
 
+def test_the_page_needs_a_file_and_makes_its_folder(run, tmp_path):
+    assert invoke(run[0], "--out", tmp_path / "new" / "page.html").exit_code == 0
+    assert (tmp_path / "new" / "page.html").is_file()
+    done = invoke(run[0], "--out", tmp_path)
+    assert isinstance(done.exception, IsADirectoryError) and "traces.html" in str(done.exception)
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
