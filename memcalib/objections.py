@@ -7,20 +7,20 @@ __all__ = ['LEAKS', 'CHECK', 'DemonstrationConfig', 'load_demonstration_prompt',
            'find_leaks', 'Objection', 'check_answer', 'objections_of', 'repair_messages', 'Evaluation', 'Attempt',
            'outcome_of']
 
-# %% ../nbs/07ea_objections.ipynb #7821ab27
+# %% ../nbs/07ea_objections.ipynb #a0f8ddc7
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from .problem import Example, Judgment, Name, Record, WireLevel, printable
+from .problem import LAYOUTS, Example, Judgment, Name, Record, WireLevel, printable
 from .replies import escaped, to_data
 from .verdict import JudgeConfig, _listed, _part
 
-# %% ../nbs/07ea_objections.ipynb #16ef5bed
+# %% ../nbs/07ea_objections.ipynb #15291cd5
 class DemonstrationConfig(BaseModel):
     """How demonstrations are made. Unknown options raise, naming the known ones."""
 
@@ -33,6 +33,13 @@ class DemonstrationConfig(BaseModel):
     min_quality: int = Field(3, ge=0, le=4)
     temperature: float = Field(0.7, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(8192, ge=1)
+
+    @field_validator("layout")
+    @classmethod
+    def _known(cls, layout: str) -> str:
+        if layout not in LAYOUTS:
+            raise ValueError(f"allowed are {', '.join(LAYOUTS)}")
+        return layout
 
     @property
     def judging(self) -> JudgeConfig:

@@ -144,7 +144,7 @@ def judge_facts(recipe: Recipe, judge: Judge | None) -> dict[str, Any]:
         return {"judge": None if judge is None else JUDGE, "prompt": None}
     return {"judge": judge.name, "prompt": text_hash(judge.system)}
 
-# %% ../nbs/09g_train.ipynb #99a88ffb
+# %% ../nbs/09g_train.ipynb #a9f1740b
 def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     """Rows of `prompt` and `completion` messages for supervised fine-tuning; raises `ValueError` naming what is missing."""
     from memcalib.demonstrations import ACCEPTED
@@ -166,6 +166,9 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
 
 def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path) -> dict[str, Any]:
     if row.get("prompt") and row.get("completion"):
+        for part in ("prompt", "completion"):
+            if not isinstance(row[part], list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in row[part]):
+                raise ValueError(f"{file}: found {part} {str(row[part])[:40]!r}; allowed: a list of messages, each with role and content")
         return row
     name, said = row.get("example_id"), row.get("response")
     if name not in asked or not isinstance(said, str) or not said.strip():

@@ -602,6 +602,7 @@ def test_a_plan_in_faults():
         ({"data": "x.jsonl"}, "teacher: missing"),
         ({"teacher": {"model": "a"}}, "evaluator: missing"),
         ({"making": {"min_quality": 5}}, "making.min_quality: found 5"),
+        ({"making": {"layout": "nix"}}, "making.layout: found 'nix'; allowed are plain"),
         ({"wrld": "long"}, "wrld: found 'long'"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
