@@ -396,7 +396,10 @@ def test_a_tokenizer_without_a_chat_template(tmp_path, own):
         ([{"example_id": "nobody", "response": "x"}], "'nobody'"),
         ([{"example_id": 0, "response": " "}], "allowed: a training example's id"),
         ([{"example_id": 0, "response": "x", "status": "rejected"}], "no accepted answers"),
-        ([{"example_id": 0, "prompt": "Hello", "completion": "there"}], "found prompt 'Hello'; allowed: a list of messages"),
+        (
+            [{"example_id": 0, "prompt": "Hello", "completion": "there"}],
+            "found prompt 'Hello'; allowed: a list of messages",
+        ),
         ([{"example_id": 0, "prompt": [{"role": "user", "content": "x"}], "completion": [7]}], "found completion"),
     ],
 )
