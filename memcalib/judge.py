@@ -276,16 +276,18 @@ def _plain(judge: Judge, name: str, rows: Iterable[Rollout], pool: Mapping[str, 
 def _name(judge: LLMJudge | Judge, examples: Iterable[Example]) -> str:
     return judge.name if hasattr(judge, "name") else next((judge(example, "").judge for example in examples), "")
 
-# %% ../nbs/02_judge.ipynb #dfb380fd
+# %% ../nbs/02_judge.ipynb #0915e13c
 def judge_rollouts(
     examples: Iterable[Example], rollouts: str | Path, judge: LLMJudge | Judge, out: str | Path,
     *, on_row: Callable[[Judgment], None] | None = None,
 ) -> JudgeResult:  # fmt: skip
     """Judge every answer of a rollouts file into `out`, going on where an earlier run stopped.
 
-    Raises `DataError` for files that do not belong together, `CallError` when it is fatal, and `RuntimeError` when the first
-    twenty judgments all fail alike. What was judged until then is in the file.
+    Raises `FileNotFoundError`, `DataError` for files that do not belong together, `CallError` when it is fatal, and `RuntimeError`
+    when the first twenty judgments all fail alike. What was judged until then is in the file.
     """
+    if not Path(rollouts).is_file():
+        raise FileNotFoundError(f"{rollouts}: no such file of answers")
     pool = {example.id: example for example in examples}
     versions = {example_id: example.content_hash for example_id, example in pool.items()}
     answers, name, errors = _answers(rollouts, versions), _name(judge, pool.values()), []

@@ -13,7 +13,18 @@ if (
 ):  # a shell starts jobs in the background so; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import logging
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _heard():
+    """Pages that run as tests may turn logging off for the whole process; what a test logs can be read again."""
+    logging.disable(logging.NOTSET)
+    yield
+    logging.disable(logging.NOTSET)
