@@ -24,7 +24,12 @@ settings.load_profile("ci")
 
 @pytest.fixture(autouse=True)
 def _heard():
-    """Pages that run as tests may turn logging off for the whole process; what a test logs can be read again."""
+    """Pages and libraries that run as tests may quiet logging for the whole process; what a test logs can be read again."""
     logging.disable(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.split(".")[0] == "memcalib" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
     yield
     logging.disable(logging.NOTSET)
