@@ -6,7 +6,7 @@
 __all__ = ['log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #b521dd4c
+# %% ../nbs/07e_sft.ipynb #7ebb52ea
 import json
 import logging
 import shutil
@@ -22,7 +22,6 @@ from datasets import Dataset
 from peft import LoraConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from .engines import evaluate, evaluating
@@ -148,23 +147,34 @@ class _Steps(TrainerCallback):
             with torch.random.fork_rng(), evaluating(model):
                 self._write(state, {f"valid_{name}": value for name, value in self.score(model).items()})
 
-# %% ../nbs/07e_sft.ipynb #44d6eb3b
+# %% ../nbs/07e_sft.ipynb #7af2b109
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
 
 
+def _state(checkpoint: str | Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # half written: the base trainer writes this file last
+
+
+def _last_whole(out: Path) -> str | None:
+    found = {int(n): path for path in out.glob("checkpoint-*") if (n := path.name.removeprefix("checkpoint-")).isdigit()}
+    return next((str(found[n]) for n in sorted(found, reverse=True) if _state(found[n])), None)
+
+
 def _begin(out: Path, identity: dict[str, Any], resume: bool | str | Path) -> str | None:
     file, steps = out / "sft.json", out / "steps.jsonl"
     there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    last = get_last_checkpoint(str(out)) if out.is_dir() else None
-    checkpoint = last if resume is True else str(resume) if resume else None
+    checkpoint = _last_whole(out) if resume is True else str(resume) if resume else None
     if checkpoint and there is not None and there != identity:
         differs = [name for name in identity if there.get(name) != identity[name]]
         raise ValueError(f"{out} holds a run of other {', '.join(differs)}; choose another folder, or resume=False to begin anew")
-    if checkpoint and not (Path(checkpoint) / "trainer_state.json").is_file():
+    if checkpoint and not _state(checkpoint):
         raise FileNotFoundError(f"{checkpoint}: no checkpoint; allowed: True, or a folder checkpoint-N of an earlier run")
-    done = json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"] if checkpoint else 0
+    done = _state(checkpoint)["global_step"] if checkpoint else 0
     for old in out.glob("checkpoint-*") if not checkpoint else ():
         shutil.rmtree(old)
     out.mkdir(parents=True, exist_ok=True)

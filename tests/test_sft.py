@@ -222,6 +222,17 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     assert torch.equal(weights(done.model), final)
 
 
+def test_a_half_written_checkpoint_is_passed_over(straight, tmp_path):
+    folder, final = straight
+    shutil.copytree(folder, tmp_path / "run")
+    numbers = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-*"))
+    (tmp_path / "run" / f"checkpoint-{numbers[-1]}" / "trainer_state.json").write_text("")
+    (tmp_path / "run" / f"checkpoint-{numbers[-1] + 1}").mkdir()
+    assert torch.equal(
+        weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True).model), final
+    )
+
+
 def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(straight, tmp_path):
     _, final = straight
     assert torch.equal(weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True).model), final)
