@@ -126,23 +126,42 @@ class Work:
             dtype = torch.float32 if self.options.device == "cpu" else torch.bfloat16
             return Qwen3ForCausalLM(config).to(dtype).eval()
 
-    def describe(self, model) -> str:
+    def spans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """First and last position of every run of tokens that is read: row by row, and with shared prefixes."""
         distinct = [list(p) for p in dict.fromkeys(map(tuple, self.prompts))]
-        rows = sum(len(p) + len(y) for p, y in zip(self.prompts, self.responses, strict=True))
-        shared = sum(
-            len(distinct[f.spine]) + sum(len(distinct[i]) - n for i, n in zip(f.members, f.shared, strict=True))
-            for f in prompt_families(distinct)
-        )
+        alone = [(0, len(p) + len(y)) for p, y in zip(self.prompts, self.responses, strict=True)]
+        shared = []
+        for family in prompt_families(distinct):
+            shared.append((0, len(distinct[family.spine])))
+            shared += [(n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)]
         jobs = {(tuple(p), tuple(y)) for p, y in zip(self.prompts, self.responses, strict=True)}
-        shared += sum(len(y) for _, y in jobs)
+        return alone, shared + [(len(p), len(p) + len(y)) for p, y in jobs]
+
+    def describe(self, model) -> str:
+        alone, shared = self.spans()
         lengths = [len(self.encode(e)) for e in self.examples]
+        answers = sum(map(len, self.responses))
+        tokens = [sum(b - a for a, b in spans) for spans in (alone, shared)]
+        sums = [arithmetic(model, spans, answers) for spans in (alone, shared)]
         return (
             f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters, vocabulary {model.config.vocab_size}, "
             f"{model.config.num_hidden_layers} layers; {len(self.examples)} groups of 8, prompts of {lengths} tokens with "
             f"{[len(e.atoms) for e in self.examples]} atoms, answers of {self.options.answer}\n"
-            f"{len(self.prompts)} counterfactual pairs, {len(distinct)} distinct ablated prompts: {rows} tokens row by row, "
-            f"{shared} with shared prefixes ({rows / shared:.2f}x fewer)"
+            f"{len(self.prompts)} counterfactual pairs, {len(set(map(tuple, self.prompts)))} distinct ablated prompts: "
+            f"{tokens[0]} tokens row by row, {tokens[1]} with shared prefixes ({tokens[0] / tokens[1]:.2f}x fewer); "
+            f"{sums[0] / 1e12:.2f} and {sums[1] / 1e12:.2f} tera multiply-adds ({sums[0] / sums[1]:.2f}x fewer: "
+            "what sharing without approximation can win where time is arithmetic)"
         )
+
+
+def arithmetic(model, spans: list[tuple[int, int]], answers: int) -> float:
+    """Multiply-adds of the weights, of attention to what stands before each token, and of the head at `answers` tokens."""
+    config = model.config
+    head = config.vocab_size * config.hidden_size
+    weights = sum(p.numel() for p in model.parameters()) - head * (1 if config.tie_word_embeddings else 2)
+    seen = sum((a + b + 1) * (b - a) / 2 for a, b in spans)
+    look = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return weights * sum(b - a for a, b in spans) + look * seen + head * answers
 
 
 class Timer:
