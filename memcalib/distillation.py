@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Tail', 'reverse_kl_rewards', 'token_stats', 'topk_forward_kl', 'Told', 'OpsdPG', 'OpsdGKD']
 
-# %% ../nbs/07a_distillation.ipynb #aa918796
+# %% ../nbs/07a_distillation.ipynb #a9f8e8ae
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,16 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
-from .lesson import Lesson, read_head, teach
+from .lesson import Lesson, Reading, read_head, teach
 from .microworld import policy_path
+from .models import split_model
 from .prefixes import response_mask
 from .problem import Example
-from .scoring import response_logps, split_model
+from .scoring import response_logps
 from .settings import TrainConfig
 from .teacher import fitting_examples, teacher_encoder
-from .training import CreditTrainer
+from .training import CreditTrainer, _concatenate
+from .trees import Packed, best_pack, spread, tree_states, trees_agree, unpad
 
 # %% ../nbs/07a_distillation.ipynb #4d555f76
 def reverse_kl_rewards(
@@ -132,7 +134,7 @@ def _check_context(trainer: "OpsdPG", examples: Sequence[Example]) -> None:
         allowed = f"the model's context of {limit}; lower max_teacher to leave such examples out"
         raise ValueError(f"example {longest.id!r}: teacher prompt of {size} tokens and answers of up to {room}; allowed: {allowed}")
 
-# %% ../nbs/07a_distillation.ipynb #1adeb78b
+# %% ../nbs/07a_distillation.ipynb #65686801
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
@@ -163,27 +165,25 @@ class OpsdPG(CreditTrainer):
         read = ~(mask & (teacher.isnan() | student.isnan())).any(1)
         mask &= (self.desk.valid.to(device) & read)[:, None]
         rewards = reverse_kl_rewards(student, teacher, mask, clip)
-        self.credit = Told(_mean_over(self.accelerator, token_stats(rewards, mask)))
+        found = _concatenate(self.accelerator, rewards[mask])
+        self.credit = Told(token_stats(found, torch.ones_like(found).bool()))
         self.credit.stats["not_taught"] = int(self.accelerator.gather((~read).sum()).sum())
         return rewards
 
     def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         return self._rewarded(batch, self._teacher_logps(), self.config.reward_clip)
 
-# %% ../nbs/07a_distillation.ipynb #7f34eb13
-def _mean_over(accelerator, stats: dict[str, float]) -> dict[str, float]:
-    values = torch.tensor([*stats.values()], device=accelerator.device, dtype=torch.float32)
-    return dict(zip(stats, accelerator.gather(values[None]).nanmean(0).tolist(), strict=True))
-
-# %% ../nbs/07a_distillation.ipynb #2e055a2b
-def _student_reading(bare, ids: Tensor, mask: Tensor, width: int, lesson: Lesson, temperature: float) -> tuple[Tensor, ...]:
-    network, head = split_model(bare)
+# %% ../nbs/07a_distillation.ipynb #025a9d4a
+def _plain_states(model, ids: Tensor, mask: Tensor, width: int) -> tuple[Tensor, torch.nn.Module]:
+    network, head = split_model(model)
     position = (mask.cumsum(1) - 1).clamp(min=0)
-    states = network(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False)[0][:, -width - 1 : -1]
-    keep = mask[:, -width:].bool()
-    read = read_head(head or torch.nn.Identity(), states[keep], ids[:, -width:][keep], lesson.ids[keep].long(), temperature=temperature)
-    spread = lambda values: values.new_zeros(keep.shape).masked_scatter(keep, values)
-    return spread(read.target), spread(read.entropy), read
+    states = network(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False)[0]
+    return states[:, -width - 1 : -1][mask[:, -width:].bool()], head or torch.nn.Identity()
+
+
+def _student_reading(model, packed: Packed | None, ids: Tensor, mask: Tensor, width: int, *wanted, temperature: float) -> Reading:
+    states, head = tree_states(model, packed) if packed else _plain_states(model, ids, mask, width)
+    return read_head(head, states, *wanted, temperature=temperature)
 
 # %% ../nbs/07a_distillation.ipynb #36c680f1
 class OpsdGKD(OpsdPG):
@@ -211,17 +211,21 @@ class OpsdGKD(OpsdPG):
         self.lesson = None
         return batch | grown
 
-# %% ../nbs/07a_distillation.ipynb #963e4c26
+# %% ../nbs/07a_distillation.ipynb #ab808491
 def _read_student(self: OpsdGKD, model, ids, mask, width, *args, **options):
     if self.lesson is None or not torch.is_grad_enabled():
         return super(OpsdGKD, self)._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
-    bare = self.accelerator.unwrap_model(model)
-    target, entropy, read = _ForwardRedirection()(model, bare, _student_reading, bare, ids, mask, width, self.lesson, self.temperature)
-    keep = mask[:, -width:].bool()
+    bare, rows, keep = self.accelerator.unwrap_model(model), unpad(ids, mask, width), mask[:, -width:].bool()
+    wanted = ids[:, -width:][keep], self.lesson.ids[keep].long()
+    with self.accelerator.autocast():
+        share = self.config.share_prompts and split_model(bare)[1] is not None and trees_agree(bare, *rows, self.temperature, model)
+        packed = best_pack(bare, *rows) if share else None
+        given = (bare, packed, ids, mask, width, *wanted)
+        read = _ForwardRedirection()(model, bare, _student_reading, *given, temperature=self.temperature)
     told = self.lesson.target[keep].isfinite()
     sides = [side[told] for side in (read.top, read.rest, self.lesson.top[keep], self.lesson.rest[keep])]
     self.divergence = topk_forward_kl(*sides, self.config.tail)
-    return target, entropy, None
+    return spread(read.target, keep), spread(read.entropy, keep), None
 
 
 def _add_divergence(self: OpsdGKD, model, inputs, *args, **options) -> Tensor:
@@ -231,8 +235,8 @@ def _add_divergence(self: OpsdGKD, model, inputs, *args, **options) -> Tensor:
     window = self.current_gradient_accumulation_steps / self.args.steps_per_generation / self.accelerator.num_processes
     tokens = inputs["num_items_in_batch"].clamp(min=1) * window
     divergence, self.divergence = self.divergence, None
-    self.seen.append(divergence.detach())
-    self.credit.stats |= _mean_over(self.accelerator, _divergence_stats(torch.cat(self.seen)))
+    self.seen.append(_concatenate(self.accelerator, divergence.detach()))
+    self.credit.stats |= _divergence_stats(torch.cat(self.seen))
     return loss + divergence.sum() / tokens
 
 

@@ -7,7 +7,7 @@ __all__ = ['PROMPT', 'TeacherView', 'TEACHER_VIEWS', 'log', 'answer_key', 'writt
            'teacher_messages', 'teacher_encoder', 'fitting_examples', 'prompted_scores', 'micro_teacher',
            'build_teachers', 'teacher_of']
 
-# %% ../nbs/07j_teacher.ipynb #a023cdd7
+# %% ../nbs/07j_teacher.ipynb #dd1f2d67
 import logging
 import random
 import re
@@ -33,7 +33,7 @@ from memcalib.microworld import (
     noisy_levels,
     save_policy,
 )
-from .problem import Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
+from .problem import LAYOUTS, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
 from .replies import to_data
 from .sft import COLD_STARTS
 from .verdict import _part
@@ -73,7 +73,7 @@ def hinted_prompt(
     named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit(example, levels))
     return [{"role": "system", "content": named}, *render(example, text=text, layout="micro")]
 
-# %% ../nbs/07j_teacher.ipynb #1ae39506
+# %% ../nbs/07j_teacher.ipynb #1dd5f052
 TeacherView = Callable[[Example, str, str], list[dict[str, str]]]
 TEACHER_VIEWS: dict[str, TeacherView] = {"micro": curated_prompt, "micro-hinted": hinted_prompt}
 
@@ -83,6 +83,9 @@ def teacher_messages(example: Example, text: str = "concat", layout: str = "plai
 
     Raises `ValueError` for an unknown `text` or `layout`, naming the known ones.
     """
+    known = dict.fromkeys([*LAYOUTS, *TEACHER_VIEWS])
+    if layout not in known:
+        raise ValueError(f"unknown layout {layout!r}: allowed are {', '.join(known)}")
     return TEACHER_VIEWS.get(layout, written_key)(example, text, layout)
 
 # %% ../nbs/07j_teacher.ipynb #5340d719

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import tiny
 
 from memcalib.channels import CHANNELS
 from memcalib.localization import (
@@ -31,15 +32,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def model():
-    """Two layers of the architecture the micro-world uses, untrained."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
+    return tiny(tie_word_embeddings=True)
 
 
 def test_signal_rules_are_the_papers_table():

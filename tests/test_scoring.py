@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import OTHERS, a_workload, tiny
 
 from memcalib import models, scoring
 from memcalib.models import cache_fault, shares_cache, sharing_faults, split_model, token_scores
@@ -22,25 +23,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def model():
-    """Two layers of the architecture the micro-world uses, untrained."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
-
-
-def a_workload(seed, rows=12, empty=False):
-    """Prompts that share beginnings, some identical, some one token long; ragged answers."""
-    rng = random.Random(seed)
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
-    stems = [word(rng.randint(1, 12)) for _ in range(3)]
-    pool = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(5)] + [word(1)]
-    prompts = [list(rng.choice(pool)) for _ in range(rows)]
-    return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
+    return tiny(tie_word_embeddings=True)
 
 
 @SETTINGS
@@ -63,14 +46,7 @@ def test_engine_equals_the_reference(model, seed, budget, share, head):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_both_attention_implementations_see_through_the_padding(attention):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, attn_implementation=attention,
-    )  # fmt: skip
-    other = LlamaForCausalLM(config).eval()
+    other = tiny("Llama", num_attention_heads=4, num_key_value_heads=2, attn_implementation=attention)
     prompts, responses = a_workload(3)
     slow = response_logps_reference(other, prompts, responses)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
@@ -163,30 +139,6 @@ def test_a_common_system_prompt_does_not_merge_examples():
     assert sorted(sorted(f.members) for f in prompt_families(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def tiny(kind, **options):
-    """A small untrained model of any architecture of transformers."""
-    import transformers
-
-    torch.manual_seed(2)
-    sizes = dict(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256,
-    )  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(**(sizes | options))
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
-
-LINEAR = dict(
-    head_dim=16, linear_num_value_heads=2, linear_num_key_heads=1, linear_key_head_dim=8, linear_value_head_dim=8,
-    layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1], num_experts=2, num_experts_per_tok=1,
-)  # fmt: skip
-OTHERS = {
-    "sliding window": ("Mistral", {"sliding_window": 6}, "SlidingWindowLayer"),
-    "linear attention": ("Qwen3Next", LINEAR, "LinearAttention"),
-    "recurrent": ("Mamba", {"state_size": 4}, "not plain keys and values"),
-}
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_architectures_that_cannot_share_are_scored_plainly_with_one_logged_reason(name, caplog):
     kind, options, reason = OTHERS[name]
@@ -202,7 +154,7 @@ def test_architectures_that_cannot_share_are_scored_plainly_with_one_logged_reas
 
 
 def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
-    other, honest = tiny("Qwen3", head_dim=16), scoring._score_shared
+    other, honest = tiny(), scoring._score_shared
     off = lambda *args: {k: piece - 0.01 for k, piece in honest(*args).items()}
     monkeypatch.setattr(scoring, "_score_shared", off)
     prompts, responses = a_workload(4)
@@ -215,7 +167,7 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
         raise TypeError("forward() got an unexpected keyword argument")
 
     monkeypatch.setattr(scoring, "_score_shared", broken)
-    third = tiny("Qwen3", head_dim=16)
+    third = tiny()
     response_logps(third, prompts, responses)
     assert sharing_faults(third)["cache"].startswith("it fails with TypeError")
 
@@ -248,8 +200,8 @@ def test_adapters_are_scored_with(model, adapter_on_head):
 
 def test_half_precision_is_close_and_summed_in_float32():
     prompts, responses = a_workload(2)
-    full = tiny("Qwen3", head_dim=16)
-    half = tiny("Qwen3", head_dim=16).to(torch.bfloat16)
+    full = tiny()
+    half = tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
     out, wanted = response_logps(half, prompts, responses), response_logps(full, prompts, responses)
     assert out.dtype == torch.float32 and sharing_faults(half) == {"cache": ""}
@@ -260,7 +212,7 @@ def test_half_precision_is_close_and_summed_in_float32():
 
 
 def test_checkpointing_and_training_mode_change_nothing(model):
-    other = tiny("Qwen3", head_dim=16)
+    other = tiny()
     other.gradient_checkpointing_enable()
     other.train()
     prompts, responses = a_workload(9)
@@ -352,7 +304,7 @@ def test_processes_wait_for_each_other():
         left[0] -= not busy
         return busy or left[0] >= 0
 
-    other = tiny("Qwen3", head_dim=16)
+    other = tiny()
     response_logps(other, [[1, 2], [1, 3]], [[3], [4]], sync=sync, share=True)
     assert asked[:-3] == [True] * (len(asked) - 3) and asked[-3:] == [False] * 3
     asked.clear()

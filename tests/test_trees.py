@@ -4,9 +4,11 @@ import logging
 import random
 
 import pytest
+import small
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import tiny
 
 from memcalib.models import sharing_faults
 from memcalib.scoring import response_logps_reference
@@ -14,23 +16,10 @@ from memcalib.trees import attention_width, best_trees, pack, plant, tree_fault,
 
 SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
 torch.set_num_threads(1)
-SIZES = dict(
-    vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, max_position_embeddings=256,
-)  # fmt: skip
-
-
-def tiny(kind="Qwen3", **options):
-    import transformers
-
-    torch.manual_seed(2)
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
 
 MODELS = {
-    "qwen3 sdpa": lambda: tiny("Qwen3", head_dim=16),
-    "qwen3 eager": lambda: tiny("Qwen3", head_dim=16, attn_implementation="eager"),
+    "qwen3 sdpa": lambda: tiny(),
+    "qwen3 eager": lambda: tiny(attn_implementation="eager"),
     "llama": lambda: tiny("Llama"),
     "mistral": lambda: tiny("Mistral", sliding_window=None, attn_implementation="eager"),
 }
@@ -41,14 +30,8 @@ def model(request):
     return MODELS[request.param]()
 
 
-def a_workload(seed, rows=8, empty=False):
-    """Prompts that share beginnings, some identical, some one token long; ragged answers."""
-    rng = random.Random(seed)
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
-    stems = [word(rng.randint(1, 12)) for _ in range(3)]
-    pool = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(4)] + [word(1)]
-    prompts = [list(rng.choice(pool)) for _ in range(rows)]
-    return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
+def a_workload(seed, empty=False):
+    return small.a_workload(seed, 8, empty, 4)
 
 
 def plain_scores(model, prompt, answer, temperature):
@@ -83,7 +66,7 @@ def test_trees_equal_the_reference(model, seed, parts):
 @settings(SETTINGS, max_examples=8)
 @given(seed=st.integers(0, 10_000), head=st.sampled_from(["own", "fused"]), checkpointing=st.booleans())
 def test_values_entropies_and_gradients_are_the_plain_ones(seed, head, checkpointing):
-    model, temperature = fused(tiny("Qwen3", head_dim=16), 0.8), 0.8
+    model, temperature = fused(tiny(), 0.8), 0.8
     prompts, responses = a_workload(seed)
     weights = [torch.linspace(-1, i + 1, len(y)) for i, y in enumerate(responses)]
     rows = [plain_scores(model, p, y, temperature) for p, y in zip(prompts, responses, strict=True)]
@@ -136,7 +119,7 @@ def test_padding_and_company_change_nothing(model):
 
 
 def test_each_prompt_passes_through_the_model_once(monkeypatch):
-    model = tiny("Qwen3", head_dim=16)
+    model = tiny()
     stem, rng = list(range(1, 41)), random.Random(0)
     pool = [stem, [*stem[:20], 42, 43, 44], [*stem[:30], 45]]
     prompts = [pool[i % 3] for i in range(24)]
@@ -187,21 +170,21 @@ def test_cost_rule_cuts_trees_where_attention_weighs_more():
     rows = ([[1] * 100] * 8, [[2] * 100] * 8)
     assert len(best_trees(*rows, 1e9)) == 1 and len(best_trees(*rows, 10)) > 1
     assert len(best_trees([], [], 10)) == 0
-    tall = tiny("Qwen3", head_dim=16)
+    tall = tiny()
     per_layer = sum(p.numel() for p in tall.model.layers[0].parameters())
     assert attention_width(tall) == pytest.approx(per_layer / 64, rel=0.3)
 
 
 @pytest.mark.parametrize("rows", [([], []), ([[1, 2]], [[]]), ([[1]], [[2]])])
 def test_edge_cases(rows):
-    model = tiny("Qwen3", head_dim=16)
+    model = tiny()
     out, entropies = tree_logps(model, *rows, entropy=True)
     assert out.shape == (len(rows[0]), max(map(len, rows[1]), default=0)) == entropies.shape
     assert torch.allclose(out, response_logps_reference(model, *rows), atol=1e-5)
 
 
 def test_an_update_without_a_single_token_still_has_a_gradient():
-    model = fused(tiny("Qwen3", head_dim=16))
+    model = fused(tiny())
     for fused_head in (model, None):
         out, _ = tree_logps(model, [[1, 2], [3]], [[], []], grad=True, fused=fused_head)
         padded = torch.nn.functional.pad(out, (0, 3))
@@ -209,20 +192,10 @@ def test_an_update_without_a_single_token_still_has_a_gradient():
         assert not gradient(model, padded.sum()).any()
 
 
-LINEAR = dict(
-    head_dim=16, linear_num_value_heads=2, linear_num_key_heads=1, linear_key_head_dim=8, linear_value_head_dim=8,
-    layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1], num_experts=2, num_experts_per_tok=1,
-)  # fmt: skip
-OTHERS = {
-    "sliding window": (lambda: tiny("Mistral", sliding_window=6), "SlidingWindowLayer"),
-    "linear attention": (lambda: tiny("Qwen3Next", **LINEAR), "LinearAttention"),
-    "no position ids": (lambda: tiny("Bloom", n_head=2, n_layer=2), "positions"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", small.OTHERS)
 def test_models_that_cannot_be_packed_say_why_once(name, caplog):
-    model, reason = OTHERS[name][0](), OTHERS[name][1]
+    kind, options, reason = small.OTHERS[name]
+    model = tiny(kind, **options)
     caplog.set_level(logging.WARNING, logger="memcalib")
     rows = a_workload(3)
     for _ in range(2):
@@ -252,7 +225,7 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
 
 
 def test_half_precision_agrees():
-    full, half = tiny("Qwen3", head_dim=16), tiny("Qwen3", head_dim=16).to(torch.bfloat16)
+    full, half = tiny(), tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
     prompts, responses = a_workload(2)
     wanted = response_logps_reference(full, prompts, responses)
