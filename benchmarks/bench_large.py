@@ -2,6 +2,7 @@
 
     python benchmarks/bench_large.py score            # counterfactual pass against one row at a time
     python benchmarks/bench_large.py step             # a step of TRL's GRPO against ours
+    python benchmarks/bench_large.py distil           # a step of OPSD-GKD with shared prompts against one without
     python benchmarks/bench_large.py memory           # peak memory of scoring and update, each in a process of its own
         [--size 100m|tiny|8b] [--layers N] [--groups 1] [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
@@ -121,7 +122,7 @@ class Work:
     def model(self) -> Qwen3ForCausalLM:
         torch.manual_seed(0)
         sizes = SIZES[self.options.size] | ({"num_hidden_layers": self.options.layers} if self.options.layers else {})
-        config = Qwen3Config(max_position_embeddings=8192, **sizes)
+        config = Qwen3Config(max_position_embeddings=16384, **sizes)
         with torch.device(self.options.device):
             dtype = torch.float32 if self.options.device == "cpu" else torch.bfloat16
             return Qwen3ForCausalLM(config).to(dtype).eval()
@@ -237,13 +238,13 @@ def fixed_answers(work: Work):
     return given
 
 
-def build_trainer(work: Work, method: str, out: Path):
+def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     """TRL's GRPO trainer for `base`, else ours; both sample nothing and get the same answers."""
     options, given = work.options, fixed_answers(work)
     trl = {"bf16": options.device != "cpu", "use_cpu": options.device == "cpu"}
     trl["gradient_checkpointing"] = options.checkpointing
     sizes = dict(prompts=options.groups, generations=8, steps=1 + options.warm, max_tokens=options.answer, lr=1e-6)
-    config = TrainConfig(method="gdpo" if method == "base" else method, **sizes, trl=trl)
+    config = TrainConfig(method="gdpo" if method == "base" else method, **sizes, share_prompts=share, trl=trl)
     model = work.model()
     peft = (
         LoraConfig(r=64, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -252,7 +253,8 @@ def build_trainer(work: Work, method: str, out: Path):
     )
     training.sample_tokens = lambda model, prompts, **_: given(prompts)
     if method != "base":
-        return training.CreditTrainer(model, config, work.examples, drawn_judge, work.tokenizer, out, peft)
+        trainer_class = training.trainer_class(method)
+        return trainer_class(model, config, work.examples, drawn_judge, work.tokenizer, out, peft)
     if peft is None:
         model.save_pretrained(out / "reference")
         model.config._name_or_path = str(out / "reference")
@@ -267,10 +269,10 @@ def build_trainer(work: Work, method: str, out: Path):
     return GRPOTrainer(model, reward, arguments, dataset, **rest)
 
 
-def one_step(work: Work, method: str) -> tuple[float, object]:
+def one_step(work: Work, method: str, share: bool = True) -> tuple[float, object]:
     """Seconds of a whole step of one trainer: rewards, old and reference log-probabilities, credit, two updates."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer, timer, spent = build_trainer(work, method, Path(folder)), Timer(work.options.device), []
+        trainer, timer, spent = build_trainer(work, method, Path(folder), share), Timer(work.options.device), []
         inner = trainer.training_step
 
         def timed(*args, **kwargs):
@@ -293,6 +295,18 @@ def step(work: Work) -> None:
         base = base or took
         shared = sharing_faults(trainer.accelerator.unwrap_model(trainer.model))
         print(f"  {name:16}{took:10.1f} s   {took / base:5.2f}   {shared or ''}", flush=True)
+
+
+def distil(work: Work) -> None:
+    """A whole step of OPSD-GKD: the teacher's lesson, old and reference log-probabilities, two updates."""
+    print(work.describe(work.model()))
+    took = {}
+    for share in (False, True):
+        took[share], trainer = one_step(work, "opsd-gkd", share)
+        lengths = sorted({len(trainer.teacher_prompt(example)) for example in work.examples})
+        name, faults = "shared prompts" if share else "no shared prompts", sharing_faults(trainer.model)
+        print(f"  {name:18}{took[share]:10.1f} s   {took[False] / took[share]:5.2f}x   {faults}", flush=True)
+    print(f"  teacher's prompts of {lengths} tokens, read once in both")
 
 
 def peak(work: Work, what: str) -> None:
@@ -341,7 +355,7 @@ def memory(work: Work) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("verb", choices=["score", "step", "memory", "peak"])
+    parser.add_argument("verb", choices=["score", "step", "distil", "memory", "peak"])
     parser.add_argument("--size", default="100m", choices=sorted(SIZES))
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the size has")
     parser.add_argument("--groups", type=int, default=1)
@@ -358,7 +372,8 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     work = Work(options)
-    verbs = {"score": score, "step": step, "memory": memory, "peak": functools.partial(peak, what=options.what)}
+    verbs = {"score": score, "step": step, "distil": distil, "memory": memory}
+    verbs["peak"] = functools.partial(peak, what=options.what)
     verbs[options.verb](work)
 
 

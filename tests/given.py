@@ -25,7 +25,7 @@ from memcalib.microworld import (
     noisy_levels,
 )
 from memcalib.problem import encode_prompt
-from memcalib.settings import TrainConfig, world_config
+from memcalib.settings import DISTILLED, TrainConfig, world_config
 from memcalib.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
@@ -41,6 +41,16 @@ CASES = {
     "parts": dict(prompts=6, minibatches=2, accumulate=2, empty="half"),
     "adapter": dict(lora_rank=4, empty="some"),
     "half": dict(trl={"bf16": True, "optim": "sgd"}, empty="some"),
+    "pg": dict(method="opsd-pg", empty="some"),
+    "pg-long": dict(method="opsd-pg", mask_truncated=True, long="half", empty="none"),
+    "pg-adapter": dict(method="opsd-pg", lora_rank=4, empty="half"),
+    "gkd": dict(method="opsd-gkd", lr=0.5, empty="half"),
+    "gkd-nothing": dict(method="opsd-gkd", empty="all"),
+    "gkd-long": dict(method="opsd-gkd", lr=0.5, mask_truncated=True, long="half", empty="some"),
+    "gkd-parts": dict(method="opsd-gkd", lr=0.5, prompts=6, minibatches=2, accumulate=2, empty="half"),
+    "gkd-plain": dict(method="opsd-gkd", lr=0.5, share_prompts=False, empty="half"),
+    "gkd-teacher": dict(method="opsd-gkd", lr=0.5, teacher="pretrained", beta=0.0, empty="some"),
+    "gkd-adapter": dict(method="opsd-gkd", lr=0.5, lora_rank=4, empty="half"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
 EMPTY = {
@@ -51,22 +61,23 @@ EMPTY = {
 }
 
 
-def settings(case: str) -> tuple[TrainConfig, str]:
-    """The configuration of a case, and which of its answers cannot be judged (in its first step)."""
+def settings(case: str) -> tuple[TrainConfig, str, str]:
+    """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
     sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
     changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
-    empty = changes.pop("empty")
-    return world_config(WORLDS["short"], **changes), empty
+    empty, long = changes.pop("empty"), changes.pop("long", "none")
+    return world_config(WORLDS["short"], **changes), empty, long
 
 
-def given_answer(example, row: int) -> list[int]:
+def given_answer(example, row: int, long: bool) -> list[int]:
     """A rule-made answer of this example, another one for each row, with levels flipped so that rewards differ."""
     rng = random.Random(f"{example.id}-{row}")
     text = answer(example, rng, noisy_levels(example, rng, flip=0.5))
-    return [*TOKENIZER(text)["input_ids"][:39], TOKENIZER.eos_token_id]
+    ids = TOKENIZER(text)["input_ids"]
+    return (ids * 40)[:40] if long else [*ids[:39], TOKENIZER.eos_token_id]
 
 
-def given_rollout(config: TrainConfig, empty: str):
+def given_rollout(config: TrainConfig, empty: str, long: str):
     """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
 
     def rollout(prompts, trainer):
@@ -74,8 +85,12 @@ def given_rollout(config: TrainConfig, empty: str):
         ids, step = [encode_prompt(TOKENIZER, prompt) for prompt in prompts], trainer.state.global_step
         first = trainer.accelerator.process_index * len(prompts)
         rows = range(first, first + len(prompts))
-        answers = [given_answer(known[tuple(p)], 1000 * step + row) for p, row in zip(ids, rows, strict=True)]
-        silent = [step == 0 and EMPTY[empty](row, config.prompts * config.generations) for row in rows]
+        count = config.prompts * config.generations
+        answers = [
+            given_answer(known[tuple(p)], 1000 * step + row, step == 0 and EMPTY[long](row, count))
+            for p, row in zip(ids, rows, strict=True)
+        ]
+        silent = [step == 0 and EMPTY[empty](row, count) for row in rows]
         return {"prompt_ids": ids, "completion_ids": answers, "logprobs": None, "empty": silent}
 
     return rollout
@@ -130,10 +145,10 @@ def observe(case: str, out: Path, processes: int) -> dict:
 
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
-    config, empty = settings(case)
+    config, empty, long = settings(case)
     found = {"advantages": [], "stats": [], "kinds": set()}
 
-    class Watched(training.CreditTrainer):
+    class Watched(training.trainer_class(config.method)):
         def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
             found["advantages"].append(batch["advantages"] * batch["completion_mask"])
@@ -145,9 +160,9 @@ def observe(case: str, out: Path, processes: int) -> dict:
             found["kinds"].add(str(logps.dtype))
             return logps, *more
 
-    kept = training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict
+    kept = training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict
     try:
-        training._shared_rollout, training.CreditTrainer = given_rollout(config, empty), Watched
+        training._shared_rollout, training.trainer_class = given_rollout(config, empty, long), lambda method: Watched
         if config.minibatches > 1:
             grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
         policy = load_policy("cold-short")[0]
@@ -160,13 +175,17 @@ def observe(case: str, out: Path, processes: int) -> dict:
             out=out / case,
         )
     finally:
-        training._shared_rollout, training.CreditTrainer, grpo_trainer.shuffle_sequence_dict = kept
+        training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict = kept
     rows = [row for row in trainer.state.log_history if "loss" in row]
     model = trainer.accelerator.unwrap_model(trainer.model)
     start = {name: p.detach() for name, p in load_policy("cold-short")[0].named_parameters()}
     trained = {name: whole(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
     steps = [p - start[name] if name in start else p for name, p in trained.items()]
-    found["losses"], found["rms"] = [row["loss"] for row in rows], [row["rms"] for row in found["stats"]]
+    found["losses"] = [row["loss"] for row in rows]
+    if config.method in DISTILLED:
+        found["told"] = [*trainer.credit.stats.values()]
+    else:
+        found["rms"] = [row["rms"] for row in found["stats"]]
     found["shards"] = sum(isinstance(module, FSDPModule) for module in model.modules())
     found["thresholds"] = trainer.thresholds.state_dict()
     found["weights"], found["moved"] = (
