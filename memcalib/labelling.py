@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LabelItem', 'label_items', 'shown', 'rubric_lines', 'item_html', 'Label', 'read_labels', 'LabelBook', 'audit_frame']
 
-# %% ../nbs/02d_labelling.ipynb #f32fc4a8
+# %% ../nbs/02d_labelling.ipynb #8262bdf7
 import html
 import json
 import time
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from .agreement import ANSWER, judged_atoms
-from .journal import Journal
+from .decisions import Book, latest, of_one_person
 from memcalib.problem import (
     DataError,
     Example,
@@ -179,58 +179,28 @@ class Label(Record):
         """(item, labeller, time of saving in nanoseconds)."""
         return self.item, self.labeller, self.saved
 
-# %% ../nbs/02d_labelling.ipynb #1c43bfc4
+# %% ../nbs/02d_labelling.ipynb #702e58a0
 def read_labels(path: str | Path) -> list[Label]:
     """The latest label of each item and person in a file, in order of first appearance."""
-    latest: dict[tuple, Label] = {}
-    for label in read_jsonl(path, Label):
-        latest[label.item, label.labeller] = label
-    return list(latest.values())
+    return latest(read_jsonl(path, Label))
 
-# %% ../nbs/02d_labelling.ipynb #24091a41
-class LabelBook:
-    """One person's labels for these items, in an append-only file: `put` saves at once, `get` reads the latest.
+# %% ../nbs/02d_labelling.ipynb #a60d50d4
+class LabelBook(Book[LabelItem, Label]):
+    """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for labels that were given for other answers."""
 
-    Raises `ValueError` for repeated items and `DataError` for labels that were given for other answers.
-    """
+    kind, says = Label, "level"
 
-    def __init__(self, path: str | Path, items: Sequence[LabelItem], labeller: str = ""):
-        self.items, self.labeller = {item.item: item for item in items}, labeller
-        if len(self.items) != len(items) or not items:
-            raise ValueError(f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once")
-        self._journal = Journal(path, Label, alone=False)
-        self._labels: dict[str, Label] = {}
-        for label in self._journal.rows():
-            if label.labeller == labeller and label.item in self.items:
-                self._labels[label.item] = label
-        stale = [i for i, label in self._labels.items() if label.answer_hash != self.items[i].answer_hash]
-        if stale:
-            found = [Violation("label", "given for another answer", "this item's answer", f"item {i!r}", file=str(path)) for i in stale]
-            raise DataError(found)
+    def faults(self, rows: Sequence[Label]) -> list[Violation]:
+        """A violation for each label of another answer."""
+        stale = [label.item for label in rows if label.answer_hash != self.items[label.item].answer_hash]
+        return [Violation("label", "given for another answer", "this item's answer", f"item {i!r}", file=str(self.path)) for i in stale]
 
     def put(self, item: str, level: Level | None, note: str = "") -> Label:
         """Save a decision; raises `KeyError` for an unknown item and `OSError`, with nothing changed, when it cannot be saved."""
-        saved = max(time.time_ns(), self._labels[item].saved + 1 if item in self._labels else 0)
-        answer_hash = self.items[item].answer_hash
-        label = Label(item=item, level=level, labeller=self.labeller, note=printable(note, "\n\t"), answer_hash=answer_hash, saved=saved)
-        self._journal.append(label)
-        self._labels[item] = label
-        return label
+        about = {"labeller": self.person, "note": printable(note, "\n\t"), "answer_hash": self.items[item].answer_hash}
+        return self.keep(Label(item=item, level=level, **about))
 
-    def get(self, item: str) -> Label | None:
-        """The latest label of an item, or `None` when it has not been looked at."""
-        return self._labels.get(item)
-
-    def counts(self) -> dict[str, int]:
-        """How many items are labelled, undecided (could not tell), and left."""
-        labelled = sum(label.level is not None for label in self._labels.values())
-        return {"labelled": labelled, "undecided": len(self._labels) - labelled, "left": len(self.items) - len(self._labels)}
-
-    def close(self) -> None:
-        """Close the file; everything is saved already."""
-        self._journal.__exit__()
-
-# %% ../nbs/02d_labelling.ipynb #fa6736e3
+# %% ../nbs/02d_labelling.ipynb #14f3a7ae
 def audit_frame(
     items: Sequence[LabelItem], labels: Iterable[Label], judgments: Iterable[Judgment] | str | Path, labeller: str | None = None
 ) -> "pd.DataFrame":
@@ -239,17 +209,13 @@ def audit_frame(
     `labeller` picks one person's labels. Raises `ValueError` when several people's labels are mixed, an item was not
     judged, or the judgments belong to another dataset version.
     """
-    labels, atoms = list(labels), judged_atoms(judgments).set_index("item")
-    people = {label.labeller for label in labels}
-    if labeller is None and len(people) > 1:
-        raise ValueError(f"found labels of {', '.join(map(repr, sorted(people)))}; allowed: one person, or name one as labeller")
+    labels, atoms = of_one_person(labels, labeller), judged_atoms(judgments).set_index("item")
     _check_audit(items, atoms)
     cell = 3 * atoms["ideal"] + atoms["judged"]
     rows = atoms.assign(cell=cell, population=cell.map(cell.value_counts())).loc[[item.item for item in items]]
     if {item.judge for item in items} != set(rows["judge"]):
         rows = rows.assign(cell=float("nan"), population=float("nan"))
-    chosen = [label for label in labels if labeller in (None, label.labeller) and label.level is not None]
-    given = {(label.item, label.answer_hash): float(label.level) for label in chosen}
+    given = {(label.item, label.answer_hash): float(label.level) for label in labels if label.level is not None}
     person = [given.get((item.item, item.answer_hash), float("nan")) for item in items]
     schemes = [item.scheme for item in items]
     return rows.rename(columns={"judged": "second"}).assign(first=person, scheme=schemes).reset_index()

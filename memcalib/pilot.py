@@ -7,7 +7,7 @@ __all__ = ['RowT', 'PILOT_SIZE', 'STAGES', 'PASS_RATE', 'HasDomain', 'choose_bat
            'Batch', 'list_batches', 'seen_ids', 'write_batch', 'read_batch', 'Issue', 'Review', 'read_reviews',
            'ReviewBook', 'PassRate', 'pass_rate', 'issue_table']
 
-# %% ../nbs/01j_pilot.ipynb #5e683fd8
+# %% ../nbs/01j_pilot.ipynb #3575968b
 import os
 import shutil
 import time
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from .journal import Journal
+from .decisions import Book, latest
 from .problem import DataError, Example, Name, Record, Violation, _from_pydantic, printable, read_jsonl, text_hash, write_jsonl
 
 # %% ../nbs/01j_pilot.ipynb #284fd947
@@ -212,13 +212,11 @@ class Review(Record):
             raise ValueError(f"item {self.item!r}: {found}; allowed: pass without issues, fail with one or more")
         return self
 
-# %% ../nbs/01j_pilot.ipynb #6daca978
+# %% ../nbs/01j_pilot.ipynb #d72dadef
 def read_reviews(path: str | Path) -> list[Review]:
     """The latest review of each item and person, in order of first appearance; none when there is no file yet."""
-    path, latest = Path(path), {}
-    for review in read_jsonl(path, Review) if path.is_file() and path.stat().st_size else ():
-        latest[review.item, review.reviewer] = review
-    return list(latest.values())
+    path = Path(path)
+    return latest(read_jsonl(path, Review) if path.is_file() and path.stat().st_size else ())
 
 
 def _strangers(items: Mapping[str, PilotItem], reviews: Iterable[Review], path: str | Path = "") -> list[Violation]:
@@ -231,41 +229,33 @@ def _strangers(items: Mapping[str, PilotItem], reviews: Iterable[Review], path: 
             faults.append(Violation("item", "given for another text", "this row's text", **place))
     return faults
 
-# %% ../nbs/01j_pilot.ipynb #66073021
-class ReviewBook:
-    """One person's reviews of a batch, in an append-only file: `put` saves at once, `get` reads the latest.
+# %% ../nbs/01j_pilot.ipynb #da771f22
+class ReviewBook(Book[PilotItem, Review]):
+    """One person's reviews of a batch; raises `DataError` when anybody's reviews were given for other rows."""
 
-    Raises `DataError` for reviews that were given for other rows.
-    """
+    kind, says, named = Review, "passed", "id"
 
-    def __init__(self, path: str | Path, items: Sequence[PilotItem], reviewer: str = ""):
-        self.items, self.reviewer = {item.id: item for item in items}, reviewer
-        if len(self.items) != len(items) or not items:
-            raise ValueError(f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once")
-        self._journal = Journal(path, Review, alone=False)
-        if faults := _strangers(self.items, read_reviews(path), path):
-            self.close()
-            raise DataError(faults)
-        self._reviews = {review.item: review for review in read_reviews(path) if review.reviewer == reviewer}
+    def concerns(self, row: Review) -> bool:
+        """Every review of the file: it belongs to this batch."""
+        return True
+
+    def faults(self, rows: Sequence[Review]) -> list[Violation]:
+        """A violation for each review of another row, or of another text."""
+        return _strangers(self.items, rows, self.path)
+
+    def review(self, item: str, passed: bool | None, issues: Iterable[Issue] = ()) -> Review:
+        """A review of this person; raises `KeyError` for an unknown row, `ValueError` for an unknown stage or a fail without an issue."""
+        found = [Issue(stage=_stage(i.stage), text=printable(i.text, "\n\t"), item=printable(i.item)) for i in issues]
+        return Review(item=item, passed=passed, issues=found, reviewer=self.person, item_hash=self.items[item].hash)
 
     def put(self, item: str, passed: bool | None, issues: Iterable[Issue] = ()) -> Review:
-        """Save a decision; raises `KeyError` and `ValueError` for what cannot be, `OSError` when it cannot be saved."""
-        before = self._reviews.get(item)
-        saved = max(time.time_ns(), before.saved + 1 if before else 0)
-        found = [Issue(stage=_stage(i.stage), text=printable(i.text, "\n\t"), item=printable(i.item)) for i in issues]
-        review = Review(item=item, passed=passed, issues=found, reviewer=self.reviewer, item_hash=self.items[item].hash, saved=saved)
-        self._journal.append(review)
-        self._reviews[item] = review
-        return review
+        """Save a decision; raises as `review` does, and `OSError`, with nothing changed, when it cannot be saved."""
+        return self.keep(self.review(item, passed, issues))
 
     def get(self, item: str) -> Review | None:
         """The latest review of a row, or `None` when there is none or it was taken back."""
-        review = self._reviews.get(item)
+        review = super().get(item)
         return None if review is None or review.passed is None else review
-
-    def close(self) -> None:
-        """Close the file; everything is saved already."""
-        self._journal.__exit__()
 
 
 def _stage(name: str) -> str:

@@ -6,19 +6,19 @@
 __all__ = ['SHEET', 'row_view', 'row_html', 'write_review_page', 'PilotSession', 'PilotPage', 'write_review_sheet',
            'read_review_sheet', 'import_reviews']
 
-# %% ../nbs/08m_pilot_page.ipynb #dcb4f935
-import csv
+# %% ../nbs/08m_pilot_page.ipynb #b4e6ad04
 import html
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .forms import _sheet_rows, cell_text, sheet_cell
+from .keys import Page, Walk
 from .labelling import rubric_lines, shown
-from .page import render_page
+from .page import render_page, write_page
 from .pilot import STAGES, Batch, Issue, PilotItem, Review, ReviewBook, pass_rate, read_reviews
-from .problem import Atom, DataError, Violation, printable
+from .problem import Atom, printable
+from .sheets import CELL, Fault, read_sheet_rows, text_faults, write_csv
 
 # %% ../nbs/08m_pilot_page.ipynb #d37c647c
 def _atom_view(atom: Atom) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def row_html(item: PilotItem, review: Review | None = None) -> str:
     style = render_page("pilot.css.j2")
     return f"<style>{style}</style>{render_page('pilot_item.html.j2', item=row_view(item, review))}"
 
-# %% ../nbs/08m_pilot_page.ipynb #704a284d
+# %% ../nbs/08m_pilot_page.ipynb #924592ff
 def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
     """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
     path, reviews = Path(path or batch.folder / "review.html"), read_reviews(batch.reviews)
@@ -62,29 +62,14 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
         settings=sorted(batch.settings.items()),
         items=[row_view(item, latest.get(item.id)) for item in batch.items],
     )
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    return part.replace(path)
+    return write_page(path, text)
 
-# %% ../nbs/08m_pilot_page.ipynb #ff7115a6
-class PilotSession:
+# %% ../nbs/08m_pilot_page.ipynb #f359a8a1
+class PilotSession(Walk):
     """A review in progress: the current row, a line of status, and what can be done; goes on where the file stops."""
 
     def __init__(self, batch: Batch, reviewer: str = ""):
-        self.batch, self.items = batch, batch.items
-        self.book = ReviewBook(batch.reviews, batch.items, reviewer)
-        self.index, self.status = 0, "Read the row. Pass it, or say what is wrong."
-        self.index = self._unread(0)
-
-    @property
-    def item(self) -> PilotItem:
-        """The current row."""
-        return self.items[self.index]
-
-    @property
-    def review(self) -> Review | None:
-        """The decision on the current row, if there is one."""
-        return self.book.get(self.item.id)
+        super().__init__(ReviewBook(batch.reviews, batch.items, reviewer), "Read the row. Pass it, or say what is wrong.")
 
     @property
     def progress(self) -> str:
@@ -95,11 +80,11 @@ class PilotSession:
     def accept(self) -> None:
         """Pass the row, and go on to the next unread one."""
         if self._save(True, []):
-            self.status, self.index = f"Saved: row {self.index + 1} passes.", self._unread(self.index)
+            self.status, self.index = f"Saved: row {self.index + 1} passes.", self.unseen(self.index)
 
     def complain(self, stage: str, text: str, item: str = "") -> None:
         """Fail the row for this issue, or add it to those that are there."""
-        before = self.review.issues if self.review else []
+        before = self.label.issues if self.label else []
         if self._save(False, [*before, {"stage": stage, "text": text.strip(), "item": item}]):
             self.status = f"Saved: row {self.index + 1} fails, {len(before) + 1} in all."
 
@@ -107,11 +92,6 @@ class PilotSession:
         """Take the decision on the row back."""
         if self._save(None, []):
             self.status = f"Saved: row {self.index + 1} is undecided."
-
-    def move(self, step: int) -> None:
-        """Go so many rows on, or back; 0 goes to the next unread one."""
-        self.index = min(max(self.index + step, 0), len(self.items) - 1) if step else self._unread(self.index)
-        self.status = ""
 
     def _save(self, passed: bool | None, issues: list) -> bool:
         try:
@@ -122,10 +102,6 @@ class PilotSession:
             return False
         return True
 
-    def _unread(self, start: int) -> int:
-        order = [(start + k) % len(self.items) for k in range(len(self.items))]
-        return next((k for k in order if self.book.get(self.items[k].id) is None), start)
-
 # %% ../nbs/08m_pilot_page.ipynb #6f4c5336
 _BUTTONS: dict[str, Callable[[PilotSession], None]] = {
     "pass": PilotSession.accept,
@@ -135,15 +111,14 @@ _BUTTONS: dict[str, Callable[[PilotSession], None]] = {
     "next unread": lambda session: session.move(0),
 }
 
-# %% ../nbs/08m_pilot_page.ipynb #2bb3e700
-class PilotPage:
+# %% ../nbs/08m_pilot_page.ipynb #890c1581
+class PilotPage(Page):
     """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
 
     def __init__(self, batch: Batch, reviewer: str = ""):
         import ipywidgets as w
 
-        self.session = PilotSession(batch, reviewer)
-        self._head, self._body, self._status = w.HTML(), w.HTML(), w.HTML()
+        super().__init__(PilotSession(batch, reviewer))
         self._stage = w.Dropdown(description="stage", options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())])
         self._about = w.Dropdown(description="about")
         self._issue = w.Textarea(description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem"))
@@ -152,9 +127,7 @@ class PilotPage:
         self._add.on_click(lambda _: self.complain())
         for name, button in self._buttons.items():
             button.on_click(lambda _, name=name: self.press(name))
-        form = [w.HBox([self._stage, self._about]), self._issue, w.HBox([self._add, *self._buttons.values()])]
-        self.box = w.VBox([self._head, self._body, *form, self._status])
-        self.show()
+        self.lay_out(w.HBox([self._stage, self._about]), self._issue, w.HBox([self._add, *self._buttons.values()]))
 
     def complain(self) -> None:
         """Save the issue that the form holds."""
@@ -171,47 +144,44 @@ class PilotPage:
             _BUTTONS[name](self.session)
         self.show()
 
-    def show(self) -> None:
-        """Draw the current row, its decision, the progress, and the line of status."""
+    def head(self) -> str:
+        """The number of the row, and how the batch stands, as HTML."""
         now = self.session
-        self._head.value = f"<b>Row {now.index + 1} of {len(now.items)}</b> · {html.escape(now.progress)}"
-        self._body.value, self._status.value = row_html(now.item, now.review), html.escape(printable(now.status))
-        example = now.item.example
-        names = [name for block in example.blocks for name in (block.parent_memory_id, *block.atom_ids)]
-        if list(self._about.options) != (options := [("the row", ""), *((printable(name), name) for name in dict.fromkeys(names))]):
+        return f"<b>Row {now.index + 1} of {len(now.items)}</b> · {html.escape(now.progress)}"
+
+    def card(self) -> str:
+        """The current row with the decision on it, as HTML."""
+        return row_html(self.session.item, self.session.label)
+
+    def show(self) -> None:
+        """Draw the current row, and offer what an issue may be about."""
+        super().show()
+        blocks, label = self.session.item.example.blocks, self.session.label
+        names = dict.fromkeys(name for block in blocks for name in (block.parent_memory_id, *block.atom_ids))
+        if list(self._about.options) != (options := [("the row", ""), *((printable(name), name) for name in names)]):
             self._about.options, self._about.value = options, ""
-        self._buttons["pass"].button_style = "success" if now.review and now.review.passed else ""
+        self._buttons["pass"].button_style = "success" if label and label.passed else ""
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self.box._repr_mimebundle_(**options)
-
-# %% ../nbs/08m_pilot_page.ipynb #6acb8d62
+# %% ../nbs/08m_pilot_page.ipynb #d11ecc30
 SHEET = ("item", "result", "stage", "issue", "about", "domain", "query")
 
 
 def _lines(item: PilotItem, review: Review | None) -> Iterator[dict[str, str]]:
-    texts = {"item": item.id, "domain": item.domain, "query": shown(item.example.question, 32_000)}
-    head = {name: sheet_cell(text) for name, text in texts.items()}
+    head = {"item": item.id, "domain": item.domain, "query": shown(item.example.question, CELL)}
     if review is None or review.passed is not False:
         yield head | {"result": "pass" if review and review.passed else ""}
         return
     for issue in review.issues:
-        yield head | {"result": "fail", "stage": issue.stage, "issue": sheet_cell(issue.text), "about": sheet_cell(issue.item)}
+        yield head | {"result": "fail", "stage": issue.stage, "issue": issue.text, "about": issue.item}
 
-# %% ../nbs/08m_pilot_page.ipynb #8232e094
+# %% ../nbs/08m_pilot_page.ipynb #3e39ab21
 def write_review_sheet(batch: Batch, path: str | Path, reviewer: str = "") -> Path:
     """A CSV file to review in a spreadsheet: `result` is pass or fail; a fail has `stage` and `issue`, and may have `about`."""
-    path = Path(path)
     given = {review.item: review for review in read_reviews(batch.reviews) if review.reviewer == reviewer}
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, SHEET)
-        writer.writeheader()
-        writer.writerows(line for item in batch.items for line in _lines(item, given.get(item.id)))
-    return part.replace(path)
+    return write_csv(path, SHEET, (line for item in batch.items for line in _lines(item, given.get(item.id))))
 
-# %% ../nbs/08m_pilot_page.ipynb #ffc4de1f
-def _line_faults(line: Mapping[str, str], item: PilotItem | None, results: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+# %% ../nbs/08m_pilot_page.ipynb #f0b6fd34
+def _line_faults(line: Mapping[str, str], item: PilotItem | None, results: Iterable[str]) -> Iterator[Fault]:
     if item is None:
         yield "item", repr(line["item"][:60]), "a row of this batch"
         return
@@ -224,45 +194,28 @@ def _line_faults(line: Mapping[str, str], item: PilotItem | None, results: Itera
         yield "issue", repr((text or stage)[:60]), "nothing, for a row that does not fail"
     if (before := next(iter(results), None)) is not None and {before, result} != {"fail"}:
         yield "item", f"again, {before or 'nothing'} before", "one line for each row, or several fails"
-    wanted = shown(item.example.question, 32_000)
-    if "query" in line and line["query"].lstrip("'").split() != wanted.lstrip("'").split():
-        yield "query", repr(line["query"][:60]), f"{wanted[:60]!r}, or cells of several rows are mixed up"
+    yield from text_faults(line, "query", shown(item.example.question, CELL))
 
-# %% ../nbs/08m_pilot_page.ipynb #1656690c
+# %% ../nbs/08m_pilot_page.ipynb #1441cd23
 def read_review_sheet(path: str | Path, batch: Batch) -> dict[str, tuple[bool, list[Issue]]]:
     """The decisions of a sheet by item, none for lines without a result; raises `DataError` listing every fault."""
-    lines, items = _sheet_rows(Path(path)), {item.id: item for item in batch.items}
-    names = [name.strip().lower() for name in next(lines, (1, []))[1]]
-    if not {"item", "result", "stage", "issue"} <= set(names):
-        found = ", ".join(names)[:200] or "nothing"
-        raise DataError([Violation("header", found, "item, result, stage, issue", line=1, file=str(path))])
-    decided: dict[str, list[tuple[str, Issue | None]]] = {}
-    faults = []
-    for number, cells in lines:
-        line = dict(zip(names, [*map(cell_text, cells), *[""] * len(names)], strict=False))
-        if not any(cell.strip() for cell in cells):
-            continue
-        line |= {name: line.get(name, "").strip() for name in ("item", "stage")} | {"result": line["result"].strip().lower()}
+    items, decided = {item.id: item for item in batch.items}, {}
+
+    def read(line: dict[str, str], _: int) -> tuple[list[Fault], None]:
+        line |= {"stage": line["stage"].strip(), "result": line["result"].strip().lower()}
         before = decided.setdefault(line["item"], [])
         found = list(_line_faults(line, items.get(line["item"]), [result for result, _ in before]))
-        faults += [Violation(*fault, f"item {line['item'][:40]!r}", line=number, file=str(path)) for fault in found]
         if not found:
             issue = Issue(stage=line["stage"], text=line["issue"], item=line.get("about", "")) if line["result"] == "fail" else None
             before.append((line["result"], issue))
-    if faults:
-        raise DataError(faults)
+        return found, None
+
+    read_sheet_rows(path, ("item", "result", "stage", "issue"), read)
     return {name: (made[0][0] == "pass", [issue for _, issue in made if issue]) for name, made in decided.items() if made[0][0]}
 
-# %% ../nbs/08m_pilot_page.ipynb #99239f5b
+# %% ../nbs/08m_pilot_page.ipynb #eb171b15
 def import_reviews(sheet: str | Path, batch: Batch, reviewer: str = "") -> int:
     """Add a sheet's decisions to the reviews of a batch; returns how many were new or changed. All or none are saved."""
-    decided, book, changed = read_review_sheet(sheet, batch), ReviewBook(batch.reviews, batch.items, reviewer), 0
-    try:
-        for name, (passed, issues) in decided.items():
-            before = book.get(name)
-            if before is None or (before.passed, before.issues) != (passed, issues):
-                book.put(name, passed, issues)
-                changed += 1
-    finally:
-        book.close()
-    return changed
+    decided = read_review_sheet(sheet, batch)
+    with ReviewBook(batch.reviews, batch.items, reviewer) as book:
+        return book.add(book.review(name, passed, issues) for name, (passed, issues) in decided.items())

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['audited_pairs', 'true_roles']
 
-# %% ../nbs/08pb_role_audit.ipynb #6d7effc8
+# %% ../nbs/08pb_role_audit.ipynb #0f5e136b
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .audit import ROLES, AuditedPair, sentence_credit
+from .decisions import of_one_person
 from .microworld import sentence_roles
 from .problem import DataError, Example, Violation
 from .roles import RoleItem, RoleLabel, latest_roles, stale_labels
@@ -21,7 +22,7 @@ from .roles import RoleItem, RoleLabel, latest_roles, stale_labels
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08pb_role_audit.ipynb #16c7d28d
+# %% ../nbs/08pb_role_audit.ipynb #8dd8ad14
 def audited_pairs(
     items: Sequence[RoleItem], labels: Iterable[RoleLabel], traces: "pd.DataFrame", labeller: str | None = None
 ) -> list[AuditedPair]:
@@ -29,11 +30,8 @@ def audited_pairs(
 
     Raises `ValueError` when several people's labels are mixed, and `DataError` listing stale labels and pairs that the traces do not have.
     """
-    labels, known = list(labels), {item.item: item for item in items}
-    people = sorted({label.labeller for label in labels})
-    if labeller is None and len(people) > 1:
-        raise ValueError(f"found labels of {', '.join(map(repr, people))}; allowed: one person, or name one as labeller")
-    mine = [label for label in labels if labeller in (None, label.labeller) and label.item in known]
+    known = {item.item: item for item in items}
+    mine = [label for label in of_one_person(labels, labeller) if label.item in known]
     weights = {(t.step, t.row, t.channel): t.q for t in traces[traces["channel"].notna()].itertuples(index=False)}
     faults = stale_labels(mine, known, "labels") + [fault for item in items for fault in _weight_faults(item, weights)]
     if faults:

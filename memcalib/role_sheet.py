@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['RULES', 'SHEET', 'write_role_page', 'write_role_sheet', 'read_role_sheet', 'import_roles']
 
-# %% ../nbs/08pa_role_sheet.ipynb #f3ebe470
-import csv
+# %% ../nbs/08pa_role_sheet.ipynb #dfab4aec
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .audit import ROLES, channel_group
-from .forms import _sheet_rows, cell_text, sheet_cell
 from .labelling import shown
-from .page import render_page
-from .problem import DataError, Violation
-from .roles import ASKED, RoleBook, RoleItem, RoleLabel, item_view, latest_roles, read_role_labels
+from .page import render_page, write_page
+from .problem import printable
+from .roles import ASKED, RoleBook, RoleItem, RoleLabel, item_view, latest_roles
+from .sheets import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
 
 # %% ../nbs/08pa_role_sheet.ipynb #d1f0823a
 RULES = {
@@ -24,10 +23,10 @@ RULES = {
     "irrelevant": ("has nothing that comes from a target atom", "breaks no demand of a target atom"),
 }
 
-# %% ../nbs/08pa_role_sheet.ipynb #758deebc
+# %% ../nbs/08pa_role_sheet.ipynb #2d5d5982
 def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = ()) -> Path:
     """Write all items, with the labels given so far, as one HTML file."""
-    path, given = Path(path), latest_roles(labels)
+    given = latest_roles(labels)
     total, made = sum(len(item.sentences) for item in items), sum(map(len, given.values()))
     text = render_page(
         "roles.html.j2",
@@ -37,25 +36,17 @@ def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterabl
         rules=list(RULES.items()),
         items=[item_view(item, given.get(item.item)) for item in items],
     )
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    return part.replace(path)
+    return write_page(path, text)
 
-# %% ../nbs/08pa_role_sheet.ipynb #0bb40e86
+# %% ../nbs/08pa_role_sheet.ipynb #45d56fcc
 SHEET = ("item", "sentence", "role", "note", "text", "channel", "asked", "atoms", "query")
 
 
 def write_role_sheet(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = ()) -> Path:
     """A CSV file to label in a spreadsheet: `role` is key, partial or irrelevant, `?` for cannot tell, empty for not labelled."""
-    path, given = Path(path), {(label.item, label.sentence): label for label in labels}
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, SHEET)
-        writer.writeheader()
-        for item in items:
-            for number in range(1, len(item.sentences) + 1):
-                writer.writerow(_line(item, number, given.get((item.item, number))))
-    return part.replace(path)
+    given = {(label.item, label.sentence): label for label in labels}
+    places = [(item, number) for item in items for number in range(1, len(item.sentences) + 1)]
+    return write_csv(path, SHEET, (_line(item, number, given.get((item.item, number))) for item, number in places))
 
 
 def _line(item: RoleItem, number: int, label: RoleLabel | None) -> dict[str, str]:
@@ -67,18 +58,15 @@ def _line(item: RoleItem, number: int, label: RoleLabel | None) -> dict[str, str
         "query": item.question,
         "note": label.note if label else "",
     }
-    head = {"sentence": str(number), "role": (label.role or "?") if label else "", "channel": sheet_cell(item.channel)}
-    return {name: sheet_cell(shown(text, 32_000)) for name, text in texts.items()} | head
+    head = {"sentence": str(number), "role": (label.role or "?") if label else "", "channel": item.channel}
+    return {name: shown(text, CELL) for name, text in texts.items()} | head
 
-# %% ../nbs/08pa_role_sheet.ipynb #64554e43
-def _role(cell: str) -> tuple[bool, str | None]:
-    text = cell.strip().lower()
-    if text in ("", "?"):
-        return bool(text), None
-    found = [role for role in ROLES if role == text or text == role[0]]
-    if not found:
+# %% ../nbs/08pa_role_sheet.ipynb #c344f85b
+def _role(cell: str) -> str:
+    words = {word: role for role in ROLES for word in (role, role[0])}
+    if cell.lower() not in words:
         raise ValueError(cell)
-    return True, found[0]
+    return words[cell.lower()]
 
 
 def _number(cell: str) -> int:
@@ -86,7 +74,7 @@ def _number(cell: str) -> int:
     return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
-def _line_faults(line: Mapping[str, str], item: RoleItem | None, first: int | None) -> Iterator[tuple[str, str, str]]:
+def _line_faults(line: Mapping[str, str], item: RoleItem | None, first: int | None) -> Iterator[Fault]:
     if item is None:
         yield "item", repr(line["item"][:60]), "an item of this sample"
         return
@@ -96,53 +84,29 @@ def _line_faults(line: Mapping[str, str], item: RoleItem | None, first: int | No
         return
     if first is not None:
         yield "sentence", f"again, first in row {first}", "one row for each sentence"
-    try:
-        given, _ = _role(line["role"])
-        if not given and line.get("note", "").strip():
-            yield "note", "a note without a role", "a role, or ? for cannot tell"
-    except ValueError:
-        yield "role", repr(line["role"][:60]), "key, partial, irrelevant, ? or nothing"
-    wanted = _line(item, number, None)["text"]
-    if "text" in line and line["text"].lstrip("'").split() != wanted.lstrip("'").split():
-        yield "text", repr(line["text"][:60]), f"{wanted[:60]!r}, or cells of several rows are mixed up"
+    yield from cell_faults(line, "role", _role, ", ".join(ROLES))
+    yield from text_faults(line, "text", _line(item, number, None)["text"])
 
-# %% ../nbs/08pa_role_sheet.ipynb #be19cd0c
+# %% ../nbs/08pa_role_sheet.ipynb #1076f53e
 def read_role_sheet(path: str | Path, items: Sequence[RoleItem], labeller: str = "") -> list[RoleLabel]:
     """The labels of a sheet; rows without a role give none. Raises `DataError` listing every fault with file, row and item."""
-    lines, known = _sheet_rows(Path(path)), {item.item: item for item in items}
-    names = [name.strip().lower() for name in next(lines, (1, []))[1]]
-    if not {"item", "sentence", "role"} <= set(names) or len(set(names) - {""}) < len([n for n in names if n]):
-        found = ", ".join(names)[:200] or "nothing"
-        raise DataError([Violation("header", found, "item, sentence, role and optionally note, each once", line=1, file=str(path))])
-    labels, faults, places = [], [], {}
-    for number, cells in lines:
-        if not any(cell.strip() for cell in cells):
-            continue
-        line = dict(zip(names, [*cells, *[""] * len(names)], strict=False))
-        line["item"] = cell_text(line["item"].strip())
-        place = (line["item"], _number(line["sentence"]))
-        found = list(_line_faults(line, known.get(line["item"]), places.get(place)))
-        if len(cells) > len(names):
-            found.append(("cells", str(len(cells)), f"{len(names)}, as many as the header"))
-        places.setdefault(place, number)
-        faults += [Violation(*fault, f"item {line['item'][:40]!r}", line=number, file=str(path)) for fault in found]
-        if not found and _role(line["role"])[0]:
-            about = {"note": cell_text(line.get("note", "")), "answer_hash": known[line["item"]].answer_hash, "labeller": labeller}
-            labels.append(RoleLabel(item=place[0], sentence=place[1], role=_role(line["role"])[1], **about))
-    if faults:
-        raise DataError(faults)
-    return labels
+    known, places = {item.item: item for item in items}, {}
+
+    def read(line: dict[str, str], row: int) -> tuple[list[Fault], RoleLabel | None]:
+        item, number = known.get(line["item"]), _number(line["sentence"])
+        first = places.setdefault((line["item"], number), row)
+        found = list(_line_faults(line, item, first if first < row else None))
+        given, role = (False, None) if found else read_cell(line["role"], _role)
+        if not given:
+            return found, None
+        about = {"labeller": labeller, "note": printable(line.get("note", ""), "\n\t"), "answer_hash": item.answer_hash}
+        return found, RoleLabel(item=item.item, sentence=number, role=role, **about)
+
+    return read_sheet_rows(path, ("item", "sentence", "role"), read)
 
 
 def import_roles(sheet: str | Path, items: Sequence[RoleItem], path: str | Path, labeller: str = "") -> int:
     """Add a sheet's labels to a labels file; returns how many were new or changed. Nothing is saved when a row is at fault."""
-    labels, book, changed = read_role_sheet(sheet, items, labeller), RoleBook(path, items, labeller), 0
-    try:
-        for label in labels:
-            before = book.get(label.item, label.sentence)
-            if before is None or (before.role, before.note) != (label.role, label.note):
-                book.put(label.item, label.sentence, label.role, label.note)
-                changed += 1
-    finally:
-        book.close()
-    return changed
+    labels = read_role_sheet(sheet, items, labeller)
+    with RoleBook(path, items, labeller) as book:
+        return book.add(labels)

@@ -14,14 +14,13 @@ from memcalib.forms import (
     COLUMNS,
     KEYS,
     LabelPage,
-    cell_text,
     import_sheet,
     read_sheet,
-    sheet_cell,
     write_sheet,
 )
 from memcalib.labelling import Label, LabelBook, read_labels
 from memcalib.problem import DataError, Level
+from memcalib.sheets import cell_text, sheet_cell
 
 # ---- page
 

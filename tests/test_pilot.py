@@ -307,14 +307,14 @@ def test_a_session_goes_on_where_the_file_stops(batch):
     session.accept()
     session.complain("sources", " broken ")
     session.complain("rubrics", "and this", "p1_a1")
-    assert session.index == 1 and [i.text for i in session.review.issues] == ["broken", "and this"]
+    assert session.index == 1 and [i.text for i in session.label.issues] == ["broken", "and this"]
     session.move(0)
     assert session.index == 2
     again = f.PilotSession(batch)
     assert again.index == 2 and again.progress.startswith("1 passed, 1 failed, 7 left")
     again.move(-1)
     again.withdraw()
-    assert again.review is None and again.status == "Saved: row 2 is undecided."
+    assert again.label is None and again.status == "Saved: row 2 is undecided."
     again.move(-5)
     assert again.index == 0
     again.move(99)
@@ -326,14 +326,14 @@ def test_accepting_withdraws_issues(batch):
     session.complain("sources", "broken")
     session.accept()
     session.move(-1)
-    assert session.review.passed is True and session.review.issues == []
+    assert session.label.passed is True and session.label.issues == []
 
 
 @pytest.mark.parametrize(("stage", "text"), [("", "words"), ("rubrics", ""), ("rubrics", " \n"), ("nowhere", "words")])
 def test_a_complaint_needs_stage_and_words(batch, stage, text):
     session = f.PilotSession(batch)
     session.complain(stage, text)
-    assert session.status.startswith("NOT saved") and batch.reviews.read_text() == "" and session.review is None
+    assert session.status.startswith("NOT saved") and batch.reviews.read_text() == "" and session.label is None
 
 
 def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
@@ -344,7 +344,7 @@ def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
 
     monkeypatch.setattr(session.book._journal, "append", full)
     session.accept()
-    assert "NOT saved" in session.status and session.index == 0 and session.review is None
+    assert "NOT saved" in session.status and session.index == 0 and session.label is None
     monkeypatch.undo()
     session.accept()
     assert session.index == 1
@@ -357,7 +357,7 @@ def test_the_widgets_do_what_the_session_does(batch):
     assert "typed and not added" in page._status.value and batch.reviews.read_text() == ""
     page._about.value = batch.items[0].example.atoms[0].atom_id
     page._add.click()
-    assert page.session.review.issues[0].item == batch.items[0].example.atoms[0].atom_id
+    assert page.session.label.issues[0].item == batch.items[0].example.atoms[0].atom_id
     assert page._issue.value == page._stage.value == ""
     page._buttons["next"].click()
     page._buttons["pass"].click()
@@ -365,7 +365,7 @@ def test_the_widgets_do_what_the_session_does(batch):
     page._buttons["previous"].click()
     assert page._buttons["pass"].button_style == "success"
     page._buttons["take back"].click()
-    assert page._buttons["pass"].button_style == "" and page.session.review is None
+    assert page._buttons["pass"].button_style == "" and page.session.label is None
     assert batch.items[1].example.question[:20] in page._body.value
     assert page._repr_mimebundle_()
 

@@ -250,6 +250,19 @@ def test_the_widget_labels_and_resumes(tmp_path):
     assert 'class="key"' in again._body.value and 'class="here"' in again._body.value
 
 
+def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
+    page = RolePage(ITEMS, tmp_path / "roles.jsonl", "ann")
+    page._note.value = "which tea?"
+    assert (tmp_path / "roles.jsonl").read_text() == ""
+    page._keys.value = "2"
+    page._buttons["p"].click()
+    assert page._note.value == "which tea?" and page._buttons["2"].button_style == "success"
+    page._keys.value = "1"
+    label = page.session.book.get(ITEMS[0].item, 1)
+    assert (label.role, label.note, label.labeller) == ("key", "which tea?", "ann") and page._note.value == ""
+    page.session.book.close()
+
+
 def test_nothing_on_the_page_runs(tmp_path):
     rubric = {EVIL: EVIL}
     item = an_item(
@@ -368,6 +381,14 @@ def test_a_sheet_is_imported_once(tmp_path):
     assert import_roles(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 0
     found = read_role_labels(tmp_path / "roles.jsonl")
     assert [(label.sentence, label.role, label.note) for label in found] == [(1, "key", ""), (2, None, "which tea?")]
+
+
+def test_a_sheet_with_odd_characters_is_imported_once_too(tmp_path):
+    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows[0]["role"], rows[0]["note"] = "key", "a\x1b[31m b\u202e"
+    path = save(tmp_path / "back.csv", rows)
+    assert [import_roles(path, ITEMS, tmp_path / "roles.jsonl") for _ in range(2)] == [1, 0]
+    assert read_role_labels(tmp_path / "roles.jsonl")[0].note == r"a\x1b[31m b\u202e"
 
 
 def test_true_roles_agree_with_the_world(run):

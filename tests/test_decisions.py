@@ -1,0 +1,244 @@
+"""Books of decisions, the walk through them and sheets, against dictionaries and the obvious code."""
+
+import csv
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from memcalib.decisions import Book, latest, of_one_person
+from memcalib.keys import MOVES, KeySession, Walk
+from memcalib.problem import DataError, Record, Violation
+from memcalib.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
+
+
+class Thing(Record):
+    item: str
+    text: str = ""
+
+
+class Said(Record):
+    item: str
+    part: int = 1
+    value: int | None = None
+    note: str = ""
+    who: str = ""
+    text: str = ""
+    saved: int = Field(0)
+
+    @property
+    def key(self):
+        return self.item, self.part, self.who, self.saved
+
+
+class ThingBook(Book[Thing, Said]):
+    kind, says = Said, "value"
+
+    def places(self):
+        return [(name, part) for name in self.items for part in (1, 2)]
+
+    def faults(self, rows):
+        other = [row for row in rows if row.text != self.items[row.item].text]
+        return [Violation("text", row.text, self.items[row.item].text, row.item, file=str(self.path)) for row in other]
+
+    def row(self, item, part, value, note=""):
+        return Said(item=item, part=part, value=value, note=note, who=self.person, text=self.items[item].text)
+
+    def put(self, *said):
+        return self.keep(self.row(*said))
+
+
+class ThingSession(KeySession):
+    keys, words = {"1": 1, "2": 2, "0": None}, {"1": "one", "2": "two", "0": "cannot tell"}
+
+
+THINGS = [Thing(item=name, text=name.upper()) for name in "abc"]
+PLACES = [(name, part) for name in "abc" for part in (1, 2)]
+people = st.sampled_from(["", "ann", "bob"])
+values = st.sampled_from([None, 1, 2])
+
+
+@given(st.lists(st.tuples(people, st.integers(0, 5), values, st.text(max_size=5), st.booleans()), max_size=15))
+def test_a_book_is_a_dictionary_for_each_person(tmp_path_factory, actions):
+    path, model = tmp_path_factory.mktemp("book") / "rows.jsonl", {}
+    for who, k, value, note, torn in actions:
+        with ThingBook(path, THINGS, who) as book:
+            book.put(*PLACES[k], value, note.encode("utf-8", "replace").decode())
+        model[who, *PLACES[k]] = value
+        if torn:
+            path.write_bytes(path.read_bytes() + b'{"item": "a", "part')
+    for who in ("", "ann", "bob"):
+        mine = {place: value for (name, *place), value in model.items() for place in [tuple(place)] if name == who}
+        with ThingBook(path, THINGS, who) as book:
+            assert {place: book.get(*place).value for place in PLACES if book.get(*place)} == mine
+            none = sum(value is None for value in mine.values())
+            assert book.counts() == {"labelled": len(mine) - none, "undecided": none, "left": 6 - len(mine)}
+    rows = [Said.model_validate_json(line) for line in path.read_text().splitlines()]
+    assert len(rows) == len(actions)
+    assert {(row.who, row.item, row.part): row.value for row in latest(rows)} == model
+    assert len(latest(rows)) == len(model)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), values, st.sampled_from(["", "why"])), max_size=10))
+def test_added_rows_are_written_when_they_say_something_new(tmp_path_factory, said):
+    path, model, expected = tmp_path_factory.mktemp("book") / "rows.jsonl", {}, 0
+    with ThingBook(path, THINGS) as book:
+        for k, value, note in said:
+            expected += model.get(k, "unseen") != (value, note)
+            model[k] = value, note
+        found = sum(book.add([book.row(*PLACES[k], value, note)]) for k, value, note in said)
+        assert found == expected == len(path.read_text().splitlines())
+        again = [book.row(*PLACES[k], *model[k]) for k in model]
+        assert book.add(again) == 0
+
+
+def test_times_never_stand_still(tmp_path, monkeypatch):
+    monkeypatch.setattr("memcalib.decisions.time.time_ns", lambda: 7)
+    with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
+        assert [book.put("a", 1, k).saved for k in (1, 2, 1)] == [7, 8, 9]
+    with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
+        assert book.put("a", 1, None).saved == 10
+
+
+def test_a_stale_row_closes_the_book_again_and_other_peoples_do_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with ThingBook(path, THINGS, "ann") as book:
+        book.put("a", 1, 1)
+        book.put("b", 1, 1)
+    changed = [Thing(item="a", text="other"), *THINGS[1:]]
+    with pytest.raises(DataError, match="rows.jsonl: a: text: found A; allowed: other"):
+        ThingBook(path, changed, "ann")
+    ThingBook(path, changed, "bob").close()
+    ThingBook(path, THINGS[1:], "ann").close()
+
+
+@pytest.mark.parametrize("items", [[], [THINGS[0], THINGS[0]]])
+def test_items_come_once(tmp_path, items):
+    with pytest.raises(ValueError, match=f"found {len(items)} items"):
+        ThingBook(tmp_path / "rows.jsonl", items)
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"item": "a"}\n{"part": "x"}\n{"item": "b"}\n')
+    with pytest.raises(DataError, match="rows.jsonl:2"):
+        ThingBook(path, THINGS)
+
+
+@given(st.lists(st.tuples(people, st.integers(0, 3)), max_size=8), st.none() | people)
+def test_one_person_or_none(pairs, person):
+    rows = [Said(item=str(k), who=who, saved=n) for n, (who, k) in enumerate(pairs)]
+    several = len({who for who, _ in pairs}) > 1
+    if person is None and several:
+        with pytest.raises(ValueError, match="one person"):
+            of_one_person(rows)
+    else:
+        assert of_one_person(rows, person) == [row for row in rows if person is None or row.who == person]
+
+
+@given(st.sets(st.integers(0, 5)), st.lists(st.integers(-7, 7), max_size=6))
+def test_a_walk_stays_inside_and_finds_the_next_open_place(tmp_path_factory, decided, steps):
+    with ThingBook(tmp_path_factory.mktemp("walk") / "rows.jsonl", THINGS) as book:
+        for k in decided:
+            book.put(*PLACES[k], 1)
+        walk, left = Walk(book), [k for k in range(6) if k not in decided]
+        assert walk.index == (left[0] if left else 0)
+        for step in steps:
+            before = walk.index
+            walk.move(step)
+            after = [k for k in left if k >= before] or left or [before]
+            assert walk.index == (min(max(before + step, 0), 5) if step else after[0])
+            assert walk.place == PLACES[walk.index] and walk.item.item == walk.place[0]
+            assert (walk.label is None) == (walk.index in left)
+
+
+@given(st.lists(st.sampled_from([*"120npu", "12", "x", "", " 1", "note"]), max_size=20))
+def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
+    """Against a model with two dictionaries: what was decided and what waits as a draft."""
+    path = tmp_path_factory.mktemp("keys") / "rows.jsonl"
+    session, decided, drafts, index = ThingSession(ThingBook(path, THINGS)), {}, {}, 0
+    unseen = lambda start: next((k % 6 for k in range(start, start + 6) if k % 6 not in decided), start)
+    for number, action in enumerate(actions):
+        key = action.strip()
+        if action == "note":
+            session.write(f"note {number}")
+            if index in decided:
+                decided[index] = decided[index][0], f"note {number}"
+            else:
+                drafts[index] = f"note {number}"
+        else:
+            session.press(action)
+            if key in ("1", "2", "0"):
+                note = drafts.pop(index, decided.get(index, (None, ""))[1])
+                decided[index] = {"1": 1, "2": 2, "0": None}[key], note
+                index = unseen(index)
+                assert session.status.startswith("Saved") and ("All items" in session.status) == (len(decided) == 6)
+            elif key and key in MOVES:
+                index = {"n": min(index + 1, 5), "p": max(index - 1, 0), "u": unseen(0) if len(decided) < 6 else index}[
+                    key
+                ]
+            else:
+                assert session.status.startswith("Nothing saved")
+        assert session.index == index
+        assert session.note == drafts.get(index, decided.get(index, (None, ""))[1])
+    session.book.close()
+    with ThingBook(path, THINGS) as book:
+        said = {k: book.get(*place) for k, place in enumerate(PLACES) if book.get(*place)}
+        assert {k: (row.value, row.note) for k, row in said.items()} == decided
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=12)
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=6), st.sampled_from(",;\t"), st.booleans())
+def test_sheets_bring_back_every_text(tmp_path_factory, pairs, delimiter, saved_again):
+    folder = tmp_path_factory.mktemp("sheet")
+    rows = [{"item": f"i{k}", "note": one, "more": two} for k, (one, two) in enumerate(pairs)]
+    path = write_csv(folder / "s.csv", ("item", "note", "more"), rows)
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        lines = list(csv.reader(file))
+    assert all(not cell.lstrip().startswith(("=", "+", "-", "@")) for line in lines for cell in line)
+    if saved_again:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows(lines)
+    found = read_sheet_rows(path, ("item", "note"), lambda line, number: ([], (number, dict(line))))
+    assert found == [(k + 2, row) for k, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("item,good\na,1,2\n", r"s.csv:2: item 'a': cells: found 3; allowed: 2"),
+        ("item,good,good\n", "s.csv:1: header: found item, good, good"),
+        ("item\n", "allowed: item, good and others as you like, each once"),
+        ("", "header: found nothing"),
+    ],
+)
+def test_files_that_are_no_sheets(tmp_path, content, message):
+    (tmp_path / "s.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_sheet_rows(tmp_path / "s.csv", ("item", "good"), lambda line, number: ([], None))
+
+
+def test_all_faults_of_a_sheet_come_together_and_with_the_row_a_spreadsheet_shows(tmp_path):
+    (tmp_path / "s.csv").write_text('item,good,text\na,x,one\n,,\n"b\nc",1,two\nd,,three\n')
+    faults = lambda line: [*cell_faults(line, "good", int, "numbers"), *text_faults(line, "text", "one")]
+    with pytest.raises(DataError) as error:
+        read_sheet_rows(tmp_path / "s.csv", ("item", "good"), lambda line, number: (faults(line), line["item"]))
+    assert [(fault.line, fault.rule) for fault in error.value.violations] == [(2, "good"), (4, "text"), (5, "text")]
+
+
+@given(texts)
+def test_cells_are_undone_exactly_once(text):
+    assert cell_text(sheet_cell(text)) == text
+    assert cell_text(sheet_cell(sheet_cell(text))) == sheet_cell(text)
+
+
+def test_empty_and_unsure_cells():
+    found = [read_cell(cell, int) for cell in ("", "  ", "?", " 7 ")]
+    assert found == [(False, None), (False, None), (True, None), (True, 7)]
+    assert not list(cell_faults({"good": "?", "note": "hm"}, "good", int, "numbers"))
+    assert json.dumps(list(cell_faults({"good": "", "note": "hm"}, "good", int, "numbers"))).count("note") == 2
