@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'WORLD_SFT', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config', 'with_settings',
            'recipe_names', 'load_recipe', 'recipe_faults']
 
-# %% ../nbs/09h_recipe.ipynb #5e18aa09
+# %% ../nbs/09h_recipe.ipynb #f7c44428
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .endpoint import Endpoint, Price
+from .fields import fault_line
 from .problem import Name, _quote
 from .verdict import JudgeConfig
 
@@ -172,33 +173,25 @@ def method_config(recipe: Recipe, method: str, seed: int | None = None) -> Any:
     except ValidationError as error:
         raise ValueError("\n".join(_method_faults(given, method, error))) from None
 
-# %% ../nbs/09h_recipe.ipynb #3e497ff8
+# %% ../nbs/09h_recipe.ipynb #a4a96468
 def _method_faults(recipe: Mapping[str, Any], method: str, error: ValidationError) -> Iterator[str]:
-    shared, own = "sft" if method == "sft" else "train", (recipe.get("methods") or {}).get(method) or {}
-    for fault in error.errors():
-        name = ".".join(map(str, fault["loc"]))
-        home = f"methods.{method}" if fault["loc"] and fault["loc"][0] in own else shared
-        if not fault["loc"] and own:
-            home = f"{shared} with methods.{method}"
-        yield _fault_text(f"{home}.{name}".rstrip("."), fault, _fields(error.title))
-
-
-def _fields(model: str) -> list[str]:
     from memcalib import settings, sft
 
-    home = getattr(settings, model, None) or getattr(sft, model)
-    return [name for name in home.model_fields if name != "method"]
+    model = getattr(settings, error.title, None) or getattr(sft, error.title)
+    shared, own = "sft" if method == "sft" else "train", (recipe.get("methods") or {}).get(method) or {}
+    first = {fault["loc"][:1]: fault for fault in reversed(error.errors())}
+    for (*names,), fault in reversed(first.items()):
+        home = f"methods.{method}" if names and names[0] in own else shared
+        if not names and own:
+            home = f"{shared} with methods.{method}"
+        name = str(names[0]) if names else ""
+        yield fault_line(f"{home}.{name}".rstrip("."), fault, model, name, leave=("method",))
 
-# %% ../nbs/09h_recipe.ipynb #901bfdc9
-def _fault_text(place: str, fault: Mapping[str, Any], known: Sequence[str], show: bool = True) -> str:
-    if fault["type"] == "extra_forbidden":
-        return f"{place}: unknown option; allowed: {', '.join(known)}"
-    if fault["type"] == "missing":
-        return f"{place}: missing option"
-    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        fault = {**fault, "msg": "allowed is a mapping of options"}
-    found = f"found {_quote(fault['input'])}; " if show and not isinstance(fault["input"], Mapping) else ""
-    return f"{place}: {found}{fault['msg'].removeprefix('Value error, ')}"
+
+def _told_method(recipe: Mapping[str, Any], method: str) -> Iterator[str]:
+    for home, given in (("train", recipe.get("train")), (f"methods.{method}", (recipe.get("methods") or {}).get(method))):
+        if isinstance(given, Mapping) and "method" in given:
+            yield f"{home}.method: found {_quote(given['method'])}; not set here: --method says it"
 
 # %% ../nbs/09h_recipe.ipynb #7999b2b1
 def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -260,30 +253,37 @@ def _read(name: str | Path) -> dict[str, Any]:
         raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with {', '.join(Recipe.model_fields)}")
     return content
 
-# %% ../nbs/09h_recipe.ipynb #562f49a4
+# %% ../nbs/09h_recipe.ipynb #8b970f3d
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Every fault of a recipe, as `place: value found; values allowed`; the same fault of several methods comes several times."""
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        for fault in error.errors():
-            place = [str(part) for part in fault["loc"] if part not in ("endpoint", "exact", "[key]")]
-            known, secret = _home(fault["loc"]).model_fields, bool(place) and place[0] == "judge"
-            if fault["type"] == "literal_error" and place == ["judge"]:
-                fault = fault | {"msg": "allowed are exact, or an endpoint (model, base_url, key_env, …)"}
-                secret = False
-            yield _fault_text(".".join(place) or "recipe", fault, list(known), show=not secret)
+        yield from map(_frame_fault, error.errors())
     parts = ("train", "sft", "methods", "data")
     readable = {name: content[name] for name in parts if isinstance(content.get(name), Mapping)}
     overrides = readable.get("methods", {})
     readable["methods"] = {name: own for name, own in overrides.items() if isinstance(own, Mapping)}
     for method in METHODS.values():
+        yield from _told_method(readable, method)
         try:
             yield from _late_faults(_build(readable, method, None))
         except ValidationError as error:
             yield from _method_faults(readable, method, error)
 
+# %% ../nbs/09h_recipe.ipynb #1539081a
+def _frame_fault(fault: Mapping[str, Any]) -> str:
+    from memcalib.settings import TrainConfig
 
+    place = [str(part) for part in fault["loc"] if part not in ("endpoint", "exact", "[key]")]
+    home, name = _home(fault["loc"]), str(fault["loc"][-1]) if fault["loc"] else ""
+    if fault["type"] == "literal_error" and place == ["judge"]:
+        return f"judge: found {_quote(fault['input'])}; allowed are exact, or an endpoint (model, base_url, key_env, …)"
+    if fault["type"] == "extra_forbidden" and place == [name] and name in TrainConfig.model_fields:
+        return f"{name}: unknown option; meant is perhaps train.{name}; allowed: {', '.join(Recipe.model_fields)}"
+    return fault_line(".".join(place) or "recipe", fault, home, name, show=place[:1] != ["judge"])
+
+# %% ../nbs/09h_recipe.ipynb #6c907109
 def _late_faults(config: Any) -> Iterator[str]:
     from memcalib.problem import LAYOUTS
     from memcalib.settings import TrainConfig, trl_config

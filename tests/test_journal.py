@@ -1,5 +1,6 @@
 """The journal: nothing that was paid for is lost, nothing is written twice, whoever else is writing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.journal import Journal, rows_so_far, torn_line
+from memcalib.journal import Journal, rows_so_far, torn_line, whole_rows
 from memcalib.problem import DataError, Rollout, read_jsonl
 
 
@@ -125,3 +126,17 @@ def test_damage_in_the_middle_is_no_torn_line(tmp_path):
         with pytest.raises(DataError, match="rows.jsonl:"):
             list(rows_so_far(path, Rollout))
     assert list(rows_so_far(tmp_path / "none.jsonl", Rollout)) == []
+
+
+@given(
+    st.lists(st.sampled_from([b'{"step": 1}', b'{"a": [2]}', b"", b"7", b"{oops", b"\xff\x00", b'"text"']), max_size=6),
+    st.booleans(),
+)
+def test_whole_rows_are_those_that_can_be_read(tmp_path_factory, lines, closed):
+    path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
+    path.write_bytes(b"\n".join(lines) + (b"\n" if closed else b""))
+    found, damaged = whole_rows(path)
+    objects = [line for line in lines if line.startswith(b'{"')]
+    assert found == [json.loads(line) for line in objects]
+    wrong = [number for number, line in enumerate(lines, 1) if line and line not in objects]
+    assert damaged == [number for number in wrong if closed or number < len(lines)]

@@ -7,7 +7,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalib.fields import allowed
 from memcalib.recipe import METHODS, Recipe, load_recipe, method_config, recipe_faults, recipe_names, with_settings
+from memcalib.settings import TrainConfig
+from memcalib.sft import SftConfig
 
 MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
 words = st.text("abcdefg", min_size=1, max_size=3)
@@ -81,16 +84,16 @@ def test_every_fault_has_a_line(tmp_path):
     assert all(line.startswith(str(tmp_path / "r.yaml")) for line in lines)
     for needle in (
         "start.model: missing",
-        "start.modle: unknown option; allowed: model, adapter",
+        "start.modle: unknown option; meant is perhaps model; allowed: model, adapter",
         "data: found world and train",
-        "judge.rmp: unknown option; allowed: model, base_url",
+        "judge.rmp: unknown option; meant is perhaps rpm; allowed: model, base_url",
         "judging.temperature: found -1",
-        "train.lr: found 'fast'",
-        "train.stepz: unknown option; allowed: prompts",
-        "methods.grpo.prompts: found 0",
+        "train.lr: found 'fast'; allowed: numbers above 0, at most 1",
+        "train.stepz: unknown option; meant is perhaps steps; allowed: prompts",
+        "methods.grpo.prompts: found 0; allowed: whole numbers from 1 to",
         "methods.ppo",
-        "launch.processes: found 0",
-        ": seed: unknown option; allowed: start, base",
+        "launch.processes: found 0; allowed: whole numbers of at least 1",
+        ": seed: unknown option; meant is perhaps train.seed; allowed: start, base",
     ):
         assert sum(needle in line for line in lines) == 1, (needle, lines)
 
@@ -115,8 +118,26 @@ def test_any_mapping_is_read_or_refused_by_place(content):
     [
         ("train.layout=nope", "train.layout: found 'nope'; allowed are plain"),
         ("train.trl={nonsense: 1}", "nonsense"),
-        ("train.trl.output_dir=elsewhere", "trl.output_dir: not set here"),
-        ("train.trl={max_steps: -5}", "trl.max_steps: not set here"),
+        (
+            "train.trl.output_dir=elsewhere",
+            "train.trl: output_dir is not set here: the folder of the run stands for it",
+        ),
+        ("train.trl={max_steps: -5}", "max_steps is not set here: steps stands for it"),
+        ("train.trl.learning_rate=2e-6", "train.trl: learning_rate is not set here: lr stands for it"),
+        ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
+        ("train.trl.top_k=5", "trl.top_k with sampler 'shared', which does not read it"),
+        ("sft.trl.num_train_epochs=2", "sft.trl: num_train_epochs is not set here: epochs stands for it"),
+        ("train.report_to=wandbb", "train.report_to: found 'wandbb'; meant is perhaps wandb; allowed: none, all"),
+        ("train.report_to=[none, wandb]", "allowed: none, all, or one or several of"),
+        ("sft.report_to=paper", "sft.report_to: found 'paper'; allowed: none, all"),
+        ("train.method=gdpo", "train.method: found 'gdpo'; not set here: --method says it"),
+        ("lr=1e-5", "lr: unknown option; meant is perhaps train.lr; allowed: start"),
+        ("trian.lr=1e-5", "trian: unknown option; meant is perhaps train; allowed: start"),
+        ("train.epohcs=3", "train.epohcs: unknown option"),
+        (
+            "train.eta={C+: 2}",
+            "train.eta: found {'C+': 2}; allowed: numbers from 0 to 1, or mappings of numbers from 0 to 1",
+        ),
         ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
         ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
@@ -129,6 +150,43 @@ def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):
     with pytest.raises(ValueError, match="r.yaml") as error:
         load_recipe(path, [setting])
     assert needle in str(error.value)
+
+
+WIDE = {
+    "lr": (5, "numbers above 0, at most 1"),
+    "lora_rank": (10**6, "whole numbers from 0 to 4,096"),
+    "generations": (1, "whole numbers from 2 to 10,000"),
+    "prompts": (10**9, "whole numbers from 1 to 1,000,000"),
+    "cap": (0.5, "numbers from 1 to 1,000"),
+    "eta": (1.5, "numbers from 0 to 1, or mappings"),
+    "top_k": (0, "whole numbers from 1 to 1,000,000"),
+    "max_tokens": (10**9, "whole numbers from 1 to 1,048,576"),
+    "drift_length": (1, "numbers above 1, at most 1,000, or null"),
+    "temperature": (float("inf"), "numbers above 0, at most 100"),
+    "mode": ("sideways", "ordered, absolute, positive_only"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_value_out_of_range_is_one_line_with_what_is_allowed(tmp_path, name):
+    value, allowed = WIDE[name]
+    with pytest.raises(ValueError, match="r.yaml") as error:
+        load_recipe(written(tmp_path, MICRO | {"train": {name: value}}))
+    (line,) = str(error.value).splitlines()
+    assert f": train.{name}: found {value!r}; allowed: {allowed}" in line
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, SftConfig])
+def test_every_number_has_a_range(kind):
+    for name in kind.model_fields:
+        words = allowed(kind, name)
+        assert "numbers" not in words or any(sign.isdigit() for sign in words), (name, words)
+
+
+def test_numbers_for_the_base_trainer_are_numbers(tmp_path):
+    recipe = load_recipe(written(tmp_path, MICRO), ["train.trl.adam_epsilon=1e-8", "sft.trl.max_grad_norm=5e-1"])
+    assert method_config(recipe, "grpo").trl == {"adam_epsilon": 1e-8}
+    assert method_config(recipe, "sft").trl == {"max_grad_norm": 0.5}
 
 
 def test_no_key_in_a_fault(tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from pydantic import ValidationError
 
+from loggers import notes
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 from memcalib.sft import COLD_STARTS, SftConfig, averaged, build_policies, cold_start, sft, tokenize_rows
@@ -291,3 +292,30 @@ def test_a_model_by_path(straight, tmp_path):
     build_policy(0).save_pretrained(base)
     done = sft(str(base), TOKENIZER, ROWS, SMALL, tmp_path / "run")
     assert torch.equal(weights(done.model), final) and Path(done.folder).name == "merged"
+
+
+def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, caplog):
+    folder = straight[0]
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "steps.jsonl"
+    first, second, *rest = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + b"\x00" + second[5:] + b"".join(rest))
+    sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
+    assert "damaged in line 2" in caplog.text
+    assert file.read_bytes() == first + b"".join(rest)
+
+
+def test_a_logger_hears_every_row(tmp_path, notes):  # noqa: F811
+    config = SMALL.model_copy(update={"report_to": "notes", "eval_every": 2, "save_every": 0})
+    scores = iter([{"SCS": 10.0, "bad": float("nan")}, {"SCS": 20.0, "bad": 1.0}, {"SCS": 30.0, "bad": 2.0}])
+    sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=lambda model: next(scores))
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    losses = [(row["step"], row["loss"], row["token_accuracy"]) for row in rows if "loss" in row]
+    assert losses == [(step, told["loss"], told["mean_token_accuracy"]) for step, told in notes if "loss" in told]
+    valid = [(step, told) for step, told in notes if "memcalib/valid_SCS" in told]
+    assert valid == [
+        (2, {"memcalib/valid_SCS": 10.0}),
+        (4, {"memcalib/valid_SCS": 20.0, "memcalib/valid_bad": 1.0}),
+        (6, {"memcalib/valid_SCS": 30.0, "memcalib/valid_bad": 2.0}),
+    ]
+    assert len(losses) == 6, "a row an update, validation or not"
