@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -214,14 +215,49 @@ def teach(case: str, out: Path) -> dict:
     return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()])}
 
 
+def go_on(name: str, out: Path) -> dict:
+    """Four steps of MemCalib-RL with AdamW and a checkpoint after each: `straight`, `cut` in the third, or `resumed`."""
+    config, empty, long = settings("adamw")
+    config = config.model_copy(update={"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6})
+
+    def cut(row):
+        if name.startswith("cut") and row["step"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kept = training._shared_rollout
+    folder = out / name.replace("resumed", "cut")
+    try:
+        training._shared_rollout = given_rollout(config, empty, long)
+        trainer = training.train(
+            load_policy("cold-short")[0], config, EXAMPLES, exact_judge,
+            tokenizer=TOKENIZER, out=folder, on_step=cut, resume=name.startswith("resumed"),
+        )  # fmt: skip
+    finally:
+        training._shared_rollout = kept
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    states = [whole(value) for group in trainer.optimizer.state.values() for value in group.values()]
+    return {
+        "weights": torch.cat([whole(p.detach()).flatten() for p in model.parameters()]),
+        "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
+        "thresholds": trainer.thresholds.value,
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "resumed": trainer.resumed and trainer.resumed[0],
+        "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
+    }
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     if os.environ.get("SHARDED"):
         shard_on_cpu()
     for name in sys.argv[2:]:
-        taught = name.startswith("taught")
-        result = teach(name, folder) if taught else observe(name, folder, int(os.environ["WORLD_SIZE"]))
+        if name.startswith("taught"):
+            result = teach(name, folder)
+        elif name.startswith(("straight", "cut", "resumed")):
+            result = go_on(name, folder)
+        else:
+            result = observe(name, folder, int(os.environ["WORLD_SIZE"]))
         torch.save(result, folder / f"{name}-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -1,5 +1,6 @@
 """Several processes train to the same numbers as one on the same answers."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 
 
-def launch(folder: Path, *cases: str, **more: str) -> dict[str, list[dict]]:
+def launch(folder: Path, *cases: str, killed: bool = False, **more: str) -> dict[str, list[dict]]:
     """Two processes with gloo between them on ports that nobody else uses: what each case gave on each of them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = os.environ | QUIET | {"PYTHONPATH": str(HERE.parent)} | more
@@ -29,8 +30,9 @@ def launch(folder: Path, *cases: str, **more: str) -> dict[str, list[dict]]:
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in cases}
+    assert (done.returncode != 0) == killed, done.stderr[-4000:]
+    assert not killed or "SIGKILL" in done.stderr
+    return {} if killed else {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in cases}
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,21 @@ def test_a_sharded_model_is_taught_like_a_whole_one(case, sharded, tmp_path):
     start = torch.cat([p.detach().flatten() for p in given.load_policy("cold-short")[0].parameters()])
     assert (sharded[case][0]["weights"] - alone).abs().max() < 1e-5
     assert (alone - start).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("how", ["whole", "sharded"])
+def test_a_killed_run_of_two_processes_goes_on_bit_for_bit(tmp_path, how):
+    """Weights, both moments of AdamW, thresholds, rows: as in the run that nobody killed."""
+    more = {"SHARDED": "1"} if how == "sharded" else {}
+    launch(tmp_path, "cut", killed=True, **more)
+    found = launch(tmp_path, "straight", "resumed", **more)
+    for straight, resumed in zip(found["straight"], found["resumed"], strict=True):
+        assert straight.pop("resumed") is None and resumed.pop("resumed") == 4
+        assert straight["losses"] == resumed["losses"] and len(straight["losses"]) == 4
+        for name in ("weights", "optimizer", "thresholds"):
+            assert torch.equal(straight[name], resumed[name]), name
+        assert straight["optimizer"].count_nonzero() > straight["weights"].numel()
+        assert (straight["shards"] > 4) == (how == "sharded")
+    rows = [(tmp_path / name / "steps.jsonl").read_text().splitlines() for name in ("straight", "cut")]
+    told = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in side] for side in rows]
+    assert told[0] == told[1] and len(told[0]) == 4
