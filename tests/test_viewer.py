@@ -25,6 +25,7 @@ from memcalib.viewer import (
     heat_spans,
     pick_answers,
     token_values,
+    visible_token,
     write_trace_page,
 )
 
@@ -295,3 +296,109 @@ def test_the_verb_names_what_is_wrong(run, tmp_path, arguments, message):
     done = invoke(run[0], "--out", tmp_path / "page.html", *arguments)
     assert done.exit_code != 0 and re.search(message, str(done.exception))
     assert not (tmp_path / "page.html").exists()
+
+
+ODD = [
+    *(
+        "<script>alert(1)</script>",
+        '"',
+        "'",
+        "&amp;",
+        "</span></p></details>",
+        "<!--",
+        "{{ 7 * 7 }}",
+        "\N{TEACUP WITHOUT HANDLE}",
+    ),
+    *("\u05e9\u05dc\u05d5\u05dd", "\u202e", "\u2066", "\u200b", "\u200d", "\ufeff", "\x00", "\x1b[31m", "\n", "\t"),
+    *(" word", "\u0301"),
+]
+
+
+@pytest.fixture(scope="module")
+def odd(run, tmp_path_factory):
+    """The folder of the run, with 5,000 tokens of the kind above in its first answer."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from memcalib.traces import SCHEMA
+
+    (source,), folder = run[0].rglob("step-000002.parquet"), tmp_path_factory.mktemp("odd")
+    table = pq.read_table(source)
+    rng, rows = np.random.default_rng(0), table.to_pylist()
+    tokens = [ODD[k] for k in rng.integers(len(ODD), size=5000)]
+    place = next(row["row"] for row in rows if row["channel"] and row["localized"])
+    lists = {"tokens": tokens, "ends": np.cumsum([*map(len, tokens)]).tolist(), "token_ids": list(range(5000))}
+    for row in rows:
+        if row["row"] == place and row["channel"]:
+            row |= {name: rng.random(5000).tolist() for name in "dqm"} | {"atoms": [ODD[0] + ODD[9]]}
+        elif row["row"] == place:
+            row |= lists | {"response": "".join(tokens), "question": "".join(ODD), "example_id": ODD[0]}
+            row["token_advantage"] = (rng.random(5000) - 0.5).tolist()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)), folder / source.name)
+    return folder, place, tokens
+
+
+class Links(HTMLParser):
+    """Ids, what refers to them, what would be loaded, and the text of the spans of each panel."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loads, self.handlers, self.heat, self.inside = [], [], [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found[name].removeprefix("#") for name in ("href", "for") if name in found]
+        self.loads += [value for name, value in attrs if name in ("src", "srcset", "data", "action", "poster")]
+        self.loads += [tag] if tag in ("script", "link", "iframe", "object", "embed", "img", "form", "base") else []
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        if tag == "p" and "heat" in (found.get("class") or ""):
+            self.heat.append([])
+            self.inside = True
+        elif tag == "span" and self.inside:
+            self.heat[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "p"
+
+    def handle_data(self, data):
+        if self.inside and self.heat[-1]:
+            self.heat[-1][-1] += data
+
+
+def test_a_long_answer_of_odd_texts_stays_text(odd):
+    folder, place, tokens = odd
+    text = write_trace_page(folder).read_text(encoding="utf-8")
+    page = Links(text)
+    assert not page.loads and not page.handlers and "url(" not in text and "@import" not in text
+    assert len(page.ids) == len(set(page.ids)) and set(page.links) <= set(page.ids)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", text)
+    assert [span for span in page.heat if len(span) == 5000][0] == [visible_token(token) for token in tokens]
+    assert f'id="answer-2-{place}"' in text and "{{ 7 * 7 }}" in text and "49" not in html.unescape(text)[:200]
+
+
+@given(st.text(max_size=6))
+def test_a_token_shows_something_and_loses_nothing(token):
+    shown = visible_token(token)
+    assert bool(shown) == bool(token) and not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
+    assert shown.count("\n") == token.count("\n") == shown.count("↵\n")
+    if token.isprintable() and token.strip():
+        assert shown == token
+    if set(token) & set("\u200b\ufeff\u2060") == set(token):
+        assert shown == token.encode("unicode_escape").decode()
+
+
+def test_a_page_reads_the_long_columns_of_chosen_steps_only(run, tmp_path, monkeypatch):
+    asked = []
+
+    def read(folder, steps=None, columns=None):
+        asked.append((steps, columns))
+        return read_traces(folder, steps, columns)
+
+    monkeypatch.setattr("memcalib.viewer.read_traces", read)
+    write_trace_page(run[0], tmp_path / "page.html", limit=1)
+    (first, light), *others = asked
+    assert first is None and not {"tokens", "response", "d", "q", "m"} & set(light)
+    assert len(others) == 1 and len(others[0][0]) == 1 and others[0][1] is None
