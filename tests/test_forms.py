@@ -19,7 +19,7 @@ from memcalib.forms import (
     write_sheet,
 )
 from memcalib.labelling import Label, LabelBook, read_labels
-from memcalib.problem import DataError, Level
+from memcalib.problem import DataError, Level, write_jsonl
 from memcalib.sheets import cell_text, sheet_cell
 
 # ---- page
@@ -137,34 +137,38 @@ page
 """
 
 
-def test_in_a_real_kernel_a_key_from_the_browser_reaches_the_disk(tmp_path):
+def press_in_a_kernel(code, key, ask):
+    """What `ask` shows in a real kernel that ran `code`, after a key was sent to the field whose id `code` prints."""
     from jupyter_client.manager import start_new_kernel
 
-    from memcalib.problem import write_jsonl
-
-    items, labels = write_jsonl(tmp_path / "items.jsonl", ITEMS), tmp_path / "labels.jsonl"
     manager, client = start_new_kernel(kernel_name="python3")
     try:
         printed, shown = [], []
 
         def collect(message):
-            if message["msg_type"] == "stream":
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
                 printed.append(message["content"]["text"])
             elif message["msg_type"] in ("display_data", "execute_result"):
                 shown.append(message["content"]["data"])
 
-        code = KERNEL.format(items=str(items), labels=str(labels))
         reply = client.execute_interactive(code, timeout=60, output_hook=collect)
         assert reply["content"]["status"] == "ok" and "application/vnd.jupyter.widget-view+json" in shown[0]
-        update = {"method": "update", "state": {"value": "3"}, "buffer_paths": []}
+        update = {"method": "update", "state": {"value": key}, "buffer_paths": []}
         content = {"comm_id": "".join(printed).strip(), "data": update}
         client.shell_channel.send(client.session.msg("comm_msg", content))
-        client.execute_interactive("page.session.book.counts()", timeout=60, output_hook=collect)
-        assert shown[-1]["text/plain"] == "{'labelled': 1, 'undecided': 0, 'left': 19}"
-        assert read_labels(labels)[0].level == Level.CONTROL
+        client.execute_interactive(ask, timeout=60, output_hook=collect)
+        return shown[-1]["text/plain"]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def test_in_a_real_kernel_a_key_from_the_browser_reaches_the_disk(tmp_path):
+    items, labels = write_jsonl(tmp_path / "items.jsonl", ITEMS), tmp_path / "labels.jsonl"
+    code = KERNEL.format(items=str(items), labels=str(labels))
+    counts = press_in_a_kernel(code, "3", "page.session.book.counts()")
+    assert counts == "{'labelled': 1, 'undecided': 0, 'left': 19}"
+    assert read_labels(labels)[0].level == Level.CONTROL
 
 
 # ---- sheet

@@ -7,11 +7,13 @@ import random
 from itertools import pairwise
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_forms import press_in_a_kernel
 
-from memcalib.audit import ROLES, draw_pairs, sentence_credit
+from memcalib.audit import ROLES, draw_pairs, hits_table, sentence_credit, shares_table
 from memcalib.localization import carrying_tokens
 from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples, sentence_roles
 from memcalib.problem import DataError, read_jsonl, write_jsonl
@@ -250,6 +252,23 @@ def test_the_widget_labels_and_resumes(tmp_path):
     assert 'class="key"' in again._body.value and 'class="here"' in again._body.value
 
 
+KERNEL = """
+from memcalib.problem import read_jsonl
+from memcalib.roles import RoleItem, RolePage
+page = RolePage(list(read_jsonl({items!r}, RoleItem)), {labels!r}, "ann")
+print(page._keys.comm.comm_id)
+page
+"""
+
+
+def test_in_a_real_kernel_a_key_labels_a_sentence(tmp_path):
+    items, labels = write_jsonl(tmp_path / "items.jsonl", ITEMS), tmp_path / "roles.jsonl"
+    code = KERNEL.format(items=str(items), labels=str(labels))
+    head = press_in_a_kernel(code, "2", "page._head.value")
+    assert "Pair 1 of 2, sentence 2" in head and "1 labelled, 0 undecided, 3 left, 0 pairs done" in head
+    assert [(label.sentence, label.role) for label in read_role_labels(labels)] == [(1, "partial")]
+
+
 def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
     page = RolePage(ITEMS, tmp_path / "roles.jsonl", "ann")
     page._note.value = "which tea?"
@@ -420,6 +439,75 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
         assert key == pytest.approx(q[carries].sum() / q.sum())
         checked += 1
     assert checked > 5
+
+
+def slow_audit(files, drawn, roles_of, rng):
+    """The audit again: rows of the Parquet files as dictionaries, plain loops, one bootstrap draw at a time."""
+    found = []
+    for file in files:
+        rows = pq.read_table(file).to_pylist()
+        for pair in (row for row in rows if (row["step"], row["row"], row["channel"]) in drawn):
+            (own,) = [row for row in rows if row["row"] == pair["row"] and row["channel"] is None]
+            sentences = roles_of[pair["step"], pair["row"], pair["channel"]]
+            place, credit, size, text = 0, [0.0] * len(sentences), [0] * len(sentences), ""
+            for weight, start, end in zip(pair["q"], [0, *own["ends"]], own["ends"], strict=False):
+                credit[place], size[place], text = (
+                    credit[place] + weight,
+                    size[place] + 1,
+                    text + own["response"][start:end],
+                )
+                if text == sentences[place][0] and place + 1 < len(sentences):
+                    place, text = place + 1, ""
+            share = {role: 0.0 for role in ROLES}
+            tokens = {role: 0 for role in ROLES}
+            for (_, role), part, count in zip(sentences, credit, size, strict=True):
+                share[role] += part / sum(pair["q"])
+                tokens[role] += count / len(own["ends"])
+            best = sorted(range(len(credit)), key=lambda k: -credit[k])[:3]
+            hit = any(sentences[k][1] != "irrelevant" for k in best if credit[k] > 0)
+            found.append((pair["channel"], share, tokens, hit))
+    means = []
+    for _ in range(4000):
+        again = [found[rng.randrange(len(found))] for _ in found]
+        means.append(sum(share["key"] for _, share, _, _ in again) / len(again))
+    return found, sorted(means)
+
+
+def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
+    """Two steps, 20 pairs of each channel where there are as many, the world's own labels through a file and a book."""
+    model, tokenizer = load_policy("cold-short")
+    examples = make_examples("short", 12, 3, "test")
+    for step in (1, 2):
+        batch = sample_credit(model, tokenizer, examples, exact_judge, world_config(WORLDS["short"]), seed=step)
+        TraceWriter(tmp_path / "traces").write(step, *batch, tokenizer)
+    traces = read_traces(tmp_path)
+    drawn = draw_pairs(traces, per_channel=20, seed=1)
+    assert drawn["channel"].value_counts().max() == 20 and len(drawn) > 60
+    items = role_items(drawn, traces, examples)
+    with RoleBook(tmp_path / "roles.jsonl", items, "micro-world") as book:
+        assert book.add(true_roles(items, examples)) == sum(len(item.sentences) for item in items)
+        assert book.counts()["pairs done"] == len(items)
+    labels = read_role_labels(tmp_path / "roles.jsonl")
+    pairs = audited_pairs(items, labels, traces)
+    shares, hits = shares_table(pairs).set_index(["slice", "role"]), hits_table(pairs).set_index("slice")
+
+    given_roles = latest_roles(labels)
+    place = {(item.step, item.row, item.channel): item for item in items}
+    roles_of = {p: list(zip(i.sentences, given_roles[i.item].values(), strict=True)) for p, i in place.items()}
+    files = sorted((tmp_path / "traces").glob("*.parquet"))
+    found, means = slow_audit(files, set(place), roles_of, random.Random(0))
+    assert len(found) == len(items)
+    for name in ("all", *drawn["channel"].unique()):
+        part = [pair for pair in found if name in ("all", pair[0])]
+        for role in ROLES:
+            row = shares.loc[(name, role)]
+            assert row["credit_share"] == pytest.approx(sum(pair[1][role] for pair in part) / len(part), abs=1e-6)
+            assert row["token_share"] == pytest.approx(sum(pair[2][role] for pair in part) / len(part), abs=1e-9)
+        assert hits.loc[name, "rate"] == pytest.approx(sum(pair[3] for pair in part) / len(part))
+        assert hits.loc[name, "pairs"] == len(part)
+    row, width = shares.loc[("all", "key")], means[-1] - means[0]
+    assert row["credit_share_low"] == pytest.approx(means[100], abs=0.05 * width)
+    assert row["credit_share_high"] == pytest.approx(means[-101], abs=0.05 * width)
 
 
 def test_unlabelled_pairs_stay_as_incomplete(run):
