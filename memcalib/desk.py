@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['log', 'ChannelRewards', 'prompt_dataset', 'check_context', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #f9124d65
+# %% ../nbs/07g_desk.ipynb #f0b27dc6
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -114,17 +115,18 @@ def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
     return (rewards * group_advantages(rewards, group, valid, **options)) > 0
 
-# %% ../nbs/07g_desk.ipynb #0af29d60
+# %% ../nbs/07g_desk.ipynb #d7ae5348
 def assign_credit(
     model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
     process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
-    cut: Callable[[Sequence[Sequence[int]]], Tensor] | None = None,
+    cut: Callable[[Sequence[Sequence[int]]], Tensor] | None = None, lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
 
     Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL. `cut` gives
-    the sentence of each token (`response_units`) and is needed for the granularity `sentence` alone.
+    the sentence of each token (`response_units`) and is needed for the granularity `sentence` alone. `lost` is filled with the
+    reasons of rows that could not be scored.
     """
     device, rows = model.device, len(desk.ids)
     rewards, valid = desk.rewards.to(device), desk.valid.to(device)
@@ -134,11 +136,11 @@ def assign_credit(
     pairs, local = Pairs(), slice(process * rows, (process + 1) * rows)
     if config.method == "memcalib-rl":
         if full is None:
-            full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, temperature=temperature)
+            full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, temperature=temperature, lost=lost)
         pool = _open(rewards, group, valid, config)[local].cpu() if config.threshold_pool == "open" else None
         rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=pool)
         batch = (desk.examples, desk.judgments, desk.ids, encode)
-        pairs, ablated = score_pairs(model, *batch, temperature=temperature, **rules)
+        pairs, ablated = score_pairs(model, *batch, temperature=temperature, lost=lost, **rules)
         scored = dict(full=full, pairs=pairs, ablated=ablated, thresholds=thresholds)
         if config.granularity == "sentence":
             scored["units"] = cut(desk.ids).to(device)

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib import checkpoints as module
+from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best
+from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.patience import JudgeFault
 from memcalib.settings import world_config
 from memcalib.training import train
 
@@ -147,21 +152,199 @@ def test_a_fresh_start_does_not_mix_with_an_earlier_run(straight):
         go(straight[1])
 
 
+def copied(straight, out: Path, *names: str) -> Path:
+    for name in names:
+        shutil.copytree(straight[1] / name, out / name)
+    return out / names[-1]
+
+
 def test_broken_checkpoints(tmp_path, straight, caplog):
-    for name in ("checkpoint-4", "checkpoint-6", "checkpoint-8"):
-        shutil.copytree(straight[1] / name, tmp_path / name)
+    copied(straight, tmp_path, "checkpoint-4", "checkpoint-6", "checkpoint-8")
     (tmp_path / "checkpoint-8" / "memcalib.json").unlink()
     (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"cut")
-    logging.disable(logging.NOTSET)
+    (tmp_path / "checkpoint-10").write_text("a plain file")
     with caplog.at_level(logging.WARNING, "memcalib"):
         assert newest_checkpoint(tmp_path).name == "checkpoint-4"
     assert "half-written" in caplog.text and "optimizer.pt: 3 bytes" in caplog.text
     with pytest.raises(CheckpointError, match="no such folder"):
         read_state(tmp_path / "checkpoint-5")
-    (tmp_path / "checkpoint-4" / "memcalib.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="not the state"):
+    with pytest.raises(CheckpointError, match="a file, not a folder"):
+        read_state(tmp_path / "checkpoint-10")
+    (tmp_path / "checkpoint-4" / "rng_state.pth").unlink()
+    with pytest.raises(CheckpointError, match="rng_state.pth: No such file"):
         read_state(tmp_path / "checkpoint-4")
     assert newest_checkpoint(tmp_path) is None
+
+
+def spoilt(content: bytes, how: str) -> bytes:
+    place = random.randrange(len(content))
+    flipped = content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+    return bytes(len(content)) if how == "zeroed" else flipped
+
+
+@pytest.mark.parametrize("how", ["zeroed", "flipped"])
+def test_damage_at_the_right_size_is_found_in_every_file(tmp_path, straight, how):
+    folder = copied(straight, tmp_path, "checkpoint-4")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(spoilt(content, how))
+        with pytest.raises(CheckpointError) as found:
+            read_state(folder)
+        assert str(found.value).startswith(f"{path}: "), path
+        path.write_bytes(content)
+    assert read_state(folder)["step"] == 2
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, straight, caplog):
+    bad = copied(straight, tmp_path, "checkpoint-4", "checkpoint-6") / "model.safetensors"
+    shutil.copytree(straight[1] / "best", tmp_path / "best")
+    bad.write_bytes(spoilt(bad.read_bytes(), "flipped"))
+    with pytest.raises(CheckpointError, match="model.safetensors: checksum .{16}; it was saved with .{16}: .* damaged"):
+        go(tmp_path, resume=bad.parent)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, resume=True)
+    assert trainer.resumed == (4, tmp_path / "checkpoint-4") and "skipped" in caplog.text
+    assert_same(trainer, tmp_path, straight)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"null", b"7", b'"text"', b"{}", b'{"state": {}, "files": {}}', b"\xff\xfe\x00"),
+        b'{"state": {"step": 3}, "files": {}, "xxh3": "0000000000000000"}',
+        b'{"state": 1, "files": [], "xxh3": null}',
+    ],
+)
+def test_a_damaged_seal_is_named(tmp_path, straight, content, caplog):
+    folder = copied(straight, tmp_path, "checkpoint-2", "checkpoint-4")
+    (folder / "memcalib.json").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-4.memcalib.json: (found .*; allowed is|checksum .* saved with)"
+    ):
+        read_state(folder)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        assert newest_checkpoint(tmp_path).name == "checkpoint-2"
+    assert "memcalib.json" in caplog.text
+
+
+def test_a_seal_that_cannot_be_read(tmp_path, straight, monkeypatch):
+    folder = copied(straight, tmp_path, "checkpoint-4")
+    (folder / "memcalib.json").unlink()
+    (folder / "memcalib.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"no memcalib\.json"):
+        read_state(folder)
+    shutil.copytree(straight[1] / "checkpoint-6", tmp_path / "checkpoint-6")
+
+    def broken(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "checksum", broken)
+    with pytest.raises(CheckpointError, match="Input/output error; this checkpoint was saved with"):
+        read_state(tmp_path / "checkpoint-6")
+
+
+def test_every_file_is_read_once_for_its_checksum(tmp_path, straight, monkeypatch):
+    folder = copied(straight, tmp_path, "checkpoint-12")
+    shutil.copytree(straight[1] / "best", tmp_path / "best")
+    read, plain = [], module.checksum
+    monkeypatch.setattr(module, "checksum", lambda path: read.append(path) or plain(path))
+    go(tmp_path, resume=True)
+    expected = {path for path in folder.rglob("*") if path.is_file() and path.name != "memcalib.json"}
+    assert sorted(read) == sorted(expected)
+
+
+def test_an_old_checkpoint_goes_when_the_new_one_is_sealed(tmp_path, monkeypatch):
+    there, plain = [], module.seal
+
+    def watched(folder, *args):
+        there.append([path.name for path in checkpoints(tmp_path)])
+        plain(folder, *args)
+
+    monkeypatch.setattr(module, "seal", watched)
+    go(tmp_path, steps=3, eval_every=0, trl={"save_total_limit": 1})
+    assert there == [["checkpoint-2"], ["checkpoint-2", "checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+def test_what_lies_at_the_place_of_a_checkpoint_makes_room(tmp_path, straight):
+    (tmp_path / "checkpoint-2").write_text("a plain file")
+    (tmp_path / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / "checkpoint-4" / "left").write_text("by a killed run")
+    trainer = go(tmp_path, resume=True, steps=2)
+    assert trainer.resumed is None and newest_checkpoint(tmp_path).name == "checkpoint-4"
+    assert not (tmp_path / "checkpoint-4" / "left").exists() and read_state(tmp_path / "checkpoint-2")["step"] == 1
+
+
+def test_a_checkpoint_of_an_earlier_run_does_not_pass_for_saved(tmp_path, straight):
+    """A run that has to stop saves its own step, whatever lies there with a seal on it."""
+    bad = copied(straight, tmp_path, "checkpoint-2", "checkpoint-4") / "model.safetensors"
+    bad.write_bytes(bytes(bad.stat().st_size))
+
+    def judge(example, response):
+        if asked:
+            raise KeyError("bug")
+        return exact_judge(example, response)
+
+    asked = []
+    config = world_config(WORLDS["short"], **(SETTINGS | {"save_every": 0}))
+    options = dict(tokenizer=TOKENIZER, out=tmp_path, on_step=lambda row: asked.append(1) if row["step"] == 2 else None)
+    with pytest.raises(JudgeFault, match="saved in .*checkpoint-4"):
+        train(policy(), config, EXAMPLES, judge, resume=tmp_path / "checkpoint-2", **options)
+    assert read_state(tmp_path / "checkpoint-4")["step"] == 2
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 1, "rew', b"\x00\xff", b""])
+def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(tmp_path, straight, damage):
+    copied(straight, tmp_path, "checkpoint-6")
+    shutil.copytree(straight[1] / "best", tmp_path / "best")
+    lines = (straight[1] / "steps.jsonl").read_bytes().splitlines()[:5]
+    lines[2] = damage
+    (tmp_path / "steps.jsonl").write_bytes(b"\n".join(lines))
+    assert_same(go(tmp_path, resume=True), tmp_path, straight)
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]"])
+def test_a_damaged_record_of_the_best_policy(tmp_path, straight, record):
+    copied(straight, tmp_path / "usb", "checkpoint-6")
+    shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
+    shutil.copytree(straight[1] / "best", tmp_path / "new" / "best")
+    (tmp_path / "new" / "best" / "best.json").write_text(record)
+    there = json.loads((straight[1] / "best" / "best.json").read_text())
+    assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+    assert json.loads((tmp_path / "new" / "best" / "best.json").read_text()) == there
+    (tmp_path / "usb" / "best" / "best.json").write_text(record)
+    (tmp_path / "new" / "best" / "best.json").write_text(record)
+    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+
+
+def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
+    options = dict(lora_rank=4, steps=4, lr=1e-2)
+    whole = go(tmp_path / "whole", **options)
+    with pytest.raises(Killed):
+        go(tmp_path / "cut", on_step=kill_at(3), **options)
+    assert newest_checkpoint(tmp_path / "cut").name == "checkpoint-4"
+    assert (tmp_path / "cut" / "checkpoint-4" / "adapter_model.safetensors").is_file()
+    resumed = go(tmp_path / "cut", resume=True, **options)
+    assert torch.equal(weights(resumed), weights(whole)) and rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    moved = [p.abs().max().item() for name, p in whole.model.named_parameters() if "lora_B" in name]
+    assert min(moved) > 0, "an adapter that has not moved would be equal for nothing"
+    done = go(tmp_path / "cut", resume=True, **options)
+    assert torch.equal(weights(done), weights(whole))
+
+
+@given(content=st.binary(max_size=600_000), more=st.binary(min_size=1, max_size=3))
+@settings(max_examples=25)
+def test_checksum_against_the_library_and_any_change(tmp_path_factory, content, more):
+    path = tmp_path_factory.mktemp("sum") / "file"
+    path.write_bytes(content)
+    found = module.checksum(path)
+    assert found == xxhash.xxh3_64_hexdigest(content)
+    path.write_bytes(content + more)
+    assert module.checksum(path) != found
 
 
 def test_best_policy_is_kept_and_loads(straight):

@@ -18,9 +18,10 @@ from memcalib.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.microserve import MicroServer
 from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.patience import JudgeDown, JudgeFault, PatientJudge, ask_judge, judge_spent
-from memcalib.problem import DataError
+from memcalib.patience import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
+from memcalib.problem import DataError, judgment_for
 from memcalib.settings import world_config
+from memcalib.stopping import Interrupted, StopSignals
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -70,11 +71,12 @@ def llm_judge(server, cache=None):
 
 @given(
     fails=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    unread=st.lists(st.booleans(), min_size=8, max_size=8),
     share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
     minutes=st.sampled_from([0.0, 1.0, 30.0]),
 )
-def test_rounds_against_plain_code(fails, share, minutes):
-    """Answer i fails `fails[i]` times; plain code says how many rounds there are and who is left."""
+def test_rounds_against_plain_code(fails, unread, share, minutes):
+    """Answer i fails `fails[i]` times, and then its reply may be unreadable; plain code says how many rounds there are."""
     time, asked = Time(), [0] * len(fails)
 
     def judge(example, response):
@@ -82,21 +84,85 @@ def test_rounds_against_plain_code(fails, share, minutes):
         asked[i] += 1
         if asked[i] <= fails[i]:
             raise TimeoutError("slow")
-        return exact_judge(example, "")
+        return mumble(example, "") if unread[i] else exact_judge(example, "")
 
-    rounds, now, wait = 1, 0.0, 5.0
-    while sum(f >= rounds for f in fails) > share * len(fails) and now < 60 * minutes:
+    rounds, now, wait, ends = 1, 0.0, 5.0, None
+    while True:
+        failed = sum(f >= rounds for f in fails)
+        mumbled = sum(f < rounds and bad for f, bad in zip(fails, unread, strict=False))
+        if failed + mumbled <= share * len(fails):
+            break
+        if mumbled > share * len(fails):
+            ends = JudgeUnreadable, f"{mumbled} of {len(fails)} answers"
+            break
+        if now >= 60 * minutes:
+            ends = JudgeDown, f"{failed} of {len(fails)} judgments"
+            break
         now, wait, rounds = now + wait, min(300.0, 2 * wait), rounds + 1
     left = [f >= rounds for f in fails]
     examples, answers = [EXAMPLES[0]] * len(fails), [str(i) for i in range(len(fails))]
     whole = patient(judge, time, max_failed=share, minutes=minutes)
-    if sum(left) > share * len(fails):
-        with pytest.raises(JudgeDown, match=f"{sum(left)} of {len(fails)}"):
+    if ends:
+        with pytest.raises(ends[0], match=ends[1]):
             whole.batch(examples, answers)
     else:
-        assert [j.retry for j in whole.batch(examples, answers)] == left
+        found = whole.batch(examples, answers)
+        assert [j.retry for j in found] == left
+        assert [j.scored for j in found] == [not (gone or bad) for gone, bad in zip(left, unread, strict=False)]
     assert asked == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
+
+
+def mumble(example, response):
+    return judgment_for(example, {}, error="reply is no JSON object")
+
+
+def half(example, response):
+    """Every second answer has no level, and no reason for it."""
+    state["n"] += 1
+    if state["n"] % 2:
+        return exact_judge(example, response)
+    return judgment_for(example, {})
+
+
+state = {"n": 0}
+
+
+def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
+    """It answers every call, so nothing is asked again, and nothing would be learned to the last step."""
+    asked = []
+
+    def judge(example, response):
+        asked.append(1)
+        return mumble(example, response)
+
+    with pytest.raises(JudgeUnreadable) as found:
+        go(tmp_path / "first", judge)
+    text = str(found.value)
+    assert "16 of 16 answers" in text and "max_failed 50%" in text and "no JSON object" in text
+    assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
+    assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
+    turn = {"judge": exact_judge}
+    later = lambda row: turn.update(judge=mumble if row["step"] == 2 else exact_judge)
+    with pytest.raises(
+        JudgeUnreadable, match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True"
+    ):
+        go(tmp_path / "later", lambda *pair: turn["judge"](*pair), on_step=later)
+    trainer = go(tmp_path / "later", exact_judge, resume=True)
+    whole = go(tmp_path / "whole", exact_judge)
+    assert torch.equal(weights(trainer), weights(whole)) and same_rows(tmp_path / "later", tmp_path / "whole")
+
+
+def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
+    state["n"] = 0
+    go(tmp_path, half, steps=1)
+    (row,) = rows(tmp_path)
+    assert row["unscored"] == 8 and row["failed_calls"] == 0
+    state["n"] = 0
+    with pytest.raises(JudgeUnreadable, match=r"8 of 16 answers .*40%.*no level for "):
+        go(tmp_path / "less", half, steps=1, max_failed=0.4)
+    more = go(tmp_path / "more", mumble, steps=1, max_failed=1)
+    assert more.skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -124,9 +190,22 @@ def test_another_process_decides_too():
     with pytest.raises(JudgeFault, match="another process"):
         busy.batch(EXAMPLES[:1], [""])
     time, rest = Time(), [12, 4, 0]
-    elsewhere = patient(exact_judge, time, total=lambda sums: [sums[0], sums[1] + rest.pop(0), 16, sums[3]])
+
+    def total(sums):
+        faults, failed, lost, _, *more = sums
+        return [faults, failed + rest[0], lost + rest.pop(0), 16, *more]
+
+    elsewhere = patient(exact_judge, time, total=total)
     assert elsewhere.batch(EXAMPLES[:1], [""])[0].scored
     assert time.waits == [5.0]
+    unread = PatientJudge(exact_judge, total=lambda sums: [0, 0, sums[2] + 9, 16, *sums[4:]])
+    with pytest.raises(JudgeUnreadable, match="9 of 16 answers .* on another process"):
+        unread.batch(EXAMPLES[:1], [""])
+    signals = StopSignals(active=True)
+    told = PatientJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        told.batch(EXAMPLES[:1], [""])
+    assert told.batch(EXAMPLES[:1], [""], keep=True)[0].scored and not signals.found
 
 
 def test_messages(caplog):
@@ -254,12 +333,13 @@ def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
     with pytest.raises(JudgeFault, match=message) as found:
         go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
     assert "checkpoint-2" in str(found.value) and newest_checkpoint(tmp_path).name == "checkpoint-2"
-    cause = found.value.__cause__.__cause__
+    cause = found.value.__cause__
+    assert "go on, once this is mended, with resume=True" in str(found.value)
     assert isinstance(cause, DataError | KeyError)
 
 
 def test_a_fault_before_the_first_step_saves_nothing(tmp_path):
-    with pytest.raises(JudgeFault, match="Nothing was trained yet"):
+    with pytest.raises(JudgeFault, match="Nothing was trained yet: start again, once this is mended$"):
         go(tmp_path, bug)
     assert newest_checkpoint(tmp_path) is None
 

@@ -9,9 +9,10 @@ from itertools import accumulate
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from trl import GRPOTrainer
 
-from memcalib.checkpoints import read_state
+from memcalib.checkpoints import checkpoints, read_state
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
@@ -19,6 +20,7 @@ from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_jud
 from memcalib.monitor import repetition
 from memcalib.problem import encode_prompt, judge_all, render
 from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
+from memcalib.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
@@ -96,7 +98,7 @@ def unscored(example, response):
 
 @pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl"])
 def test_all_unscored_skips_the_step(tmp_path, method):
-    trainer, rows = run(tmp_path, judge=unscored, method=method, beta=0.1)
+    trainer, rows = run(tmp_path, judge=unscored, method=method, beta=0.1, max_failed=1)
     assert torch.equal(weights(trainer.model), weights(build_policy(0)))
     assert rows[0]["unscored"] == 16 and rows[0]["skipped"] == 2 and rows[0]["reward"] is None
     assert rows[0]["loss"] == 0
@@ -111,7 +113,7 @@ def test_momentum_does_not_move_an_unscored_step(tmp_path):
             judge = exact_judge if state["calls"] == 1 else unscored
             return [judge(example, response) for example, response in zip(examples, responses, strict=True)]
 
-    trainer, rows = run(tmp_path / "two", judge=Fading(), steps=2, method="gdpo")
+    trainer, rows = run(tmp_path / "two", judge=Fading(), steps=2, method="gdpo", max_failed=1)
     single, _ = run(tmp_path / "one", steps=1, method="gdpo")
     assert [row["skipped"] for row in rows] == [0, 2]
     assert torch.equal(weights(trainer.model), weights(single.model))
@@ -153,7 +155,7 @@ def test_damaged_weights_stop_the_run(tmp_path):
     policy = build_policy(0)
     with torch.no_grad():
         policy.model.norm.weight.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="NaN"):
+    with pytest.raises(Diverged, match=r"step 1: .*NaN.* the run began with\. .* No checkpoint"):
         train(policy, settings(), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
 
 
@@ -346,8 +348,25 @@ def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(training, "response_logps", damaged)
-    with pytest.raises(FloatingPointError, match="row 3, token 0 is nan after 0 updates"):
+    with pytest.raises(Diverged, match="step 1: .*under the policy of row 3, token 0 is nan"):
         run(tmp_path)
+
+
+def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
+    import memcalib.training as training
+
+    plain = training.response_logps
+
+    def full(*args, lost=None, **options):
+        found = plain(*args, **options).clone()
+        found[3] = math.nan
+        lost["out_of_memory"] += 1
+        return found
+
+    monkeypatch.setattr(training, "response_logps", full)
+    with pytest.raises(Diverged, match=r"could not be scored \({'out_of_memory': 2}\): look at the memory") as found:
+        run(tmp_path)
+    assert "learning rate" not in str(found.value)
 
 
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
@@ -355,14 +374,18 @@ def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
 
     plain = desk.score_pairs
 
-    def lost(*args, **options):
+    def without(*args, lost=None, **options):
         pairs, ablated = plain(*args, **options)
+        lost["out_of_memory"] += len(pairs.rows)
         return pairs, torch.full_like(ablated, math.nan)
 
     gdpo, _ = run(tmp_path / "gdpo", method="gdpo")
-    monkeypatch.setattr(desk, "score_pairs", lost)
-    trainer, rows = run(tmp_path / "lost")
-    assert rows[0]["fallback_scoring"] == rows[0]["pairs"] > 0 and rows[0]["localized"] == 0
+    monkeypatch.setattr(desk, "score_pairs", without)
+    trainer, rows = run(tmp_path / "lost", steps=2)
+    for row in rows:
+        assert row["fallback_scoring"] == row["pairs"] == row["lost_out_of_memory"] > 0, "of each step alone"
+        assert row["localized"] == row["lost_context"] == 0
+    trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
 
 
@@ -371,6 +394,95 @@ def test_rows_reach_the_loggers(tmp_path):
     logged = [entry for entry in trainer.state.log_history if "memcalib/reward" in entry]
     assert [entry["memcalib/reward"] for entry in logged] == [row["reward"] for row in rows]
     assert {"memcalib/response_length", "memcalib/worst_mean", "memcalib/threshold/B+", "kl"} <= logged[0].keys()
+
+
+def test_rows_say_how_log_probabilities_were_computed(tmp_path, monkeypatch):
+    import memcalib.trees as trees
+
+    _, (row,) = run(tmp_path / "shared")
+    assert row["sharing_faults"] == {} and row["lost_context"] == row["lost_out_of_memory"] == 0
+    monkeypatch.setattr(trees, "tree_fault", lambda model: "no trees here")
+    _, (row,) = run(tmp_path / "plain")
+    assert row["sharing_faults"] == {"tree": "no trees here"}
+    _, (row,) = run(tmp_path / "none", share_prompts=False, method="gdpo", sampler="generate")
+    assert not {"sharing_faults", "lost_context", "lost_out_of_memory"} & row.keys(), "nothing known is not zero"
+    _, (row,) = run(tmp_path / "pairs", share_prompts=False, sampler="generate")
+    assert row["lost_context"] == 0 and row["sharing_faults"] == {}
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(tmp_path, monkeypatch, what):
+    plain = GRPOTrainer.training_step
+
+    def step(self, model, *args):
+        loss = plain(self, model, *args)
+        if self.state.global_step == 3 and what == "gradient norm":
+            next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan
+        return loss * math.inf if self.state.global_step == 3 and what == "loss" else loss
+
+    policy, one = build_policy(0), build_policy(0)
+    config = settings(steps=3, save_every=1)
+    options = dict(tokenizer=TOKENIZER)
+    monkeypatch.setattr(GRPOTrainer, "training_step", step)
+    with pytest.raises(
+        Diverged, match=rf"step 2: {what} (nan|inf).*learning rate \(.*float32.*checkpoint-2 .* from before"
+    ):
+        train(policy, config, EXAMPLES, exact_judge, out=tmp_path / "bad", **options)
+    assert weights(policy).isfinite().all()
+    assert [path.name for path in checkpoints(tmp_path / "bad")] == ["checkpoint-2"]
+    monkeypatch.setattr(GRPOTrainer, "training_step", plain)
+    train(one, settings(save_every=1), EXAMPLES, exact_judge, out=tmp_path / "one", **options)
+    saved = load_file(tmp_path / "bad" / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(p, saved[name]) for name, p in one.named_parameters()), "the last good one is as it was"
+
+
+@pytest.mark.parametrize("value", [1e30, math.nan])
+@pytest.mark.parametrize("last", [True, False])
+def test_ruined_weights_are_not_kept(tmp_path, value, last):
+    """As a learning rate of 1e30 leaves them: the losses are numbers still, and the rows look well."""
+    policy = build_policy(0)
+
+    def ruin(row):
+        if row["step"] == 1:
+            with torch.no_grad():
+                for p in policy.parameters():
+                    p.add_(value)
+
+    config = settings(steps=1 if last else 3, eval_every=0 if last else 1, save_every=0 if last else 1)
+    options = dict(tokenizer=TOKENIZER, validation=EXAMPLES[:2], on_step=ruin, out=tmp_path)
+    with pytest.raises(Diverged, match=r"step 1: after the update, weight .* of norm (inf|nan).*No checkpoint"):
+        train(policy, config, EXAMPLES, exact_judge, **options)
+    assert checkpoints(tmp_path) == []
+    if not last:
+        kept = load_file(tmp_path / "best" / "model.safetensors")
+        assert all(torch.isfinite(p).all() and p.abs().max() < 1e3 for p in kept.values())
+
+
+def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
+    policy, seen = build_policy(0), []
+
+    def ruin(row):
+        seen.append(row)
+        with torch.no_grad():
+            policy.model.norm.weight.fill_(math.nan)
+
+    with pytest.raises(Diverged, match="step 2: .*NaN.*learning rate") as found:
+        train(policy, settings(steps=3), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, on_step=ruin)
+    assert len(seen) == 1 and "resume" not in str(found.value) and isinstance(found.value, ValueError)
+
+
+def test_validation_with_ruined_weights(tmp_path, monkeypatch):
+    import memcalib.steps as steps
+
+    def nan(*args, **options):
+        raise FloatingPointError("the policy's logits are NaN")
+
+    config = settings(steps=2, eval_every=2, save_every=1)
+    options = dict(tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
+    keep = steps.sample_answers
+    spoil = lambda row: monkeypatch.setattr(steps, "sample_answers", nan if row["step"] == 1 else keep)
+    with pytest.raises(Diverged, match=r"step 2: the policy's logits are NaN.*checkpoint-2"):
+        train(build_policy(0), config, EXAMPLES, exact_judge, on_step=spoil, **options)
 
 
 def test_unknown_logger(tmp_path):
