@@ -1,6 +1,5 @@
 """A logger as the base trainer knows them: registered by name, made by the trainer, told every number."""
 
-import pytest
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -21,9 +20,8 @@ class Missing(TrainerCallback):
         raise RuntimeError("needs a package that is not installed")
 
 
-@pytest.fixture
-def notes(monkeypatch) -> list[tuple[int, dict]]:
-    """`report_to: notes` is a logger, `report_to: missing` one that is not installed; what `notes` was told."""
+def hear(monkeypatch) -> list[tuple[int, dict]]:
+    """`report_to: notes` is a logger, `report_to: missing` one that is not installed; returns what `notes` is told."""
     monkeypatch.setattr(Notes, "told", [])
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "notes", Notes)
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "missing", Missing)

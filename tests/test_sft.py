@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from pydantic import ValidationError
 
-from loggers import notes
+from loggers import hear
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 from memcalib.sft import COLD_STARTS, SftConfig, averaged, build_policies, cold_start, sft, tokenize_rows
@@ -305,7 +305,8 @@ def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, cap
     assert file.read_bytes() == first + b"".join(rest)
 
 
-def test_a_logger_hears_every_row(tmp_path, notes):  # noqa: F811
+def test_a_logger_hears_every_row(tmp_path, monkeypatch):
+    notes = hear(monkeypatch)
     config = SMALL.model_copy(update={"report_to": "notes", "eval_every": 2, "save_every": 0})
     scores = iter([{"SCS": 10.0, "bad": float("nan")}, {"SCS": 20.0, "bad": 1.0}, {"SCS": 30.0, "bad": 2.0}])
     sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=lambda model: next(scores))

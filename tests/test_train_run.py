@@ -14,13 +14,17 @@ import pytest
 import torch
 import yaml
 
+from loggers import hear
 from memcalib.cli import main
 from memcalib.manifest import read_rows
 from memcalib.microserve import MicroServer
-from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
 from memcalib.problem import render, sample_records, write_jsonl
 from memcalib.recipe import METHODS, Recipe, Start, load_recipe
-from memcalib.train_run import Examples, TrainRun, load_start, read_splits, teaching_rows
+from memcalib.start import load_start
+from memcalib.steps import LOGGED
+from memcalib.train_data import Examples, read_splits, teaching_rows
+from memcalib.train_run import TrainRun
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.xdist_group("train_run")
@@ -138,6 +142,29 @@ def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(capsy
     assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
 
 
+@pytest.mark.parametrize("damage", [b'{"step": 2, "rew\x00rd": 1}\n', b"\xff\xfe\n", b"[1, 2]\n", b'{"no": "step"}\n'])
+def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(capsys, tmp_path, straight, caplog, damage):
+    out = tmp_path / "damaged"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "policy")
+    lines = (out / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "steps.jsonl").write_bytes(b"".join([*lines[:2], damage, *lines[3:]]))
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 0, err
+    assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
+    said = [text for text in caplog.messages if "cannot be read" in text]
+    assert len(said) == (b"no" not in damage) and all("line 3 " in text for text in said)
+
+
+def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "policy")
+    command = [sys.executable, "-m", "memcalib", "train", "--method", "memcalib-rl", "--out", str(out), "--resume"]
+    done = subprocess.run([*command, *small("train.steps=5")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_two_processes_do_not_train_in_one_folder(capsys, tmp_path):
     out = tmp_path / "run"
     process = started(out, "memcalib-rl", "train.steps=60")
@@ -152,8 +179,11 @@ def test_two_processes_do_not_train_in_one_folder(capsys, tmp_path):
 
 def test_a_failed_start_does_not_bind_its_folder(capsys, tmp_path):
     out = tmp_path / "run"
-    assert call(capsys, "micro", "--out", out, *small("start.model=nix"))[0] == 1
-    assert (out / "manifest.json").is_file()
+    broken = tmp_path / "broken"
+    shutil.copytree(policy_path("cold-short"), broken)
+    (broken / "model.safetensors").write_bytes(b"cut short")
+    assert call(capsys, "micro", "--out", out, *small(f"start.model={broken}"))[0] == 1
+    assert (out / "manifest.json").is_file(), "the weights are read when the folder is bound"
     code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=1"))
     assert code == 0, err
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=1", "train.lr=1"))
@@ -330,17 +360,96 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
     [
         ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
         ({"judge": None}, "opsd-pg", "validation needs one"),
-        ({"start": {"model": "no-such-model"}}, "grpo", "no-such-model"),
+        ({"start": {"model": "no-such-model"}}, "grpo", "start.model: found 'no-such-model'; allowed: a folder"),
+        (
+            {"train": {"teacher": "nobody"}},
+            "opsd-gkd",
+            "train.teacher: found 'nobody'; allowed: a folder with a model, a hub",
+        ),
+        (
+            {"methods": {"opsd-pg": {"teacher": "x"}}},
+            "opsd-pg",
+            "methods.opsd-pg.teacher: found 'x'; allowed: a folder",
+        ),
+        ({"train": {"report_to": "missing"}}, "grpo", "train.report_to: found 'missing', which is not installed here"),
+        ({"sft": {"report_to": ["notes", "missing"]}}, "sft", "sft.report_to: found 'missing', which is not installed"),
+        ({"train": {"report_to": "nothing"}}, "grpo", "train.report_to: found 'nothing'"),
+        ({"train": {"trl": {"learning_rate": "2e-6"}}}, "grpo", "learning_rate is not set here: lr stands for it"),
+        (
+            {"judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}},
+            "grpo",
+            "judge.key_env: found 'NO_SUCH_KEY_HERE'; no key",
+        ),
+        (
+            {"judge": {"model": "m", "base_url": "ftp://judge/v1"}},
+            "grpo",
+            "judge.base_url: found 'ftp://judge/v1'; must be",
+        ),
+        (
+            {"judge": {"model": "m", "base_url": "localhost:8000"}},
+            "grpo",
+            "judge.base_url: found 'localhost:8000'; must be",
+        ),
+        (
+            {"train": {"max_tokens": 2048}},
+            "grpo",
+            "train.max_tokens: found 2048; allowed: fewer than 2048, the model's",
+        ),
+        (
+            {"train": {"lora_rank": 33}},
+            "grpo",
+            "train.lora_rank: found 33; allowed: at most 32, the width of the model",
+        ),
+        (
+            {"train": {"top_k": 10**6}},
+            "opsd-gkd",
+            "train.top_k: found 1000000; allowed: at most 400, the model's vocab",
+        ),
         ({"start": {"model": "no-such/model"}}, "grpo", "start: model 'no-such/model' cannot be loaded"),
         ({"start": {"model": "cold-short", "adapter": "/no/adapter"}}, "grpo", "start: adapter '/no/adapter' cannot"),
         ({"demonstrations": None}, "sft", "demonstrations: missing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "none.jsonl"),
     ],
 )
-def test_what_is_missing_is_named(capsys, tmp_path, mine, change, method, needle):
-    recipe = written(tmp_path, {k: v for k, v in (mine | change).items() if v is not None})
+def test_what_is_missing_is_named_before_the_folder_is_bound(
+    capsys, tmp_path, mine, monkeypatch, change, method, needle
+):
+    hear(monkeypatch)
+    changed = mine | {k: mine[k] | v if k == "train" else v for k, v in change.items()}
+    recipe = written(tmp_path, {k: v for k, v in changed.items() if v is not None})
     code, _, err = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--no-cache")
-    assert code == 1 and needle in err and not (tmp_path / "run" / "policy").exists()
+    assert code == 1 and needle in err and "unexpected" not in err
+    assert not (tmp_path / "run").exists() or needle.startswith("demonstrations")
+
+
+def test_a_judge_that_is_not_asked_needs_no_key(tmp_path, mine):
+    content = mine | {
+        "judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"},
+        "train": mine["train"] | {"eval_every": 0},
+    }
+    assert TrainRun(Recipe.model_validate(content), "opsd-pg", tmp_path / "run").judge is not None
+    with pytest.raises(ValueError, match="judge.key_env"):
+        TrainRun(Recipe.model_validate(content), "gdpo", tmp_path / "other")
+
+
+def test_a_logger_hears_what_the_rows_say(capsys, tmp_path, monkeypatch):
+    notes = hear(monkeypatch)
+    out = tmp_path / "run"
+    code, _, err = call(capsys, "micro", "--out", out, *small("train.report_to=notes"))
+    assert code == 0, err
+    told = {}
+    for update, logs in notes:
+        told.setdefault(update, {}).update(
+            {k.removeprefix("memcalib/"): v for k, v in logs.items() if "memcalib/" in k}
+        )
+    rows = read_rows(out / "steps.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:
+        heard = told.get(2 * row["step"], {})
+        kept = {name: value for name, value in row.items() if name in heard}
+        assert kept == {name: heard[name] for name in kept}
+        own = {name for name, value in row.items() if isinstance(value, int | float) and name not in ("loss", *LOGGED)}
+        assert own - {"step"} <= heard.keys(), "every number of the row"
 
 
 def test_wrong_calls(capsys, tmp_path, mine):
