@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #941a9a36
+# %% ../nbs/07m_steps.ipynb #79f04bf2
 import json
 import logging
 import math
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -146,7 +147,7 @@ def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> 
 
 StepRows._judged = _judged
 
-# %% ../nbs/07m_steps.ipynb #295fd477
+# %% ../nbs/07m_steps.ipynb #68647990
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
     trainer, out = self.trainer, self.trainer.args.output_dir
     try:
@@ -165,6 +166,8 @@ def _first_scores(self: StepRows, args, state, control, model=None, **_):
     if self.validation and config.eval_every and not state.global_step:
         scores = self._evaluate(model, 0)
         self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)
+        told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
+        self.trainer.callback_handler.on_log(args, state, copy(control), told)  # the loggers; the base trainer knows of no step 0
 
 
 StepRows._evaluate, StepRows.on_train_begin = _evaluate, _first_scores
