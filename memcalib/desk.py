@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'ChannelRewards', 'prompt_dataset', 'check_context', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #f0b27dc6
+# %% ../nbs/07g_desk.ipynb #88fa2243
 import json
 import logging
 from collections import Counter
@@ -18,17 +18,22 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .channels import CHANNELS, channel_rewards, group_advantages, judgment_tensors
-from .localization import Pairs, Thresholds, response_logps, response_mask, score_pairs
+from .localization import Pairs, Thresholds, score_pairs
+from .prefixes import response_mask
 from .problem import Example, Judge, encode_prompt, judge_all, neutralise, render
 from .redistribution import Credit, CreditConfig, credit
+from .scoring import response_logps
 from .settings import TrainConfig
 
-# %% ../nbs/07g_desk.ipynb #f2ae74c8
+# %% ../nbs/07g_desk.ipynb #138fa81f
 class ChannelRewards:
-    """Judges a batch once; `functions` are nine TRL reward functions that share the result. No judge, no rewards."""
+    """Judges a batch once; `functions` are nine TRL reward functions that share the result. No judge, no rewards.
 
-    def __init__(self, judge: Judge | None, examples: Sequence[Example]):
-        self.judge, self.pool = judge, examples
+    With `merge_over_use` the rewards of AC- stand in the column of AB-.
+    """
+
+    def __init__(self, judge: Judge | None, examples: Sequence[Example], merge_over_use: bool = False):
+        self.judge, self.pool, self.merge_over_use = judge, examples, merge_over_use
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
     def _column(self, index: int, name: str) -> Callable[..., list[float]]:
@@ -47,11 +52,14 @@ class ChannelRewards:
             self.judgments, self.valid = [], ~torch.tensor(list(empty) or [False] * len(ids))
             self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
             return
+        blank = [not text.strip() or bool(gone) for text, gone in zip(texts, empty or [False] * len(texts), strict=True)]
         judgments = judge_all(self.judge, examples, texts)
-        gone = [j.model_copy(update={"error": "no tokens"}) for j in judgments]
-        self.judgments = [g if e else j for j, g, e in zip(judgments, gone, empty, strict=True)] if empty else judgments
+        self.judgments = [
+            j.model_copy(update={"error": "empty answer"}) if gone else j for j, gone in zip(judgments, blank, strict=True)
+        ]
         ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-        self.rewards = channel_rewards(ideal, actual, mask).masked_fill(~self.valid[:, None], torch.nan)
+        rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
+        self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
 
 # %% ../nbs/07g_desk.ipynb #ec579273
 log = logging.getLogger(__name__)

@@ -105,7 +105,7 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
             high = tau
     return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
 
-# %% ../nbs/06_redistribution.ipynb #946b7914
+# %% ../nbs/06_redistribution.ipynb #fc227667
 @dataclass(frozen=True)
 class CreditConfig:
     "Credit assignment: the paper's settings by default. `ValueError` names a value that is not allowed."
@@ -122,6 +122,13 @@ class CreditConfig:
     under_use: str = "suppressed"  # 'suppressed', 'uniform', 'absolute'
     threshold_pool: str = "all"  # 'all' scored pairs, or 'open': only pairs whose direction gate can open
     merge_over_use: bool = False  # AC- counts as AB-
+    threshold_start: float = 0.02  # thresholds before the first batch, nats; they never fall below `gate`
+    sentence_start: float = 0.01  # the same for sentence means, never below `sentence_gate`
+    quantile: float = 0.75  # of a channel's scores: where its threshold moves to
+    sentence_quantile: float = 0.70
+    decay: float = 0.9  # share of the old threshold that stays
+    minimum: int = 256  # scores a channel needs in a batch before its threshold moves
+    sentence_minimum: int = 32
     eps: float = 1e-6  # in the denominator of group normalization
     sigma_min: float = 1e-6  # channels with a smaller deviation give 0
     eps_scale: float = 1e-6  # inside the root of the RMS
@@ -146,10 +153,17 @@ class CreditConfig:
             ("ddof", 0),
             ("eps", 1e-300),
             ("eps_scale", 1e-300),
+            ("threshold_start", 0),
+            ("sentence_start", 0),
+            ("minimum", 1),
+            ("sentence_minimum", 1),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):
                 raise ValueError(f"{name} {value}, must be a finite number of at least {least}")
+        for name in ("quantile", "sentence_quantile", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)}, must lie in [0, 1]")
 
 # %% ../nbs/06_redistribution.ipynb #d18c1fd3
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -166,10 +180,14 @@ def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"
             raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
     return torch.tensor([given.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
-# %% ../nbs/06_redistribution.ipynb #6d970dd7
+# %% ../nbs/06_redistribution.ipynb #e804cb43
 def new_thresholds(config: CreditConfig) -> Thresholds:
     "Thresholds at their start, with those of sentences where the granularity asks for them."
-    return Thresholds.for_sentences() if config.granularity == "sentence" else Thresholds()
+    sentence = None
+    if config.granularity == "sentence":
+        rule = (config.sentence_gate, config.sentence_quantile, config.decay, config.sentence_minimum)
+        sentence = Thresholds(config.sentence_start, *rule)
+    return Thresholds(config.threshold_start, config.gate, config.quantile, config.decay, config.minimum, sentence)
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
 def redistribution_gate(
@@ -341,7 +359,31 @@ def credit(
     stats = _stats(config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds)
     return Credit(final.float(), sequence.float(), mine, stats, detail)
 
-# %% ../nbs/06_redistribution.ipynb #6bcef81c
+# %% ../nbs/06_redistribution.ipynb #5d51426f
+def _channels(config: CreditConfig) -> list[int]:
+    "Channel numbers that a run has: without AC- where it is merged into AB-."
+    return [h for h in range(len(CHANNELS)) if not (config.merge_over_use and CHANNELS[h] == "AC-")]
+
+
+def _channel_stats(h: int, config: CreditConfig, rewards, a, group, valid) -> dict[str, float]:
+    ideal, actual = divmod(h, 3)
+    r, groups = rewards[valid, h], [group == g for g in group[valid].unique()]
+    worst = -2 if config.merge_over_use and CHANNELS[h] == "AB-" else -abs(actual - ideal)
+    top, bottom = (1, 0) if ideal == actual else (0, worst)
+    seen = [rewards[g & valid] for g in groups]
+    seen = [x[:, h] for x in seen if x[:, 3 * ideal : 3 * ideal + 3].any()]  # prompts with atoms of this ideal level
+    same = [bool(x.max() - x.min() <= 1e-9) for x in seen]
+    best = [bool((x >= top - 1e-9).all()) for x in seen]
+    least = [bool((x <= bottom + 1e-9).all()) for x in seen]
+    middle = [one and not (b or w) for one, b, w in zip(same, best, least, strict=True)]
+    kinds = {"all_best": best, "all_worst": least, "all_middle": middle, "mixed": [not one for one in same]}
+    share = lambda found, whole: float(sum(found) / whole) if whole else math.nan
+    out = {"trigger": share(r != 0, len(r)), "reward": share(r.double(), len(r)), "groups": len(seen)}
+    out["nondegenerate"] = share([bool(a[g, h].any()) for g in groups], len(groups))
+    out |= {kind: share(found, len(seen)) for kind, found in kinds.items()}
+    return {f"{kind}/{CHANNELS[h]}": value for kind, value in out.items()}
+
+# %% ../nbs/06_redistribution.ipynb #2136fd19
 def _stats(
     config, rewards, a, group, valid, live, final, sequence, scale, mine, detail, thresholds
 ) -> dict[str, float]:
@@ -351,22 +393,11 @@ def _stats(
     out = {"rms": scale.item(), "unscored": int((~valid).sum())}
     out |= {"conservation_error": gap.max().item(), "conservation_relative": relative.max().item()}
     if config.method != "grpo":
-        groups = [group == g for g in group[valid].unique()]
-        for h, name in enumerate(CHANNELS):
-            r = rewards[valid, h]
-            out[f"trigger/{name}"] = (r != 0).double().mean().item() if len(r) else 0.0
-            out[f"reward/{name}"] = r.double().mean().item() if len(r) else 0.0
-            top, bottom = (1, 0) if name.endswith("+") else (0, -abs(h % 3 - h // 3))
-            seen = [rewards[g & valid, h] for g in groups]
-            out[f"nondegenerate/{name}"] = sum(bool(a[g, h].any()) for g in groups) / max(1, len(groups))
-            best, worst = ([bool((x >= top - 1e-9).all()) for x in seen], [bool((x <= bottom + 1e-9).all()) for x in seen])
-            same = [bool(x.max() - x.min() <= 1e-9) for x in seen]
-            outcomes = {"all_best": best, "all_worst": worst, "mixed": [not one for one in same]}
-            outcomes["all_middle"] = [one and not (b or w) for one, b, w in zip(same, best, worst, strict=True)]
-            out |= {f"{kind}/{name}": sum(found) / max(1, len(groups)) for kind, found in outcomes.items()}
+        for h in _channels(config):
+            out |= _channel_stats(h, config, rewards, a, group, valid)
     return out | (_pair_stats(config, mine, live, detail, thresholds) if detail else {})
 
-# %% ../nbs/06_redistribution.ipynb #3edb17cf
+# %% ../nbs/06_redistribution.ipynb #87a0440c
 def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) -> dict[str, float]:
     inside, on, found = live[detail.row], detail.strength > 0, detail.q.sum(1) > 0
     factor = mine[detail.row, detail.channel]
@@ -381,7 +412,8 @@ def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) 
     }  # fmt: skip
     for p in (5, 50, 90, 95, 99, 100):
         out["multiplier_max" if p == 100 else f"multiplier_p{p}"] = float(np.percentile(m, p)) if len(m) else 1.0
-    for h, name in enumerate(CHANNELS):
+    for h in _channels(config):
+        name = CHANNELS[h]
         out[f"threshold/{name}"] = thresholds.value[h].item()
         if thresholds.sentence is not None:
             out[f"sentence_threshold/{name}"] = thresholds.sentence.value[h].item()

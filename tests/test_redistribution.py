@@ -13,6 +13,7 @@ from memcalib.localization import Pairs, Thresholds, localization_signal
 from memcalib.redistribution import (
     CreditConfig,
     credit,
+    new_thresholds,
     eta_by_channel,
     project_multipliers,
     project_reference,
@@ -512,22 +513,66 @@ def test_sentence_thresholds_move_and_are_kept():
 
 @SETTINGS
 @given(seeds)
-def test_group_outcomes_are_four_and_add_up(seed):
+def test_group_outcomes_are_four_and_add_up_over_the_groups_with_such_atoms(seed):
     batch = a_batch(seed)
     out = run(batch)
     for h, name in enumerate(CHANNELS):
         top, bottom = (1, 0) if name.endswith("+") else (0, -abs(h % 3 - h // 3))
         expected = {"all_best": 0, "all_worst": 0, "all_middle": 0, "mixed": 0}
-        groups = batch["group"][batch["valid"]].unique().tolist()
-        for g in groups:
-            values = batch["rewards"][(batch["group"] == g) & batch["valid"], h].tolist()
+        for g in batch["group"][batch["valid"]].unique().tolist():
+            rewards = batch["rewards"][(batch["group"] == g) & batch["valid"]]
+            values = rewards[:, h].tolist()
+            if not rewards[:, 3 * (h // 3) : 3 * (h // 3) + 3].any():
+                continue
             if max(values) != min(values):
                 expected["mixed"] += 1
             else:
-                kind = {top: "all_best", bottom: "all_worst"}.get(values[0], "all_middle")
-                expected[kind] += 1
+                expected[{top: "all_best", bottom: "all_worst"}.get(values[0], "all_middle")] += 1
+        total = sum(expected.values())
+        assert out.stats[f"groups/{name}"] == total
         for kind, count in expected.items():
-            assert out.stats[f"{kind}/{name}"] == pytest.approx(count / max(1, len(groups)))
+            found = out.stats[f"{kind}/{name}"]
+            assert found == pytest.approx(count / total) if total else math.isnan(found)
+
+
+def test_a_prompt_without_bound_atoms_is_no_group_of_bound_channels():
+    rewards = torch.zeros(8, 9, dtype=torch.float64)
+    rewards[:, 0], rewards[4:, 4] = 1, 1  # all right; only the second prompt has a Bound atom
+    group, valid, mask = torch.arange(8) // 4, torch.ones(8, dtype=torch.bool), torch.ones(8, 3, dtype=torch.bool)
+    stats = credit(rewards, group, valid, mask, config=CreditConfig(method="gdpo")).stats
+    assert stats["all_best/B+"] == 1 and stats["all_worst/B+"] == 0 and stats["groups/B+"] == 1
+    assert stats["groups/C+"] == 0 and math.isnan(stats["all_best/C+"])
+
+
+def test_merged_over_use_has_eight_channels_and_a_lower_bottom():
+    rewards = torch.zeros(4, 9, dtype=torch.float64)
+    rewards[:, 1] = -2
+    group, valid, mask = (
+        torch.zeros(4, dtype=torch.long),
+        torch.ones(4, dtype=torch.bool),
+        torch.ones(4, 2, dtype=torch.bool),
+    )
+    config = CreditConfig(method="gdpo", merge_over_use=True)
+    stats = credit(rewards, group, valid, mask, config=config).stats
+    assert stats["all_worst/AB-"] == 1 and not any(name.endswith("AC-") for name in stats)
+
+
+def test_thresholds_follow_the_settings():
+    assert vars(new_thresholds(CreditConfig())).keys() == vars(Thresholds()).keys()
+    for config, standard in (
+        (CreditConfig(), Thresholds()),
+        (CreditConfig(granularity="sentence"), Thresholds.for_sentences()),
+    ):
+        made = new_thresholds(config)
+        for one, other in ((made, standard), (made.sentence, standard.sentence)):
+            if other is None:
+                assert one is None
+                continue
+            assert torch.equal(one.value, other.value)
+            assert all(getattr(one, n) == getattr(other, n) for n in ("floor", "quantile", "decay", "minimum"))
+    for name, value in (("quantile", 1.5), ("decay", -0.1), ("minimum", 0), ("threshold_start", math.nan)):
+        with pytest.raises(ValueError, match=name):
+            CreditConfig(**{name: value})
 
 
 def test_sentence_thresholds_are_reported_where_there_are_any():
