@@ -326,14 +326,15 @@ def successes(self: MicroServer) -> dict[str, int]:
 
 MicroServer.stats, MicroServer.successes = _stats, successes
 
-# %% ../nbs/00g_microserve.ipynb #8bcc41a4
+# %% ../nbs/00g_microserve.ipynb #87e5935d
 def serve(
     world: str = "long", examples: str | Path | None = None, count: int = 100, *, port: int = 8765, seed: int = 0,
-    faults: Faults | float = 0.0, key_env: str = "", **options: Any,
+    faults: Faults | float = 0.0, key_env: str = "", roles: Callable[[list[Example]], Mapping[str, Any]] = lambda records: {}, **options: Any,
 ) -> dict:  # fmt: skip
     """Serve examples of a world, or of a file (written from the world when missing), until Ctrl-C; returns the stats.
 
-    `faults` may be one rate for every class; the only accepted key is read from the environment variable `key_env`;
+    `faults` may be one rate for every class; the only accepted key is read from the environment variable `key_env`; `roles` gives
+    further players, by the names of their models, who may know the examples;
     `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set, `ValueError` for a rate above 1/8.
     """
     faults = faults if isinstance(faults, Faults) else _faults_at(faults)
@@ -343,7 +344,7 @@ def serve(
         records = make_examples(world, count, seed, "test")
         if examples is not None:
             write_jsonl(examples, records)
-    server = MicroServer(records, port=port, faults=faults, key=os.environ[key_env] if key_env else None, **options)
+    server = MicroServer(records, port=port, faults=faults, key=os.environ[key_env] if key_env else None, roles=roles(records), **options)
     server.start()
     try:
         _say_how(server, len(records), examples)

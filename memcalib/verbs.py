@@ -301,7 +301,7 @@ def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="
         typer.confirm(f"delete all replies in {path}?", abort=True)
     print(f"deleted {clear_cache(path)} replies from {path}")
 
-# %% ../nbs/09c_verbs.ipynb #4bed5305
+# %% ../nbs/09c_verbs.ipynb #8a16f9f4
 @verbs.command()
 def microserve(
     examples: Annotated[Path, typer.Argument(help="File of examples; made from the world when it does not exist.")] = Path("runs/micro.jsonl"),
@@ -313,13 +313,14 @@ def microserve(
     at_once: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests at once.")] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
-    """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build and review."""
+    """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
     from memcalib.microreview import micro_roles
     from memcalib.microserve import serve
+    from memcalib.microteacher import micro_teachers
 
-    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=micro_roles())
+    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
 
-# %% ../nbs/09c_verbs.ipynb #9f8191e2
+# %% ../nbs/09c_verbs.ipynb #85097679
 @verbs.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
