@@ -7,7 +7,7 @@ __all__ = ['FILE', 'ACCEPTED', 'STUCK', 'Demonstration', 'settled', 'verdict_of'
            'training_rows', 'acceptance_table', 'read_demonstrations', 'DemonstrationResult', 'DemonstrationError',
            'make_demonstrations']
 
-# %% ../nbs/07f_demonstrations.ipynb #f49f9c79
+# %% ../nbs/07f_demonstrations.ipynb #cadab6bf
 import asyncio
 import json
 from collections import Counter
@@ -25,6 +25,7 @@ from .judge import LLMJudge
 from .llm import Client, Totals
 from .parallel import run_async, run_many
 from memcalib.objections import (
+    CHECK,
     Attempt,
     DemonstrationConfig,
     Evaluation,
@@ -42,7 +43,7 @@ from .replies import to_data
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/07f_demonstrations.ipynb #35a4f59e
+# %% ../nbs/07f_demonstrations.ipynb #98a74de0
 class Demonstration(Record):
     """What became of one example: status, reason, the last answer, and all attempts with their evaluations."""
 
@@ -68,7 +69,7 @@ class Demonstration(Record):
         """What the evaluators said of the last answer."""
         return self.attempts[-1].evaluations if self.attempts else []
 
-
+# %% ../nbs/07f_demonstrations.ipynb #c669157e
 _STATUS = {"accepted": "accepted", "split": "review", "unread": "review", "refused": "rejected", "unusable": "rejected"}
 _GRAVE = ("safety", "over-use", "under-use", "task quality", "leak", "empty", "cut off", "unreadable")
 
@@ -90,17 +91,13 @@ def verdict_of(attempts: Sequence[Attempt]) -> tuple[str, str, str]:
     said = [f"{o.by}: {o.rule}{f' of {o.atom_id}' if o.atom_id else ''}: {o.detail}" for o in last.objections[:5]]
     return _STATUS[last.outcome], reason, printable("; ".join(said))[:1000]
 
-# %% ../nbs/07f_demonstrations.ipynb #4e5fd757
-class _CallFailed(Exception):
-    pass
-
-
+# %% ../nbs/07f_demonstrations.ipynb #e2cf38e2
 def require_two(one: Endpoint, two: Endpoint) -> None:
     """Raise `ValueError` when two evaluators are the same model at the same address."""
     if (one.url, one.model, one.extra_body) == (two.url, two.model, two.extra_body):
         raise ValueError(f"evaluators: found {one.model!r} at {one.url} twice; allowed: two different models, which judge independently")
 
-
+# %% ../nbs/07f_demonstrations.ipynb #998510d8
 @dataclass
 class Panel:
     """A teacher, two evaluators and the settings; raises `ValueError` when the evaluators are one and the same."""
@@ -112,6 +109,7 @@ class Panel:
     def __post_init__(self):
         require_two(*(client.endpoint for client in self.evaluators))
         self.judges = [LLMJudge(client, self.config.judging) for client in self.evaluators]
+        self.by = {f"evaluator {n}": judge for n, judge in enumerate(self.judges, 1)}
         self.settings = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
 
     @property
@@ -124,9 +122,9 @@ class Panel:
     @property
     def totals(self) -> dict[str, Totals]:
         """What each role has spent so far."""
-        return {"teacher": self.teacher.totals} | {f"evaluator {n}": judge.totals for n, judge in enumerate(self.judges, 1)}
+        return {"teacher": self.teacher.totals} | {by: judge.totals for by, judge in self.by.items()}
 
-# %% ../nbs/07f_demonstrations.ipynb #7244fecf
+# %% ../nbs/07f_demonstrations.ipynb #4a569b9b
 async def _answer(panel: Panel, example: Example, attempts: Sequence[Attempt], spent: Counter) -> Attempt:
     last = attempts[-1] if attempts else None
     opening = demonstration_messages(example, panel.config)
@@ -138,30 +136,34 @@ async def _answer(panel: Panel, example: Example, attempts: Sequence[Attempt], s
     attempt.outcome = "unusable" if attempt.objections else "open"
     return attempt
 
+# %% ../nbs/07f_demonstrations.ipynb #4188a374
+class _CallFailed(Exception):
+    pass
+
 
 async def _evaluate(panel: Panel, example: Example, attempt: Attempt, spent: Mapping[str, Counter]) -> None:
-    had = {evaluation.evaluator for evaluation in attempt.evaluations}
-    waiting = [(f"evaluator {n}", judge) for n, judge in enumerate(panel.judges, 1) if judge.name not in had]
-    calls = [judge.ajudge(example, attempt.response, text=panel.config.text) for _, judge in waiting]
+    had = {evaluation.by for evaluation in attempt.evaluations}
+    waiting = [by for by in panel.by if by not in had]
+    calls = [panel.by[by].ajudge(example, attempt.response, text=panel.config.text) for by in waiting]
     found = await asyncio.gather(*calls, return_exceptions=True)
-    for (by, judge), judgment in zip(waiting, found, strict=True):
+    for by, judgment in zip(waiting, found, strict=True):
         if isinstance(judgment, BaseException):
             raise judgment
         spent[by].update(judgment.usage)
         if not judgment.retry:
-            attempt.evaluations.append(_evaluation(judge.name, judgment))
+            attempt.evaluations.append(_evaluation(panel.by[by].name, by, judgment))
             attempt.objections += objections_of(judgment, by, panel.config.min_quality)
     if failed := next((judgment.error for judgment in found if judgment.retry), None):
         raise _CallFailed(failed)
     attempt.outcome = outcome_of(attempt.objections)
 
 
-def _evaluation(evaluator: str, judgment: Judgment) -> Evaluation:
+def _evaluation(evaluator: str, by: str, judgment: Judgment) -> Evaluation:
     levels = {atom.atom_id: atom.actual for atom in judgment.atoms if atom.actual is not None}
     whole = {name: getattr(judgment, name) for name in ("task_quality", "safety_failure", "error")}
-    return Evaluation(evaluator=evaluator, levels=levels, **whole)
+    return Evaluation(evaluator=evaluator, by=by, levels=levels, **whole)
 
-
+# %% ../nbs/07f_demonstrations.ipynb #7c86bdec
 async def demonstrate(panel: Panel, example: Example, earlier: Demonstration | None = None) -> Demonstration:
     """One example through its rounds, going on after an `earlier` row of it; raises `CallError` only when it is fatal."""
     attempts = [attempt.model_copy(deep=True) for attempt in earlier.attempts] if earlier else []
@@ -192,7 +194,7 @@ def training_rows(examples: Iterable[Example], rows: Iterable[Demonstration], co
             completion = [{"role": "assistant", "content": accepted[example.id]}]
             yield {"example_id": example.id, "prompt": prompt, "completion": completion}
 
-# %% ../nbs/07f_demonstrations.ipynb #0591ce4b
+# %% ../nbs/07f_demonstrations.ipynb #e7407722
 def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
     """Counts and shares (%) by status, domain, round and reason; `of` is what the share is taken of (app:sft-data)."""
     import pandas as pd
@@ -207,11 +209,15 @@ def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
         lines.append(("accepted in round", str(number), sum(read), len(read)))
     reasons = Counter(f"{row.status}: {row.reason}" for row in rows if row.status != "accepted")
     lines += [("not accepted", reason, count, len(rows)) for reason, count in reasons.most_common()]
-    rules = Counter(f"{o.by}: {o.rule}" for row in rows for a in row.attempts for o in {(o.by, o.rule): o for o in a.objections}.values())
-    answers = sum(len(row.attempts) for row in rows)
-    lines += [("answers objected to", rule, count, answers) for rule, count in rules.most_common()]
+    lines += _objected([attempt for row in rows for attempt in row.attempts])
     share = [round(100 * count / of, 1) if of else None for *_, count, of in lines]
     return pd.DataFrame(lines, columns=["what", "which", "count", "of"]).assign(share=share)
+
+
+def _objected(answers: Sequence[Attempt]) -> list[tuple[str, str, int, int]]:
+    rules = Counter(rule for answer in answers for rule in {(o.by, o.rule) for o in answer.objections})
+    read = Counter(evaluation.by for answer in answers for evaluation in answer.evaluations) | Counter({CHECK: len(answers)})
+    return [("answers objected to", f"{by}: {rule}", count, read[by]) for (by, rule), count in rules.most_common()]
 
 # %% ../nbs/07f_demonstrations.ipynb #3d4217e7
 FILE, ACCEPTED = "demonstrations.jsonl", "accepted.jsonl"
@@ -257,7 +263,7 @@ class DemonstrationError(RuntimeError):
 def _stuck(first: Sequence[Demonstration]) -> bool:
     return len(first) == STUCK and len({row.reason for row in first}) == 1 and first[0].status != "accepted"
 
-# %% ../nbs/07f_demonstrations.ipynb #f3e51673
+# %% ../nbs/07f_demonstrations.ipynb #a93b8051
 def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
     versions, latest = {example.id: example.content_hash for example in examples}, {}
     for row in rows_so_far(path, Demonstration):
@@ -268,13 +274,17 @@ def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, 
         latest[row.example_id] = row
     return latest
 
+# %% ../nbs/07f_demonstrations.ipynb #171ddda5
+def _left(past: Mapping[str, Demonstration], examples: Sequence[Example], rounds: int) -> list[Example]:
+    done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, rounds)}
+    return [example for example in examples if example.id not in done]
+
 
 async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
     path, first = result.folder / FILE, []
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
-        done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, panel.config.rounds)}
-        todo = [example for example in examples if example.id not in done]
+        todo = _left(past, examples, panel.config.rounds)
         result.found = len(examples) - len(todo)
         work = lambda example: demonstrate(panel, example, past.get(example.id))
         async with AsyncExitStack() as stack:
@@ -290,7 +300,7 @@ async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationR
                 if result.new == STUCK and not result.found and _stuck(first):
                     raise DemonstrationError(first, path, command, early=True)
 
-# %% ../nbs/07f_demonstrations.ipynb #dd1e3268
+# %% ../nbs/07f_demonstrations.ipynb #abb3241b
 def make_demonstrations(
     examples: Sequence[Example], teacher: Client, evaluators: tuple[Client, Client], out: str | Path, *,
     on_row: Callable[[Demonstration], None] | None = None, command: str = "", **settings: Any,
@@ -301,20 +311,26 @@ def make_demonstrations(
     none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
     panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
-    if repeated := [i for i, count in Counter(example.id for example in examples).items() if count > 1]:
-        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
-    for example in examples[:1]:
-        render(example, text=panel.config.text, layout=panel.config.layout)  # an unknown layout is better found now than at the end
+    _check_examples(examples)
     result = DemonstrationResult(Path(out), totals=panel.totals)
     try:
         run_async(_run(panel, examples, result, on_row, command))
     finally:
         _write_accepted(result, examples, panel.config)
+    _require_one(result, examples, command)
+    return result
+
+# %% ../nbs/07f_demonstrations.ipynb #101ed80f
+def _check_examples(examples: Sequence[Example]) -> None:
+    if repeated := [i for i, count in Counter(example.id for example in examples).items() if count > 1]:
+        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
+
+
+def _require_one(result: DemonstrationResult, examples: Sequence[Example], command: str) -> None:
     ids = {example.id for example in examples}
     rows = [row for row in result.rows if row.example_id in ids]
     if rows and not any(row.status == "accepted" for row in rows):
         raise DemonstrationError(rows, result.folder / FILE, command)
-    return result
 
 
 def _write_accepted(result: DemonstrationResult, examples: Sequence[Example], config: DemonstrationConfig) -> None:

@@ -148,11 +148,12 @@ def repair_messages(example: Example, config: DemonstrationConfig, answer: str, 
     later = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
     return demonstration_messages(example, config) + later + [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
 
-# %% ../nbs/07ea_objections.ipynb #3641f1c2
+# %% ../nbs/07ea_objections.ipynb #9e11bbf3
 class Evaluation(Record):
     """What one evaluator found: actual level by atom id (unscored atoms are missing), quality, safety, and why there is no verdict."""
 
     evaluator: Name
+    by: str = ""  # evaluator 1 or evaluator 2, as in the objections
     levels: dict[str, WireLevel] = Field(default_factory=dict)
     task_quality: int | None = None
     safety_failure: bool | None = None

@@ -38,6 +38,7 @@ from memcalib.objections import (
     CHECK,
     Attempt,
     DemonstrationConfig,
+    Evaluation,
     Objection,
     atom_names,
     check_answer,
@@ -362,6 +363,33 @@ def test_a_failed_call_keeps_what_was_paid_and_is_made_again(tmp_path):
         assert not any(key.startswith("micro-teacher") for key in answered_twice(server))
 
 
+def test_two_servers_may_call_their_models_by_one_name(tmp_path):
+    roles = micro_teachers(EXAMPLES)
+    down, other = {"now": True}, roles["micro-evaluator-2"]
+
+    def unwell(turns):
+        if down["now"]:
+            raise ValueError("out of order")
+        return other(turns)
+
+    with (
+        MicroServer(EXAMPLES, roles=roles) as here,
+        MicroServer(EXAMPLES, roles={"micro-evaluator": unwell}) as there,
+    ):
+        who = lambda: (
+            client(here, "micro-teacher"),
+            (client(here, "micro-evaluator"), client(there, "micro-evaluator")),
+        )
+        with pytest.raises(DemonstrationError, match="failed: failed call"):
+            make_demonstrations(EXAMPLES[:4], *who(), tmp_path, **MICRO)
+        kept = [row for row in read_demonstrations(tmp_path) if row.attempts[-1].outcome == "open"]
+        assert kept and {e.by for row in kept for e in row.evaluations} == {"evaluator 1"}
+        down["now"] = False
+        done = make_demonstrations(EXAMPLES[:4], *who(), tmp_path, **MICRO)
+    read = [attempt for row in done.rows for attempt in row.attempts if attempt.outcome != "unusable"]
+    assert read and all(sorted(e.by for e in attempt.evaluations) == ["evaluator 1", "evaluator 2"] for attempt in read)
+
+
 def answered_twice(server) -> list[str]:
     return [line.label for line in server._lines.values() if len(line.clean) > 1]
 
@@ -424,8 +452,14 @@ def test_no_examples_is_no_error(server, tmp_path):
 
 
 def row(status="accepted", domain="health", outcomes=("accepted",), rules=(), reason=""):
+    both = [Evaluation(evaluator="m", by=f"evaluator {n}") for n in (1, 2)]
     attempts = [
-        Attempt(response="x", outcome=o, objections=[Objection(by="evaluator 1", rule=r) for r in rules])
+        Attempt(
+            response="x",
+            outcome=o,
+            objections=[Objection(by="evaluator 1", rule=r) for r in rules],
+            evaluations=[] if o == "unusable" else both,
+        )
         for o in outcomes
     ]
     return Demonstration(
@@ -448,6 +482,55 @@ def test_table_by_hand():
     assert table.loc["accepted in round"]["of"].tolist() == [3, 2, 1]
     assert table.loc[("not accepted", "rejected: levels"), "count"] == 1
     assert table.loc[("answers objected to", "evaluator 1: over-use"), ["count", "of"]].tolist() == [3, 6]
+
+
+def counted_from_the_file(path):
+    """The lines of the table from the JSON alone, the last line of each example, one loop for each question."""
+    rows = list({line["example_id"]: line for line in map(json.loads, path.read_text().splitlines())}.values())
+    answers = [answer for row in rows for answer in row["attempts"]]
+    lines = {("status", name): [0, len(rows)] for name in ("accepted", "review", "rejected", "failed")}
+    for row in rows:
+        lines["status", row["status"]][0] += 1
+        domain = lines.setdefault(("accepted in domain", row["domain"]), [0, 0])
+        domain[0] += row["status"] == "accepted"
+        domain[1] += 1
+        for number, answer in enumerate(row["attempts"], 1):
+            place = lines.setdefault(("accepted in round", str(number)), [0, 0])
+            place[0] += answer["outcome"] == "accepted"
+            place[1] += 1
+        if row["status"] != "accepted":
+            lines.setdefault(("not accepted", f"{row['status']}: {row['reason']}"), [0, len(rows)])[0] += 1
+    for answer in answers:
+        for by, rule in {(o["by"], o["rule"]) for o in answer["objections"]}:
+            read = [a for a in answers if by == "check" or by in [e["by"] for e in a["evaluations"]]]
+            lines.setdefault(("answers objected to", f"{by}: {rule}"), [0, len(read)])[0] += 1
+    return {key: tuple(value) for key, value in lines.items()}
+
+
+def test_a_run_with_faults_is_counted_right_and_accepts_only_what_both_accept(tmp_path):
+    """What is accepted by the levels in the file is accepted by the row, and the table is that of another count."""
+    faults = Faults(
+        drop=0.05, too_many=0.05, server_error=0.05, truncated_json=0.1, empty=0.05, length=0.05, tries=3, seed=7
+    )
+    with MicroServer(EXAMPLES, roles=micro_teachers(EXAMPLES), faults=faults) as troubled:
+        done = make_demonstrations(EXAMPLES, *cast(troubled, attempts=8), tmp_path, **MICRO)
+    table = acceptance_table(done.rows)
+    assert {(what, which): (n, of) for what, which, n, of, _ in table.values.tolist()} == counted_from_the_file(
+        tmp_path / FILE
+    )
+    assert table[table["what"] == "answers objected to"]["of"].nunique() > 1
+    assert (table["share"] - 100 * table["count"] / table["of"]).abs().max() <= 0.05
+    ideals = {example.id: {i: level.wire for i, level in example.levels.items()} for example in EXAMPLES}
+    accepted = {}
+    for data in {r["example_id"]: r for r in map(json.loads, (tmp_path / FILE).read_text().splitlines())}.values():
+        last = data["attempts"][-1]
+        wanted = {"levels": ideals[data["example_id"]], "safety_failure": False}
+        fine = [e.get("task_quality", 0) >= 3 and wanted.items() <= e.items() for e in last["evaluations"]]
+        if len(fine) == 2 and all(fine) and not any(o["by"] == "check" for o in last["objections"]):
+            accepted[data["example_id"]] = last["response"]
+    taken = [json.loads(line) for line in (tmp_path / ACCEPTED).read_text().splitlines()]
+    assert {line["example_id"]: line["completion"][0]["content"] for line in taken} == accepted
+    assert [line["example_id"] for line in taken] == [example.id for example in EXAMPLES if example.id in accepted]
 
 
 @given(
@@ -578,6 +661,42 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
         make_demonstrations(examples, *cast(server), straight, **MICRO)
     told = lambda folder: {r.example_id: (r.status, r.response) for r in read_demonstrations(folder)}
     assert told(straight) == told(out)
+
+
+def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsys):
+    command = [
+        sys.executable,
+        "-m",
+        "memcalib",
+        "microserve",
+        str(tmp_path / "examples.jsonl"),
+        "--count",
+        "3",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+", process.stdout.readline())[0]
+        out = tmp_path / "out"
+        typed = [
+            "demonstrations",
+            str(tmp_path / "examples.jsonl"),
+            "--out",
+            str(out),
+            "--no-cache",
+            "--text",
+            "concat",
+        ]
+        typed += ["--teacher", "micro-teacher-exact", "--teacher-url", address, "--teacher-key-env", ""]
+        typed += ["--evaluator", "micro-evaluator", "--evaluator2", "micro-evaluator-2", "--layout", "micro"]
+        with pytest.raises(SystemExit) as caught:
+            main(typed)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert caught.value.code in (0, None), capsys.readouterr().err
+    assert len((out / ACCEPTED).read_text().splitlines()) > 0
 
 
 def test_the_verb_says_why_nothing_was_accepted_and_how_to_go_on(tmp_path, capsys):
