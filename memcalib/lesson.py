@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Reading', 'read_head', 'Lesson', 'teach']
 
-# %% ../nbs/07ab_lesson.ipynb #73983ca6
+# %% ../nbs/07ab_lesson.ipynb #358c8ea7
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from .models import vocabulary_size
+from .models import in_one_call, vocabulary_size
 from .prefixes import response_mask
 from .scoring import read_answers
 
-# %% ../nbs/07ab_lesson.ipynb #eaac5fa1
+# %% ../nbs/07ab_lesson.ipynb #10a28388
 class Reading(NamedTuple):
     """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `rest`, `entropy`."""
 
@@ -30,8 +30,8 @@ class Reading(NamedTuple):
     entropy: Float[Tensor, " token"]
 
 
-def _read_chunk(head, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float) -> Reading:
-    logits = head(hidden).float() / temperature
+def _read_chunk(forward, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float) -> Reading:
+    logits = forward(hidden).float() / temperature
     norm = logits.logsumexp(-1, keepdim=True)
     ids = logits.topk(k, -1).indices if ids is None else ids
     others = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) if k < logits.shape[-1] else norm.detach() - torch.inf
@@ -39,7 +39,7 @@ def _read_chunk(head, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: in
         entropy = norm[:, 0] - ((logits - norm).exp() * logits).sum(-1)
     return Reading((logits.gather(-1, targets[:, None]) - norm)[:, 0], ids, logits.gather(-1, ids) - norm, (others - norm)[:, 0], entropy)
 
-# %% ../nbs/07ab_lesson.ipynb #24a2c4e2
+# %% ../nbs/07ab_lesson.ipynb #81ecb22a
 def read_head(
     head: Callable[[Tensor], Tensor],  # hidden states -> logits
     hidden: Float[Tensor, "token width"],
@@ -51,13 +51,18 @@ def read_head(
     logit_chunk: int = 2**24,  # logits held at once
 ) -> Reading:
     """Log-probabilities under softmax(head(hidden) / temperature), float32; differentiable in `hidden` and the head."""
-    k, parts, chunk = k if ids is None else ids.shape[-1], [], max(1, logit_chunk // vocabulary_size(head, hidden))
-    for start in range(0, max(len(hidden), 1), chunk):
-        at = slice(start, start + chunk)
-        args = (head, hidden[at], targets[at], ids if ids is None else ids[at], k, temperature)
-        grad = torch.is_grad_enabled()
-        parts.append(Reading(*(checkpoint(_read_chunk, *args, use_reentrant=False) if grad else _read_chunk(*args))))
-    return Reading(*map(torch.cat, zip(*parts, strict=True)))
+    k, chunk = k if ids is None else ids.shape[-1], max(1, logit_chunk // vocabulary_size(head, hidden))
+
+    def read(hidden: Tensor) -> tuple[Tensor, ...]:
+        parts = []
+        for start in range(0, max(len(hidden), 1), chunk):
+            at = slice(start, start + chunk)
+            args = (head.forward, hidden[at], targets[at], ids if ids is None else ids[at], k, temperature)
+            grad = torch.is_grad_enabled()
+            parts.append(checkpoint(_read_chunk, *args, use_reentrant=False) if grad else _read_chunk(*args))
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    return Reading(*in_one_call(head, read, hidden))
 
 # %% ../nbs/07ab_lesson.ipynb #39ad2e4f
 class Lesson(NamedTuple):

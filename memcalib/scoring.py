@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['response_logps_reference', 'group_sync', 'read_answers', 'response_logps']
 
-# %% ../nbs/05ac_scoring.ipynb #d0472be8
+# %% ../nbs/05ac_scoring.ipynb #9a5d2e80
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from memcalib.models import (
     _out_of_memory,
     _takes_positions,
     cache_fault,
+    in_one_call,
     log,
     split_model,
     token_logps,
@@ -240,23 +241,28 @@ def group_sync(model) -> Callable[[bool], bool] | None:
 
     return sync
 
-# %% ../nbs/05ac_scoring.ipynb #bb25f18b
+# %% ../nbs/05ac_scoring.ipynb #5efd535c
 def _inside(model, work: Callable[[], None]) -> None:
     "Run work(), inside the forward of the model where FSDP has sharded it."
     from torch.distributed.fsdp import FSDPModule
 
-    if not isinstance(model, FSDPModule):
-        return work()
-    kept = vars(model).pop("forward", None)
+    return in_one_call(model, work) if isinstance(model, FSDPModule) else work()
 
-    def once():
-        vars(model).pop("forward")
-        if kept is not None:
-            model.forward = kept
-        work()
 
-    model.forward = once
-    model()
+def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
+    "The head, or where DeepSpeed has sharded it a copy with whole weights, which can be used without the other processes."
+    if head is None or not any(hasattr(p, "ds_id") for p in head.parameters()):
+        return head
+    if not isinstance(head, torch.nn.Linear):
+        raise ValueError(f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter")
+    import deepspeed
+
+    own = torch.nn.Linear(1, 1, bias=head.bias is not None)
+    own.in_features, own.out_features = head.in_features, head.out_features
+    with deepspeed.zero.GatheredParameters([*head.parameters()]):
+        for name, p in head.named_parameters():
+            setattr(own, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
+    return own
 
 # %% ../nbs/05ac_scoring.ipynb #5913fd3b
 def _use_sharing(model, scorer: _Scorer, prompts, jobs, budget: int) -> bool:
@@ -293,7 +299,7 @@ def _score(model, scorer: _Scorer, keys: list[tuple], share: bool | None, budget
         found |= {work[k]: piece for k, piece in _within_memory(some, jobs, budget).items()}
     return found
 
-# %% ../nbs/05ac_scoring.ipynb #736bf80f
+# %% ../nbs/05ac_scoring.ipynb #98415d82
 @torch.no_grad()
 def read_answers(
     model,
@@ -310,7 +316,8 @@ def read_answers(
 ) -> list[Tensor | None]:
     "What `read` says of each answer's tokens; None for an answer without tokens or one that could not be scored."
     _check_rows(prompts, responses, token_budget)
-    scorer = _Scorer(*split_model(model, head), read, model.device, sync or group_sync(model))
+    network, reads = split_model(model, head)
+    scorer = _Scorer(network, _own_head(reads), read, model.device, sync or group_sync(model))
     budget = token_budget or (2048 if model.device.type == "cpu" else 16384)
     limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]

@@ -67,6 +67,8 @@ def settings(case: str) -> tuple[TrainConfig, str, str]:
     sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
     changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
     empty, long = changes.pop("empty"), changes.pop("long", "none")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
+        changes["trl"] = changes["trl"] | {"use_cpu": False}  # or accelerate leaves DeepSpeed aside
     return world_config(WORLDS["short"], **changes), empty, long
 
 
@@ -114,6 +116,12 @@ def same_parts(config: TrainConfig, processes: int):
 
 def whole(value: torch.Tensor) -> torch.Tensor:
     """A tensor that several processes share, put together on each."""
+    if hasattr(value, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([value]):
+            return value.detach().clone()
+    value = value.detach()
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -139,6 +147,12 @@ def shard_on_cpu() -> None:
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
     state.AcceleratorState.__init__ = start
+
+
+def deepspeed_on_cpu() -> None:
+    """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told that they are on the CPU."""
+    first = state.PartialState._prepare_backend
+    state.PartialState._prepare_backend = lambda self, cpu=False, *more: first(self, True, *more)
 
 
 def observe(case: str, out: Path, processes: int) -> dict:
@@ -167,6 +181,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
         if config.minibatches > 1:
             grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
         policy = load_policy("cold-short")[0]
+        start = {name: p.detach().clone() for name, p in policy.named_parameters()}
         trainer = training.train(
             policy if case == "half" else policy.double(),
             config,
@@ -179,8 +194,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
         training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict = kept
     rows = [row for row in trainer.state.log_history if "loss" in row]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    start = {name: p.detach() for name, p in load_policy("cold-short")[0].named_parameters()}
-    trained = {name: whole(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
     steps = [p - start[name] if name in start else p for name, p in trained.items()]
     found["losses"] = [row["loss"] for row in rows]
     if config.method in DISTILLED:
@@ -237,7 +251,7 @@ def go_on(name: str, out: Path) -> dict:
     model = trainer.accelerator.unwrap_model(trainer.model)
     states = [whole(value) for group in trainer.optimizer.state.values() for value in group.values()]
     return {
-        "weights": torch.cat([whole(p.detach()).flatten() for p in model.parameters()]),
+        "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
         "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
         "thresholds": trainer.thresholds.value,
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
@@ -251,6 +265,8 @@ if __name__ == "__main__":
     rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
     if os.environ.get("SHARDED"):
         shard_on_cpu()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
+        deepspeed_on_cpu()
     for name in sys.argv[2:]:
         if name.startswith("taught"):
             result = teach(name, folder)
