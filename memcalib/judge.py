@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['judgment_from', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts']
 
-# %% ../nbs/02_judge.ipynb #b7b2bf02
+# %% ../nbs/02_judge.ipynb #acc56799
 import asyncio
+import copy
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -171,6 +172,16 @@ def _batch(self: LLMJudge, examples: Sequence[Example], responses: Sequence[str]
 
 
 LLMJudge.batch = _batch
+
+# %% ../nbs/02_judge.ipynb #3e5d8f8b
+def _as_read(self: LLMJudge, text: str) -> LLMJudge:
+    """This judge, to be shown memory as `text` ('fluent' or 'concat'); everything else is shared."""
+    other = copy.copy(self)
+    other.config = self.config.model_validate(self.config.model_dump() | {"text": text})
+    return other
+
+
+LLMJudge.as_read = _as_read
 
 # %% ../nbs/02_judge.ipynb #29dfd688
 def _place(row: Rollout | Judgment) -> tuple:
