@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ASSUMED', 'SAMPLED', 'LONGEST', 'Setting', 'resolved', 'Texts', 'measure_texts', 'epoch_work', 'teaching_work',
-           'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'Forecast',
-           'forecast']
+           'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'missing_here',
+           'Forecast', 'forecast']
 
-# %% ../nbs/09i_budget.ipynb #a1175d83
+# %% ../nbs/09i_budget.ipynb #af88bec2
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -17,7 +18,7 @@ from typing import Any
 
 from .endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
-from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape
+from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape, read_config
 from .problem import Example, encode_prompt, iter_examples, render
 from .recipe import Launch, Recipe, Source, method_config
 from .verdict import judge_request
@@ -178,7 +179,7 @@ def judge_work(recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, flo
     cost = 0.0 if not asked else price.cost(prompt, reply) if price else None
     return {"calls": calls, "of them validation": rounds * texts.validation, "prompt tokens": prompt, "completion tokens": reply, "cost": cost}
 
-# %% ../nbs/09i_budget.ipynb #c4fbe2f4
+# %% ../nbs/09i_budget.ipynb #f5c43e11
 def launch_file(name: str) -> Path:
     """The `accelerate` configuration of that name: a path, or a file of a shipped launch folder; raises `FileNotFoundError`."""
     shipped = Path(str(resources.files("memcalib") / "data" / "launch")) / name
@@ -187,7 +188,7 @@ def launch_file(name: str) -> Path:
         raise FileNotFoundError(f"launch.accelerate: no file {name!r}; allowed: a path, or FOLDER/accelerate.yaml of a shipped launch folder")
     return found
 
-
+# %% ../nbs/09i_budget.ipynb #526bcbac
 def strategy(launch: Launch) -> str:
     """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it; raises `ValueError` for what this page cannot reckon."""
     import yaml
@@ -222,7 +223,11 @@ def _sampler(config: Any, rows: int) -> dict[str, Any]:
         return {}
     return {"colocated": trl.get("vllm_gpu_memory_utilization", 0.3), "sleeping": trl.get("vllm_enable_sleep_mode", False)}
 
-# %% ../nbs/09i_budget.ipynb #c30f01ff
+# %% ../nbs/09i_budget.ipynb #1b51c0f4
+def _on_gpus(launch: Launch) -> bool:
+    return launch.memory_gib is not None or launch.processes > 1 or launch.accelerate is not None
+
+
 def training_plan(recipe: Recipe, config: Any, prompt: float, answer: float) -> Plan:
     """The plan of a recipe for prompts and answers of so many tokens; raises `ValueError` where answers do not split evenly."""
     launch, sampled = recipe.launch, hasattr(config, "prompts")
@@ -230,7 +235,7 @@ def training_plan(recipe: Recipe, config: Any, prompt: float, answer: float) -> 
     parts = (config.minibatches if sampled else 1) * config.accumulate * launch.processes
     if rows % parts:
         raise ValueError(f"{rows} answers do not split into {parts} parts: minibatches x accumulate x launch.processes")
-    gpu = launch.memory_gib is not None or launch.processes > 1 or launch.accelerate is not None
+    gpu = _on_gpus(launch)
     small = (config.trl.get("model_init_kwargs") or {}).get("dtype") == "bfloat16" or strategy(launch) == "zero3"
     more = _sampler(config, rows // launch.processes) if sampled else {}
     return Plan(
@@ -270,13 +275,28 @@ def _room(recipe: Recipe, shape: Shape, plan: Plan, config: Any) -> str:
     each = max(1, shape.cache) * 2 / parts * (config.max_prompt + config.max_tokens)
     return f"vLLM's share holds {2 * shape.parameters / parts / GIB:.1f} GiB of weights and {max(0, int(left // each))} answers at their limits at once"
 
-# %% ../nbs/09i_budget.ipynb #920b797e
+# %% ../nbs/09i_budget.ipynb #cc2c7b0e
+def missing_here(recipe: Recipe, config: Any, asked: bool) -> Iterator[str]:
+    """What a run would be refused for on this machine: an unset key of a judge that is `asked`, a logger, a limit of the model."""
+    from memcalib.settings import check_loggers, check_model
+
+    if asked and isinstance(recipe.judge, Endpoint) and recipe.judge.key_env and not os.environ.get(recipe.judge.key_env):
+        yield f"judge.key_env: the variable {recipe.judge.key_env} is not set here"
+    source, checks = recipe.launch.shape or _local_folder(recipe), [(check_loggers, (config.report_to,))]
+    checks += [(check_model, (config, read_config(source)))] if source else []
+    for check, given in checks:
+        try:
+            check(*given)
+        except ValueError as error:
+            yield from str(error).splitlines()
+
+# %% ../nbs/09i_budget.ipynb #5a11c78b
 LONGEST = "at greatest lengths"
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training would be and cost; `memory` is None where the model's shape is unknown."""
+    """What a training would be and cost; `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU."""
 
     method: str
     settings: list[Setting]
@@ -292,7 +312,7 @@ class Forecast:
         """Plain values for JSON; memory in bytes."""
         return asdict(self) | {"memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}}
 
-# %% ../nbs/09i_budget.ipynb #694a2cf6
+# %% ../nbs/09i_budget.ipynb #c6e64c0a
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     wide = max((len(name) for name, _ in rows), default=0)
     return ["", title, *(f"  {name:<{wide}}  {value}" for name, value in rows)]
@@ -304,17 +324,26 @@ def _number(value: Any) -> str:
 
 def _text(self: Forecast) -> str:
     """The forecast as a page for a terminal."""
-    settings = [(s.name, f"{s.value!s:<12} {s.source}") for s in self.settings]
+    settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
     lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
     lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
-    if self.memory:
-        size = f"{self.shape.parameters / 1e6:,.1f} million parameters" + (f", {self.shape.adapter / 1e6:,.1f} of them trained" if self.shape.adapter else "")
-        parts = [(name, _both(self.memory, lambda m, name=name: m.parts[name])) for name in self.memory["expected"].parts]
-        parts += [(f"sum, {moment}", _both(self.memory, lambda m, moment=moment: getattr(m, moment))) for moment in ("sampling", "scoring", "update")]
-        lines += _lines(f"Memory of each of {self.gpus} GPUs, GiB: expected, {LONGEST} ({size})", parts)
+    lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
     for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings)):
         lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
     return "\n".join(lines[1:])
+
+
+def _memory_title(plan: Forecast) -> str:
+    where = {0: "one process on the CPU", 1: "one GPU"}.get(plan.gpus, f"each of {plan.gpus} GPUs")
+    trained = f", {plan.shape.adapter / 1e6:,.1f} of them trained" if plan.shape.adapter else ""
+    return f"Memory of {where}, GiB: expected, {LONGEST} ({plan.shape.parameters / 1e6:,.1f} million parameters{trained})"
+
+
+def _memory_rows(memory: Mapping[str, Memory]) -> list[tuple[str, str]]:
+    held = [name for name in memory["expected"].parts if any(found.parts[name] for found in memory.values())]
+    parts = [(name, _both(memory, lambda m, name=name: m.parts[name])) for name in held]
+    moments = ("sampling", "scoring", "update")
+    return parts + [(f"sum, {moment}", _both(memory, lambda m, moment=moment: getattr(m, moment))) for moment in moments]
 
 
 def _both(memory: Mapping[str, Memory], value: Any) -> str:
@@ -323,7 +352,7 @@ def _both(memory: Mapping[str, Memory], value: Any) -> str:
 
 Forecast.text = _text
 
-# %% ../nbs/09i_budget.ipynb #eb051a71
+# %% ../nbs/09i_budget.ipynb #dd271377
 def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> tuple[dict[str, Memory], list[str]]:
     longest = getattr(config, "max_tokens", ASSUMED["answer"])
     limit = getattr(config, "max_prompt", (getattr(config, "max_length", None) or 8192) - longest)
@@ -348,6 +377,7 @@ def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Seq
     assumed = [f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens", *texts.assumptions, *notes]
     if method == "memcalib-rl":
         assumed.append(f"{min(ASSUMED['pairs'], texts.atoms):g} localizable channels an answer; 8 is the most")
-    problems = list(warnings_of(recipe, config, shape, memory))
     judge = judge_work(recipe, config, texts, work)
-    return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, recipe.launch.processes, memory, assumed, problems)
+    problems = [*warnings_of(recipe, config, shape, memory), *missing_here(recipe, config, judge["calls"] > 0)]
+    gpus = recipe.launch.processes if _on_gpus(recipe.launch) else 0
+    return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, gpus, memory, assumed, problems)

@@ -10,11 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loggers import hear
 from memcalib.budget import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
 from memcalib.memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
 from memcalib.microworld import make_examples, policy_path
 from memcalib.problem import encode_prompt, render, write_jsonl
-from memcalib.recipe import Launch, load_recipe, method_config
+from memcalib.recipe import METHODS, Launch, load_recipe, method_config
 from memcalib.settings import TrainConfig
 
 SMALL = dict(
@@ -261,3 +262,32 @@ def test_strategies(tmp_path):
         (tmp_path / "a.yaml").write_text(content)
         with pytest.raises(ValueError, match="allowed: FSDP"):
             strategy(Launch(accelerate=str(tmp_path / "a.yaml"), processes=2))
+
+
+def test_the_page_says_where_the_memory_is(tmp_path):
+    for changes, title in (
+        ([], "Memory of one process on the CPU, GiB"),
+        (["launch.memory_gib=24"], "Memory of one GPU, GiB"),
+        (["launch.processes=4", "launch.memory_gib=24"], "Memory of each of 4 GPUs, GiB"),
+    ):
+        text = forecast(load_recipe("micro", changes), "memcalib-rl").text()
+        assert title in text and "vLLM" not in text, "a part that holds nothing is left out"
+    assert "vLLM's share" in forecast(load_recipe("qwen3-8b"), "grpo").text()
+    assert "gradients" in forecast(load_recipe("qwen3-8b"), "sft").text()
+
+
+def test_what_this_machine_lacks_is_a_warning(monkeypatch):
+    hear(monkeypatch)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    asked = [
+        m
+        for m in METHODS.values()
+        if any("JUDGE_API_KEY is not set" in w for w in forecast(load_recipe("qwen3-8b"), m).warnings)
+    ]
+    assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], "fine-tuning asks no judge here"
+    monkeypatch.setenv("JUDGE_API_KEY", "any")
+    assert not any("is not set" in text for text in forecast(load_recipe("qwen3-8b"), "grpo").warnings)
+    changes = ["train.report_to=missing", "train.max_tokens=5000", "sft.report_to=notes"]
+    warnings = forecast(load_recipe("micro", changes), "grpo").warnings
+    assert [text.split(":")[0] for text in warnings] == ["report_to", "max_tokens"]
+    assert forecast(load_recipe("micro", changes), "sft").warnings == []

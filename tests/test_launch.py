@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -27,11 +28,12 @@ from memcalib.steps import StepRows
 ROOT = Path(__file__).parents[1]
 FOLDERS = ROOT / "memcalib" / "data" / "launch"
 NAMES = ["ministral-3-8b", "qwen3-8b", "qwen3.5-35b-a3b"]
-FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "launch.sh", "recipe.yaml"}
+FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "recipe.yaml"}
 
 
 def test_every_folder_is_whole_and_linked():
-    assert sorted(p.name for p in FOLDERS.iterdir()) == NAMES
+    assert sorted(p.name for p in FOLDERS.iterdir()) == sorted([*NAMES, "launch.sh"])
+    assert os.access(FOLDERS / "launch.sh", os.X_OK)
     assert all({p.name for p in (FOLDERS / name).iterdir()} >= FILES for name in NAMES)
     assert (ROOT / "runs" / "launch").resolve() == FOLDERS.resolve()
     assert set(NAMES) <= set(recipe_names())
@@ -128,9 +130,13 @@ def run_script(tmp_path, name, *words, **variables):
         "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
     } | variables
-    script = FOLDERS / name / "launch.sh"
     done = subprocess.run(
-        ["bash", script, *words], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120
+        ["bash", FOLDERS / "launch.sh", *([name] if name else []), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
     )
     return done, seen.read_text().splitlines() if seen.exists() else []
 
@@ -147,6 +153,41 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
     chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
     assert chosen.launch.processes == arguments.num_processes and chosen.judge.base_url == "http://localhost:1/v1"
     assert arguments.config_file == str(FOLDERS / name / "accelerate.yaml")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", METHODS.values())
+def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
+    more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    done, words = run_script(tmp_path, name, method, **more)
+    assert done.returncode == 0, done.stderr
+    _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
+    options = dict(zip(rest[::2], rest[1::2], strict=True))
+    assert options["--method"] == method and options["--out"] == f"runs/{name}/{method}"
+    shown = forecast(load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]).text()
+    assert f"Memory of each of {load_recipe(name).launch.processes} GPUs" in shown
+
+
+def test_a_copied_folder_is_given_by_its_path(tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(FOLDERS / "qwen3-8b", mine)
+    text = (
+        (mine / "recipe.yaml")
+        .read_text()
+        .replace("processes: 8", "processes: 4")
+        .replace("runs/qwen3-8b/sft", "elsewhere")
+    )
+    (mine / "recipe.yaml").write_text(text)
+    done, words = run_script(tmp_path, str(mine), "grpo")
+    assert done.returncode == 0, done.stderr
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert arguments.num_processes == 4 and arguments.config_file == str(mine / "accelerate.yaml")
+    assert arguments.training_script_args[:2] == ["train", str(mine / "recipe.yaml")]
+    done, words = run_script(tmp_path, str(mine), "serve")
+    assert words[2] == "elsewhere/policy" and words[words.index("--max-model-len") + 1] == "6144"
+    for name, gpus in (("qwen3-8b", "1"), ("qwen3.5-35b-a3b", "4")):
+        words = run_script(tmp_path, name, "serve")[1]
+        assert words[words.index("--tensor-parallel-size") + 1] == gpus
 
 
 def test_the_script_knows_the_server_and_zero3(tmp_path):
@@ -170,13 +211,15 @@ def test_the_script_knows_the_server_and_zero3(tmp_path):
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        ((), {}, "usage: launch.sh"),
-        (("grpo",), {"SHARDING": "tp"}, "allowed: fsdp2, zero3"),
-        (("grpo",), {"SAMPLER": "magic"}, "allowed: colocate, server"),
+        (("",), {}, "usage: launch.sh FOLDER METHOD"),
+        (("qwen3-8b",), {}, "usage: launch.sh FOLDER METHOD"),
+        (("grpo", "qwen3-8b"), {}, "no recipe.yaml in"),
+        (("qwen3-8b", "grpo"), {"SHARDING": "tp"}, "allowed: fsdp2, zero3"),
+        (("qwen3-8b", "grpo"), {"SAMPLER": "magic"}, "allowed: colocate, server"),
     ],
 )
 def test_the_script_refuses_what_it_does_not_know(tmp_path, words, variables, message):
-    done, started = run_script(tmp_path, "qwen3-8b", *words, **variables)
+    done, started = run_script(tmp_path, *words, **variables)
     assert done.returncode != 0 and message in done.stderr and started == []
 
 
@@ -199,8 +242,12 @@ def test_text_only_cuts_a_checkpoint_that_sees(tmp_path):
     )
     whole.save_pretrained(tmp_path / "whole")
     build_tokenizer().save_pretrained(tmp_path / "whole")
-    done, _ = run_script(tmp_path, "ministral-3-8b", "text", str(tmp_path / "whole"), str(tmp_path / "text"))
+    command = [FOLDERS / "ministral-3-8b" / "cut_text.sh", tmp_path / "whole", tmp_path / "text"]
+    how = dict(capture_output=True, text=True, timeout=120)
+    how["env"] = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stderr
+    assert "FROM TO" in subprocess.run(command[:2], **how).stderr
     cut, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "text"), torch.arange(6, 14)[None]
     assert cut.config.model_type == "ministral3"
     assert model_shape(tmp_path / "text").parameters == sum(p.numel() for p in cut.parameters())
@@ -225,7 +272,9 @@ def test_validation_by_vllm_shares_the_work(process):
         asked.append(prompts)
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
-    judge = SimpleNamespace(batch=lambda some, answers: [exact_judge(e, a) for e, a in zip(some, answers, strict=True)])
+    judge = SimpleNamespace(
+        batch=lambda some, answers, keep=False: [exact_judge(e, a) for e, a in zip(some, answers, strict=True)]
+    )
     trainer = SimpleNamespace(
         use_vllm=True, _tokenizer=tokenizer, judge=judge, _generate_single_turn=generate,
         config=TrainConfig(layout="micro", eval_text="concat"),
