@@ -6,7 +6,7 @@
 __all__ = ['OWNED_SFT', 'log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #57e93d3f
+# %% ../nbs/07e_sft.ipynb #3410c7f1
 import json
 import logging
 import shutil
@@ -22,7 +22,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import Field, field_validator, model_validator
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from .engines import evaluate, evaluating
@@ -120,8 +120,14 @@ def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
     )  # fmt: skip
     return SFTConfig(**(settings | config.trl))
 
-# %% ../nbs/07e_sft.ipynb #3c6f6771
+# %% ../nbs/07e_sft.ipynb #f8b0c19c
 log = logging.getLogger(__name__)
+
+
+def _limit(model: str | PreTrainedModel, max_length: int | None) -> int | None:
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min((limit for limit in (max_length, context) if limit), default=None)
 
 
 def _fitting(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], limit: int | None) -> tuple[Dataset, list[str]]:
@@ -133,16 +139,16 @@ def _fitting(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], limit:
         log.warning("%d of %d rows are longer than %d tokens and left out: %s", len(names), len(rows), limit, shown)
     if len(names) == len(rows):
         longest = max((len(p) + len(a) for p, a in pairs), default=0)
-        raise ValueError(f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; allowed: max_length {limit}")
+        raise ValueError(f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; allowed: {limit}, the least of max_length and the model's context")
     gone = set(long)
     return _dataset([pair for i, pair in enumerate(pairs) if i not in gone]), names
 
-# %% ../nbs/07e_sft.ipynb #72059322
+# %% ../nbs/07e_sft.ipynb #d004b05d
 Scores = Callable[[PreTrainedModel], Mapping[str, float]]
 _NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
-
+# %% ../nbs/07e_sft.ipynb #990c8730
 class _Steps(TrainerCallback):
     def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
         self.file, self.config, self.score, self.report, self.tell = file, config, score, report, lambda *_: None
@@ -166,7 +172,7 @@ class _Steps(TrainerCallback):
             self._write(state, scores)
             self.tell(args, state, copy(control), {f"memcalib/{name}": value for name, value in scores.items() if value == value})
 
-# %% ../nbs/07e_sft.ipynb #3f2688a3
+# %% ../nbs/07e_sft.ipynb #45d7e249
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
@@ -183,7 +189,7 @@ def _last_whole(out: Path) -> str | None:
     found = {int(n): path for path in out.glob("checkpoint-*") if (n := path.name.removeprefix("checkpoint-")).isdigit()}
     return next((str(found[n]) for n in sorted(found, reverse=True) if _state(found[n])), None)
 
-
+# %% ../nbs/07e_sft.ipynb #10406186
 def _begin(out: Path, identity: dict[str, Any], resume: bool | str | Path) -> str | None:
     file, steps = out / "sft.json", out / "steps.jsonl"
     there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -205,7 +211,7 @@ def _begin(out: Path, identity: dict[str, Any], resume: bool | str | Path) -> st
     steps.write_text("".join(kept), encoding="utf-8")
     return checkpoint
 
-# %% ../nbs/07e_sft.ipynb #b3b1e265
+# %% ../nbs/07e_sft.ipynb #e79d34ef
 @dataclass
 class SftResult:
     """What a run left: the trained model, the folder it was written to, how many rows it saw, and the ids left out for their length."""
@@ -216,6 +222,17 @@ class SftResult:
     overlong: list[str] = field(default_factory=list)
 
 
+def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: SftConfig, folder: Path) -> PreTrainedModel:
+    merged = config.output == "merged" and config.lora_rank
+    model = trainer.model.merge_and_unload().requires_grad_() if merged else trainer.model
+    if not merged:
+        trainer.save_model(str(folder))
+    elif trainer.is_world_process_zero():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+# %% ../nbs/07e_sft.ipynb #d29fe219
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -226,8 +243,9 @@ def sft(
     Raises `ValueError` when no row fits, or for a folder that holds another run.
     """
     out, score = Path(out), validation if callable(validation) else None
-    data, overlong = _fitting(tokenizer, rows, config.max_length)
-    held_out = None if score or not validation else _fitting(tokenizer, validation, config.max_length)[0]
+    limit = _limit(model, config.max_length)
+    data, overlong = _fitting(tokenizer, rows, limit)
+    held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)
     with PartialState().main_process_first():
         checkpoint = _begin(out, _identity(config, data, overlong), resume)
@@ -241,17 +259,6 @@ def sft(
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
     return SftResult(_written(trainer, tokenizer, config, out / config.output), out / config.output, len(data), overlong)
-
-
-def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: SftConfig, folder: Path) -> PreTrainedModel:
-    merged = config.output == "merged" and config.lora_rank
-    model = trainer.model.merge_and_unload().requires_grad_() if merged else trainer.model
-    if not merged:
-        trainer.save_model(str(folder))
-    elif trainer.is_world_process_zero():
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
 
 # %% ../nbs/07e_sft.ipynb #cbb00abb
 def cold_start(
@@ -267,7 +274,7 @@ COLD_STARTS: dict[str, dict[str, Any]] = {
     "cold-long": dict(world="long", rows=19200, flip=0.05, bias=COLD_LONG_BIAS, lr=3e-3),
 }
 
-# %% ../nbs/07e_sft.ipynb #dbd244eb
+# %% ../nbs/07e_sft.ipynb #144940a3
 def measure(model, tokenizer, world: str, count: int = 300, seed: int = 0) -> list[dict[str, Any]]:
     """Scores of a policy on test examples of a world, sampled at temperature 1 and greedy."""
     examples, rows = make_examples(world, count, 7, "test"), []
@@ -281,18 +288,20 @@ def measure(model, tokenizer, world: str, count: int = 300, seed: int = 0) -> li
         rows.append({"world": world, "temperature": temperature, "examples": count, "tokens": round(tokens, 1)} | scores)
     return rows
 
-
-def ship_policy(model, folder: Path, worlds: Sequence[str], story: Mapping[str, Any], log: Sequence[Mapping]) -> None:
-    """Save a policy folder with its story, its measured scores and its log."""
+# %% ../nbs/07e_sft.ipynb #04ec6c3a
+def ship_policy(
+    model, folder: Path, worlds: Sequence[str], story: Mapping[str, Any], log: Sequence[Mapping], count: int = 300
+) -> None:
+    """Save a policy folder with its story, its log, and the scores measured on `count` examples of each world."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(log[0]) if log else []
     lines = [",".join(str(row.get(name, "")) for name in names) for row in log]
     (folder / "log.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
-    measured = [row for world in worlds for row in measure(model, build_tokenizer(), world)]
+    measured = [row for world in worlds for row in measure(model, build_tokenizer(), world, count)]
     versions = {"torch": torch.__version__, "command": "memcalib coldstart"}
     save_policy(model, folder, dict(story) | versions | {"measured": measured})
 
-
+# %% ../nbs/07e_sft.ipynb #6d916c9d
 def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[str, float]]:
     """Means of each run of `every` rows under the last row's step; names missing from a row do not count."""
     out = []

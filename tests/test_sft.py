@@ -1,6 +1,7 @@
 """Supervised fine-tuning: rows, settings, resumed runs, adapters, and the recipe of the shipped policies."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loggers import hear
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
@@ -147,8 +149,44 @@ def test_rows_that_are_too_long_are_named_and_never_cut(tmp_path, caplog):
     assert json.loads((tmp_path / "sft.json").read_text())["overlong"] == long
 
 
+@pytest.mark.parametrize("by_path", [False, True])
+def test_rows_beyond_the_context_of_the_model_are_named_too(tmp_path, by_path):
+    """With no limit of length at all, and with one that is larger than what the model can read."""
+    model, rows = build_policy(0), [row | {"example_id": f"row-{i}"} for i, row in enumerate(ROWS)]
+    sizes = [len(ids) for ids in tokenize_rows(TOKENIZER, rows)["input_ids"]]
+    model.config.max_position_embeddings = room = sorted(sizes)[-4]
+    if by_path:
+        model.save_pretrained(tmp_path / "model")
+    for limit in (None, 8192):
+        config = SMALL.model_copy(update={"max_length": limit, "epochs": 1.0})
+        done = sft(str(tmp_path / "model") if by_path else model, TOKENIZER, rows, config, tmp_path / f"run-{limit}")
+        assert done.overlong == [f"row-{i}" for i, size in enumerate(sizes) if size > room] != []
+        model = model if by_path else build_policy(0)
+        model.config.max_position_embeddings = room
+
+
+def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
+    """One step of plain SGD against a loop over the rows that sums the loss of each answer token and the end by hand."""
+    reference, rows = build_policy(0), ROWS[:6]
+    total, count = torch.zeros(()), 0
+    for row in rows:
+        prompt = encode_prompt(TOKENIZER, row["prompt"])
+        answer = [*TOKENIZER("".join(m["content"] for m in row["completion"]))["input_ids"], TOKENIZER.eos_token_id]
+        logs = reference(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+        for k, token in enumerate(answer):
+            total, count = total - logs[len(prompt) + k - 1, token], count + 1
+    (total / count).backward()
+    wanted = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in reference.parameters()])
+    plain = {"optim": "sgd", "max_grad_norm": 0.0}
+    only = {"lora_rank": 0, "epochs": 1.0, "batch_size": 6, "lr": 0.1, "warmup": 0.0, "save_every": 0, "trl": plain}
+    done = sft(build_policy(0), TOKENIZER, rows, SMALL.model_copy(update=only), tmp_path)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
+    assert torch.allclose(weights(done.model), wanted, atol=1e-5)
+    assert (wanted - weights(build_policy(0))).abs().max() > 1e-3
+
+
 def test_nothing_to_train_on(tmp_path):
-    with pytest.raises(ValueError, match="none of 24 rows.*max_length 3"):
+    with pytest.raises(ValueError, match="none of 24 rows.*allowed: 3, the least of max_length"):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
     with pytest.raises(ValueError, match="none of 0 rows"):
         sft(build_policy(0), TOKENIZER, [], SMALL, tmp_path)
@@ -257,21 +295,46 @@ def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
     assert torch.allclose(weights(merged), final, atol=1e-7)
 
 
+def test_adapter_and_merged_model_from_disk_give_the_same_log_probabilities(straight, tmp_path):
+    """Both folders as any program would load them, on every token of the rows, and far from what the base model says."""
+    merged = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "one")
+    adapter = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path / "two")
+    build_policy(0).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    ids = [torch.tensor([row["input_ids"]]) for row in tokenize_rows(TOKENIZER, ROWS)]
+    with torch.no_grad():
+        logs = lambda model: torch.cat([model.eval()(each).logits[0].log_softmax(-1) for each in ids])
+        plain = logs(base)
+        found = [
+            logs(AutoModelForCausalLM.from_pretrained(merged.folder)),
+            logs(PeftModel.from_pretrained(base, adapter.folder)),
+            logs(merged.model),
+            logs(adapter.model),
+        ]
+    assert all(torch.allclose(each, found[0], atol=1e-4) for each in found[1:])
+    assert (found[0] - plain).abs().max() > 0.1
+    for folder in (merged.folder, adapter.folder):
+        text = "Keep July in mind."
+        assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+
+
 def test_pieces_of_a_batch_make_the_same_update(straight, tmp_path):
     _, final = straight
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"accumulate": 4}), tmp_path)
     assert torch.allclose(weights(done.model), final, atol=1e-4)
 
 
-def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path):
-    config = SMALL.model_copy(update={"epochs": 7.0, "save_every": 0, "warmup": 0.2})
+@pytest.mark.parametrize(("epochs", "warmup", "warm"), [(7.0, 0.2, 5), (14.0, 0.05, 3), (3.0, 0.0, 0)])
+def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path, epochs, warmup, warm):
+    """The default share of 5 % among them; a part of a step counts as a whole one."""
+    assert SftConfig().warmup == 0.05 and SftConfig().schedule == "cosine"
+    config = SMALL.model_copy(update={"epochs": epochs, "save_every": 0, "warmup": warmup})
     sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path)
     rates = [json.loads(line)["lr"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    steps, warm = 21, 5  # a fifth of the steps, rounded up
-    shape = lambda k: (
-        k / warm if k < warm else (1 + torch.cos(torch.tensor(torch.pi * (k - warm) / (steps - warm)))).item() / 2
-    )
-    assert rates == pytest.approx([1e-2 * shape(k) for k in range(steps)], abs=1e-8)
+    steps = round(3 * epochs)
+    fall = lambda k: (1 + math.cos(math.pi * (k - warm) / (steps - warm))) / 2
+    assert rates == pytest.approx([1e-2 * (k / warm if k < warm else fall(k)) for k in range(steps)], abs=1e-8)
+    assert len(rates) == steps and max(rates) == pytest.approx(1e-2)
 
 
 def test_validation_by_rows_and_by_scores_leaves_the_weights_alone(straight, tmp_path):
