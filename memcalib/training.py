@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'TRAINERS', 'WatchedTrainer', 'GuardedTrainer', 'SharingTrainer', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #9c9d1350
+# %% ../nbs/07_training.ipynb #9eff4cde
 import json
 import logging
 import warnings
@@ -23,7 +23,7 @@ from accelerate.utils import gather_object, is_peft_model
 from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
@@ -138,12 +138,13 @@ def _recall(self: WatchedTrainer, state: Mapping[str, Any]) -> None:
 
 WatchedTrainer.memory, WatchedTrainer.recall = _memory, _recall
 
-# %% ../nbs/07_training.ipynb #60230883
+# %% ../nbs/07_training.ipynb #58bfbd35
 class GuardedTrainer(WatchedTrainer):
     """Ends the run with `Diverged` where a loss, gradient, log-probability or weight is not finite, before it does harm."""
 
     loss_sum: Tensor | float = 0.0  # of this update
     lost: Counter | None = None  # rows of this step that could not be scored, by reason
+    asked: int | None = None  # the update after which the weights were last asked for a probability
 
     def training_step(self, *args, **options):
         loss = super().training_step(*args, **options)
@@ -163,7 +164,7 @@ class GuardedTrainer(WatchedTrainer):
         self.check_weights()
         super().save_model(output_dir, _internal_call)
 
-# %% ../nbs/07_training.ipynb #d086d891
+# %% ../nbs/07_training.ipynb #3e71f0cd
 def _told(self: GuardedTrainer, what: str, step: int | None = None, look: str = "") -> Diverged:
     """The error for `what` was found, in this step if none is named."""
     updates, last = self.state.global_step, self.saved or (self.resumed[1] if self.resumed else None)
@@ -173,15 +174,25 @@ def _told(self: GuardedTrainer, what: str, step: int | None = None, look: str = 
 
 def _check_weights(self: GuardedTrainer) -> None:
     """Raises `Diverged`, on all processes, when the weights of the policy are ruined."""
-    prompt, what = self.encode(self.desk.pool[self.train_dataset["example"][0]]), damaged_weight(self.model)
-    with self.accelerator.autocast():
-        bare = self.accelerator.unwrap_model(self.model)
-        logp = response_logps(bare, [prompt], [self.eos_token_ids[:1]], share=False).item()
-    what = what or ("" if logp - logp == 0 else f"log-probability {logp} of a token")
+    what = damaged_weight(self.model)
+    if self.asked != self.state.global_step:
+        logp, self.asked = self.end_logp(), self.state.global_step
+        what = what or ("" if logp - logp == 0 else f"log-probability {logp} of a token")
     if self._total([bool(what)])[0]:
         raise self.diverged(f"after the update, {what or 'weights on another process'}", self.state.global_step // self.config.minibatches)
 
 
+def _end_logp(self: GuardedTrainer) -> float:
+    prompt, bare = self.encode(self.desk.pool[self.train_dataset["example"][0]]), self.accelerator.unwrap_model(self.model)
+    with self.accelerator.autocast():
+        found = response_logps(bare, [prompt], [self.eos_token_ids[:1]], share=False).item()
+    for module in bare.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return found
+
+
+GuardedTrainer.end_logp = _end_logp
 GuardedTrainer.diverged, GuardedTrainer.check_weights = _told, _check_weights
 
 # %% ../nbs/07_training.ipynb #90820104
