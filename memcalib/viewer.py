@@ -6,18 +6,18 @@
 __all__ = ['MEASURES', 'REASONS', 'token_values', 'heat_class', 'visible_token', 'heat_spans', 'answer_view', 'answer_html',
            'TraceViewer', 'channel_counts', 'pick_answers', 'write_trace_page']
 
-# %% ../nbs/08q_viewer.ipynb #ec675169
+# %% ../nbs/08q_viewer.ipynb #bf5b6743
 import html
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .audit import SUPPORT, UNDER
+from .channel_names import SUPPORT, UNDER
 from .labelling import shown
 from .page import grid, render_page, write_page
 from .problem import printable
-from .traces import read_traces, trace_files, trace_of
+from .tracefiles import read_traces, trace_files, trace_of
 
 # %% ../nbs/08q_viewer.ipynb #2dd4910b
 if TYPE_CHECKING:
