@@ -24,7 +24,7 @@ def token_spans(response: str, tokens: Sequence[str]) -> list[tuple[str, str]]:
             spans.append(("", token))
     return spans
 
-# %% ../nbs/08d_heatmap.ipynb #2ada23ff
+# %% ../nbs/08d_heatmap.ipynb #831226ac
 def heat_colour(value: float | None, scale: float) -> str:
     """A translucent CSS colour: blue above 0, red below, stronger towards `scale`; transparent for 0 or a missing value."""
     if value is None or value != value or scale <= 0:
@@ -32,7 +32,7 @@ def heat_colour(value: float | None, scale: float) -> str:
     share = min(abs(value) / scale, 1.0) ** 0.8
     return f"rgba({'47,109,181' if value > 0 else '200,50,43'},{0.62 * share:.2f})"
 
-
+# %% ../nbs/08d_heatmap.ipynb #def2805a
 def heat_html(response: str, tokens: Sequence[str], values: Sequence[float | None], scale: float) -> str:
     """The answer as HTML with a background for each token and its value as hover text; all text is escaped."""
     parts = []
@@ -63,7 +63,7 @@ def _legend(scale: float) -> str:
     box = f'<span style="display:inline-block;width:9em;height:.8em;border-radius:3px;background:{bar}"></span>'
     return f"<small>discouraged {-scale:.2f} {box} +{scale:.2f} encouraged</small>"
 
-# %% ../nbs/08d_heatmap.ipynb #a445a62b
+# %% ../nbs/08d_heatmap.ipynb #b1e14cf8
 def _channel_html(name: str, channel: Mapping[str, Any], trace: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     atoms = ", ".join(texts.get(i, i) for i in channel.get("atom_ids", []))
     numbers = ", ".join(f"{k} {channel[k]:+.2f}" for k in ("reward", "advantage") if isinstance(channel.get(k), int | float))
@@ -71,6 +71,7 @@ def _channel_html(name: str, channel: Mapping[str, Any], trace: Mapping[str, Any
     multipliers, advantage = channel.get("m"), channel.get("advantage")
     if channel.get("localized") is False or not multipliers or not isinstance(advantage, int | float):
         return f"<details>{head}<small>not localized: the same credit for every token</small></details>"
-    values = [None if m is None else m * advantage for m in multipliers]
+    strength = channel.get("strength", 1.0)
+    values = [None if m is None else advantage * (1 + strength * (m - 1)) for m in multipliers]
     scale = max(abs(v) for v in values if v is not None)
     return f"<details>{head}{heat_html(trace['response'], trace['tokens'], values, scale)}</details>"

@@ -79,7 +79,7 @@ def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
     row = {"name": name, "memory": block, "text": atom.text, "ideal_level": atom.ideal.label}
     return row | ({"rubric": atom.usage_rubric} if atom.usage_rubric else {})
 
-# %% ../nbs/07ea_objections.ipynb #f65b7216
+# %% ../nbs/07ea_objections.ipynb #fa7514ca
 _MEMORY = r"(?:your|my|the) (?:stored |saved |long-term )?memor(?:y|ies)"
 LEAKS: dict[str, re.Pattern] = {
     "rubric": re.compile(r"\brubrics?\b", re.I),
@@ -91,7 +91,7 @@ LEAKS: dict[str, re.Pattern] = {
     ),
 }
 
-
+# %% ../nbs/07ea_objections.ipynb #0235ff60
 def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
     """(kind, words found) for each word of an answer that gives the request away; empty for a clean answer."""
     own = " ".join([example.question, *(text for b in example.blocks for text in (b.memory_text, b.atomic_concat_text))]).casefold()

@@ -102,7 +102,7 @@ class PilotSession(Walk):
             return False
         return True
 
-# %% ../nbs/08m_pilot_page.ipynb #6f4c5336
+# %% ../nbs/08m_pilot_page.ipynb #9c47c9f4
 _BUTTONS: dict[str, Callable[[PilotSession], None]] = {
     "pass": PilotSession.accept,
     "take back": PilotSession.withdraw,
@@ -110,8 +110,15 @@ _BUTTONS: dict[str, Callable[[PilotSession], None]] = {
     "next": lambda session: session.move(1),
     "next unread": lambda session: session.move(0),
 }
+_STAGES = [("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())]
 
-# %% ../nbs/08m_pilot_page.ipynb #890c1581
+
+def _about(item: PilotItem) -> list[tuple[str, str]]:
+    blocks = item.example.blocks
+    names = dict.fromkeys(name for block in blocks for name in (block.parent_memory_id, *block.atom_ids))
+    return [("the row", ""), *((printable(name), name) for name in names)]
+
+# %% ../nbs/08m_pilot_page.ipynb #a3cc2e13
 class PilotPage(Page):
     """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
 
@@ -119,7 +126,7 @@ class PilotPage(Page):
         import ipywidgets as w
 
         super().__init__(PilotSession(batch, reviewer))
-        self._stage = w.Dropdown(description="stage", options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())])
+        self._stage = w.Dropdown(description="stage", options=_STAGES)
         self._about = w.Dropdown(description="about")
         self._issue = w.Textarea(description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem"))
         self._add = w.Button(description="fail: add issue", button_style="warning")
@@ -156,11 +163,9 @@ class PilotPage(Page):
     def show(self) -> None:
         """Draw the current row, and offer what an issue may be about."""
         super().show()
-        blocks, label = self.session.item.example.blocks, self.session.label
-        names = dict.fromkeys(name for block in blocks for name in (block.parent_memory_id, *block.atom_ids))
-        if list(self._about.options) != (options := [("the row", ""), *((printable(name), name) for name in names)]):
+        if list(self._about.options) != (options := _about(self.session.item)):
             self._about.options, self._about.value = options, ""
-        self._buttons["pass"].button_style = "success" if label and label.passed else ""
+        self._buttons["pass"].button_style = "success" if self.session.label and self.session.label.passed else ""
 
 # %% ../nbs/08m_pilot_page.ipynb #d11ecc30
 SHEET = ("item", "result", "stage", "issue", "about", "domain", "query")

@@ -28,7 +28,7 @@ from .segments import segment
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08p_roles.ipynb #1ed4e074
+# %% ../nbs/08p_roles.ipynb #1d358a1f
 class Target(Record):
     """An atom whose influence is asked about."""
 
@@ -36,7 +36,7 @@ class Target(Record):
     text: str
     rubric: dict[str, Any] | None = None
 
-
+# %% ../nbs/08p_roles.ipynb #834713bb
 class RoleItem(Record):
     """One answer and channel as a person reads it: nothing in it tells where the credit went."""
 
