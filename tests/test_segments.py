@@ -1,13 +1,28 @@
 """Segments cover every token once, in order, within their sizes, and respect what Markdown keeps whole."""
 
 import re
+from collections import Counter
 from itertools import combinations, pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.segments import boundaries, cheapest_cuts, is_label, merge_short, outline, segment, sentence_splitter
+from memcalib.boundaries import Boundaries, Parse, boundaries
+from memcalib.microworld import build_tokenizer
+from memcalib.segments import (
+    cheapest_cuts,
+    cut_costs,
+    first_segments,
+    is_orphan,
+    mark_cost,
+    merge_short,
+    response_units,
+    segment,
+    sentence_splitter,
+    span_fault,
+)
 
 SPLIT = sentence_splitter("pysbd")
 STRUCTURE = [
@@ -20,10 +35,22 @@ STRUCTURE = [
     "***\n",
 ]
 BLOCKS = ["```py\nx = 1. y\n```\n", "| a | b |\n|---|---|\n| 1. x | 2 |\n", "**Bold**\n\n", "> a quote. More.\n\n"]
+ODD = [
+    "\u05e9\u05dc\u05d5\u05dd. ",
+    "\u200b\u200f",
+    "👩‍👧🏽 ",
+    "你好。",
+    "[pause]\n",
+    "ANNA\n\n",
+    "However\n\n",
+    "Name: x\nAge: y\n",
+    "“So. It”\n",
+]
 WORDS = ["Some words here. ", "`a.b c`. ", "e.g. this, Dr. Who; then: that ", "word " * 40, "x" * 300 + " ", "🙂 "]
-PIECES = st.sampled_from([*STRUCTURE, *BLOCKS, *WORDS, "\n\n", "\r\n", "<b>tag</b> ", "$a. b$ ", "[l. m](u)"])
+PIECES = st.sampled_from([*STRUCTURE, *BLOCKS, *WORDS, *ODD, "\n\n", "\r\n", "<b>tag</b> ", "$a. b$ ", "[l. m](u)"])
 TEXTS = st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=80)
-PLAIN = lambda text: [m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)]
+PLAIN = lambda text: Parse([m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)])
+TOKENIZER = build_tokenizer()
 
 
 def tokens(text: str) -> list[tuple[int, int]]:
@@ -31,26 +58,151 @@ def tokens(text: str) -> list[tuple[int, int]]:
     return [m.span() for m in re.finditer(r"\s?\S{1,5}|\s", text)]
 
 
+def at_random(text: str, cuts: list[int]) -> list[tuple[int, int]]:
+    """Spans that cover the text but follow nothing in it; some are empty."""
+    return list(pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)])) if text else []
+
+
+SPANS = st.one_of(
+    TEXTS.map(lambda text: (text, tokens(text))),
+    st.builds(lambda t, c: (t, at_random(t, c)), TEXTS, st.lists(st.integers(0, 200))),
+)
+
+
+def starts_of(units: list[int]) -> list[int]:
+    return [k for k in range(len(units)) if not k or units[k] != units[k - 1]]
+
+
 @settings(max_examples=300, deadline=None)
-@given(TEXTS, st.integers(1, 6), st.integers(6, 40))
-def test_every_token_once_in_order_and_size(text, least, most):
-    spans = tokens(text)
-    units = segment(text, spans, PLAIN, least, most)
+@given(SPANS, st.integers(1, 6), st.integers(6, 40))
+def test_every_token_once_in_order_and_size(case, minimum, maximum):
+    text, spans = case
+    units = segment(text, spans, PLAIN, minimum=minimum, maximum=maximum)
     assert len(units) == len(spans) and units == sorted(units)
     assert not spans or set(units) == set(range(units[-1] + 1))
-    sizes = [units.count(k) for k in range(units[-1] + 1)] if units else []
-    assert all(size <= most for size in sizes)
+    assert all(size <= maximum for size in Counter(units).values())
+    assert units == segment(text, spans, PLAIN, minimum=minimum, maximum=maximum)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS, st.sampled_from([(4, 96), (4, 12), (2, 20)]))
+def test_pieces_and_orphans_stay_small_only_where_they_must(case, sizes):
+    text, spans = case
+    units, (minimum, maximum) = segment(text, spans, PLAIN, minimum=sizes[0], maximum=sizes[1]), sizes
+    _, hard = first_segments(text, spans, boundaries(text, PLAIN))
+    edges = [*starts_of(units), len(spans)]
+    for k, (a, b) in enumerate(pairwise(edges)):
+        if b - a < minimum or is_orphan(text[spans[a][0] : spans[b - 1][1]]):
+            assert b == len(spans) or b in hard or edges[k + 2] - a > maximum
+            assert a == 0 or a in hard or b - edges[k - 1] > maximum
+
+
+def runs(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Stretches of tokens that cannot be cut apart without a cut inside something whole, as token indices."""
+    marks = boundaries(text, PLAIN)
+    bound = [index for index, (a, b) in enumerate(spans) if marks.inside(b - len(text[a:b].lstrip()))]
+    found: list[list[int]] = []
+    for index in bound:
+        if found and found[-1][1] == index:
+            found[-1][1] = index + 1
+        else:
+            found.append([max(index - 1, 0), index + 1])
+    return [(a, b) for a, b in found]
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS, st.sampled_from([96, 20, 12]))
+def test_what_is_whole_is_cut_only_when_it_is_too_long(case, maximum):
+    text, spans = case
+    cuts = starts_of(segment(text, spans, PLAIN, maximum=maximum))
+    for first, after in runs(spans, text):
+        if after - first <= maximum:
+            assert not [cut for cut in cuts if first < cut < after]
 
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_boundaries_are_places_of_the_text(text):
     found = boundaries(text, PLAIN)
-    assert list(found) == sorted(found) and next(iter(found)) == 0
-    assert all(0 <= place < max(len(text), 1) for place in found)
-    plan = outline(text)
-    for place, hard in found.items():
-        assert hard or place == 0 or not any(a < place < b for a, b in plan.whole)
+    assert list(found.starts) == sorted(found.starts) and next(iter(found.starts)) == 0
+    assert all(0 <= place < max(len(text), 1) and not found.inside(place) for place in found.starts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_answers_are_cut_by_their_ids_alone(texts, rng):
+    rows = [TOKENIZER(text, add_special_tokens=False)["input_ids"] for text in texts]
+    rows.append([rng.randrange(len(TOKENIZER)) for _ in range(20)])
+    together, lost = response_units(TOKENIZER, rows, PLAIN), Counter()
+    assert (
+        torch.equal(together, response_units(TOKENIZER, rows, PLAIN, minimum=4, maximum=96, fallbacks=lost))
+        and not lost
+    )
+    for row, units in zip(rows, together, strict=True):
+        assert torch.equal(response_units(TOKENIZER, [row], PLAIN)[0], units[: len(row)])
+        assert (units[len(row) :] == -1).all() and (units[: len(row)] >= 0).all()
+
+
+def test_sizes_reach_the_segments_of_rows():
+    ids = TOKENIZER("Plan the trip by train. " * 20, add_special_tokens=False)["input_ids"]
+    sizes = lambda **given: Counter(response_units(TOKENIZER, [ids], PLAIN, **given)[0].tolist()).values()
+    assert max(sizes(minimum=1, maximum=5)) <= 5 and min(sizes(minimum=20)) >= 20 > min(sizes())
+
+
+class Exotic:
+    """A tokenizer of letters; `ending` is added to whatever is decoded."""
+
+    def __init__(self, ending):
+        self.ending = ending
+
+    def decode(self, ids, skip_special_tokens: bool) -> str:
+        return "".join("Go on. Be well."[k] for k in ids) + self.ending
+
+
+def test_an_answer_whose_tokens_cannot_be_placed_is_one_segment_and_counted():
+    row, lost = list(range(15)), Counter()
+    assert response_units(Exotic("!"), [row, row, [1]], PLAIN, minimum=1, fallbacks=lost).max() == 0
+    assert lost == {"a beginning decodes to other text": 2}
+    assert response_units(Exotic("!"), [row], PLAIN).max() == 0
+    fine = response_units(Exotic(""), [row, []], PLAIN, minimum=1, fallbacks=lost)
+    assert fine[0].max() == 1 and lost.total() == 2 and fine.shape == (2, 15)
+    assert span_fault(Exotic(""), [0, 1], "Go", [1]) == "a token without a span"
+    assert span_fault(Exotic(""), [0, 1], "Go", [1, 1]) == "spans do not cover the text"
+    assert span_fault(Exotic(""), [], "", []) == "" and response_units(TOKENIZER, []).shape == (0, 0)
+
+
+COSTS = [
+    ("a;| b", 2.0),
+    ("a; |b", 2.0),
+    ("a\n\n|b", 4.0),
+    ("a\n|b", 5.0),
+    ("a;\n|b", 5.0),
+    ("a:| b", 7.0),
+    ("a,| b", 12.0),
+    ("你，|好", 12.0),
+    ("1,|000", 100.0),
+    ("10:|30", 100.0),
+    ("oa|ts", 100.0),
+    ("a| b", None),
+    ("a |b", None),
+]
+
+
+@pytest.mark.parametrize(("text", "cost"), COSTS)
+def test_marks_cost_what_the_table_says(text, cost):
+    assert mark_cost(text.replace("|", ""), text.index("|")) == cost
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=8))
+def test_crossed_arcs_are_counted(pairs):
+    arcs = [(2 * a, 2 * b) for a, b in pairs if a < b]
+    marks, text = Boundaries({0: False}, lambda place: place == 4, arcs), "a b c d e f g h i j"
+    for place, cost in zip(
+        range(2, 19, 2), cut_costs(text, [(k - 1, k + 1) for k in range(2, 19, 2)], marks), strict=True
+    ):
+        gap = 8 + sum(a < place <= b for a, b in arcs) if arcs else 40
+        assert cost == (1000 if place == 4 else gap)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,33 +235,47 @@ def test_short_pieces_stay_only_where_they_must(firsts, hard):
             assert not right and not left
 
 
-def test_markdown_of_an_answer():
-    text = "# Plan\n\nYou need:\n\n- oats\n- milk\n\nRun `a. b` now. Then stop.\n\n```\none. two.\nthree.\n```\nDone."
-    parts = [text[a:b] for a, b in pairwise([*boundaries(text, SPLIT), len(text)])]
-    assert parts == [
-        "# Plan\n\nYou need:\n\n- oats\n",
-        "- milk\n\n",
-        "Run `a. b` now. ",
-        "Then stop.\n\n",
-        "```\none. two.\nthree.\n```\n",
-        "Done.",
-    ]
+def test_orphans_join_the_right_or_else_the_left():
+    alone = lambda a, b: b - a == 5
+    assert merge_short([0, 10, 15], set(), 30, 1, 96, alone) == [0, 10]
+    assert merge_short([0, 10, 15], {15}, 30, 1, 96, alone) == [0, 15]
+    assert merge_short([0, 10, 15], {10, 15}, 30, 1, 96, alone) == [0, 10, 15]
+    assert merge_short([0, 10, 15], set(), 30, 1, 12, alone) == [0, 10, 15]
 
 
-def test_labels():
-    assert is_label("**Note:**") and is_label("Two things:") and not is_label("Two things.") and not is_label("")
-
-
-def test_bad_sizes_and_names_are_named():
-    with pytest.raises(ValueError, match="least 5, most 4"):
-        segment("a", [(0, 1)], PLAIN, 5, 4)
-    with pytest.raises(ValueError, match="allowed are spacy, pysbd"):
-        sentence_splitter("nltk")
+def test_bad_sizes_are_named():
+    for minimum, maximum in ((5, 4), (0, 96)):
+        with pytest.raises(
+            ValueError, match=rf"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+        ):
+            segment("a", [(0, 1)], PLAIN, minimum=minimum, maximum=maximum)
     assert segment("", [], PLAIN) == []
 
 
 def test_tokens_that_show_nothing_follow_the_one_before():
     text = "One two. Three four."
     spans = [(0, 3), (3, 8), (8, 9), (9, 14), (14, 20), (20, 20)]
-    units = segment(text, spans, PLAIN, 1, 96)
+    units = segment(text, spans, PLAIN, minimum=1)
     assert units == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_token_over_an_edge_does_not_cut_what_follows():
+    text = "你好。`a. b`再见"
+    assert segment(text, [(0, 3), (3, 10), (10, 12)], PLAIN, minimum=1) == [0, 1, 1]
+    assert segment(text, [(0, 2), (2, 4), (4, 10), (10, 12)], PLAIN, minimum=1) == [0, 0, 0, 0]
+
+
+def test_an_answer_with_everything():
+    text = "# Plan\n\nYou need:\n\n1. oats\n2. a litre of milk\n\nRun `a. b` right now. Then stop there, please."
+    text += "\n\n```\none. two. three\n```\nAll of it is done now."
+    units, parts = segment(text, tokens(text), SPLIT), {}
+    for (a, b), unit in zip(tokens(text), units, strict=True):
+        parts[unit] = parts.get(unit, "") + text[a:b]
+    assert [part.strip() for part in parts.values()] == [
+        "# Plan\n\nYou need:\n\n1. oats",
+        "2. a litre of milk",
+        "Run `a. b` right now.",
+        "Then stop there, please.",
+        "```\none. two. three\n```",
+        "All of it is done now.",
+    ]

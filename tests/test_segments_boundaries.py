@@ -1,0 +1,243 @@
+"""Each rule of where a segment may start: a case it applies to, and one that it just misses."""
+
+import sys
+from itertools import pairwise
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.boundaries import (
+    BLOCK_RULES,
+    Parse,
+    blocks,
+    boundaries,
+    inside_of,
+    is_connector,
+    is_label,
+    line_kind,
+    outline,
+    protected,
+    punctuated,
+    settle,
+    speakers,
+)
+from memcalib.segments import segment, sentence_splitter, spacy_splitter, splitter_name
+
+PYSBD = sentence_splitter("pysbd")
+NOTHING = lambda text: Parse()
+
+
+def cut(text: str, sentences=NOTHING) -> list[str]:
+    return [text[a:b] for a, b in pairwise([*boundaries(text, sentences).starts, len(text)])]
+
+
+CASES = {
+    "heading joins": ["## Plan\n\nOats. ", "Milk."],
+    "paragraphs": ["Oats\n\n", "Milk"],
+    "rule joins the next": ["Oats.\n\n", "---\n\nMilk."],
+    "html": ["Oats.\n\n", "<div>\na. B\n</div>\n\n", "Milk."],
+    "label joins the list": ["You need:\n\n1. oats\n", "2. milk\n"],
+    "bold label": ["**Food**\n\n- oats\n", "- milk\n"],
+    "long colon is no label": [
+        "One two three four five six seven eight nine ten one two three four five:\n\n",
+        "- oats\n",
+    ],
+    "last line is a label": ["Eat well.\n", "You need:\n\n- oats\n", "- milk\n"],
+    "label item": ["- Food:\n  1. oats\n  ", "2. milk\n", "- Sleep\n"],
+    "plain item": ["- Food\n  ", "- oats\n", "- Sleep\n"],
+    "label item without children": ["- Food:\n", "- Sleep\n"],
+    "code ends": ["Run it.\n\n", "```\na. B\n\nc\n```\n", "Done."],
+    "indented code": ["Run it.\n\n    ", "a. B\n    c\n\n", "Done."],
+    "rows": ["| a | b |\n|---|---|\n", "| A. B | c |\n", "| d | e |\n"],
+    "quoted paragraphs": ["> Oats.\n>\n", "> Milk.\n"],
+    "quoted sentences": ["> Oats are good.\n", "> Milk is too.\n"],
+    "wrapped quote": ["> Oats are\n> good.\n"],
+    "item paragraphs": ["- Oats.\n\n  ", "Milk.\n"],
+    "emoji line after a block": ["Done.\n\n🎉 🎉\n\n", "Next."],
+    "emoji line in a paragraph": ["Done.\n🎉\n", "Next one."],
+    "emoji at the end": ["Done! 🎉 ", "Next."],
+    "emoji opens a line": ["Done!\n", "🎯 Next."],
+    "emoji behind a heading": ["# Plan\n\n🎉\n\nOats."],
+    "stage direction": ["I know\n", "[She laughs]\n", "and you do not."],
+    "stage direction as a block": ["ANNA\n\n", "*[softly]*\n\n", "Hello there."],
+    "footnote is no direction": ["I know\n[1]\nand you."],
+    "fields": ["Name: Ann Lee\n", "Age: 34 years\n", "Town: Bern"],
+    "one field": ["I say\nName: Ann Lee\nand more"],
+    "quoted lines": ["“Come in now”\n", "“I will not”\n", "“Then stay”"],
+    "half quoted lines": ['"Come in," he said, "or go"\n"I will not," she said, "go"'],
+    "speaker with colon": ["Anna:\n\nHello there. ", "Come in.\n\n", "Ben:\n\nHi."],
+    "speaker in capitals": ["ANNA\n\nHello there.\n\n", "BEN (aside)\n\nHi."],
+    "speaker twice": ["Anna\n\nHello.\n\n", "Anna\n\nBye."],
+    "name once": ["Paris\n\n", "A city."],
+    "connector": ["Oats.\n\n", "or\n\nmilk."],
+    "no connector": ["Oats.\n\n", "or not\n\n", "milk."],
+    "abbreviations": ["See Dr. Lee, e.g. Monday, cf. Fig. 3 or No. 7. ", "Then rest."],
+    "no": ["No. ", "I will not."],
+    "initials": ["J. K. Lee and A. Bo wrote it. ", "We read."],
+    "one letter word": ["So do I. ", "We read."],
+    "lower case goes on": ["It is 5 min. or so... maybe. ", "Yes."],
+    "closing quote": ["He said “Go now.” ", "She went. ", "(It was late.) ", "Then night."],
+    "speech goes on": ['"Stop!" he said.'],
+    "number of an item": ["3. Oats are good. ", "Milk too."],
+    "year": ["It was in 2020. ", "Then it rained."],
+    "arabic": ["هل تنام جيدا؟ ", "نعم."],
+    "chinese": ["你好。", "再见！", "走"],
+    "technical quote": ['Open "My files/A. Lee" now. ', "Then stop."],
+    "plain quote": ['"Open it. ', 'Then stop" he said.'],
+    "bold": ["It is **Very good. Really** so."],
+    "long bold": ["It is **very good and " + "so " * 20 + "on. ", "Really** so."],
+    "code": ["Run `a. B` now. ", "Then stop."],
+    "formula": ["So $$a = b. C\n- d$$ holds. ", "Then stop."],
+    "prices": ["It costs $5. ", "Then $6."],
+    "destination": ["See [it](u. V). ", "Then stop."],
+    "link text may be cut": ["See [it. ", "All](u)."],
+    "autolink": ["See <mailto:a@b.c>! ", "Or https://a.b/c?D=1. ", "Then stop."],
+    "tag": ['See <b title="A. B"> it.'],
+    "less than": ["If a <b. ", "Then c> d."],
+    "dotted": ["Call np.Mean.X now."],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cuts(name):
+    assert cut("".join(CASES[name])) == CASES[name]
+
+
+HARD = {
+    "bullets are soft": ("- oats\n- milk", []),
+    "numbers are hard": ("1. oats\n2. milk", ["1.", "2."]),
+    "rows are hard": ("| a |\n|---|\n| b |", ["|", "|"]),
+    "quoted paragraphs": ("> Oats.\n>\n> Milk.", [">"]),
+    "paragraphs are soft": ("Oats.\n\nMilk.", []),
+    "directions are hard on both sides": ("I\n[laughs]\nyou", ["[laughs]", "you"]),
+    "sentences are soft": ("Oats. Milk.", []),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_boundaries(name):
+    text, expected = HARD[name]
+    assert [text[place:].split()[0] for place, hard in boundaries(text, NOTHING).starts.items() if hard] == expected
+
+
+def test_splitter_and_own_rule_are_united():
+    text = "oats are good. milk is good! Then rest."
+    splitter = lambda prose: Parse([0, prose.index("milk")])
+    assert cut(text) == ["oats are good. milk is good! ", "Then rest."]
+    assert cut(text, splitter) == ["oats are good. ", "milk is good! ", "Then rest."]
+
+
+def test_places_of_a_splitter_are_settled():
+    text = "“Well done.” 🎉 Now rest."
+    early = lambda prose: Parse([0, prose.index("”"), prose.index("🎉")])
+    assert cut(text, early) == ["“Well done.” 🎉 ", "Now rest."]
+
+
+def test_pysbd_takes_no_line_break_for_an_end():
+    assert cut("Oats are\ngood for\r\nyou. Yes.", PYSBD) == ["Oats are\ngood for\r\nyou. ", "Yes."]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60) | st.text(alphabet='a B.!?"”) *🎉\n>。\u200b\u200fא', max_size=40))
+def test_settled_places_move_forward_and_stay(text):
+    for place in range(len(text) + 1):
+        settled = settle(text, place)
+        assert place <= settled <= len(text)
+        assert settled == len(text) or not text[settled].isspace()
+    assert all(0 < place < len(text) for place in punctuated(text))
+    assert punctuated(text) == sorted(set(punctuated(text)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=80) | st.text(alphabet="-#>*`|1. \n\ta:[]🎉", max_size=40))
+def test_blocks_and_outline_lie_in_the_text(text):
+    for block in blocks(text):
+        assert block.kind in BLOCK_RULES and 0 <= block.start <= len(text) and block.end <= len(text)
+        assert block.inline is None or block.start <= block.inline
+    plan = outline(text)
+    assert all(0 <= a <= b <= len(text) for a, b in plan.prose + plan.whole)
+    assert all(0 <= place <= len(text) for place in (*plan.starts, *plan.joined, *plan.alone))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=8))
+def test_inside_is_strict_in_the_union(pairs):
+    spans = [(a, a + size) for a, size in pairs]
+    inside = inside_of(spans)
+    links = {place for a, b in spans for place in range(a, b)}
+    touching = {a for a, _ in spans} | {b for _, b in spans}
+    for place in range(-1, 42):
+        slow = any(a < place < b for a, b in spans)
+        assert inside(place) == slow or (place in touching and {place - 1, place} <= links)
+
+
+def test_lines():
+    assert is_label("**Note:**") and is_label("Two things:") and not is_label("Two things.") and not is_label("")
+    assert is_connector("(and)") and not is_connector("sand") and not is_connector("")
+    assert line_kind("[Enter Ann]") == "direction" and line_kind("[x] done") == "" and line_kind("https://a.b") == ""
+    assert speakers("Yes.\n\nYes.") == frozenset() and speakers("A\n\nB") == frozenset()
+    assert protected("2 * 3 * 4") == [] and protected("don't stop. it's 'a/b'") == [(17, 22)]
+
+
+class Word(SimpleNamespace):
+    pass
+
+
+def fake_model(text: str):
+    """A pipeline with the surface of spaCy's: sentences at capitals, every word hanging on the one before."""
+    words, place = [], 0
+    for index, word in enumerate(text.split()):
+        place = text.index(word, place)
+        words.append(Word(idx=place, i=index, text=word))
+        place += len(word)
+    for index, word in enumerate(words):
+        word.head = words[max(index - 1, 0)]
+
+    class Doc(list):
+        @property
+        def sents(self):
+            return (Word(start_char=word.idx) for word in self if word.text[0].isupper())
+
+        def has_annotation(self, name):
+            return name == "DEP"
+
+    return Doc(words)
+
+
+def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypatch):
+    asked = {}
+    module = ModuleType("spacy")
+    module.load = lambda name, exclude: asked.update(name=name, exclude=exclude) or fake_model
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    read = sentence_splitter.__wrapped__("spacy")
+    assert asked["name"] == "en_core_web_sm" and "parser" not in asked["exclude"] and "ner" in asked["exclude"]
+    assert read("Oats help you. Milk") == Parse([0, 15], [(0, 5), (5, 10), (10, 15)])
+    text = "Oats help many people Then they sleep"
+    spans = [(a, b) for a, b in [(0, 4), (4, 9), (9, 14), (14, 21), (21, 26), (26, 31), (31, 37)]]
+    assert segment(text, spans, read, minimum=1) == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_the_splitter_is_named_by_what_is_installed(monkeypatch):
+    installed = set()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    names = []
+    for new in ("", "spacy", "en_core_web_sm"):
+        installed.add(new)
+        names.append(splitter_name.__wrapped__())
+    assert names == ["pysbd", "pysbd", "spacy"]
+
+
+def test_a_real_spacy_pipeline():
+    spacy = pytest.importorskip("spacy")
+    model = spacy.blank("en")
+    model.add_pipe("sentencizer")
+    assert spacy_splitter(model)("Oats help. Milk too.") == Parse([0, 11], [])
+    doc = spacy.tokens.Doc(model.vocab, ["Oats", "help", "you"], heads=[1, 1, 1], deps=["nsubj", "ROOT", "obj"])
+    assert spacy_splitter(lambda text: doc)("Oats help you") == Parse([0], [(0, 5), (5, 10)])
+
+
+def test_unknown_splitters_are_named():
+    with pytest.raises(ValueError, match=r"'nltk'.*allowed are spacy, pysbd"):
+        sentence_splitter("nltk")
