@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #79f04bf2
+# %% ../nbs/07m_steps.ipynb #c2f81b7c
 import json
 import logging
 import math
@@ -28,6 +28,7 @@ from .patience import judge_spent
 from .problem import Example, Judgment, encode_prompt
 from .redistribution import Credit
 from .stopping import RunStopped
+from .tracefiles import drop_traces
 
 # %% ../nbs/07m_steps.ipynb #ecf70833
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
@@ -76,12 +77,13 @@ def _scoring_numbers(trainer: GRPOTrainer) -> dict[str, Any]:
         found |= {f"lost_{reason}": int(count) for reason, count in zip(LOST, counts, strict=True)}
     return found
 
-# %% ../nbs/07m_steps.ipynb #a22d86c3
+# %% ../nbs/07m_steps.ipynb #91fe6347
 def write_trace(trainer: GRPOTrainer, step: int) -> None:
     """Write the trace of the last rollout batch into the folder `traces` of the run."""
     writer = resolve_name("memcalib.traces:TraceWriter")(Path(trainer.args.output_dir) / "traces")
     credited = isinstance(trainer.credit, Credit)
     credit, about = trainer.credit if credited else trainer.advantages, {"process": trainer.accelerator.process_index}
+    about["method"] = trainer.config.method
     if credited:
         about["thresholds"] = trainer.thresholds_before
     writer.write(step, trainer.desk, credit, trainer.pairs, trainer._tokenizer, **about)
@@ -147,7 +149,7 @@ def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> 
 
 StepRows._judged = _judged
 
-# %% ../nbs/07m_steps.ipynb #68647990
+# %% ../nbs/07m_steps.ipynb #9919d135
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
     trainer, out = self.trainer, self.trainer.args.output_dir
     try:
@@ -162,7 +164,9 @@ def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
 
 
 def _first_scores(self: StepRows, args, state, control, model=None, **_):
-    config = self.trainer.config
+    config, traces = self.trainer.config, Path(self.trainer.args.output_dir) / "traces"
+    if traces.is_dir() and self.trainer.accelerator.is_main_process:
+        drop_traces(traces, state.global_step // config.minibatches)  # these steps are made again
     if self.validation and config.eval_every and not state.global_step:
         scores = self._evaluate(model, 0)
         self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)

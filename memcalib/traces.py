@@ -6,7 +6,7 @@
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'fallback_reasons', 'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #164d5adb
+# %% ../nbs/07c_traces.ipynb #35e96752
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +29,7 @@ from .redistribution import Credit, PairDetail, new_thresholds
 from .segments import response_units
 from .settings import TrainConfig, credit_config
 from .spans import decode_rows
-from .tracefiles import _F32, _TEXT, SCHEMA, read_traces, trace_files, trace_of
+from .tracefiles import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
 
 # %% ../nbs/07c_traces.ipynb #3b6b4a3b
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
@@ -38,7 +38,7 @@ def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(list(ids))
     return [text[a:b] or name or f"[{i}]" for (a, b), name, i in zip(pairwise([0, *ends.tolist()]), names, ids, strict=True)]
 
-# %% ../nbs/07c_traces.ipynb #fad0e368
+# %% ../nbs/07c_traces.ipynb #551a0632
 def _numbers(values) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
@@ -51,7 +51,7 @@ def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, 
     for k in [k for k, owner in enumerate(pairs.rows) if owner == row]:
         h = pairs.channels[k]
         values = {name: _numbers(getattr(detail, name)[k, :length]) for name in ("d", "q", "m")}
-        scalars = {"reward": round(desk.rewards[row, h].item(), 5), "advantage": round(credit.channels[row, h].item(), 5)}
+        scalars = {"reward": round(desk.rewards[row, h].item(), 5), "advantage": round(credit.channels[row, h].item(), 5), "strength": round(detail.strength[k].item(), 5)}
         channels[CHANNELS[h]] = {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)} | scalars | values
     tokens, advantage = token_texts(tokenizer, ids), _numbers(credit.advantages[row, :length])
     example = desk.examples[row].id
@@ -170,7 +170,7 @@ def pair_table(desk: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: T
     flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()} | {"direction_gate": (reward * advantage > 0).numpy()}
     return pa.table({"row": row.to(torch.int32).numpy()} | names | {k: _numbers_or_none(v) for k, v in numbers.items()} | atoms | flags | lists)
 
-# %% ../nbs/07c_traces.ipynb #e716707b
+# %% ../nbs/07c_traces.ipynb #4ff31575
 def _safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _safe(v) for k, v in value.items()}
@@ -199,7 +199,7 @@ class TraceWriter:
         if isinstance(credit, Credit) and credit.pairs is not None and pairs is not None and len(pairs):
             parts.append(pair_table(desk, credit, pairs, thresholds))
         stats = credit.stats if isinstance(credit, Credit) else {}
-        about = {"version": 1, "step": step, "process": process, "head": head, "stats": stats}
+        about = {"version": VERSION, "step": step, "process": process, "head": head, "stats": stats}
         tables = [_finished(part, step, process * len(desk.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
 

@@ -2,8 +2,10 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,25 +16,23 @@ from hypothesis import strategies as st
 from memcalib.channels import CHANNELS
 from memcalib.desk import ChannelRewards
 from memcalib.localization import Pairs
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
 from memcalib.problem import DataError
 from memcalib.redistribution import Credit, PairDetail
 from memcalib.settings import world_config
 from memcalib.spans import decode_rows
+from memcalib.tracefiles import SCHEMA, VERSION, drop_traces, read_traces, trace_files, trace_of
 from memcalib.traces import (
-    SCHEMA,
     TraceWriter,
     answer_table,
     fallback_reasons,
-    read_traces,
     sample_credit,
     text_column,
     token_texts,
     trace_answers,
-    trace_files,
-    trace_of,
     trace_row,
 )
+from memcalib.training import train
 
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 3, 0, "test")
@@ -111,7 +111,8 @@ def test_a_row_read_back_equals_the_row_made_from_the_tensors(tmp_path_factory, 
             found = back["channels"][name]
             assert found["localized"] == channel["localized"] and found["atom_ids"] == channel["atom_ids"]
             assert all(
-                np.allclose(found[key], channel[key], atol=1e-5) for key in ("d", "q", "m", "reward", "advantage")
+                np.allclose(found[key], channel[key], atol=1e-5)
+                for key in ("d", "q", "m", "reward", "advantage", "strength")
             )
 
 
@@ -264,6 +265,112 @@ def test_nothing_is_left_when_a_rename_fails(tmp_path):
     with pytest.raises(OSError, match="no trace of this step was kept"):
         TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001.parquet"]
+
+
+def rewritten(path, target, **about):
+    table = pq.read_table(path)
+    kept = json.loads(table.schema.metadata[b"memcalib"]) | about
+    pq.write_table(table.replace_schema_metadata({"memcalib": json.dumps(kept)}), target)
+
+
+def test_files_of_another_version_are_named_and_never_read(tmp_path):
+    desk, credit, pairs = a_batch(11)
+    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    rewritten(path, tmp_path / "step-000002.parquet")
+    assert len(read_traces(tmp_path)) == 2 * len(read_traces(tmp_path, [1]))
+    rewritten(path, tmp_path / "step-000003.parquet", version=VERSION + 1)
+    with pytest.raises(
+        DataError, match=rf"step-000003.parquet: version: found {VERSION + 1}; allowed: {VERSION}; read it"
+    ) as error:
+        read_traces(tmp_path)
+    assert len(error.value.violations) == 1
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"memcalib": "{half"}), tmp_path / "step-000003.parquet")
+    with pytest.raises(DataError, match="step-000003.parquet: parquet"):
+        read_traces(tmp_path)
+
+
+def test_a_file_without_our_metadata_is_read_without_a_head(tmp_path):
+    desk, credit, pairs = a_batch(12)
+    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    plain = read_traces(tmp_path).drop(columns="seed")
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    pd.testing.assert_frame_equal(read_traces(tmp_path), plain)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=12), st.integers(-1, 31))
+def test_dropping_leaves_the_steps_before_and_nothing_half_written(tmp_path_factory, written, after):
+    folder = tmp_path_factory.mktemp("traces")
+    writer, others = TraceWriter(folder), [folder / "step-000099 (copy).parquet", folder / "traces.html"]
+    for path in [
+        *(writer.path(step, process) for step, process in written),
+        *others,
+        folder / "step-000000.parquet.part",
+    ]:
+        path.touch()
+    gone = drop_traces(folder, after)
+    kept = {writer.path(step, process) for step, process in written if step <= after} | {*others}
+    assert {*folder.iterdir()} == kept and len(gone) == len(set(written)) - len(kept - {*others}) + 1
+    assert drop_traces(folder, after) == []
+
+
+class Stopped(BaseException):
+    """A kill, as far as the run can tell."""
+
+
+def traced(folder, steps=4, resume=None, **changes):
+    config = world_config(WORLDS["short"], method="memcalib-rl", steps=steps, prompts=2, generations=4, lr=1e-3)
+    config = config.model_copy(update={"save_every": 2, "trace_every": 1, "eval_every": 0} | changes)
+    examples = make_examples("short", 6, 0)
+    return train(build_policy(0), config, examples, exact_judge, tokenizer=TOKENIZER, out=folder, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of four steps, and the folder of one that was stopped after its third trace, before its row and checkpoint."""
+    whole, half = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("half")
+    traced(whole)
+    write = TraceWriter.write
+
+    def stopping(self, step, *given, **about):
+        path = write(self, step, *given, **about)
+        if step == 3:
+            raise Stopped
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TraceWriter, "write", stopping)
+        with pytest.raises(Stopped):
+            traced(half)
+    assert [path.name for path in trace_files(half)] == [f"step-00000{k}.parquet" for k in (1, 2, 3)]
+    assert len((half / "steps.jsonl").read_text().splitlines()) == 2
+    return whole, half
+
+
+def test_a_run_that_goes_on_has_each_trace_once_and_misses_none(straight, tmp_path):
+    whole, half = straight
+    shutil.copytree(half, tmp_path / "run")
+    (tmp_path / "run" / "traces" / "step-000004.parquet.part").write_bytes(b"half")
+    traced(tmp_path / "run", resume=True)
+    there = read_traces(tmp_path / "run")
+    pd.testing.assert_frame_equal(there, read_traces(whole))
+    assert set(there["method"]) == {"memcalib-rl"} and set(there["step"]) == {1, 2, 3, 4}
+    answers = there[there["channel"].isna()]
+    assert len(answers) == 4 * 8 and not answers.duplicated(["step", "row"]).any()
+    assert not there.duplicated(["step", "row", "channel"]).any()
+    assert sorted(path.suffix for path in (tmp_path / "run" / "traces").iterdir()) == [".parquet"] * 4
+
+
+@pytest.mark.parametrize(("resume", "kept"), [(True, {1, 2}), (None, set())])
+def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume, kept):
+    """Going on without traces from step 2, and beginning anew in a folder that never had a checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(straight[1], run)
+    if not resume:
+        for checkpoint in run.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+    traced(run, steps=3, resume=resume, trace_every=0)
+    assert {int(path.stem[5:]) for path in (run / "traces").iterdir()} == kept
+    assert len((run / "steps.jsonl").read_text().splitlines()) == 3
 
 
 def test_an_unfinished_file_is_no_step(tmp_path):
