@@ -312,7 +312,7 @@ class Forecast:
         """Plain values for JSON; memory in bytes."""
         return asdict(self) | {"memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}}
 
-# %% ../nbs/09i_budget.ipynb #c6e64c0a
+# %% ../nbs/09i_budget.ipynb #046d3d2a
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     wide = max((len(name) for name, _ in rows), default=0)
     return ["", title, *(f"  {name:<{wide}}  {value}" for name, value in rows)]
@@ -320,17 +320,6 @@ def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _number(value: Any) -> str:
     return "unknown" if value is None else f"{value:,.2f}" if isinstance(value, float) and value != int(value) else f"{int(value):,}"
-
-
-def _text(self: Forecast) -> str:
-    """The forecast as a page for a terminal."""
-    settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
-    lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
-    lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
-    lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
-    for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings)):
-        lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
-    return "\n".join(lines[1:])
 
 
 def _memory_title(plan: Forecast) -> str:
@@ -349,10 +338,21 @@ def _memory_rows(memory: Mapping[str, Memory]) -> list[tuple[str, str]]:
 def _both(memory: Mapping[str, Memory], value: Any) -> str:
     return "  ".join(f"{value(memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
 
+# %% ../nbs/09i_budget.ipynb #50cf1982
+def _text(self: Forecast) -> str:
+    """The forecast as a page for a terminal."""
+    settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
+    lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
+    lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
+    lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
+    for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings)):
+        lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
+    return "\n".join(lines[1:])
+
 
 Forecast.text = _text
 
-# %% ../nbs/09i_budget.ipynb #dd271377
+# %% ../nbs/09i_budget.ipynb #5ffbd99f
 def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> tuple[dict[str, Memory], list[str]]:
     longest = getattr(config, "max_tokens", ASSUMED["answer"])
     limit = getattr(config, "max_prompt", (getattr(config, "max_length", None) or 8192) - longest)
@@ -363,7 +363,7 @@ def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> t
     notes = [_room(recipe, shape, plans["expected"], config)] if plans["expected"].colocated else []
     return {name: estimate_memory(shape, plan) for name, plan in plans.items()}, notes
 
-
+# %% ../nbs/09i_budget.ipynb #eec6a9d2
 def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> Forecast:
     """What training this method would be and cost. Opens files on this machine only, and loads no weights.
 

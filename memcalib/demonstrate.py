@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'MICRO', 'REPLY_TOKENS', 'DemonstrationPlan', 'load_plan', 'plan_examples', 'endpoints', 'forecast',
            'DemonstrationRun']
 
-# %% ../nbs/09j_demonstrate.ipynb #6233cdbf
+# %% ../nbs/09j_demonstrate.ipynb #f5b9a933
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, require_two, settled
-from .endpoint import Endpoint, estimate_tokens
+from .endpoint import Endpoint, Price, estimate_tokens
+from .fields import fault_line
 from .journal import rows_so_far
 from .llm import Client, Totals
 from .manifest import manifest, write_manifest
 from .microworld import make_examples
 from .objections import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
 from .pipeline import Bar, RunFolder
-from .problem import Example, _quote, iter_examples, text_hash, write_jsonl
+from .problem import Example, iter_examples, text_hash, write_jsonl
 from .tables import csv_cell
-from .verdict import judge_request
+from .start import check_key
+from .verdict import JudgeConfig, judge_request
 
 # %% ../nbs/09j_demonstrate.ipynb #a670a4c3
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/09j_demonstrate.ipynb #83f18ed0
+# %% ../nbs/09j_demonstrate.ipynb #777723d6
 ROLES = ("teacher", "evaluator", "evaluator2")
 MICRO = {"teacher": "micro-teacher", "evaluator": "micro-evaluator", "evaluator2": "micro-evaluator-2"}
 
@@ -67,7 +69,7 @@ class DemonstrationPlan(BaseModel):
         """Whether the micro-world plays the three roles."""
         return self.teacher is None
 
-
+# %% ../nbs/09j_demonstrate.ipynb #bdc6c978
 def load_plan(options: dict[str, Any]) -> DemonstrationPlan:
     """The plan that these options describe; raises `ValueError` naming option and value found."""
     if not options.get("data") and not options.get("teacher"):
@@ -79,8 +81,13 @@ def load_plan(options: dict[str, Any]) -> DemonstrationPlan:
 
 
 def _plan_fault(fault: dict[str, Any]) -> str:
-    place, said = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
-    return said if not place else f"{place}: found {_quote(fault['input'])}; {said}"
+    if not fault["loc"]:
+        return fault["msg"].removeprefix("Value error, ")
+    home: Any = DemonstrationPlan
+    for name in fault["loc"][:-1]:
+        home = Endpoint if name in ROLES else {"making": DemonstrationConfig, "judging": JudgeConfig, "price": Price}.get(name, home)
+    secret = fault["loc"][0] in ROLES and (fault["loc"][-1], fault["type"]) != ("base_url", "value_error")
+    return fault_line(".".join(map(str, fault["loc"])), fault, home, str(fault["loc"][-1]), show=not secret)
 
 # %% ../nbs/09j_demonstrate.ipynb #5ec92ddf
 def plan_examples(plan: DemonstrationPlan) -> list[Example]:
@@ -102,29 +109,8 @@ def endpoints(plan: DemonstrationPlan, examples: Sequence[Example]) -> Iterator[
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         yield {name: Endpoint(model=model, base_url=server.base_url, key_env="", concurrency=8) for name, model in MICRO.items()}
 
-# %% ../nbs/09j_demonstrate.ipynb #1669cffc
+# %% ../nbs/09j_demonstrate.ipynb #87fd87c1
 REPLY_TOKENS = (50, 70)  # assumed length of an evaluator's reply: a frame, and a line for each atom
-
-
-def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; asks nobody."""
-    past = {row.example_id: row for row in read_demonstrations(out)}
-    needs = {example.id: _answers_left(past.get(example.id), plan.making.rounds) for example in examples}
-    opening = {e.id: estimate_tokens(demonstration_messages(e, plan.making)) for e in examples if needs[e.id][1]}
-    judged = {e.id: estimate_tokens(judge_request(e, "", plan.making.judging).messages) + answer_tokens for e in examples if needs[e.id][1]}
-    atoms = {e.id: len(e.atoms) for e in examples}
-    rows = []
-    for role in ROLES:
-        for bound, at in (("at least", 0), ("at most", 1)):
-            calls = {i: need[at] for i, need in needs.items() if need[at]}
-            if role == "teacher":
-                prompt = sum(n * opening[i] + (n - 1) * 2 * answer_tokens for i, n in calls.items())
-                reply = sum(calls.values()) * min(answer_tokens, plan.making.max_tokens)
-            else:
-                prompt = sum(n * judged[i] for i, n in calls.items())
-                reply = sum(n * (REPLY_TOKENS[0] + REPLY_TOKENS[1] * atoms[i]) for i, n in calls.items())
-            rows.append(_line(role, getattr(plan, role), bound, sum(calls.values()), prompt, reply))
-    return rows
 
 
 def _answers_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
@@ -133,13 +119,33 @@ def _answers_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
         return 0, 0
     return 1, max(1, rounds - sum(attempt.outcome != "open" for attempt in attempts))
 
+# %% ../nbs/09j_demonstrate.ipynb #1e773936
+def _spoken(role: str, plan: DemonstrationPlan, examples: Sequence[Example], calls: dict[str, int], answer: int) -> tuple[int, int]:
+    asked = [(e, calls[e.id]) for e in examples if calls.get(e.id)]
+    if role == "teacher":
+        prompt = sum(n * estimate_tokens(demonstration_messages(e, plan.making)) + (n - 1) * 2 * answer for e, n in asked)
+        return prompt, sum(n for _, n in asked) * min(answer, plan.making.max_tokens)
+    prompt = sum(n * (estimate_tokens(judge_request(e, "", plan.making.judging).messages) + answer) for e, n in asked)
+    return prompt, sum(n * (REPLY_TOKENS[0] + REPLY_TOKENS[1] * len(e.atoms)) for e, n in asked)
+
+# %% ../nbs/09j_demonstrate.ipynb #acbfa6b0
+def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500) -> list[dict[str, Any]]:
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; asks nobody."""
+    past = {row.example_id: row for row in read_demonstrations(out)}
+    needs, rows = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}, []
+    for role in ROLES:
+        for at, bound in enumerate(("at least", "at most")):
+            calls = {i: need[at] for i, need in needs.items()}
+            rows.append(_line(role, getattr(plan, role), bound, sum(calls.values()), *_spoken(role, plan, examples, calls, answer_tokens)))
+    return rows
+
 
 def _line(role: str, who: Endpoint | None, bound: str, calls: int, prompt: int, completion: int) -> dict[str, Any]:
     cost = 0.0 if who is None else who.price.cost(prompt, completion) if who.price else None
     row = {"role": role, "model": who.model if who else MICRO[role], "bound": bound, "calls": calls}
     return row | {"prompt tokens": prompt, "completion tokens": completion, "cost": cost}
 
-# %% ../nbs/09j_demonstrate.ipynb #40eb795a
+# %% ../nbs/09j_demonstrate.ipynb #bad023d4
 class DemonstrationRun:
     """A plan bound to its folder; `finish` makes what is missing and returns a text for a terminal.
 
@@ -155,6 +161,8 @@ class DemonstrationRun:
         self.parameters = {"data": plan.data or f"micro {plan.world}", "split": plan.split, "prompt_hash": prompt} | (who or MICRO)
         self.parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})}
         if not dry_run:
+            for name in ROLES if not plan.micro else ():
+                check_key(getattr(plan, name), f"{name}.key_env")
             RunFolder(self.folder, self.parameters)
             write_jsonl(self.folder / "examples.jsonl", self.examples)
 
@@ -163,21 +171,7 @@ class DemonstrationRun:
         ids = {example.id for example in self.examples}
         return [row for row in read_demonstrations(self.folder) if row.example_id in ids]
 
-# %% ../nbs/09j_demonstrate.ipynb #617763c0
-def _make(self: DemonstrationRun) -> "pd.DataFrame":
-    """Make what is missing, with a progress bar; returns the acceptance table."""
-    settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
-    with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
-        teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
-        bar.name("demonstrations")
-        try:
-            make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
-        finally:
-            self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
-            table = _describe(self)
-    return table
-
-
+# %% ../nbs/09j_demonstrate.ipynb #5e118927
 def _describe(run: DemonstrationRun) -> "pd.DataFrame":
     rows = run.rows()
     table = acceptance_table(rows)
@@ -192,7 +186,24 @@ def _describe(run: DemonstrationRun) -> "pd.DataFrame":
     write_manifest(run.folder, manifest(run.parameters, (), data, ", ".join(judges) or None, run.started, **more))
     return table
 
+# %% ../nbs/09j_demonstrate.ipynb #585dbc32
+def _make(self: DemonstrationRun) -> "pd.DataFrame":
+    """Make what is missing, with a progress bar; returns the acceptance table."""
+    settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
+    with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
+        teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
+        bar.name("demonstrations")
+        try:
+            make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
+        finally:
+            self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
+            table = _describe(self)
+    return table
 
+
+DemonstrationRun.make = _make
+
+# %% ../nbs/09j_demonstrate.ipynb #d4a2342a
 def _finish(self: DemonstrationRun) -> str:
     """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
     table = self.make()
@@ -206,4 +217,4 @@ def _spent(role: str, spent: Totals) -> str:
     return f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"
 
 
-DemonstrationRun.make, DemonstrationRun.finish = _make, _finish
+DemonstrationRun.finish = _finish

@@ -219,7 +219,7 @@ def _placed(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
     below[names[0]] = value if len(names) == 1 else _placed(below.get(names[0]), names[1:], value)
     return below
 
-# %% ../nbs/09h_recipe.ipynb #134186da
+# %% ../nbs/09h_recipe.ipynb #5d355738
 def recipe_names() -> list[str]:
     """The recipes that ship with the package: those of the micro-world, and one for each launch folder."""
     return sorted(_shipped())
@@ -230,19 +230,7 @@ def _shipped() -> dict[str, Any]:
     alone = {p.name.removesuffix(".yaml"): p for p in (data / "recipes").iterdir()}
     return alone | {p.name: p / "recipe.yaml" for p in (data / "launch").iterdir() if p.is_dir()}
 
-
-def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or from a YAML file, with `settings` laid over it.
-
-    Raises `FileNotFoundError`, or `ValueError` with one line for each fault: file, option, value found, values allowed.
-    """
-    content = with_settings(_read(name), settings)
-    faults = [f"{name}: {fault}" for fault in dict.fromkeys(recipe_faults(content))]
-    if faults:
-        raise ValueError("\n".join(faults))
-    return Recipe.model_validate(content)
-
-
+# %% ../nbs/09h_recipe.ipynb #5b7ad62f
 def _read(name: str | Path) -> dict[str, Any]:
     import yaml
 
@@ -256,6 +244,18 @@ def _read(name: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with {', '.join(Recipe.model_fields)}")
     return content
+
+# %% ../nbs/09h_recipe.ipynb #a2bc4d05
+def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or from a YAML file, with `settings` laid over it.
+
+    Raises `FileNotFoundError`, or `ValueError` with one line for each fault: file, option, value found, values allowed.
+    """
+    content = with_settings(_read(name), settings)
+    faults = [f"{name}: {fault}" for fault in dict.fromkeys(recipe_faults(content))]
+    if faults:
+        raise ValueError("\n".join(faults))
+    return Recipe.model_validate(content)
 
 # %% ../nbs/09h_recipe.ipynb #8b970f3d
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:

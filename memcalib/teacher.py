@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROMPT', 'TeacherView', 'TEACHER_VIEWS', 'log', 'answer_key', 'written_key', 'curated_prompt', 'hinted_prompt',
-           'teacher_messages', 'teacher_encoder', 'fitting_examples', 'prompted_scores', 'micro_teacher',
-           'build_teachers', 'teacher_of']
+           'teacher_messages', 'teacher_encoder', 'fitting_examples', 'prompted_scores', 'micro_teacher', 'teacher_of',
+           'build_teachers']
 
 # %% ../nbs/07j_teacher.ipynb #dd1f2d67
 import logging
@@ -152,24 +152,29 @@ def micro_teacher(
     examples = make_examples(world, max(pool, size), seed, "coldstart")
     return fit(model, _lessons(world, tokenizer, random.Random(f"teacher-{seed}"), examples, size, hinted, flip), steps, lr=lr, report=report)
 
-# %% ../nbs/07j_teacher.ipynb #ff6d9098
+# %% ../nbs/07j_teacher.ipynb #28f15abe
+def teacher_of(world: World) -> str:
+    """The name of the shipped teacher that belongs to a world's cold start."""
+    return world.policy.replace("cold", "teacher")
+
+# %% ../nbs/07j_teacher.ipynb #4afc3092
 def build_teachers(folder: str | Path, worlds: Sequence[str] = ("short", "long"), *, count: int = 300, **options: Any) -> Path:
     """Save `teacher-short`, `teacher-long` in a folder with their stories; `options` are those of `micro_teacher`."""
     for name in worlds:
         world, log = WORLDS[name], []
-        model, measured = micro_teacher(world, report=log.append, **options), []
-        _, tokenizer = load_policy(world.policy)
-        tests = make_examples(world, count, 7, "test")
-        prompts = {"student": prompt_encoder(tokenizer, layout="micro"), "teacher": teacher_encoder(tokenizer, layout="micro-hinted")}
-        for prompt, encode in prompts.items():
-            scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
-            measured.append({"world": name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})
-        story = {"name": teacher_of(world), "base": world.policy, "steps": len(log), "seed": options.get("seed", 0), "measured": measured}
-        story |= {"torch": torch.__version__, "command": "memcalib.teacher.build_teachers", "loss": log[-1]}
+        model = micro_teacher(world, report=log.append, **options)
+        story = {"name": teacher_of(world), "base": world.policy, "steps": len(log), "seed": options.get("seed", 0)}
+        story |= {"measured": _behind_both_prompts(model, world, count), "torch": torch.__version__}
+        story |= {"command": "memcalib.teacher.build_teachers", "loss": log[-1]}
         save_policy(model, Path(folder) / teacher_of(world), story)
     return Path(folder)
 
 
-def teacher_of(world: World) -> str:
-    """The name of the shipped teacher that belongs to a world's cold start."""
-    return world.policy.replace("cold", "teacher")
+def _behind_both_prompts(model, world: World, count: int) -> list[dict[str, Any]]:
+    _, tokenizer = load_policy(world.policy)
+    tests, measured = make_examples(world, count, 7, "test"), []
+    prompts = {"student": prompt_encoder(tokenizer, layout="micro"), "teacher": teacher_encoder(tokenizer, layout="micro-hinted")}
+    for prompt, encode in prompts.items():
+        scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
+        measured.append({"world": world.name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})
+    return measured

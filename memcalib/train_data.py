@@ -56,7 +56,20 @@ def read_splits(recipe: Recipe) -> Examples:
         raise ValueError(f"{len(both)} validation examples are training examples too: {', '.join(both[:5])}; allowed is none")
     return found
 
-# %% ../nbs/09gb_train_data.ipynb #c73dd32e
+# %% ../nbs/09gb_train_data.ipynb #d8c67710
+def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path) -> dict[str, Any]:
+    if row.get("prompt") and row.get("completion"):
+        for part in ("prompt", "completion"):
+            if not isinstance(row[part], list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in row[part]):
+                raise ValueError(f"{file}: found {part} {str(row[part])[:40]!r}; allowed: a list of messages, each with role and content")
+        return row
+    name, said = row.get("example_id"), row.get("response")
+    if name not in asked or not isinstance(said, str) or not said.strip():
+        raise ValueError(f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer")
+    prompt = render(asked[name], text=how.text, layout=how.layout)
+    return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
+
+# %% ../nbs/09gb_train_data.ipynb #03bc2836
 def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     """Rows of `prompt` and `completion` messages for supervised fine-tuning; raises `ValueError` naming what is missing."""
     from memcalib.demonstrations import ACCEPTED
@@ -74,16 +87,3 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{file}: no accepted answers")
     return rows
-
-
-def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path) -> dict[str, Any]:
-    if row.get("prompt") and row.get("completion"):
-        for part in ("prompt", "completion"):
-            if not isinstance(row[part], list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in row[part]):
-                raise ValueError(f"{file}: found {part} {str(row[part])[:40]!r}; allowed: a list of messages, each with role and content")
-        return row
-    name, said = row.get("example_id"), row.get("response")
-    if name not in asked or not isinstance(said, str) or not said.strip():
-        raise ValueError(f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer")
-    prompt = render(asked[name], text=how.text, layout=how.layout)
-    return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}

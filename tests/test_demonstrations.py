@@ -722,7 +722,28 @@ def test_a_plan_in_faults():
         ({"teacher": {"model": "a"}}, "evaluator: missing"),
         ({"making": {"min_quality": 5}}, "making.min_quality: found 5"),
         ({"making": {"layout": "nix"}}, "making.layout: found 'nix'; allowed are plain"),
-        ({"wrld": "long"}, "wrld: found 'long'"),
+        ({"wrld": "long"}, "wrld: unknown option; meant is perhaps world"),
+        ({"limit": 0}, "limit: found 0; allowed: whole numbers of at least 1, or null"),
+        ({"teacher": {"model": "a", "base_url": "ftp://x"}}, "teacher.base_url: found 'ftp://x'; must be an address"),
+        ({"teacher": {"model": "a", "rmp": 5}}, "teacher.rmp: unknown option; meant is perhaps rpm"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             load_plan(options)
+
+
+def test_a_key_that_is_not_set_is_missed_before_the_folder_is_bound(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_KEY_THAT_IS_SET", "any")
+    who = {"model": "a", "base_url": "http://localhost:9/v1", "key_env": "A_KEY_THAT_IS_SET"}
+    other = who | {"model": "b", "key_env": "NO_SUCH_KEY_HERE"}
+    plan = load_plan(
+        {
+            "data": str(write_jsonl(tmp_path / "x.jsonl", EXAMPLES[:2])),
+            "teacher": who,
+            "evaluator": who,
+            "evaluator2": other,
+        }
+    )
+    with pytest.raises(ValueError, match="evaluator2.key_env: found 'NO_SUCH_KEY_HERE'; no key for b"):
+        DemonstrationRun(plan, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    DemonstrationRun(plan, tmp_path / "run", dry_run=True)
