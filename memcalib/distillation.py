@@ -82,7 +82,7 @@ def topk_forward_kl(
     gap = torch.where(some, teacher_rest, 0) - torch.where(some, student_rest, 0)
     return inside + teacher_rest.exp() * gap
 
-# %% ../nbs/07a_distillation.ipynb #98de1019
+# %% ../nbs/07a_distillation.ipynb #71d73da8
 def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
     peft = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
@@ -101,7 +101,7 @@ def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
 
 def _loaded(name: str, student: PreTrainedModel) -> PreTrainedModel:
     model = create_model_from_path(str(name if Path(name).is_dir() else policy_path(name)), dtype=student.dtype)
-    sizes = [m.get_input_embeddings().weight.shape[0] for m in (model, student)]
+    sizes = [m.get_input_embeddings().num_embeddings for m in (model, student)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"teacher {name!r} has a vocabulary of {sizes[0]} tokens; allowed: {sizes[1]}, the student's")
     return model

@@ -241,7 +241,7 @@ def group_sync(model) -> Callable[[bool], bool] | None:
 
     return sync
 
-# %% ../nbs/05ac_scoring.ipynb #5efd535c
+# %% ../nbs/05ac_scoring.ipynb #a7b7198d
 def _inside(model, work: Callable[[], None]) -> None:
     "Run work(), inside the forward of the model where FSDP has sharded it."
     from torch.distributed.fsdp import FSDPModule
@@ -257,7 +257,7 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         raise ValueError(f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter")
     import deepspeed
 
-    own = torch.nn.Linear(1, 1, bias=head.bias is not None)
+    own = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=head.bias is not None)  # no random numbers: a resumed run counts them
     own.in_features, own.out_features = head.in_features, head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():

@@ -51,6 +51,7 @@ CASES = {
     "gkd-parts": dict(method="opsd-gkd", lr=0.5, prompts=6, minibatches=2, accumulate=2, empty="half"),
     "gkd-plain": dict(method="opsd-gkd", lr=0.5, share_prompts=False, empty="half"),
     "gkd-teacher": dict(method="opsd-gkd", lr=0.5, teacher="pretrained", beta=0.0, empty="some"),
+    "gkd-copy": dict(method="opsd-gkd", lr=0.5, beta=0.0, empty="half"),
     "gkd-adapter": dict(method="opsd-gkd", lr=0.5, lora_rank=4, empty="half"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
@@ -150,7 +151,7 @@ def shard_on_cpu() -> None:
 
 
 def deepspeed_on_cpu() -> None:
-    """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told that they are on the CPU."""
+    """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told to use the CPU's."""
     first = state.PartialState._prepare_backend
     state.PartialState._prepare_backend = lambda self, cpu=False, *more: first(self, True, *more)
 
@@ -211,7 +212,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
         trainer.save_model(str(out / case / "saved"))
         trainer.accelerator.wait_for_everyone()
         saved = dict(AutoModelForCausalLM.from_pretrained(out / case / "saved", dtype="auto").named_parameters())
-        found["lost"] = max((value - saved[name]).abs().max().item() for name, value in trained.items())
+        found["lost"] = max((value - whole(saved[name])).abs().max().item() for name, value in trained.items())
     return found
 
 
@@ -249,7 +250,10 @@ def go_on(name: str, out: Path) -> dict:
     finally:
         training._shared_rollout = kept
     model = trainer.accelerator.unwrap_model(trainer.model)
-    states = [whole(value) for group in trainer.optimizer.state.values() for value in group.values()]
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
+        optimizer = optimizer.optimizer
+    states = [whole(torch.as_tensor(value)) for group in optimizer.state.values() for value in group.values()]
     return {
         "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
         "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
