@@ -86,7 +86,7 @@ def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
     limits = {name: DriftLimit(by=sign * size) for name, (size, sign) in moves.items() if size is not None}
     return limits | ({"response_length": DriftLimit(times=config.drift_length)} if config.drift_length else {})
 
-# %% ../nbs/07h_monitor.ipynb #f744df14
+# %% ../nbs/07h_monitor.ipynb #ac0fd5f6
 class DriftMonitor:
     """Watches rows of a run: the mean of the last `steps` values of a number against the mean of its first `steps`."""
 
@@ -119,14 +119,19 @@ class DriftMonitor:
         limit = self.limits[name]
         return f"{limit.times:g} times the start" if limit.times is not None else f"a change of {limit.by:+g}"
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
-        last = {name: list(values) for name, values in self.last.items()}
-        return {"first": self.first, "last": last, "drifting": sorted(self.drifting)}
+# %% ../nbs/07h_monitor.ipynb #396e8939
+def _state_dict(self: DriftMonitor) -> dict[str, Any]:
+    """What a checkpoint must keep."""
+    last = {name: list(values) for name, values in self.last.items()}
+    return {"first": self.first, "last": last, "drifting": sorted(self.drifting)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; numbers that were not watched then begin now."""
-        for name in self.limits.keys() & state["first"].keys():
-            self.first[name] = list(state["first"][name])[: self.steps]
-            self.last[name] = deque(state["last"][name], maxlen=self.steps)
-        self.drifting = {*state["drifting"]} & self.limits.keys()
+
+def _load_state_dict(self: DriftMonitor, state: Mapping[str, Any]) -> None:
+    """Go on from a checkpoint; numbers that were not watched then begin now."""
+    for name in self.limits.keys() & state["first"].keys():
+        self.first[name] = list(state["first"][name])[: self.steps]
+        self.last[name] = deque(state["last"][name], maxlen=self.steps)
+    self.drifting = {*state["drifting"]} & self.limits.keys()
+
+
+DriftMonitor.state_dict, DriftMonitor.load_state_dict = _state_dict, _load_state_dict

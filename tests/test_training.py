@@ -136,17 +136,18 @@ def test_an_unscored_answer_leaves_group_and_loss(tmp_path):
     assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [float(p["completion_mask"].sum()) for p in parts]
 
 
-@pytest.mark.parametrize("tokens", [0, 1])
-def test_answers_of_zero_and_one_token(tmp_path, monkeypatch, tokens):
+@pytest.mark.parametrize("answer", ["nothing", "an end", "a word"])
+def test_answers_of_zero_and_one_token(tmp_path, monkeypatch, answer):
     import memcalib.training as training
 
     def short(model, prompts, *, ends, **options):
         drawn = sample_tokens(model, prompts, ends=ends, **options)
-        return [[] if tokens == 0 else [ends[0]], *drawn[1:]]
+        first = {"nothing": [], "an end": [ends[0]], "a word": TOKENIZER("July")["input_ids"][:1]}[answer]
+        return [first, *drawn[1:]]
 
     monkeypatch.setattr(training, "sample_tokens", short)
     trainer, rows = run(tmp_path)
-    assert rows[0]["unscored"] == (tokens == 0)
+    assert rows[0]["unscored"] == (answer != "a word")
     assert trainer.credit.advantages.isfinite().all()
     assert weights(trainer.model).isfinite().all()
 
@@ -338,24 +339,24 @@ def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
 
 
 def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
-    import memcalib.training as training
+    import memcalib.layers as layers
 
-    plain = training.response_logps
+    plain = layers.response_logps
 
     def damaged(*args, **options):
         found = plain(*args, **options).clone()
         found[3, 0] = math.nan
         return found
 
-    monkeypatch.setattr(training, "response_logps", damaged)
+    monkeypatch.setattr(layers, "response_logps", damaged)
     with pytest.raises(Diverged, match="step 1: .*under the policy of row 3, token 0 is nan"):
         run(tmp_path)
 
 
 def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
-    import memcalib.training as training
+    import memcalib.layers as layers
 
-    plain = training.response_logps
+    plain = layers.response_logps
 
     def full(*args, lost=None, **options):
         found = plain(*args, **options).clone()
@@ -363,7 +364,7 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
         lost["out_of_memory"] += 1
         return found
 
-    monkeypatch.setattr(training, "response_logps", full)
+    monkeypatch.setattr(layers, "response_logps", full)
     with pytest.raises(Diverged, match=r"could not be scored \({'out_of_memory': 2}\): look at the memory") as found:
         run(tmp_path)
     assert "learning rate" not in str(found.value)
