@@ -54,7 +54,7 @@ class Block(NamedTuple):
     end: int
     inline: int | None = None  # where the text of a paragraph or heading begins
 
-# %% ../nbs/05ae_boundaries.ipynb #3663af15
+# %% ../nbs/05ae_boundaries.ipynb #bf035d44
 _SHOWN = re.compile(r"\S")
 
 
@@ -62,7 +62,7 @@ _SHOWN = re.compile(r"\S")
 def _markdown():
     from markdown_it import MarkdownIt
 
-    return MarkdownIt("commonmark").enable("table")
+    return MarkdownIt("commonmark").enable("table").disable("inline")  # blocks alone are read
 
 
 def _shown(text: str, place: int) -> int:
@@ -140,7 +140,7 @@ def line_kind(line: str) -> str:
     """The first of `LINE_PATTERNS` that the whole line follows, or nothing."""
     return next((kind for kind, pattern in LINE_PATTERNS.items() if pattern.fullmatch(line)), "")
 
-# %% ../nbs/05ae_boundaries.ipynb #196831f8
+# %% ../nbs/05ae_boundaries.ipynb #e76a1eef
 PROTECTED = {
     "code": r"(?P<tick>`+)(?!`)(?:(?!(?P=tick)).)+(?P=tick)",
     "formula": r"\$(?=[^\s$])[^$\n]*(?<=[^\s$])\$(?!\d)",
@@ -149,7 +149,7 @@ PROTECTED = {
     "tag": r"</?[A-Za-z][\w-]*(?:\s[^<>\n]*)?/?>",
     "bold": r"\*\*[^*\n]{1,60}\*\*|__[^_\n]{1,60}__",
     "dotted": r"\b\w+(?:\.\w+)+\b",
-    "technical": r"(?<![^\s(\[{])[\"“'‘](?=\S)(?=[^\n\"”’']*(?:[_/\\=<>{}\[\]#@|$^]|::|\w[.(]\w))[^\n\"”’']{1,80}(?<=\S)[\"”’'](?!\w)",
+    "technical": r"(?<![^\s(\[{])[\"“'‘](?=\S)(?=[^\n\"”’']{0,80}(?:[_/\\=<>{}\[\]#@|$^]|::|\w[.(]\w))[^\n\"”’']{1,80}(?<=\S)[\"”’'](?!\w)",
 }
 _PROTECTED = regex.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in PROTECTED.items()), regex.S)
 _FORMULA = re.compile(r"\$\$(?=\s*[^\s$])(?:(?!\n[ \t]*\n)[^$]){1,2000}\$\$")

@@ -43,7 +43,7 @@ def spacy_splitter(model) -> Sentences:
 
     return read
 
-# %% ../nbs/05a_segments.ipynb #16194289
+# %% ../nbs/05a_segments.ipynb #56fdf466
 def _pysbd() -> Sentences:
     import pysbd
 
@@ -61,7 +61,7 @@ def _pysbd() -> Sentences:
     return read
 
 
-_MARK_INSIDE = re.compile(r"[^\w\s,;:'’*()-]+\s+\S")
+_MARK_INSIDE = re.compile(r"[^\w\s,;:'’*()-]\s+\S")
 
 # %% ../nbs/05a_segments.ipynb #0ff998f0
 @lru_cache(maxsize=2)

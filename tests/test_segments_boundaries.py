@@ -1,6 +1,7 @@
 """Each rule of where a segment may start: a case it applies to, and one that it just misses."""
 
 import sys
+import time
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
@@ -236,6 +237,21 @@ def test_a_real_spacy_pipeline():
     assert spacy_splitter(model)("Oats help. Milk too.") == Parse([0, 11], [])
     doc = spacy.tokens.Doc(model.vocab, ["Oats", "help", "you"], heads=[1, 1, 1], deps=["nsubj", "ROOT", "obj"])
     assert spacy_splitter(lambda text: doc)("Oats help you") == Parse([0], [(0, 5), (5, 10)])
+
+
+@pytest.mark.parametrize("piece", ["[", "“a ", "!", "😀", "*_", "\u200b", "` ", "$$a ", "A. ", "> "])
+def test_repetition_is_read_in_time_that_grows_with_its_length(piece):
+    """Ten times the text: a reader that looks at every pair of places would need a hundred times as long."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece))
+        spans = [(a, min(a + 4, len(text))) for a in range(0, len(text), 4)]
+        begun = time.perf_counter()
+        segment(text, spans, NOTHING)
+        return time.perf_counter() - begun
+
+    small = max(min(seconds(2_000) for _ in range(3)), 0.005)
+    assert min(seconds(20_000) for _ in range(2)) < 50 * small
 
 
 def test_unknown_splitters_are_named():
