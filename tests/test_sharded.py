@@ -7,21 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from small import tiny
 
+from memcalib.engines import group_sync, sample_tokens
+from memcalib.lesson import teach
 from memcalib.models import sharing_faults
-from memcalib.scoring import group_sync, response_logps, response_logps_reference
+from memcalib.scoring import response_logps, response_logps_reference
 from memcalib.trees import tree_logps, trees_agree
-
-
-def tiny():
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
 
 
 def rows(rank: int):
@@ -54,6 +46,11 @@ def process(rank: int, port: int, queue) -> None:
             found[f"share {share}"] = (out - wanted).abs().max().item()
         out = response_logps(model, *(rows(rank) if rank == 0 else ([], [])), token_budget=20)
         found["nothing to do"] = (out - wanted).abs().max().item() if rank == 0 else out.numel()
+        lessons = [teach(each, prompts, responses, 4, token_budget=30) for each in (model, whole)]
+        found["lesson"] = max((a - b).abs().max().item() for a, b in zip(*lessons, strict=True))
+        limits = [3 + rank * 4 + k for k in range(len(prompts))]
+        sampled = [sample_tokens(each, prompts, ends=[0], max_tokens=limits, temperature=0) for each in (model, whole)]
+        found["sampled"] = float(sampled[0] != sampled[1] or list(map(len, sampled[0])) != limits)
         found["agrees"] = trees_agree(model, prompts, responses, fused=model)
         logps, _ = tree_logps(model, prompts, responses, grad=True, entropy=True, fused=model)
         found["trees"] = (logps - wanted).abs().max().item()
