@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['log', 'split_model', 'in_one_call', 'vocabulary_size', 'token_scores', 'token_logps', 'cache_fault', 'shares_cache',
-           'sharing_faults', 'agrees', 'verdict']
+           'sample_rows', 'sharing_faults', 'agrees', 'verdict']
 
-# %% ../nbs/05ab_models.ipynb #8332c0d3
+# %% ../nbs/05ab_models.ipynb #fb00a275
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -103,6 +103,14 @@ def shares_cache(model) -> bool:
 # %% ../nbs/05ab_models.ipynb #7f9dea09
 def _takes_positions(network) -> bool:
     return "position_ids" in inspect.signature(network.forward).parameters
+
+# %% ../nbs/05ab_models.ipynb #ece09ad2
+def sample_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], count: int = 4) -> list[int]:
+    "Numbers of up to `count` rows on which to compare two ways of scoring; the same rows in whatever order they come."
+    order = sorted((i for i, y in enumerate(responses) if len(y)), key=lambda i: (len(prompts[i]), [*prompts[i]], [*responses[i]]))
+    first = [i for k, i in enumerate(order) if not k or prompts[i] != prompts[order[k - 1]]]
+    again = [i for i in order if i not in {*first}]
+    return [*first[: count - 1], *again[:1], *first[count - 1 :], *again[1:]][:count]
 
 # %% ../nbs/05ab_models.ipynb #62a66152
 _VERDICTS: WeakKeyDictionary = WeakKeyDictionary()

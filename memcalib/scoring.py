@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['response_logps_reference', 'read_answers', 'response_logps']
 
-# %% ../nbs/05ac_scoring.ipynb #2e056b7a
+# %% ../nbs/05ac_scoring.ipynb #6fb30daf
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from memcalib.models import (
     cache_fault,
     in_one_call,
     log,
+    sample_rows,
     split_model,
     token_logps,
     verdict,
@@ -248,13 +249,12 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
             setattr(own, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
     return own
 
-# %% ../nbs/05ac_scoring.ipynb #5913fd3b
+# %% ../nbs/05ac_scoring.ipynb #2ee5a083
 def _use_sharing(model, scorer: _Scorer, prompts, jobs, budget: int) -> bool:
-    "The verdict on shared caches, checked on the four jobs with the shortest prompts."
+    "The verdict on shared caches, checked on a few of the jobs."
 
     def check():
-        few = sorted(range(len(jobs)), key=lambda k: (len(prompts[jobs[k][0]]), jobs[k]))[:4]
-        rows = [jobs[k] for k in few]
+        rows = [jobs[k] for k in sample_rows([prompts[i] for i, _ in jobs], [y for _, y in jobs])]
         used = sorted({i for i, _ in rows})
         rows = [(used.index(i), y) for i, y in rows]
         ways = [score(scorer, [prompts[i] for i in used], rows, budget) for score in (_score_shared, _score_plain)]

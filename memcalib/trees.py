@@ -6,7 +6,7 @@
 __all__ = ['Node', 'plant', 'Packed', 'pack', 'attention_width', 'best_trees', 'tree_fault', 'tree_states', 'spread', 'best_pack',
            'tree_logps', 'trees_agree', 'unpad']
 
-# %% ../nbs/05b_trees.ipynb #b5a112ad
+# %% ../nbs/05b_trees.ipynb #d422d698
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .engines import evaluating
-from .models import cache_fault, split_model, token_scores, verdict
+from .models import cache_fault, sample_rows, split_model, token_scores, verdict
 from .prefixes import prompt_families, response_mask
 from .scoring import _check_rows, _check_temperature, response_logps
 
@@ -225,7 +225,7 @@ def tree_logps(
             found = token_scores(head, states, targets, temperature, logit_chunk, entropy)
         return spread(found[0], keep), spread(found[1], keep) if entropy else None
 
-# %% ../nbs/05b_trees.ipynb #0ce04873
+# %% ../nbs/05b_trees.ipynb #43cc70ba
 def trees_agree(
     model,
     prompts: Sequence[Sequence[int]],
@@ -233,10 +233,10 @@ def trees_agree(
     temperature: float = 1.0,
     fused: torch.nn.Module | None = None,  # as in `tree_logps`
 ) -> bool:
-    "Whether trees give this model's log-probabilities; found at first use, on the four rows with the shortest prompts."
+    "Whether trees give this model's log-probabilities; found at first use, on a few of the rows."
 
     def check() -> tuple[Tensor, Tensor]:
-        few = sorted((i for i, y in enumerate(responses) if len(y)), key=lambda i: (len(prompts[i]), list(prompts[i])))[:4]
+        few = sample_rows(prompts, responses)
         rows = [prompts[i] for i in few], [responses[i] for i in few]
         with evaluating(model):
             trees, _ = tree_logps(model, *rows, temperature=temperature, fused=fused)

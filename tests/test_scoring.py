@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from small import OTHERS, a_workload, tiny
 
 from memcalib import models, scoring
-from memcalib.models import cache_fault, shares_cache, sharing_faults, split_model, token_scores
+from memcalib.models import cache_fault, sample_rows, shares_cache, sharing_faults, split_model, token_scores
 from memcalib.prefixes import _pieces, prompt_families, response_mask
 from memcalib.scoring import response_logps, response_logps_reference
+from memcalib.trees import trees_agree
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -170,6 +171,46 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
     third = tiny()
     response_logps(third, prompts, responses)
     assert sharing_faults(third)["cache"].startswith("it fails with TypeError")
+
+
+def maskless(module, query, key, value, attention_mask, scaling, **options):
+    """Causal attention that takes no mask, as kernels for rows without padding: the last query sees all keys."""
+    heads = query.shape[1] // key.shape[1]
+    seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
+    rows = (query, key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1))
+    out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=seen, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kernel_without_masks_is_found_out_and_scored_plainly(seed, caplog):
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("maskless", maskless)
+    other, honest = tiny(attn_implementation="maskless"), tiny()
+    prompts, responses = a_workload(seed)
+    slow = response_logps_reference(other, prompts, responses)
+    assert torch.allclose(slow, response_logps_reference(honest, prompts, responses), atol=1e-5)
+    assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
+    assert "differs from the plain way" in sharing_faults(other)["cache"] and "(cache)" in caplog.text
+    assert (response_logps(other, prompts, responses, share=True) - slow).abs().max() > 1e-2
+    assert not trees_agree(other, prompts, responses) and "'maskless' takes no mask" in sharing_faults(other)["tree"]
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 6))
+def test_the_sample_has_different_prompts_and_two_answers_to_one(seed, count):
+    prompts, responses = a_workload(seed, empty=True)
+    picked = sample_rows(prompts, responses, count)
+    rows = lambda some: sorted((prompts[i], responses[i]) for i in some)
+    order = random.Random(seed).sample(range(len(prompts)), len(prompts))
+    again = sample_rows([prompts[i] for i in order], [responses[i] for i in order], count)
+    assert rows(picked) == rows(order[i] for i in again) and all(responses[i] for i in picked)
+    full = [i for i, y in enumerate(responses) if y]
+    assert len(set(picked)) == len(picked) == min(count, len(full))
+    distinct = {tuple(prompts[i]) for i in full}
+    repeated = len(distinct) < len(full)
+    assert len({tuple(prompts[i]) for i in picked}) >= min(len(distinct), count - repeated)
 
 
 def test_verdicts_die_with_their_model():
