@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Tail', 'reverse_kl_rewards', 'token_stats', 'topk_forward_kl', 'Told', 'OpsdPG', 'OpsdGKD']
 
-# %% ../nbs/07a_distillation.ipynb #a9f8e8ae
+# %% ../nbs/07a_distillation.ipynb #43e1cd81
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from .lesson import Lesson, Reading, read_head, teach
 from .microworld import policy_path
 from .models import split_model
 from .prefixes import response_mask
-from .problem import Example
+from .problem import Example, _hub_id
 from .scoring import response_logps
 from .settings import TrainConfig
 from .teacher import fitting_examples, teacher_encoder
@@ -82,7 +82,7 @@ def topk_forward_kl(
     gap = torch.where(some, teacher_rest, 0) - torch.where(some, student_rest, 0)
     return inside + teacher_rest.exp() * gap
 
-# %% ../nbs/07a_distillation.ipynb #71d73da8
+# %% ../nbs/07a_distillation.ipynb #5e703f5e
 def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
     peft = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
@@ -100,7 +100,8 @@ def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
 
 
 def _loaded(name: str, student: PreTrainedModel) -> PreTrainedModel:
-    model = create_model_from_path(str(name if Path(name).is_dir() else policy_path(name)), dtype=student.dtype)
+    path = name if Path(name).is_dir() or _hub_id(name) else policy_path(name)
+    model = create_model_from_path(str(path), dtype=student.dtype)
     sizes = [m.get_input_embeddings().num_embeddings for m in (model, student)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"teacher {name!r} has a vocabulary of {sizes[0]} tokens; allowed: {sizes[1]}, the student's")

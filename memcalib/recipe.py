@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'WORLD_SFT', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config', 'setting_place',
            'with_settings', 'recipe_names', 'load_recipe', 'recipe_faults']
 
-# %% ../nbs/09h_recipe.ipynb #f7c44428
+# %% ../nbs/09h_recipe.ipynb #9aa77e41
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .endpoint import Endpoint, Price
-from .fields import fault_line
+from .fields import fault_line, nearest
 from .problem import Name, _quote
 from .verdict import JudgeConfig
 
@@ -230,13 +230,15 @@ def _shipped() -> dict[str, Any]:
     alone = {p.name.removesuffix(".yaml"): p for p in (data / "recipes").iterdir()}
     return alone | {p.name: p / "recipe.yaml" for p in (data / "launch").iterdir() if p.is_dir()}
 
-# %% ../nbs/09h_recipe.ipynb #5b7ad62f
+# %% ../nbs/09h_recipe.ipynb #4a656e47
 def _read(name: str | Path) -> dict[str, Any]:
     import yaml
 
     path = _shipped().get(str(name), Path(name))
     if not path.is_file():
-        raise FileNotFoundError(f"no recipe {str(name)!r}: allowed are {', '.join(recipe_names())}, or a YAML file")
+        meant = nearest(str(name), recipe_names())
+        hint = f"meant is perhaps {meant}; " if meant else ""
+        raise FileNotFoundError(f"no recipe {str(name)!r}: {hint}allowed are {', '.join(recipe_names())}, or a YAML file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -269,21 +269,28 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._units = _run, _units
 
-# %% ../nbs/09g_train.ipynb #0a5125f8
+# %% ../nbs/09g_train.ipynb #78e2f1d3
+_READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"
+
+
 def _text(self: TrainRun) -> str:
-    """First, last and best validation metrics, and where the policy lies."""
+    """First, last and best validation metrics, how to read them, and where the policies lie."""
     import pandas as pd
 
+    done = self.steps[-1]["step"] if self.steps else self._units()
+    head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
     rows = [row for row in self.steps if row.get("valid_SCS") is not None]
-    place = f"Policy: {self.folder / 'policy'}\nMeasure it: {self.measuring}"
     if not rows:
-        return f"{self.method}, seed {self.config.seed}: {self._units()} steps, no validation examples were answered\n{place}"
+        why = "eval_every is 0" if self.examples.validation else "no validation examples"
+        return "\n".join([f"{head}, not validated: {why}", *places, f"Measure it: {self.measuring}"])
     shown = {"first": rows[0], "last": rows[-1], "best": max(rows, key=lambda row: row["valid_SCS"])}
+    if (self.folder / "best").is_dir():
+        places.append(f"Best on validation, after step {shown['best']['step']}: {self.folder / 'best'}")
     table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in METRICS} for name, row in shown.items()])
-    head = f"{self.method}, seed {self.config.seed}, {self.steps[-1]['step']} steps, {len(self.examples.validation)} validation examples"
-    return f"{head}\n{table.round(2).to_string(index=False)}\n{place}"
+    lines = [f"{head}, {len(self.examples.validation)} validation examples", table.round(2).to_string(index=False), _READ]
+    return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
 
-
+# %% ../nbs/09g_train.ipynb #bfadb328
 def _measuring(self: TrainRun) -> str:
     how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
     test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"

@@ -213,3 +213,5 @@ def test_names_that_are_not_there(tmp_path):
         method_config(Recipe.model_validate(MICRO), "ppo")
     with pytest.raises(FileNotFoundError, match="no recipe"):
         load_recipe("../recipes/micro")
+    with pytest.raises(FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"):
+        load_recipe("micr")

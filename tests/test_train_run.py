@@ -561,3 +561,34 @@ def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
     text = "Build the plan on July."
     saved = AutoTokenizer.from_pretrained(straight / "policy")
     assert saved(text)["input_ids"] == build_tokenizer()(text)["input_ids"]
+
+
+def test_a_teacher_may_live_on_the_hub(monkeypatch):
+    import memcalib.distillation as distillation
+
+    asked = []
+    student = load_policy("cold-short")[0]
+    monkeypatch.setattr(distillation, "create_model_from_path", lambda path, dtype: asked.append(path) or student)
+    for name in ("owner/teacher-8b", "teacher-short"):
+        assert distillation._loaded(name, student) is student
+    assert asked == ["owner/teacher-8b", str(policy_path("teacher-short"))]
+
+
+def test_what_a_terminal_shows_at_the_end(straight):
+    run = TrainRun(load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", straight, resume=True)
+    head, *_, read, policy, best, measure = run.text().splitlines()
+    assert head == "memcalib-rl, seed 42, 4 steps, 4 validation examples"
+    assert (
+        "higher the better" in read
+        and policy.endswith("policy")
+        and measure.startswith("Measure it: memcalib evaluate")
+    )
+    step = json.loads((straight / "best" / "best.json").read_text())["step"]
+    assert best == f"Best on validation, after step {step}: {straight / 'best'}"
+
+
+def test_a_run_that_was_not_validated_says_why(tmp_path):
+    recipe = load_recipe("micro", [*SMALL, "sft.eval_every=0", "sft.log_every=50"])
+    run = TrainRun(recipe, "sft", tmp_path / "run")
+    run.run()
+    assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
