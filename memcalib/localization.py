@@ -7,7 +7,7 @@ __all__ = ['MODES', 'UNDER_USE', 'signal_rule', 'Pairs', 'channel_atoms', 'ablat
            'localization_weights', 'Thresholds', 'score_pairs', 'token_spans', 'carrying_tokens',
            'localization_precision']
 
-# %% ../nbs/05_localization.ipynb #20610206
+# %% ../nbs/05_localization.ipynb #7a2e15f4
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .channel_names import CHANNELS, ORDERED_SIGN
 from .channels import channel_index
-from .models import shares_cache, split_model
+from .prefixes import response_mask
 from .problem import Example, Judgment, remove_atoms
-from .scoring import response_logps, response_mask
+from .scoring import response_logps
 
 # %% ../nbs/05_localization.ipynb #f5fe9f1f
 MODES = ("ordered", "absolute", "positive_only")
