@@ -283,11 +283,15 @@ def test_a_judge_that_is_down_does_not_keep_the_run(tmp_path, straight):
             raise ConnectionError("refused")
         return exact_judge(example, response)
 
-    waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
-    patient = PatientJudge(judge, clock=lambda: 0.0, sleep=waits)
+    def wait(seconds):
+        waits.append(seconds)
+        signal.raise_signal(signal.SIGTERM)
+
+    waits = []
+    patient = PatientJudge(judge, clock=lambda: 0.0, sleep=wait)
     with pytest.raises(Interrupted, match=r"saved in .*checkpoint-2: go on with"):
         go(tmp_path, patient, on_step=lambda row: down.append(1) if row["step"] == 1 else None)
-    assert patient.pauses == 1
+    assert waits == [5.0]
     assert_same(go(tmp_path, resume=True), tmp_path, straight)
 
 
