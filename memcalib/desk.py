@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'ChannelRewards', 'prompt_dataset', 'check_context', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #88fa2243
+# %% ../nbs/07g_desk.ipynb #4c5d7a8e
 import json
 import logging
 from collections import Counter
@@ -23,6 +23,7 @@ from .prefixes import response_mask
 from .problem import Example, Judge, encode_prompt, judge_all, neutralise, render
 from .redistribution import Credit, CreditConfig, credit
 from .scoring import response_logps
+from .segments import response_units
 from .settings import TrainConfig
 
 # %% ../nbs/07g_desk.ipynb #138fa81f
@@ -123,25 +124,25 @@ def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
     return (rewards * group_advantages(rewards, group, valid, **options)) > 0
 
-# %% ../nbs/07g_desk.ipynb #d7ae5348
+# %% ../nbs/07g_desk.ipynb #fd469b7e
 def assign_credit(
     model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
     process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
-    cut: Callable[[Sequence[Sequence[int]]], Tensor] | None = None, lost: Counter | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None, lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL. `cut` gives
-    the sentence of each token (`response_units`) and is needed for the granularity `sentence` alone. `lost` is filled with the
-    reasons of rows that could not be scored.
+    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL. The
+    granularity `sentence` needs the `tokenizer` to find sentences; answers in which it could not are counted as
+    `fallback_segments`. `lost` is filled with the reasons of rows that could not be scored.
     """
     device, rows = model.device, len(desk.ids)
     rewards, valid = desk.rewards.to(device), desk.valid.to(device)
     if gather:
         rewards, valid = gather(rewards), gather(valid)
     group, scored = torch.arange(len(valid), device=device) // generations, {}
-    pairs, local = Pairs(), slice(process * rows, (process + 1) * rows)
+    pairs, local, uncut = Pairs(), slice(process * rows, (process + 1) * rows), Counter()
     if config.method == "memcalib-rl":
         if full is None:
             full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, temperature=temperature, lost=lost)
@@ -151,6 +152,10 @@ def assign_credit(
         pairs, ablated = score_pairs(model, *batch, temperature=temperature, lost=lost, **rules)
         scored = dict(full=full, pairs=pairs, ablated=ablated, thresholds=thresholds)
         if config.granularity == "sentence":
-            scored["units"] = cut(desk.ids).to(device)
+            sizes = dict(minimum=config.segment_min, maximum=config.segment_max, fallbacks=uncut)
+            scored["units"] = response_units(tokenizer, desk.ids, **sizes).to(device)
     mask = response_mask(desk.ids, device)
-    return credit(rewards, group, valid, mask, config=config, local=local, gather=concat, **scored), pairs
+    found = credit(rewards, group, valid, mask, config=config, local=local, gather=concat, **scored)
+    if "units" in scored:
+        found.stats["fallback_segments"] = uncut.total()
+    return found, pairs

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WatchedTrainer', 'GuardedTrainer', 'padded', 'SharingTrainer']
 
-# %% ../nbs/07o_layers.ipynb #c1d66296
+# %% ../nbs/07o_layers.ipynb #3e271e68
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,21 @@ from trl import GRPOTrainer
 from .checkpoints import EpochSampler, Resumable, examples_hash
 from .patience import cache_path
 from .scoring import response_logps
+from .segments import splitter_name
 from .settings import DISTILLED
 from .steps import describe
 from .stopping import Diverged, damaged_weight, diverged, not_finite
 from .trees import tree_logps, trees_agree, unpad
 
-# %% ../nbs/07o_layers.ipynb #91cc0c4a
+# %% ../nbs/07o_layers.ipynb #80fa1863
 class WatchedTrainer(Resumable, GRPOTrainer):
     """The base trainer with a memory for its checkpoints, our rows in its logs, and an order of data that can be resumed."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         config, processes = json.loads(self.config.model_dump_json()), self.accelerator.num_processes
+        if self.config.granularity == "sentence":
+            config["splitter"] = splitter_name()
         return {"format": 2, "config": config, "examples": examples_hash(self.desk.pool), "processes": processes}
 
     def log(self, logs, start_time=None):

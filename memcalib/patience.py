@@ -6,9 +6,11 @@
 __all__ = ['log', 'SPENT', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable', 'failed_call', 'ask_judge',
            'PatientJudge', 'judge_spent', 'cache_path']
 
-# %% ../nbs/07l_patience.ipynb #d2dbd54e
+# %% ../nbs/07l_patience.ipynb #044f7060
+import copy
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -72,7 +74,7 @@ def ask_judge(
     except Exception as error:  # noqa: BLE001 (the other processes must hear of it before it is raised)
         return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
 
-# %% ../nbs/07l_patience.ipynb #4f90f28f
+# %% ../nbs/07l_patience.ipynb #fd1a4525
 class PatientJudge:
     """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
 
@@ -86,11 +88,22 @@ class PatientJudge:
         sleep: Callable[[float], None] = time.sleep, signals: StopSignals | None = None,
     ):  # fmt: skip
         self.judge, self.max_failed, self.minutes, self.total = judge, max_failed, minutes, total
-        self.first_wait, self.longest, self.clock, self.sleep, self.pauses = first_wait, longest, clock, sleep, 0
+        self.first_wait, self.longest, self.clock, self.sleep, self.counts = first_wait, longest, clock, sleep, Counter()
         self.signals = signals or StopSignals()
 
     def __call__(self, example: Example, response: str) -> Judgment:
         return self.batch([example], [response])[0]
+
+    @property
+    def pauses(self) -> int:
+        """How often a run has waited for this judge."""
+        return self.counts["pauses"]
+
+    def as_read(self, text: str) -> "PatientJudge":
+        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
+        other = copy.copy(self)
+        other.judge = self.judge.as_read(text) if hasattr(self.judge, "as_read") else self.judge
+        return other
 
 # %% ../nbs/07l_patience.ipynb #60f8044a
 def _batch(
@@ -118,7 +131,7 @@ def _batch(
 
 PatientJudge.batch = _batch
 
-# %% ../nbs/07l_patience.ipynb #a3d2be25
+# %% ../nbs/07l_patience.ipynb #df72f1b7
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
     first = next((judgment for judgment in lost if judgment.retry == failed), None)
     if first is None:
@@ -149,7 +162,7 @@ def _again(
         raise JudgeDown(f"{what}; nothing got better within {self.minutes:g} minutes")
     if stop:
         raise Interrupted(stop)
-    self.pauses += 1
+    self.counts["pauses"] += 1
     log.warning("%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all", what, wait, self.minutes)
     return True
 

@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #24d66649
+# %% ../nbs/07d_probes.ipynb #0c242334
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -20,20 +19,19 @@ from .localization import Pairs, Thresholds, carrying_tokens
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
 from .redistribution import Credit, new_thresholds
-from .segments import response_units
 from .settings import TrainConfig, credit_config
 from .spans import linear_spans
 
-# %% ../nbs/07d_probes.ipynb #1ef815a1
+# %% ../nbs/07d_probes.ipynb #602e8480
 def credit_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], answers: Sequence[list[int]],
     judge: Judge, config: TrainConfig, thresholds: Thresholds | None = None,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    rules, desk = credit_config(config), ChannelRewards(judge, examples)
+    rules, desk = credit_config(config), ChannelRewards(judge, examples, config.merge_over_use)
     desk.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
     encode = prompt_encoder(tokenizer, config.text, config.layout)
-    options = dict(generations=config.generations, temperature=config.temperature, cut=partial(response_units, tokenizer))
+    options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
     return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
 
 # %% ../nbs/07d_probes.ipynb #2f5a6210

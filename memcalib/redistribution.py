@@ -105,7 +105,7 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
             high = tau
     return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
 
-# %% ../nbs/06_redistribution.ipynb #fc227667
+# %% ../nbs/06_redistribution.ipynb #f4d366cc
 @dataclass(frozen=True)
 class CreditConfig:
     "Credit assignment: the paper's settings by default. `ValueError` names a value that is not allowed."
@@ -124,11 +124,13 @@ class CreditConfig:
     merge_over_use: bool = False  # AC- counts as AB-
     threshold_start: float = 0.02  # thresholds before the first batch, nats; they never fall below `gate`
     sentence_start: float = 0.01  # the same for sentence means, never below `sentence_gate`
-    quantile: float = 0.75  # of a channel's scores: where its threshold moves to
+    threshold_quantile: float = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: float = 0.70
-    decay: float = 0.9  # share of the old threshold that stays
-    minimum: int = 256  # scores a channel needs in a batch before its threshold moves
+    threshold_decay: float = 0.9  # share of the old threshold that stays
+    threshold_minimum: int = 256  # scores a channel needs in a batch before its threshold moves
     sentence_minimum: int = 32
+    segment_min: int = 4  # tokens of a segment, where no hard boundary makes it shorter
+    segment_max: int = 96
     eps: float = 1e-6  # in the denominator of group normalization
     sigma_min: float = 1e-6  # channels with a smaller deviation give 0
     eps_scale: float = 1e-6  # inside the root of the RMS
@@ -155,13 +157,15 @@ class CreditConfig:
             ("eps_scale", 1e-300),
             ("threshold_start", 0),
             ("sentence_start", 0),
-            ("minimum", 1),
+            ("threshold_minimum", 1),
             ("sentence_minimum", 1),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):
                 raise ValueError(f"{name} {value}, must be a finite number of at least {least}")
-        for name in ("quantile", "sentence_quantile", "decay"):
+        if not 1 <= self.segment_min <= self.segment_max:
+            raise ValueError(f"segment_min {self.segment_min}, segment_max {self.segment_max}: allowed are 1 <= segment_min <= segment_max")
+        for name in ("threshold_quantile", "sentence_quantile", "threshold_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} {getattr(self, name)}, must lie in [0, 1]")
 
@@ -180,14 +184,15 @@ def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"
             raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
     return torch.tensor([given.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
-# %% ../nbs/06_redistribution.ipynb #e804cb43
+# %% ../nbs/06_redistribution.ipynb #cdd17d49
 def new_thresholds(config: CreditConfig) -> Thresholds:
     "Thresholds at their start, with those of sentences where the granularity asks for them."
     sentence = None
     if config.granularity == "sentence":
-        rule = (config.sentence_gate, config.sentence_quantile, config.decay, config.sentence_minimum)
+        rule = (config.sentence_gate, config.sentence_quantile, config.threshold_decay, config.sentence_minimum)
         sentence = Thresholds(config.sentence_start, *rule)
-    return Thresholds(config.threshold_start, config.gate, config.quantile, config.decay, config.minimum, sentence)
+    rule = (config.gate, config.threshold_quantile, config.threshold_decay, config.threshold_minimum)
+    return Thresholds(config.threshold_start, *rule, sentence)
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
 def redistribution_gate(

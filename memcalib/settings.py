@@ -108,7 +108,7 @@ class _Teacher(Page):
     top_k: Count = 64
     tail: Literal["bucket", "renormalise", "truncate"] = "bucket"
 
-# %% ../nbs/07b_settings.ipynb #d34d4ecf
+# %% ../nbs/07b_settings.ipynb #d134ead7
 class _Credit(Page):
     eta: Share | dict[str, Share] = 0.75
     cap: float = Field(4.0, ge=1, le=1000)
@@ -121,6 +121,15 @@ class _Credit(Page):
     gate: float = Field(0.02, ge=0, le=1000)
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False
+    threshold_start: float = Field(0.02, ge=0, le=1000)
+    sentence_start: float = Field(0.01, ge=0, le=1000)
+    threshold_quantile: Share = 0.75
+    sentence_quantile: Share = 0.70
+    threshold_decay: Share = 0.9
+    threshold_minimum: Count = 256
+    sentence_minimum: Count = 32
+    segment_min: Tokens = 4
+    segment_max: Tokens = 96
     eps: Rate = 1e-6
     sigma_min: Share = 1e-6
     eps_scale: Rate = 1e-6
@@ -197,7 +206,7 @@ def _vllm_options(config: TrainConfig) -> dict[str, Any]:
     longest = config.max_prompt + config.max_tokens
     return dict(use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False)
 
-# %% ../nbs/07b_settings.ipynb #389f18da
+# %% ../nbs/07b_settings.ipynb #bac527cf
 def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
     """The base trainer's configuration; what stands in `config.trl` is laid over ours."""
     rows, parts, cuda = config.prompts * config.generations, config.minibatches * config.accumulate, torch.cuda.is_available()
@@ -212,7 +221,8 @@ def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
         top_k=0, max_completion_length=config.max_tokens, mask_truncated_completions=config.mask_truncated,
         chat_template_kwargs={"enable_thinking": False}, logging_steps=config.minibatches, report_to=config.report_to,
         save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1) * config.minibatches,
-        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True, **_vllm_options(config),
+        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True, use_bias_correction_kl=False,
+        **_vllm_options(config),
     )  # fmt: skip
     return GRPOConfig(**(settings | config.trl))
 

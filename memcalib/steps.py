@@ -125,7 +125,7 @@ def _write(self: StepRows, row: dict[str, Any]) -> None:
 
 StepRows._write = _write
 
-# %% ../nbs/07m_steps.ipynb #6e2744ca
+# %% ../nbs/07m_steps.ipynb #cc02d204
 def _judged(self: StepRows, model) -> list[Judgment]:
     config, trainer = self.trainer.config, self.trainer
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
@@ -136,7 +136,7 @@ def _judged(self: StepRows, model) -> list[Judgment]:
         options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
         rollouts = sample_answers(model, trainer._tokenizer, self.validation, **options)
         answers = [rollout.response for rollout in rollouts][process::processes]
-    return gather_object(trainer.judge.batch(examples, answers, keep=True))
+    return gather_object(trainer.judge.as_read(config.eval_text).batch(examples, answers, keep=True))
 
 
 def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> list[str]:

@@ -6,11 +6,10 @@
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'fallback_reasons', 'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #35e96752
+# %% ../nbs/07c_traces.ipynb #c91b299b
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, response_mask
 from .problem import Example, Judge
 from .redistribution import Credit, PairDetail, new_thresholds
-from .segments import response_units
 from .settings import TrainConfig, credit_config
 from .spans import decode_rows
 from .tracefiles import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
@@ -57,7 +55,7 @@ def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, 
     example = desk.examples[row].id
     return head | {"example_id": example, "response": desk.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
 
-# %% ../nbs/07c_traces.ipynb #dc4b145d
+# %% ../nbs/07c_traces.ipynb #4f59558a
 def sample_credit(
     model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0
 ) -> tuple[ChannelRewards, Credit, Pairs]:
@@ -65,10 +63,10 @@ def sample_credit(
     size, rules = config.generations, credit_config(config)
     options = dict(text=config.text, layout=config.layout, max_tokens=config.max_tokens, temperature=config.temperature)
     rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=size, **options)
-    asked, desk = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples)
+    asked, desk = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples, config.merge_over_use)
     desk.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
     encode = prompt_encoder(tokenizer, config.text, config.layout)
-    options = dict(generations=size, temperature=config.temperature, cut=partial(response_units, tokenizer))
+    options = dict(generations=size, temperature=config.temperature, tokenizer=tokenizer)
     return desk, *assign_credit(model, rules, desk, encode, new_thresholds(rules), **options)
 
 # %% ../nbs/07c_traces.ipynb #dd0da8b5

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'TRAINERS', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #f4a8522e
+# %% ../nbs/07_training.ipynb #4b81aa17
 import logging
 import warnings
 from collections import Counter
@@ -35,7 +35,6 @@ from .patience import PatientJudge, judge_spent
 from .problem import Example, Judge, encode_prompt
 from .redistribution import new_thresholds
 from .scoring import group_sync
-from .segments import response_units
 from .settings import DISTILLED, TrainConfig, check_sampler, credit_config, trl_config
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
@@ -106,13 +105,14 @@ class CreditTrainer(SharingTrainer):
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": padded(self.advantages, width)}
 
-# %% ../nbs/07_training.ipynb #8012d821
+# %% ../nbs/07_training.ipynb #d65907fe
 def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
-    self.config, self.credit_config, self.cut = config, credit_config(config), partial(response_units, tokenizer)
+    self.config, self.credit_config = config, credit_config(config)
     self.thresholds = new_thresholds(self.credit_config)
     self.signals = StopSignals(config.save_every > 0, self._total)
     self.judge, self.credit, self.pairs, self.skipped = _patient(judge, config, self._total, self.signals), None, None, 0
-    self.desk = ChannelRewards(None if config.method in DISTILLED else self.judge, examples)
+    judge = None if self.judge is None or config.method in DISTILLED else self.judge.as_read(config.text)
+    self.desk = ChannelRewards(judge, examples, config.merge_over_use)
     self.encode = prompt_encoder(tokenizer, config.text, config.layout)
     self.drift, self.best, self.worst_mean, self.stopped = DriftMonitor(drift_limits(config), config.drift_steps), None, 0.0, None
     self.evaluated, self.spent, self.row = {}, judge_spent(judge), {}
@@ -120,7 +120,7 @@ def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example
 
 CreditTrainer._set_up = _set_up
 
-# %% ../nbs/07_training.ipynb #16d4aa1b
+# %% ../nbs/07_training.ipynb #0047425e
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
@@ -135,7 +135,7 @@ def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "ro
     self.credit, self.pairs = assign_credit(
         self.accelerator.unwrap_model(self.model), self.credit_config, self.desk, self.encode, self.thresholds,
         generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
-        full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator), cut=self.cut, lost=self.lost,
+        full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator), tokenizer=self._tokenizer, lost=self.lost,
     )  # fmt: skip
     return self.credit.advantages
 

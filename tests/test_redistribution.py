@@ -570,7 +570,13 @@ def test_thresholds_follow_the_settings():
                 continue
             assert torch.equal(one.value, other.value)
             assert all(getattr(one, n) == getattr(other, n) for n in ("floor", "quantile", "decay", "minimum"))
-    for name, value in (("quantile", 1.5), ("decay", -0.1), ("minimum", 0), ("threshold_start", math.nan)):
+    for name, value in (
+        ("threshold_quantile", 1.5),
+        ("threshold_decay", -0.1),
+        ("threshold_minimum", 0),
+        ("segment_max", 3),
+        ("threshold_start", math.nan),
+    ):
         with pytest.raises(ValueError, match=name):
             CreditConfig(**{name: value})
 

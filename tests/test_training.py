@@ -18,7 +18,7 @@ from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
 from memcalib.monitor import repetition
-from memcalib.problem import encode_prompt, judge_all, render
+from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
 from memcalib.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
@@ -503,3 +503,82 @@ def test_traces_are_written_when_asked(tmp_path):
     run(tmp_path, steps=2, trace_every=2)
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["step-000002.parquet"]
     assert {"example_id", "channel", "advantage"} <= {*read_traces(tmp_path / "traces").columns}
+
+
+def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
+    """Value and gradient where the policy has left the old policy and the reference, against the formula."""
+    trainer, _ = run(tmp_path, method="gdpo", beta=0.3, minibatches=1, clip=0.2)
+    rows, tokens = 16, 5
+    torch.manual_seed(1)
+    old, ref, advantages = (-torch.rand(rows, tokens) * 3, -torch.rand(rows, tokens) * 3, torch.randn(rows, tokens))
+    mask = torch.rand(rows, tokens) < 0.8
+    now = (old + 0.4 * torch.randn(rows, tokens)).requires_grad_()
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (now, now.detach() * 0, None)
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = dict(prompt_ids=torch.ones(rows, 2).long(), prompt_mask=torch.ones(rows, 2).long())
+    inputs |= dict(completion_ids=torch.ones(rows, tokens).long(), completion_mask=mask.long(), advantages=advantages)
+    inputs |= dict(old_per_token_logps=old, ref_per_token_logps=ref, num_items_in_batch=mask.sum())
+    loss = trainer.compute_loss(trainer.model, inputs)
+    (found,) = torch.autograd.grad(loss, now)
+    x = now.detach().clone().requires_grad_()
+    ratio = (x - old).exp()
+    gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    kl = (ref - x).exp() - (ref - x) - 1
+    wanted = -((gain - 0.3 * kl) * mask).sum() / mask.sum()
+    (slope,) = torch.autograd.grad(wanted, x)
+    assert ((ratio - 1).abs() > 0.2).any() and kl.max() > 0.5
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert torch.allclose(found, slope, atol=1e-6)
+
+
+def copying(example, response):
+    """A judge for which every second answer uses all Ignore memory fully and the others use it lightly."""
+    level = Level.CONTROL if len(response) % 2 else Level.BOUND
+    return judgment_for(example, {a: level if i == Level.IGNORE else i for a, i in example.levels.items()})
+
+
+def test_merged_over_use_is_one_channel_in_training(tmp_path):
+    trainer, rows = run(tmp_path, copying, merge_over_use=True)
+    _, apart = run(tmp_path / "apart", copying)
+    assert rows[0]["reward"] == pytest.approx(apart[0]["reward"])
+    assert (trainer.desk.rewards[:, 2] == 0).all() and trainer.desk.rewards[:, 1].min() == -2
+    assert "reward/AC-" not in rows[0] and apart[0]["reward/AC-"] < 0 > rows[0]["reward/AB-"]
+    assert rows[0]["candidates/AB-"] == apart[0]["candidates/AB-"] + apart[0]["candidates/AC-"]
+    assert rows[0]["localized/AB-"] > 0
+
+
+class Reader:
+    """An exact judge that notes which text of memory it was asked to read."""
+
+    def __init__(self, text=None, seen=None):
+        self.text, self.seen = text, [] if seen is None else seen
+
+    def as_read(self, text):
+        return Reader(text, self.seen)
+
+    def __call__(self, example, response):
+        self.seen.append(self.text)
+        return exact_judge(example, response)
+
+
+def test_the_judge_reads_what_the_policy_read(tmp_path):
+    judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
+    train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
+    assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
+
+
+def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
+    silent = lambda model, prompts, **_: [[TOKENIZER.eos_token_id]] * len(prompts)
+    monkeypatch.setattr("memcalib.training.sample_tokens", silent)
+    _, rows = run(tmp_path)
+    assert rows[0]["unscored"] == 16 and rows[0]["reward"] is None
+
+
+def test_sizes_of_segments_and_thresholds_are_settings(tmp_path):
+    trainer, rows = run(
+        tmp_path, granularity="sentence", threshold_start=0.5, segment_min=2, segment_max=3, threshold_minimum=10**6
+    )
+    assert trainer.thresholds.value.tolist() == [0.5] * 9 and rows[0]["fallback_segments"] == 0
+    assert trainer.identity["config"]["splitter"] in ("spacy", "pysbd")
+    with pytest.raises(ValueError, match="segment_min 9"):
+        settings(segment_min=9, segment_max=3)
