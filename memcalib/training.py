@@ -142,13 +142,14 @@ def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "ro
 
 CreditTrainer._advantages = _advantages
 
-# %% ../nbs/07_training.ipynb #bde3a3c7
+# %% ../nbs/07_training.ipynb #e0f2722d
 @contextmanager
 def _ending(trainer: CreditTrainer) -> Iterator[None]:
     try:
         yield
     except RunStopped as error:
-        raise error.told(trainer.rescue(error.once))
+        error.told(trainer.rescue(error.once))
+        raise
     except FloatingPointError as error:
         raise trainer.diverged(str(error)) from error
 
