@@ -7,7 +7,7 @@ __all__ = ['MODES', 'UNDER_USE', 'signal_rule', 'Pairs', 'channel_atoms', 'ablat
            'localization_weights', 'Thresholds', 'score_pairs', 'token_spans', 'carrying_tokens',
            'localization_precision']
 
-# %% ../nbs/05_localization.ipynb #7a2e15f4
+# %% ../nbs/05_localization.ipynb #f4e9b8e2
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from .channel_names import CHANNELS, ORDERED_SIGN
 from .channels import channel_index
-from .prefixes import response_mask
 from .problem import Example, Judgment, remove_atoms
 from .scoring import response_logps
 

@@ -6,7 +6,7 @@
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'fallback_reasons', 'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #c91b299b
+# %% ../nbs/07c_traces.ipynb #b2ab1912
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +22,8 @@ from torch import Tensor
 from .channels import CHANNELS
 from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
-from .localization import Pairs, response_mask
+from .localization import Pairs
+from .prefixes import response_mask
 from .problem import Example, Judge
 from .redistribution import Credit, PairDetail, new_thresholds
 from .settings import TrainConfig, credit_config
