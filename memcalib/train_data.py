@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Examples', 'read_splits', 'teaching_rows']
 
-# %% ../nbs/09gb_train_data.ipynb #90c7ece5
+# %% ../nbs/09gb_train_data.ipynb #d98c533f
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,16 @@ class Examples:
         splits = {"train": self.train, "validation": self.validation}
         return {name: text_hash("".join(e.content_hash for e in split)) for name, split in splits.items() if split}
 
-# %% ../nbs/09gb_train_data.ipynb #e1b651f0
-def _source(source: Source | None) -> list[Example]:
+# %% ../nbs/09gb_train_data.ipynb #fcc4ddbf
+def _source(source: Source | None, setting: str) -> list[Example]:
     if source is None:
         return []
-    if source.limit is None:
-        return load_examples(source.path, source.split)
-    first = []
-    for example in iter_examples(source.path, source.split):
-        first.append(example)
-        if len(first) == source.limit:
-            break
-    return first
+    try:
+        if source.limit is None:
+            return load_examples(source.path, source.split)
+        return list(islice(iter_examples(source.path, source.split), source.limit))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{setting}: {error}") from None
 
 
 def read_splits(recipe: Recipe) -> Examples:
@@ -50,7 +49,7 @@ def read_splits(recipe: Recipe) -> Examples:
 
         draw = lambda split, n: make_examples(world.name, n, world.seed, split) if n else []
         return Examples(draw("rl", world.train), draw("validation", world.validation), draw("test", world.test))
-    found = Examples(_source(recipe.data.train), _source(recipe.data.validation))
+    found = Examples(_source(recipe.data.train, "data.train"), _source(recipe.data.validation, "data.validation"))
     trained = {name for example in found.train for name in (example.id, example.content_hash)}
     if both := [e.id for e in found.validation if e.id in trained or e.content_hash in trained]:
         raise ValueError(f"{len(both)} validation examples are training examples too: {', '.join(both[:5])}; allowed is none")
@@ -69,7 +68,7 @@ def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path
     prompt = render(asked[name], text=how.text, layout=how.layout)
     return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
 
-# %% ../nbs/09gb_train_data.ipynb #03bc2836
+# %% ../nbs/09gb_train_data.ipynb #2b9a3a8b
 def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     """Rows of `prompt` and `completion` messages for supervised fine-tuning; raises `ValueError` naming what is missing."""
     from memcalib.demonstrations import ACCEPTED
@@ -82,6 +81,8 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
         return demonstrations(world.name, world.demonstrations, 0)
     file = Path(recipe.demonstrations)
     file = file / ACCEPTED if file.is_dir() else file
+    if not file.is_file():
+        raise FileNotFoundError(f"demonstrations: found {recipe.demonstrations!r}; allowed: a folder of `memcalib demonstrations`, or a file of answers")
     asked, how = {e.id: e for e in examples.train}, method_config(recipe, "grpo")
     rows = [_taught(row, asked, how, file) for row in read_rows(file) if row.get("status", "accepted") == "accepted"]
     if not rows:

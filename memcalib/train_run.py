@@ -34,7 +34,7 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #358ab178
+# %% ../nbs/09g_train.ipynb #3b663bab
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -55,6 +55,7 @@ class TrainRun:
         self.judge = run_judge(recipe, self.examples, method, cache)
         scored, watched = method in ("grpo", "gdpo", "memcalib-rl"), bool(self.examples.validation and self.config.eval_every)
         check_ready(recipe, method, self.config, scored or watched)
+        self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         if self.state.is_main_process:
             self._bind()
         self.state.wait_for_everyone()
@@ -173,16 +174,15 @@ def _reinforce(self: TrainRun, bar: Bar) -> None:
         tokenizer.save_pretrained(self.folder / "policy.part")
         _keep_policy(self.folder, self.folder / "policy.part", self.recipe.start)
 
-# %% ../nbs/09g_train.ipynb #f95e0431
+# %% ../nbs/09g_train.ipynb #bd54bbe7
 def _teach(self: TrainRun, bar: Bar) -> None:
     from memcalib.sft import sft
 
     start = self.recipe.base or self.recipe.start
-    (model, tokenizer), rows = load_start(start, lora=self.config.lora_rank > 0), teaching_rows(self.recipe, self.examples)
-    total = round(-(-len(rows) // self.config.batch_size) * self.config.epochs)
-    tell = _watch(bar, self.method, total, self.steps[-1]["step"] if self.steps else 0)
+    model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
+    tell = _watch(bar, self.method, self._units(), self.steps[-1]["step"] if self.steps else 0)
     held_out = self._score(tokenizer) if self.examples.validation and self.config.eval_every else ()
-    done = sft(model, tokenizer, rows, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
+    done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
     if self.main:
         _keep_policy(self.folder, done.folder, start)
 
@@ -244,7 +244,7 @@ def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings:
 
     return forecast(recipe, method, seed, settings).text()
 
-# %% ../nbs/09g_train.ipynb #c7826953
+# %% ../nbs/09g_train.ipynb #60ea673a
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
     total = getattr(self.config, "steps", None)
@@ -264,7 +264,7 @@ def _run(self: TrainRun) -> Path:
 def _units(self: TrainRun) -> int:
     if self.method != "sft":
         return self.config.steps
-    return round(-(-len(teaching_rows(self.recipe, self.examples)) // self.config.batch_size) * self.config.epochs)
+    return round(-(-len(self.taught) // self.config.batch_size) * self.config.epochs)
 
 
 TrainRun.run, TrainRun._units = _run, _units

@@ -409,7 +409,11 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
         ({"start": {"model": "cold-short", "adapter": "/no/adapter"}}, "grpo", "start: adapter '/no/adapter' cannot"),
         ({"demonstrations": None}, "sft", "demonstrations: missing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "data.train: none.jsonl"),
-        ({"demonstrations": "none"}, "sft", "demonstrations: found 'none'; allowed: a folder of `memcalib demonstrations`"),
+        (
+            {"demonstrations": "none"},
+            "sft",
+            "demonstrations: found 'none'; allowed: a folder of `memcalib demonstrations`",
+        ),
     ],
 )
 def test_what_is_missing_is_named_before_the_folder_is_bound(
