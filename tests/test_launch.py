@@ -21,6 +21,7 @@ import memcalib.settings as settings
 from memcalib.budget import forecast, launch_file, strategy
 from memcalib.memory import GIB, model_shape
 from memcalib.microworld import build_tokenizer, exact_judge, make_examples
+from memcalib.patience import PatientJudge
 from memcalib.recipe import METHODS, load_recipe, method_config, recipe_names
 from memcalib.settings import TrainConfig, check_sampler, trl_config
 from memcalib.steps import StepRows
@@ -272,11 +273,8 @@ def test_validation_by_vllm_shares_the_work(process):
         asked.append(prompts)
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
-    judge = SimpleNamespace(
-        batch=lambda some, answers, keep=False: [exact_judge(e, a) for e, a in zip(some, answers, strict=True)]
-    )
     trainer = SimpleNamespace(
-        use_vllm=True, _tokenizer=tokenizer, judge=judge, _generate_single_turn=generate,
+        use_vllm=True, _tokenizer=tokenizer, judge=PatientJudge(exact_judge), _generate_single_turn=generate,
         config=TrainConfig(layout="micro", eval_text="concat"),
         accelerator=SimpleNamespace(process_index=process, num_processes=2),
     )  # fmt: skip
