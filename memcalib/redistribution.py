@@ -105,7 +105,7 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
             high = tau
     return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
 
-# %% ../nbs/06_redistribution.ipynb #f4d366cc
+# %% ../nbs/06_redistribution.ipynb #15164c53
 @dataclass(frozen=True)
 class CreditConfig:
     "Credit assignment: the paper's settings by default. `ValueError` names a value that is not allowed."
@@ -122,8 +122,8 @@ class CreditConfig:
     under_use: str = "suppressed"  # 'suppressed', 'uniform', 'absolute'
     threshold_pool: str = "all"  # 'all' scored pairs, or 'open': only pairs whose direction gate can open
     merge_over_use: bool = False  # AC- counts as AB-
-    threshold_start: float = 0.02  # thresholds before the first batch, nats; they never fall below `gate`
-    sentence_start: float = 0.01  # the same for sentence means, never below `sentence_gate`
+    threshold_start: float = 0.02  # thresholds before the first batch, nats; they move towards values of at least `gate`
+    sentence_start: float = 0.01  # the same for sentence means, and `sentence_gate`
     threshold_quantile: float = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: float = 0.70
     threshold_decay: float = 0.9  # share of the old threshold that stays
@@ -291,7 +291,7 @@ def sentence_scores(
     keep = (size > 0) & detail.scored[:, None]
     return mean[keep], detail.channel[:, None].expand(keep.shape)[keep]
 
-# %% ../nbs/06_redistribution.ipynb #45a65129
+# %% ../nbs/06_redistribution.ipynb #c15e1f8a
 def _check_credit(rewards, valid, mask, config: CreditConfig, full, pairs, ablated, thresholds, units) -> None:
     if not len(rewards):
         raise ValueError("empty batch, must hold at least one answer")
@@ -306,7 +306,7 @@ def _check_credit(rewards, valid, mask, config: CreditConfig, full, pairs, ablat
         raise ValueError("method 'memcalib-rl' needs full, pairs, ablated and thresholds")
     if config.granularity == "sentence":
         if units is None or thresholds.sentence is None:
-            raise ValueError("granularity 'sentence' needs units and Thresholds.for_sentences()")
+            raise ValueError("granularity 'sentence' needs units, and thresholds from new_thresholds")
         if units.shape != mask.shape or bool((units[mask] < 0).any()):
             raise ValueError(f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a sentence for each token")
     if full.shape != mask.shape or ablated.shape != (len(pairs), mask.shape[1]):

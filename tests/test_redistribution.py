@@ -450,7 +450,7 @@ def test_bad_batches_are_named():
     nothing = torch.zeros(0, 9), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 3).bool()
     with pytest.raises(ValueError, match="empty batch"):
         credit(*nothing, config=CreditConfig(method="gdpo"))
-    with pytest.raises(ValueError, match="needs units and Thresholds.for_sentences"):
+    with pytest.raises(ValueError, match="needs units, and thresholds from new_thresholds"):
         run(batch, granularity="sentence")
     short = torch.zeros(len(batch["mask"]), 1, dtype=torch.long)
     with pytest.raises(ValueError, match="with a sentence for each token"):
