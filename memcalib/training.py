@@ -75,9 +75,9 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
-# %% ../nbs/07_training.ipynb #833dc7b1
+# %% ../nbs/07_training.ipynb #06c81e99
 class CreditTrainer(SharingTrainer):
-    """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists every departure from its base."""
+    """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists the departures from its base."""
 
     def __init__(self, model, config: TrainConfig, examples, judge: Judge, tokenizer, out, peft_config=None):
         check_sampler(config)
@@ -178,7 +178,7 @@ def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
     return resolve_name(TRAINERS[method]) if method in TRAINERS else CreditTrainer
 
-# %% ../nbs/07_training.ipynb #d7ca90a3
+# %% ../nbs/07_training.ipynb #6610132c
 def train(
     model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: Judge, *,
     tokenizer: PreTrainedTokenizerBase, out: str | Path, validation: Sequence[Example] = (),
@@ -190,7 +190,7 @@ def train(
     adapter of that rank is trained. `resume` goes on from a checkpoint (True: the latest whole one of `out`, if any), given
     the model and data of the first start. `trainer.stopped` says why a run ended early. Raises `CheckpointError` for a
     checkpoint that does not fit, `ValueError` for fewer examples than a step has prompts, `Diverged` when the numbers are
-    no numbers any more, and, after saving, `JudgeStopped` when the judge cannot be used and `Interrupted` after a signal.
+    no longer finite, and, after saving, `JudgeStopped` when the judge cannot be used and `Interrupted` after a signal.
     """
     _check_fresh(Path(out), resume)
     rank = config.lora_rank
