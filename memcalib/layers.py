@@ -70,12 +70,12 @@ def _recall(self: WatchedTrainer, state: Mapping[str, Any]) -> None:
 
 WatchedTrainer.memory, WatchedTrainer.recall = _memory, _recall
 
-# %% ../nbs/07o_layers.ipynb #3547edfc
+# %% ../nbs/07o_layers.ipynb #e0c8fb4a
 class GuardedTrainer(WatchedTrainer):
     """Ends the run with `Diverged` where a loss, gradient, log-probability or weight is not finite, before it does harm."""
 
     loss_sum: Tensor | float = 0.0  # of this update
-    lost: Counter | None = None  # rows of this step that could not be scored, by reason
+    lost: Counter | None = None  # rows of this step that could not be read, by reason
     asked: int | None = None  # the update after which the weights were last asked for a probability
 
     def training_step(self, *args, **options):
