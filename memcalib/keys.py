@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MOVES', 'Walk', 'NotedWalk', 'KeySession', 'Page', 'KeyPage']
 
-# %% ../nbs/00n_keys.ipynb #100bd2fa
+# %% ../nbs/00n_keys.ipynb #3971c873
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .decisions import Book
@@ -76,9 +76,13 @@ class NotedWalk(Walk):
         self.drafts.pop(self.place, None)
         return True
 
-# %% ../nbs/00n_keys.ipynb #668a526a
+# %% ../nbs/00n_keys.ipynb #7fc6df8d
 MOVES = {"n": "next", "p": "previous", "u": "first unlabelled"}
 _STEPS = {"n": 1, "p": -1}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 class KeySession(NotedWalk):
@@ -89,12 +93,17 @@ class KeySession(NotedWalk):
     thing: str = "item"
 
     def __init__(self, book: Book):
-        super().__init__(book, "Type 1, 2 or 3 in the field below.")
+        super().__init__(book, f"Type {_listed([*self.words])} in the field below.")
 
     @property
     def where(self) -> str:
         """Where the person is, in words."""
         return f"{self.thing.capitalize()} {self.index + 1} of {len(self.places)}"
+
+    @property
+    def meanings(self) -> str:
+        """The keys that decide, each with its word."""
+        return ", ".join(f"{key} {word}" for key, word in self.words.items())
 
     def press(self, key: str) -> None:
         """Do what a key does; anything but one known key changes nothing and says so."""
@@ -104,7 +113,7 @@ class KeySession(NotedWalk):
         elif key in MOVES:
             self.move(_STEPS.get(key, self.unseen() - self.index))
         else:
-            self.status = f"Nothing saved: {key[:20]!r} is no key. Keys: 1 2 3, 0 cannot tell, n p u to move."
+            self.status = f"Nothing saved: {key[:20]!r} is no key. Keys: {self.meanings}; {' '.join(MOVES)} to move."
 
     def _decide(self, value: Any) -> None:
         word = next(self.words[key] for key in self.words if self.keys[key] == value)
@@ -147,7 +156,7 @@ class Page:
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.box._repr_mimebundle_(**options)
 
-# %% ../nbs/00n_keys.ipynb #53f63650
+# %% ../nbs/00n_keys.ipynb #9c043aab
 class KeyPage(Page):
     """A page to decide with single keys; goes on where the file stops, saves every decision at once."""
 
@@ -157,7 +166,7 @@ class KeyPage(Page):
         super().__init__(session)
         self._drawing = False
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
-        self._keys = w.Text(description="key", placeholder="1 2 3 · 0 · n p u", continuous_update=True)
+        self._keys = w.Text(description="key", placeholder=f"{' '.join(session.words)} · {' '.join(MOVES)}", continuous_update=True)
         self._buttons = {key: w.Button(description=f"{key} {text}") for key, text in (session.words | MOVES).items()}
         for key, button in self._buttons.items():
             button.on_click(lambda _, key=key: (self.press(key), self._keys.focus()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from memcalib.decisions import Book, latest, of_one_person
-from memcalib.keys import MOVES, KeySession, Walk
+from memcalib.keys import MOVES, KeyPage, KeySession, Walk
 from memcalib.problem import DataError, Record, Violation
 from memcalib.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
 
@@ -52,6 +52,10 @@ class ThingBook(Book[Thing, Said]):
 
 class ThingSession(KeySession):
     keys, words = {"1": 1, "2": 2, "0": None}, {"1": "one", "2": "two", "0": "cannot tell"}
+
+
+class YesNoSession(KeySession):
+    keys, words, thing = {"y": 1, "x": 2, "?": None}, {"y": "yes", "x": "no"}, "claim"
 
 
 THINGS = [Thing(item=name, text=name.upper()) for name in "abc"]
@@ -242,3 +246,20 @@ def test_empty_and_unsure_cells():
     assert found == [(False, None), (False, None), (True, None), (True, 7)]
     assert not list(cell_faults({"good": "?", "note": "hm"}, "good", int, "numbers"))
     assert json.dumps(list(cell_faults({"good": "", "note": "hm"}, "good", int, "numbers"))).count("note") == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "refused", "field"),
+    [
+        (ThingSession, "Type 1, 2 or 0 in", "Keys: 1 one, 2 two, 0 cannot tell; n p u to move.", "1 2 0 · n p u"),
+        (YesNoSession, "Type y or x in", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
+    ],
+)
+def test_the_texts_of_a_page_name_the_keys_of_its_kind(tmp_path, kind, first, refused, field):
+    with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
+        session = kind(book)
+        assert session.status.startswith(first)
+        session.press("3")
+        assert session.status.endswith(refused) and book.counts()["left"] == 6
+        page = type("Shown", (KeyPage,), {"card": lambda self: ""})(session)
+        assert page._keys.placeholder == field
