@@ -49,14 +49,14 @@ def _source(name: str, value: Any, told: set[str], own: Mapping, shared: Mapping
     found = next((place for place, where in places if name in where), None)
     return found or ("default" if value == getattr(usual, name) else "world")
 
-# %% ../nbs/09i_budget.ipynb #4ab9a432
+# %% ../nbs/09i_budget.ipynb #45f22d18
 ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "validation": 1500}
 SAMPLED = 200  # examples that are rendered
 
 
 @dataclass(frozen=True)
 class Texts:
-    """How many examples there are; of prompts mean and greatest length (None: unknown), mean atoms, mean of a judge's prompt."""
+    """How many examples there are; of prompts mean and greatest length (None: unknown), mean atoms, mean of a judge's and a teacher's prompt."""
 
     examples: int
     prompt: float
@@ -65,6 +65,7 @@ class Texts:
     judged: float
     validation: int
     assumptions: list[str] = field(default_factory=list)
+    teacher: float = 0.0  # 0 where nobody teaches
 
 # %% ../nbs/09i_budget.ipynb #a522b09f
 def _sample(source: Source | None) -> tuple[int, list[Example]] | None:
@@ -106,7 +107,18 @@ def _counter(recipe: Recipe) -> tuple[Any, str]:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return lambda messages: len(encode_prompt(tokenizer, messages)), ""
 
-# %% ../nbs/09i_budget.ipynb #e41e9860
+# %% ../nbs/09i_budget.ipynb #18c6fec0
+def _taught(config: Any) -> bool:
+    return getattr(config, "method", "") in ("opsd-pg", "opsd-gkd")
+
+
+def _teacher_sizes(config: Any, tokens: Any, examples: Sequence[Example]) -> list[int]:
+    from memcalib.teacher import teacher_messages
+
+    layout = config.teacher_layout or config.layout
+    return [tokens(teacher_messages(example, config.text, layout)) for example in examples]
+
+# %% ../nbs/09i_budget.ipynb #987c1afb
 def measure_texts(recipe: Recipe, config: Any) -> Texts:
     """What the recipe's examples look like, measured where they are on this machine and assumed where they are not."""
     train, validation = _drawn(recipe, "train"), _drawn(recipe, "validation")
@@ -119,32 +131,36 @@ def measure_texts(recipe: Recipe, config: Any) -> Texts:
     how = method_config(recipe, "grpo")
     prompts = [tokens(render(example, text=how.text, layout=how.layout)) for example in examples]
     judged = [estimate_tokens(judge_request(e, "", recipe.judging).messages) for e in examples if e.atoms]
+    told = _teacher_sizes(config, tokens, examples) if _taught(config) else []
     mean = lambda values: sum(values) / max(1, len(values))
     notes = [note] * bool(note) + ([f"lengths from the first {SAMPLED} of {count} examples"] if count > SAMPLED else [])
-    return Texts(count, mean(prompts), max(prompts, default=None), mean([len(e.atoms) for e in examples]), mean(judged), held_out, notes)
+    longest, atoms = max(prompts, default=None), mean([len(e.atoms) for e in examples])
+    return Texts(count, mean(prompts), longest, atoms, mean(judged), held_out, notes, mean(told))
 
 
 def _assumed_texts(recipe: Recipe, config: Any, held_out: int) -> Texts:
     count = getattr(config, "steps", 0) * getattr(config, "prompts", 0) or 12000
-    judged = ASSUMED["judge frame"] + ASSUMED["atoms"] * ASSUMED["rubric"]
+    key = ASSUMED["atoms"] * ASSUMED["rubric"]
+    judged, told = ASSUMED["judge frame"] + key, ASSUMED["prompt"] + key if _taught(config) else 0.0
     place = recipe.data.train.path if recipe.data.train else "no file"
     notes = [f"{place} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
-             f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge, {held_out:,} validation examples"]  # fmt: skip
-    return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes)
+             f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a teacher), {held_out:,} validation examples"]  # fmt: skip
+    return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes, told)
 
-# %% ../nbs/09i_budget.ipynb #fed583d0
+# %% ../nbs/09i_budget.ipynb #5286f913
 def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
-    """Steps, answers and tokens of one epoch of a method that samples answers; tokens read are upper bounds."""
+    """Steps, answers and tokens of one epoch of a method that samples answers; tokens rest on what is assumed of answers and channels."""
     steps, rows = texts.examples // config.prompts, config.prompts * config.generations
     answers, answer = steps * rows, min(ASSUMED["answer"], config.max_tokens)
     each = min(texts.prompt, config.max_prompt) + answer
-    passes = (config.minibatches > 1) + (config.beta > 0)
+    told = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
+    passes = (config.minibatches > 1 or _taught(config)) + (config.beta > 0)
     pairs = min(ASSUMED["pairs"], texts.atoms) if config.method == "memcalib-rl" else 0
     return {
         "steps per epoch": steps, "epochs": config.steps / steps if steps else 0.0, "answers": answers,
         "tokens sampled": answers * answer, "tokens read by the update": answers * each,
         "tokens read by policy and reference": answers * each * passes,
-        "tokens read by counterfactuals": answers * each * pairs,
+        "tokens read by counterfactuals": answers * each * pairs, "tokens read by the teacher": answers * told,
     }  # fmt: skip
 
 # %% ../nbs/09i_budget.ipynb #5e5b099c
@@ -165,11 +181,12 @@ def teaching_work(recipe: Recipe, config: Any, texts: Texts) -> dict[str, float]
     steps = -(-rows // config.batch_size)
     return {"steps per epoch": steps, "epochs": config.epochs, "rows": rows, "tokens read by the update": rows * (texts.prompt + ASSUMED["answer"])}
 
-# %% ../nbs/09i_budget.ipynb #1217cf19
+# %% ../nbs/09i_budget.ipynb #68e34211
 def judge_work(recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, float]) -> dict[str, Any]:
     """Calls, tokens and cost (US dollars, None without a price) of judging one epoch."""
     scored = getattr(config, "method", "sft") in ("grpo", "gdpo", "memcalib-rl")
-    rounds = 1 + work["steps per epoch"] // config.eval_every if config.eval_every and texts.validation else 0
+    before = int(getattr(config, "method", "sft") != "sft")  # fine-tuning scores nothing before its first step
+    rounds = before + work["steps per epoch"] // config.eval_every if config.eval_every and texts.validation else 0
     calls = (work["answers"] if scored else 0) + rounds * texts.validation
     frame, line = JUDGED_TOKENS
     asked = isinstance(recipe.judge, Endpoint)
@@ -206,11 +223,11 @@ def strategy(launch: Launch) -> str:
         return "ddp" if launch.processes > 1 else "none"
     raise ValueError(f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO")
 
-# %% ../nbs/09i_budget.ipynb #f92bcb92
+# %% ../nbs/09i_budget.ipynb #6a876f25
 def _copies(config: Any) -> int:
     if getattr(config, "lora_rank", 0) and not getattr(config, "teacher", ""):
         return 0
-    beta, taught = getattr(config, "beta", 0) > 0, getattr(config, "method", "") in ("opsd-pg", "opsd-gkd")
+    beta, taught = getattr(config, "beta", 0) > 0, _taught(config)
     reference = beta and not config.lora_rank
     return int(reference) + int(taught and (bool(config.teacher) or not reference))
 

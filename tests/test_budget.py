@@ -200,6 +200,36 @@ def test_only_methods_with_rewards_pay_for_answers(method):
     assert judge["cost"] == pytest.approx((judge["prompt tokens"] + 2 * judge["completion tokens"]) / 1e6)
 
 
+def test_fine_tuning_scores_nothing_before_its_first_step():
+    settings = ["sft.eval_every=5", "train.eval_every=5"]
+    recipe = load_recipe("micro", settings)
+    for method, before in (("sft", 0), ("grpo", 1), ("opsd-gkd", 1)):
+        found = forecast(recipe, method)
+        rounds = before + found.work["steps per epoch"] // 5
+        assert found.judge["of them validation"] == rounds * recipe.data.world.validation > 0
+
+
+@pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
+def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
+    from memcalib.microworld import load_policy
+    from memcalib.teacher import teacher_encoder
+
+    examples = make_examples("short", 9, seed=3)
+    write_jsonl(tmp_path / "train.jsonl", examples)
+    file = f"data={{train: {tmp_path / 'train.jsonl'}}}"
+    recipe = load_recipe("micro", [file, "train.layout=micro", "train.prompts=3", "train.teacher_layout=micro-hinted"])
+    config, encode = method_config(recipe, method), teacher_encoder(load_policy("cold-short")[1], layout="micro-hinted")
+    texts = measure_texts(recipe, config)
+    assert texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9) and texts.teacher > texts.prompt
+    read = epoch_work(config, texts)["tokens read by the teacher"]
+    answer = min(500, config.max_tokens)
+    assert read == pytest.approx(9 * config.generations * (texts.teacher + answer))
+    short = epoch_work(config.model_copy(update={"max_teacher": 2}), texts)["tokens read by the teacher"]
+    assert short == 9 * config.generations * (2 + answer)
+    other = method_config(recipe, "gdpo")
+    assert epoch_work(other, measure_texts(recipe, other))["tokens read by the teacher"] == 0
+
+
 def test_an_unknown_price_is_not_zero():
     plan = forecast(load_recipe("qwen3-8b"), "grpo")
     assert plan.judge["cost"] is None and "cost                unknown" in plan.text()
