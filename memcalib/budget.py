@@ -267,7 +267,7 @@ def recipe_shape(recipe: Recipe, lora_rank: int) -> Shape | None:
     source = recipe.launch.shape or _local_folder(recipe)
     return model_shape(source, lora_rank) if source else None
 
-# %% ../nbs/09i_budget.ipynb #36061be2
+# %% ../nbs/09i_budget.ipynb #f2e8525f
 def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mapping[str, Memory]) -> Iterator[str]:
     """What a careful reader would object to."""
     room = recipe.launch.memory_gib
@@ -281,7 +281,7 @@ def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mappin
     if recipe.start.dtype == "bfloat16" and not config.lora_rank and strategy(recipe.launch) in ("none", "ddp"):
         yield f"start.dtype bfloat16: weights of 8 significant bits do not move at a learning rate of {config.lr:g}; train float32, shard, or an adapter"
     if getattr(config, "sampler", "") == "shared" and strategy(recipe.launch) in ("fsdp2", "zero3"):
-        yield "sampler shared with a sharded model: ranks would wait for each other; use sampler vllm, or generate"
+        yield "sampler shared with a sharded model: all weights travel for every token; use sampler vllm"
     if isinstance(recipe.judge, Endpoint) and recipe.judge.price is None:
         yield "judge.price is not given: the cost is unknown"
 

@@ -272,7 +272,7 @@ def test_faults_are_named(changes, message):
     [
         (["train.accumulate=1", "launch.memory_gib=40"], "does not fit"),
         (["launch.accelerate=null", "start.dtype=bfloat16"], "8 significant bits"),
-        (["train.sampler=shared"], "wait for each other"),
+        (["train.sampler=shared"], "all weights travel"),
         (["launch.shape={}"], "memory unknown"),
         (["launch.memory_gib=null"], "nothing to compare"),
     ],
