@@ -225,7 +225,7 @@ def _to_memory(storage, place: str):
 if all(getattr(reader, "__name__", "") != "_to_memory" for *_, reader in torch.serialization._package_registry):
     torch.serialization.register_package(5, lambda storage: None, _to_memory)
 
-# %% ../nbs/07i_checkpoints.ipynb #789508b6
+# %% ../nbs/07i_checkpoints.ipynb #cbb352ad
 BEST = "best.json"
 
 
@@ -237,18 +237,22 @@ def keep_best(out: str | Path, save: Callable[[str], None], record: Mapping[str,
     save(str(part))
     if main:
         _write(part / BEST, dict(record))
+        seal(part, record)
         shutil.rmtree(old, ignore_errors=True)
         if place.exists():
             place.rename(old)
         part.rename(place)
         shutil.rmtree(old, ignore_errors=True)
 
-# %% ../nbs/07i_checkpoints.ipynb #8df038f3
+# %% ../nbs/07i_checkpoints.ipynb #ce2fd92a
 def _record(place: Path) -> dict[str, Any] | None:
+    if not place.exists():
+        return None
     try:
-        return json.loads((place / BEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # none, or damaged
+        return read_state(place)
+    except CheckpointError as error:
+        log.warning("not used: %s", error)
+        return None
 
 
 def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] | None) -> bool:
@@ -261,6 +265,7 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
         shutil.copytree(there, place)
         return True
     log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, record["step"])
+    shutil.rmtree(place, ignore_errors=True)
     return False
 
 # %% ../nbs/07i_checkpoints.ipynb #cb9e5d94

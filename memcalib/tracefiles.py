@@ -71,7 +71,7 @@ def _faults(path: Path) -> list[Violation]:
     wrong = [(field.name, found.get(field.name, "no such column"), field.type) for field in SCHEMA if found.get(field.name) != field.type]
     return [Violation("column", f"{name}: {here}", str(wanted), file=str(path)) for name, here, wanted in wrong]
 
-# %% ../nbs/07ca_tracefiles.ipynb #868fb448
+# %% ../nbs/07ca_tracefiles.ipynb #cc90c267
 def read_traces(folder: str | Path, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> "pd.DataFrame":
     """The traces of a run, answers before channels in each step; `columns` reads only those, and those of the head.
 
@@ -88,7 +88,7 @@ def read_traces(folder: str | Path, steps: Sequence[int] | None = None, columns:
     frames = []
     for path in files:
         try:
-            table = pq.read_table(path, columns=list(columns) if columns else None, partitioning=None)
+            table = pq.read_table(path, columns=list(columns) if columns else None, partitioning=None, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
             faults.append(Violation("parquet", str(error)[:200], "a whole Parquet file", file=str(path)))
             continue

@@ -202,7 +202,7 @@ class TraceWriter:
         tables = [_finished(part, step, process * len(desk.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
 
-# %% ../nbs/07c_traces.ipynb #cf90b522
+# %% ../nbs/07c_traces.ipynb #68ce4389
 def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
     part = part.set_column(part.column_names.index("row"), "row", pa.compute.add(part["row"], first))
     part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
@@ -219,7 +219,7 @@ def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Pat
     schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
     words = ["example_id", "channel", "question", "response", "tokens.list.element", "fallback", "atoms.list.element"]
     try:
-        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words) as writer:
+        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer:
             for table in tables:
                 writer.write_table(table.cast(schema))
         return part.replace(path)

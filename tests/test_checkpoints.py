@@ -319,6 +319,24 @@ def test_a_damaged_record_of_the_best_policy(tmp_path, straight, record):
     assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
 
 
+def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, caplog):
+    logging.disable(logging.NOTSET)
+    copied(straight, tmp_path / "usb", "checkpoint-6")
+    shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
+    shutil.copytree(straight[1] / "best", tmp_path / "new" / "best")
+    there = json.loads((straight[1] / "best" / "best.json").read_text())
+    whole = (straight[1] / "best" / "model.safetensors").read_bytes()
+    (tmp_path / "new" / "best" / "model.safetensors").write_bytes(whole[:10])
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+    assert "10 bytes" in caplog.text
+    assert (tmp_path / "new" / "best" / "model.safetensors").read_bytes() == whole
+    for place in ("usb", "new"):
+        (tmp_path / place / "best" / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+    assert not (tmp_path / "new" / "best").exists()
+
+
 def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     options = dict(lora_rank=4, steps=4, lr=1e-2)
     whole = go(tmp_path / "whole", **options)

@@ -251,6 +251,25 @@ def test_damage_inside_a_file_is_named(tmp_path):
         read_traces(tmp_path)
 
 
+@pytest.mark.parametrize("part", [0.1, 0.3, 0.5])
+def test_one_damaged_byte_of_a_column_is_named(tmp_path, part):
+    desk, credit, pairs = a_batch(8)
+    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+    whole = read_traces(tmp_path)
+    data, refused = bytearray(path.read_bytes()), 0
+    column = pq.ParquetFile(path).metadata.row_group(0).column(SCHEMA.names.index("q"))
+    at = column.data_page_offset + int(part * column.total_compressed_size)
+    for k in range(40, 60):  # beyond the head of the page
+        bad = bytearray(data)
+        bad[at + k] ^= 1
+        path.write_bytes(bytes(bad))
+        try:
+            assert read_traces(tmp_path).equals(whole)
+        except DataError as error:
+            refused += "step-000001" in str(error)
+    assert refused >= 15
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     desk, credit, pairs = a_batch(9)
     (tmp_path / "step-000001.parquet.part").mkdir(parents=True)
