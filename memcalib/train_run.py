@@ -93,13 +93,33 @@ def _lock(place: int, folder: Path) -> None:
         except OSError:
             return  # a file system without locks
 
-# %% ../nbs/09g_train.ipynb #7affbe3b
-_BOUND = {"parameters.json", "recipe.yaml", "manifest.json"}
+# %% ../nbs/09g_train.ipynb #e573b208
+def _best_step(folder: Path) -> int | None:
+    try:
+        step = json.loads((folder / "best" / "best.json").read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or damaged
+    return step if isinstance(step, int) else None
 
 
-def _failed_start(folder: Path) -> bool:
-    names = {path.name for path in folder.iterdir()}
-    return _BOUND <= names <= _BOUND | {"test.jsonl", "overlong.jsonl"}
+def _trained(folder: Path, rows: Sequence[dict[str, Any]]) -> bool:
+    kept = (*folder.glob("checkpoint-*"), *(folder / name for name in ("policy", "merged", "adapter")))
+    return any(path.exists() for path in kept) or max([row["step"] for row in rows] + [_best_step(folder) or 0]) > 0
+
+# %% ../nbs/09g_train.ipynb #4ba25261
+_LEFT = ("parameters.json", "recipe.yaml", "test.jsonl", "overlong.jsonl", "steps.jsonl", "sft.json", "reference", "traces",
+         "best", "best.old")  # fmt: skip
+
+
+def _clear(folder: Path) -> None:
+    from memcalib.checkpoints import unseal
+
+    try:
+        ours = {"method", "start", "config"} <= json.loads((folder / "parameters.json").read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError, AttributeError):
+        return  # nothing there, or not ours
+    for path in [*(folder / name for name in _LEFT), *folder.glob("*.part")] if ours else ():
+        unseal(path)
 
 # %% ../nbs/09g_train.ipynb #86cc548b
 log = logging.getLogger(__name__)
@@ -111,7 +131,7 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #79956a75
+# %% ../nbs/09g_train.ipynb #59e1c2ae
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
@@ -125,14 +145,15 @@ def _identity(self: TrainRun) -> dict[str, Any]:
 def _bind(self: TrainRun) -> None:
     import yaml
 
-    if not self.resume and (self.steps or (self.folder / "policy").exists()):
+    trained = _trained(self.folder, self.steps)
+    if not self.resume and trained:
         last = self.steps[-1]["step"] if self.steps else 0
         raise ValueError(f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder")
     if self.method != "sft":  # whose page says it by itself
         _warn_of_damage(self.folder / "steps.jsonl")
     with _alone(self.folder):
-        if _failed_start(self.folder):
-            (self.folder / "parameters.json").unlink()
+        if not trained:
+            _clear(self.folder)
         RunFolder(self.folder, self.identity)
     content = self.recipe.model_dump(mode="json", exclude_none=True)
     (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -198,10 +219,12 @@ def _score(self: TrainRun, tokenizer: Any) -> Any:
 
 TrainRun._reinforce, TrainRun._teach, TrainRun._score = _reinforce, _teach, _score
 
-# %% ../nbs/09g_train.ipynb #8cbaf66c
+# %% ../nbs/09g_train.ipynb #1822308d
 def _keep_policy(folder: Path, made: Path, start: Start) -> None:
+    from memcalib.checkpoints import unseal
+
     place = folder / "policy"
-    shutil.rmtree(place, ignore_errors=True)
+    unseal(place)
     if (made / "adapter_config.json").is_file():
         if made != (adapter := folder / "adapter"):
             shutil.rmtree(adapter, ignore_errors=True)
@@ -212,13 +235,27 @@ def _keep_policy(folder: Path, made: Path, start: Start) -> None:
         tokenizer.save_pretrained(made)
     made.replace(place)
 
-# %% ../nbs/09g_train.ipynb #6e1364c2
-def _sessions(self: TrainRun) -> list[dict[str, Any]]:
+# %% ../nbs/09g_train.ipynb #38096a7b
+def _whole_session(session: Any) -> bool:
+    judge = session.get("judge") if isinstance(session, dict) else None
+    return isinstance(judge, dict) and isinstance(judge.get("cost"), int | float | None)
+
+
+def _before(file: Path) -> list[dict[str, Any]]:
     try:
-        before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))["sessions"]
+        found = json.loads(file.read_text(encoding="utf-8"))["sessions"]
+    except FileNotFoundError:
+        return []
     except (OSError, ValueError, KeyError, TypeError):
-        before = []  # none yet, or damaged
-    totals = getattr(self.judge, "totals", None)
+        found = None
+    whole = [session for session in found if _whole_session(session)] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(whole) < len(found):
+        log.warning("%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted", file, len(whole))
+    return whole
+
+# %% ../nbs/09g_train.ipynb #43ec0403
+def _sessions(self: TrainRun) -> list[dict[str, Any]]:
+    before, totals = _before(self.folder / "manifest.json"), getattr(self.judge, "totals", None)
     now = {"started": round(self.started), "wall_seconds": round(time.time() - self.started, 1)}
     last = self.steps[-1]["step"] if self.steps else 0
     return [*before, now | {"step": last, "processes": self.state.num_processes, "judge": totals.to_dict() if totals else {}}]
@@ -229,7 +266,7 @@ def _write(self: TrainRun) -> None:
     settings = {"recipe": recipe, "method": self.method, "config": self.config.model_dump(mode="json")}
     files = {name: self.folder / name for name in ("steps.jsonl",) if (self.folder / name).is_file()}
     facts, sessions = judge_facts(self.recipe, self.judge), _sessions(self)
-    costs = [(session["judge"] or {}).get("cost") for session in sessions]
+    costs = [session["judge"].get("cost") for session in sessions]
     more = {"judge_prompt": facts["prompt"], "examples": self.examples.hashes, "sessions": sessions, "command": self.command}
     more["cost"] = sum(costs) if None not in costs else None if isinstance(self.recipe.judge, Endpoint) else 0.0
     write_manifest(self.folder, manifest(settings, {"train": self.config.seed}, files, facts["judge"], self.started, **more))
@@ -244,11 +281,41 @@ def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings:
 
     return forecast(recipe, method, seed, settings).text()
 
-# %% ../nbs/09g_train.ipynb #60ea673a
+# %% ../nbs/09g_train.ipynb #019f6b2e
+def _unreadable(policy: Path) -> str | None:
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(policy.glob("*.safetensors"))
+    if not files or not (policy / "config.json").is_file():
+        return f"{policy}: not the folder of a policy; allowed: config.json and weights"
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{file}: cannot be read ({error})"
+    return None
+
+
+def _has_policy(self: TrainRun) -> bool:
+    policy = self.folder / "policy"
+    if not policy.exists() or not (fault := _unreadable(policy)):
+        return policy.exists()
+    if not any(self.folder.glob("checkpoint-*")):
+        raise ValueError(f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder")
+    log.warning("%s; the policy is made again from the newest checkpoint", fault)
+    return False
+
+
+TrainRun._has_policy = _has_policy
+
+# %% ../nbs/09g_train.ipynb #32f13f1a
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
+    if self.main:
+        RunFolder(self.folder, self.identity)  # still ours
     total = getattr(self.config, "steps", None)
-    if (self.folder / "policy").exists() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
+    if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
         return self.folder / "policy"
     with _alone(self.folder) if self.main else nullcontext():
         try:
@@ -269,7 +336,7 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._units = _run, _units
 
-# %% ../nbs/09g_train.ipynb #78e2f1d3
+# %% ../nbs/09g_train.ipynb #16a51812
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"
 
 
@@ -283,9 +350,12 @@ def _text(self: TrainRun) -> str:
     if not rows:
         why = "eval_every is 0" if self.examples.validation else "no validation examples"
         return "\n".join([f"{head}, not validated: {why}", *places, f"Measure it: {self.measuring}"])
-    shown = {"first": rows[0], "last": rows[-1], "best": max(rows, key=lambda row: row["valid_SCS"])}
-    if (self.folder / "best").is_dir():
-        places.append(f"Best on validation, after step {shown['best']['step']}: {self.folder / 'best'}")
+    best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
+    shown = {"first": rows[0], "last": rows[-1]} | {"best": row for row in rows if row["step"] == best}
+    if best is not None:
+        places.append(f"Best on validation, after step {best}: {self.folder / 'best'}")
+    elif kept:
+        places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
     table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in METRICS} for name, row in shown.items()])
     lines = [f"{head}, {len(self.examples.validation)} validation examples", table.round(2).to_string(index=False), _READ]
     return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])

@@ -597,3 +597,94 @@ def test_a_run_that_was_not_validated_says_why(tmp_path):
     run = TrainRun(recipe, "sft", tmp_path / "run")
     run.run()
     assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
+
+
+# --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
+
+
+def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_path):
+    out = tmp_path / "run"
+    process = started(out, "memcalib-rl", "train.prompts=8", "train.generations=64")
+    wait_for(lambda: (out / "steps.jsonl").is_file(), process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0] and (out / "best").is_dir()
+    (out / "notes.txt").write_text("mine")
+    code, _, err = call(capsys, "micro", "--out", out, *small("train.lr=1e-4", "train.beta=0"))
+    assert code == 0, err
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2] and (out / "notes.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    "fault", [["train.prompts=100"], ["train.lr=1", "train.max_grad_norm=1000000", "train.beta=0.5"]]
+)
+def test_a_mended_fault_is_not_refused(capsys, tmp_path, fault):
+    out = tmp_path / "run"
+    code, _, first = call(capsys, "micro", "--out", out, "--method", "grpo", *small("train.lr=1", *fault))
+    if code:
+        code, _, err = call(capsys, "micro", "--out", out, "--method", "gdpo", *small("train.prompts=2"))
+        assert code == 0, f"{first} then {err}"
+        assert not (out / "reference").exists() or (out / "policy").is_dir()
+
+
+def test_a_folder_bound_and_killed_while_loading_is_free(tmp_path):
+    recipe = load_recipe("micro", SMALL)
+    earlier = TrainRun(recipe, "grpo", tmp_path)
+    assert TrainRun(recipe, "gdpo", tmp_path).identity["method"] == "gdpo"
+    with pytest.raises(ValueError, match="method: 'gdpo' there, 'grpo' now"):
+        earlier.run()
+
+
+def test_only_a_training_is_cleared_away(tmp_path):
+    (tmp_path / "parameters.json").write_text('{"model": "m"}')
+    (tmp_path / "steps.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match="other settings"):
+        TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
+    assert (tmp_path / "steps.jsonl").is_file()
+
+
+@pytest.mark.parametrize("damage", ["cut", "file", "empty"])
+def test_a_policy_that_cannot_be_read_is_made_again(capsys, tmp_path, straight, caplog, damage):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    policy, weights = out / "policy", straight / "policy" / "model.safetensors"
+    if damage == "cut":
+        (policy / "model.safetensors").write_bytes(weights.read_bytes()[:10])
+    else:
+        shutil.rmtree(policy)
+        policy.mkdir() if damage == "empty" else policy.write_text("a note")
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 0, err
+    assert (policy / "model.safetensors").read_bytes() == weights.read_bytes()
+    assert any("made again" in text for text in caplog.messages)
+
+
+def test_a_policy_that_cannot_be_made_again_is_said(capsys, tmp_path, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out, ignore=shutil.ignore_patterns("checkpoint-*"))
+    (out / "policy" / "model.safetensors").write_bytes(b"cut short!")
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 1 and "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
+
+
+def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    run = TrainRun(load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", out, resume=True)
+    (out / "best" / "best.json").write_text('{"step": 3, "SCS": 1.0}')
+    assert f"Best on validation, after step 3: {out / 'best'}" in run.text()
+    assert [line.split()[:2] for line in run.text().splitlines() if line.split()[:1] == ["best"]] == [["best", "3"]]
+    shutil.rmtree(out / "best")
+    assert "The best policy is not there" in run.text() and "after step" not in run.text()
+
+
+@pytest.mark.parametrize("sessions", ['[1, {"judge": 5}]', '[{"judge": {"cost": "x"}}, null]', "{}", "7"])
+def test_damaged_sessions_are_left_out(capsys, tmp_path, straight, caplog, sessions):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    shutil.rmtree(out / "policy")
+    (out / "manifest.json").write_text(f'{{"sessions": {sessions}}}')
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
+    assert code == 0, err
+    assert len(json.loads((out / "manifest.json").read_text())["sessions"]) == 1
+    assert any("left out" in text for text in caplog.messages)
