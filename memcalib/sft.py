@@ -6,7 +6,7 @@
 __all__ = ['OWNED_SFT', 'log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #3410c7f1
+# %% ../nbs/07e_sft.ipynb #ea4bfb0e
 import json
 import logging
 import shutil
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
+from .checkpoints import ROWS, Resumable, checkpoints, unseal
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -172,44 +172,42 @@ class _Steps(TrainerCallback):
             self._write(state, scores)
             self.tell(args, state, copy(control), {f"memcalib/{name}": value for name, value in scores.items() if value == value})
 
-# %% ../nbs/07e_sft.ipynb #45d7e249
+# %% ../nbs/07e_sft.ipynb #94b37353
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
 
 
-def _state(checkpoint: str | Path) -> dict[str, Any] | None:
-    try:
-        return json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # half written: the base trainer writes this file last
+class _Trainer(Resumable, SFTTrainer):
+    about: dict[str, Any]  # as `_identity` has it
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"config": self.about["config"], "examples": self.about["data"], "processes": self.accelerator.num_processes}
 
-def _last_whole(out: Path) -> str | None:
-    found = {int(n): path for path in out.glob("checkpoint-*") if (n := path.name.removeprefix("checkpoint-")).isdigit()}
-    return next((str(found[n]) for n in sorted(found, reverse=True) if _state(found[n])), None)
+    def memory(self) -> dict[str, Any]:
+        return {"best": None}  # nothing but what the base trainer keeps
 
-# %% ../nbs/07e_sft.ipynb #10406186
-def _begin(out: Path, identity: dict[str, Any], resume: bool | str | Path) -> str | None:
-    file, steps = out / "sft.json", out / "steps.jsonl"
-    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    checkpoint = _last_whole(out) if resume is True else str(resume) if resume else None
-    if checkpoint and there is not None and there != identity:
-        differs = [name for name in identity if there.get(name) != identity[name]]
-        raise ValueError(f"{out} holds a run of other {', '.join(differs)}; choose another folder, or resume=False to begin anew")
-    if checkpoint and not _state(checkpoint):
-        raise FileNotFoundError(f"{checkpoint}: no checkpoint; allowed: True, or a folder checkpoint-N of an earlier run")
-    done = _state(checkpoint)["global_step"] if checkpoint else 0
-    for old in out.glob("checkpoint-*") if not checkpoint else ():
-        shutil.rmtree(old)
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-    rows, damaged = whole_rows(steps)
-    if damaged and checkpoint:
-        log.warning("%s: damaged in line %s; that row is lost, the run goes on from %s", steps, ", ".join(map(str, damaged)), Path(checkpoint).name)
-    kept = [json.dumps(row) + "\n" for row in rows if isinstance(row.get("step"), int) and row["step"] <= done]
-    steps.write_text("".join(kept), encoding="utf-8")
-    return checkpoint
+    def recall(self, state: Mapping[str, Any]) -> None:
+        pass
+
+# %% ../nbs/07e_sft.ipynb #48c39427
+def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
+    damaged = whole_rows(out / ROWS)[1]
+    start = trainer.load_run_state(resume) if resume else None
+    if start is None and resume:
+        log.warning("%s: no whole checkpoint to go on from, so the run starts at the beginning", out)
+    if trainer.accelerator.is_main_process:
+        if start and damaged:
+            lines = ", ".join(map(str, damaged))
+            log.warning("%s: damaged in line %s; the copy of the rows in %s takes its place", out / ROWS, lines, start.name)
+        if start is None:
+            (out / ROWS).unlink(missing_ok=True)
+        for old in checkpoints(out) if not resume else ():
+            unseal(old)
+        (out / "sft.json").write_text(json.dumps(trainer.about, indent=1) + "\n", encoding="utf-8")
+    trainer.accelerator.wait_for_everyone()
+    return start
 
 # %% ../nbs/07e_sft.ipynb #e79d34ef
 @dataclass
@@ -232,32 +230,32 @@ def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: Sf
     tokenizer.save_pretrained(folder)
     return model
 
-# %% ../nbs/07e_sft.ipynb #d29fe219
+# %% ../nbs/07e_sft.ipynb #9531f2b3
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
 ) -> SftResult:  # fmt: skip
     """Supervised fine-tuning on `rows` of prompt and completion messages (app:training-details); rows go to `out/steps.jsonl`.
 
-    `resume` is True (the last checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in place.
-    Raises `ValueError` when no row fits, or for a folder that holds another run.
+    `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
+    place. Raises `ValueError` when no row fits, and `CheckpointError` for a checkpoint of another run, or a named one that is
+    not whole.
     """
     out, score = Path(out), validation if callable(validation) else None
     limit = _limit(model, config.max_length)
     data, overlong = _fitting(tokenizer, rows, limit)
     held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)
-    with PartialState().main_process_first():
-        checkpoint = _begin(out, _identity(config, data, overlong), resume)
     set_seed(config.seed)
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM") if config.lora_rank else None
-    steps = _Steps(out / "steps.jsonl", config, score, report)
-    trainer = SFTTrainer(model, arguments, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer, peft_config=lora, callbacks=[steps])
+    steps = _Steps(out / ROWS, config, score, report)
+    trainer = _Trainer(model, arguments, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer, peft_config=lora, callbacks=[steps])
     if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
-    steps.tell = trainer.callback_handler.on_log
+    steps.tell, trainer.about = trainer.callback_handler.on_log, _identity(config, data, overlong)
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    start = _begin(trainer, out, resume)
+    trainer.train(resume_from_checkpoint=start and str(start))
     return SftResult(_written(trainer, tokenizer, config, out / config.output), out / config.output, len(data), overlong)
 
 # %% ../nbs/07e_sft.ipynb #cbb00abb

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loggers import hear
+from memcalib.checkpoints import CheckpointError, read_state
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 from memcalib.sft import COLD_STARTS, SftConfig, averaged, build_policies, cold_start, sft, tokenize_rows
@@ -252,7 +253,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     command = [sys.executable, "-c", script, tmp_path]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 200
-    while not (tmp_path / "checkpoint-2" / "trainer_state.json").exists() and process.poll() is None:
+    while not (tmp_path / "checkpoint-2" / "memcalib.json").exists() and process.poll() is None:
         assert time.monotonic() < end
         os.sched_yield()
     process.kill()
@@ -261,29 +262,77 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     assert torch.equal(weights(done.model), final)
 
 
-def test_a_half_written_checkpoint_is_passed_over(straight, tmp_path):
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    for i in range(len(content) // 2, min(len(content) // 2 + 64, len(content))):
+        content[i] ^= 0xFF
+    file.write_bytes(content)
+
+
+FAULTS = {
+    "flip": flip,
+    "zero": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": lambda file: file.unlink(),
+}
+
+
+def as_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "memcalib.json"])
+def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, fault):
+    """The run goes on from the one before, and says which file was at fault; the newest but one is half-written as well."""
     folder, final = straight
-    shutil.copytree(folder, tmp_path / "run")
-    numbers = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-*"))
-    (tmp_path / "run" / f"checkpoint-{numbers[-1]}" / "trainer_state.json").write_text("")
-    (tmp_path / "run" / f"checkpoint-{numbers[-1] + 1}").mkdir()
-    assert torch.equal(
-        weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True).model), final
-    )
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("merged"))
+    FAULTS[fault](tmp_path / "run" / "checkpoint-6" / name)
+    (tmp_path / "run" / "checkpoint-7").mkdir()
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
+    assert torch.equal(weights(done.model), final)
+    assert "half-written" in caplog.text and "skipped: " in caplog.text and "checkpoint-6" in caplog.text
+    assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
+    assert read_state(tmp_path / "run" / "checkpoint-6")["updates"] == 6, "made again, whole"
+
+
+def test_a_file_in_the_place_of_a_checkpoint(straight, tmp_path):
+    folder, final = straight
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("merged"))
+    as_a_file(tmp_path / "run" / "checkpoint-6")
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
+    assert torch.equal(weights(done.model), final)
+    assert read_state(tmp_path / "run" / "checkpoint-6")["updates"] == 6
+
+
+def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, tmp_path, caplog):
+    folder, final = straight
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("merged"))
+    flip(tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors")
+    flip(tmp_path / "run" / "checkpoint-4" / "optimizer.pt")
+    as_a_file(tmp_path / "run" / "checkpoint-6")
+    with pytest.raises(CheckpointError, match="checkpoint-4/optimizer.pt: checksum .* damaged since"):
+        sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=tmp_path / "run" / "checkpoint-4")
+    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
+    assert "no whole checkpoint to go on from, so the run starts at the beginning" in caplog.text
+    assert torch.equal(weights(done.model), final)
+    assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
 
 
 def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(straight, tmp_path):
     _, final = straight
     assert torch.equal(weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True).model), final)
     other = SMALL.model_copy(update={"seed": 7})
-    with pytest.raises(ValueError, match="run of other config"):
+    with pytest.raises(CheckpointError, match="checkpoint-6 is of another run .seed: 42 there, 7 now.; allowed"):
         sft(build_policy(0), TOKENIZER, ROWS, other, tmp_path, resume=True)
-    with pytest.raises(ValueError, match="run of other rows, data"):
+    with pytest.raises(CheckpointError, match="of another run .other training examples"):
         sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
     anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
     assert not torch.equal(weights(anew.model), final)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 4
-    with pytest.raises(FileNotFoundError, match="no checkpoint; allowed: True, or a folder"):
+    with pytest.raises(CheckpointError, match="checkpoint-99: no memcalib.json .no such folder."):
         sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path, resume=tmp_path / "checkpoint-99")
 
 
@@ -365,7 +414,7 @@ def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, cap
     file.write_bytes(first + b"\x00" + second[5:] + b"".join(rest))
     sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert "damaged in line 2" in caplog.text
-    assert file.read_bytes() == first + b"".join(rest)
+    assert file.read_bytes() == first + second + b"".join(rest)
 
 
 def test_a_logger_hears_every_row(tmp_path, monkeypatch):
