@@ -251,7 +251,8 @@ def test_every_file_is_read_once_for_its_checksum(tmp_path, straight, monkeypatc
     read, plain = [], module.checksum
     monkeypatch.setattr(module, "checksum", lambda path: read.append(path) or plain(path))
     go(tmp_path, resume=True)
-    expected = {path for path in folder.rglob("*") if path.is_file() and path.name != "memcalib.json"}
+    files = [*folder.rglob("*"), *(tmp_path / "best").rglob("*")]
+    expected = {path for path in files if path.is_file() and path.name != "memcalib.json"}
     assert sorted(read) == sorted(expected)
 
 
