@@ -6,7 +6,7 @@
 __all__ = ['OWNED_SFT', 'log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #ea4bfb0e
+# %% ../nbs/07e_sft.ipynb #b37b00e5
 import json
 import logging
 import shutil
@@ -24,7 +24,7 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from .checkpoints import ROWS, Resumable, checkpoints, unseal
+from .checkpoints import ROWS, Resumable, checkpoints, random_state, unseal
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -41,6 +41,7 @@ from memcalib.microworld import (
 )
 from .problem import encode_prompt, neutralise, text_hash
 from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, trl_options
+from .stopping import Interrupted, StopSignals
 
 # %% ../nbs/07e_sft.ipynb #980e386a
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, row: Mapping) -> tuple[list[int], list[int]]:
@@ -148,10 +149,10 @@ Scores = Callable[[PreTrainedModel], Mapping[str, float]]
 _NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
-# %% ../nbs/07e_sft.ipynb #990c8730
+# %% ../nbs/07e_sft.ipynb #59bbb9dd
 class _Steps(TrainerCallback):
     def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
-        self.file, self.config, self.score, self.report, self.tell = file, config, score, report, lambda *_: None
+        self.file, self.config, self.score, self.report, self.trainer = file, config, score, report, None
 
     def _write(self, state, row: Mapping[str, float]) -> None:
         if state.is_world_process_zero:
@@ -166,13 +167,16 @@ class _Steps(TrainerCallback):
             self._write(state, {name: float(logs[key]) for key, name in _NAMES.items() if key in logs})
 
     def on_step_end(self, args, state, control, model=None, **_):
+        self.trainer.random_state = random_state()
         if self.score and self.config.eval_every and state.global_step % self.config.eval_every == 0:
             with torch.random.fork_rng(), evaluating(model):
                 scores = {f"valid_{name}": value for name, value in self.score(model).items()}
             self._write(state, scores)
-            self.tell(args, state, copy(control), {f"memcalib/{name}": value for name, value in scores.items() if value == value})
+            self.trainer.callback_handler.on_log(args, state, copy(control), {f"memcalib/{name}": value for name, value in scores.items() if value == value})
+        if self.trainer.signals.agreed():
+            control.should_save = control.should_training_stop = True
 
-# %% ../nbs/07e_sft.ipynb #94b37353
+# %% ../nbs/07e_sft.ipynb #7cbbf7ae
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
@@ -191,6 +195,9 @@ class _Trainer(Resumable, SFTTrainer):
     def recall(self, state: Mapping[str, Any]) -> None:
         pass
 
+    def total(self, values: Sequence[float]) -> list[float]:
+        return self.accelerator.reduce(torch.tensor(values, device=self.accelerator.device)).tolist()
+
 # %% ../nbs/07e_sft.ipynb #48c39427
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
     damaged = whole_rows(out / ROWS)[1]
@@ -208,6 +215,13 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
         (out / "sft.json").write_text(json.dumps(trainer.about, indent=1) + "\n", encoding="utf-8")
     trainer.accelerator.wait_for_everyone()
     return start
+
+# %% ../nbs/07e_sft.ipynb #f27fb5c2
+def _train(trainer: _Trainer, start: Path | None) -> None:
+    with trainer.signals.heard():
+        trainer.train(resume_from_checkpoint=start and str(start))
+    if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
+        raise Interrupted(number).told(trainer.rescue())
 
 # %% ../nbs/07e_sft.ipynb #e79d34ef
 @dataclass
@@ -230,7 +244,7 @@ def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: Sf
     tokenizer.save_pretrained(folder)
     return model
 
-# %% ../nbs/07e_sft.ipynb #9531f2b3
+# %% ../nbs/07e_sft.ipynb #84b51dd4
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -239,7 +253,7 @@ def sft(
 
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
     place. Raises `ValueError` when no row fits, and `CheckpointError` for a checkpoint of another run, or a named one that is
-    not whole.
+    not whole; with `save_every`, `Interrupted` after a signal, when the last whole step is saved.
     """
     out, score = Path(out), validation if callable(validation) else None
     limit = _limit(model, config.max_length)
@@ -252,10 +266,10 @@ def sft(
     trainer = _Trainer(model, arguments, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer, peft_config=lora, callbacks=[steps])
     if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
-    steps.tell, trainer.about = trainer.callback_handler.on_log, _identity(config, data, overlong)
+    steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
+    trainer.signals = StopSignals(config.save_every > 0, trainer.total)
     trainer.remove_callback(PrinterCallback)
-    start = _begin(trainer, out, resume)
-    trainer.train(resume_from_checkpoint=start and str(start))
+    _train(trainer, _begin(trainer, out, resume))
     return SftResult(_written(trainer, tokenizer, config, out / config.output), out / config.output, len(data), overlong)
 
 # %% ../nbs/07e_sft.ipynb #cbb00abb

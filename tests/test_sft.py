@@ -262,6 +262,45 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     assert torch.equal(weights(done.model), final)
 
 
+STOPPED = """
+import signal, sys, torch
+torch.set_num_threads(1)
+from memcalib.microworld import build_policy, build_tokenizer, demonstrations
+from memcalib.sft import SftConfig, sft
+from memcalib.stopping import Interrupted
+config = SftConfig.model_validate_json(sys.argv[2])
+stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
+try:
+    sft(build_policy(0), build_tokenizer(), demonstrations("short", 24, seed=3), config, sys.argv[1], report=stop)
+except Interrupted as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("name", "step", "code"), [("SIGTERM", 2, 143), ("SIGINT", 4, 130)])
+def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, step, code):
+    """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
+    folder, final = straight
+    command = [sys.executable, "-c", STOPPED, tmp_path, SMALL.model_dump_json(), name, str(step)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    saved = tmp_path / f"checkpoint-{step + 1}"
+    assert f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
+    assert f"{name}: the run was told to stop. Everything so far is saved in {saved}: go on" in done.stdout
+    assert read_state(saved)["updates"] == step + 1 and not (tmp_path / "merged").exists()
+    again = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True)
+    assert torch.equal(weights(again.model), final)
+    assert (tmp_path / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
+
+
+def test_a_run_without_checkpoints_hears_no_signals(tmp_path):
+    config = SMALL.model_copy(update={"save_every": 0})
+    command = [sys.executable, "-c", STOPPED, tmp_path, config.model_dump_json(), "SIGTERM", "2"]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == -15 and not list(tmp_path.glob("checkpoint-*"))
+
+
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     for i in range(len(content) // 2, min(len(content) // 2 + 64, len(content))):
