@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'WORLD_SFT', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config', 'setting_place',
            'with_settings', 'recipe_names', 'load_recipe', 'recipe_faults']
 
-# %% ../nbs/09h_recipe.ipynb #9aa77e41
+# %% ../nbs/09h_recipe.ipynb #8fe2c949
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from .endpoint import Endpoint, Price
+from .endpoint import CallError, Endpoint, Price
 from .fields import fault_line, nearest
 from .problem import Name, _quote
 from .verdict import JudgeConfig
@@ -134,10 +134,11 @@ class Recipe(BaseModel):
     methods: dict[_Method, dict[str, Any]] = Field(default_factory=dict)
     launch: Launch = Launch()
 
-# %% ../nbs/09h_recipe.ipynb #38a16637
+# %% ../nbs/09h_recipe.ipynb #b49cb96f
 def _settings(recipe: Mapping[str, Any], method: str) -> dict[str, Any]:
     shared = recipe.get("sft" if method == "sft" else "train") or {}
-    return {**shared, **((recipe.get("methods") or {}).get(method) or {})}
+    given = {**shared, **((recipe.get("methods") or {}).get(method) or {})}
+    return {name: value for name, value in given.items() if isinstance(name, str)}  # others have a fault of their own
 
 
 def _world_of(recipe: Mapping[str, Any]) -> Any:
@@ -259,29 +260,35 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
         raise ValueError("\n".join(faults))
     return Recipe.model_validate(content)
 
-# %% ../nbs/09h_recipe.ipynb #8b970f3d
+# %% ../nbs/09h_recipe.ipynb #55bbad23
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Every fault of a recipe, as `place: value found; values allowed`; the same fault of several methods comes several times."""
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
         yield from map(_frame_fault, error.errors())
+    except CallError as error:
+        yield f"judge.{error}"  # which never repeats a value
     parts = ("train", "sft", "methods", "data")
     readable = {name: content[name] for name in parts if isinstance(content.get(name), Mapping)}
     overrides = readable.get("methods", {})
     readable["methods"] = {name: own for name, own in overrides.items() if isinstance(own, Mapping)}
+    yield from _prompt_fault(content.get("judging"))
     for method in METHODS.values():
         yield from _told_method(readable, method)
         try:
-            yield from _late_faults(_build(readable, method, None))
+            yield from _late_faults(_build(readable, method, None), readable["methods"].get(method, {}))
         except ValidationError as error:
             yield from _method_faults(readable, method, error)
 
-# %% ../nbs/09h_recipe.ipynb #ebb8da14
+# %% ../nbs/09h_recipe.ipynb #acf1a9fb
 def _frame_fault(fault: Mapping[str, Any]) -> str:
     from memcalib.settings import TrainConfig
 
-    place = [str(part) for part in fault["loc"] if part not in ("endpoint", "exact", "[key]")]
+    parts = [part for part in fault["loc"] if part not in ("endpoint", "exact", "[key]")]
+    if fault["type"] == "invalid_key" or ("[key]" in fault["loc"] and not isinstance(fault["input"], str)):
+        return _key_fault(parts)
+    place = list(map(str, parts))
     home, name = _home(fault["loc"]), str(fault["loc"][-1]) if fault["loc"] else ""
     if fault["type"] == "literal_error" and place == ["judge"]:
         return f"judge: found {_quote(fault['input'])}; allowed are exact, or an endpoint (model, base_url, key_env, …)"
@@ -290,15 +297,39 @@ def _frame_fault(fault: Mapping[str, Any]) -> str:
     secret = place[:1] == ["judge"] and (name, fault["type"]) != ("base_url", "value_error")
     return fault_line(".".join(place) or "recipe", fault, home, name, show=not secret)
 
-# %% ../nbs/09h_recipe.ipynb #6c907109
-def _late_faults(config: Any) -> Iterator[str]:
+# %% ../nbs/09h_recipe.ipynb #c83bc965
+def _key_fault(place: Sequence[Any]) -> str:
+    from memcalib.settings import TrainConfig
+    from memcalib.sft import SftConfig
+
+    *above, key = place
+    own = above[:1] in (["train"], ["sft"]) or (len(above) > 1 and above[0] == "methods")
+    model = (SftConfig if "sft" in above else TrainConfig) if own else _home(place)
+    names = METHODS.values() if above == ["methods"] else (name for name in model.model_fields if name != "method")
+    known = "" if len(above) > 1 + (above[0] == "methods") or above[-1:] in (["shape"], ["judge"]) else f": {', '.join(names)}"
+    return f"{'.'.join(map(str, above)) or 'recipe'}: found {_quote(key)} as the name of an option; allowed are texts{known}"
+
+
+def _prompt_fault(judging: Any) -> Iterator[str]:
+    from memcalib.verdict import load_prompt
+
+    name = judging.get("prompt") if isinstance(judging, Mapping) else None
+    try:
+        if isinstance(name, str):
+            load_prompt(name)
+    except (ValueError, OSError) as error:
+        yield f"judging.{error}" if isinstance(error, ValueError) else f"judging.prompt: found {_quote(name)}; {error.strerror}"
+
+
+def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
     from memcalib.problem import LAYOUTS
     from memcalib.settings import TrainConfig, trl_config
 
     if not isinstance(config, TrainConfig):
         return
-    if config.layout not in LAYOUTS:
-        yield f"train.layout: found {_quote(config.layout)}; allowed are {', '.join(LAYOUTS)}"
+    for name, value in (("layout", config.layout), ("teacher_layout", config.teacher_layout or config.layout)):
+        if value not in LAYOUTS and (name == "layout" or config.teacher_layout):
+            yield f"{setting_place(config.method, name, own)}: found {_quote(value)}; allowed are {', '.join(LAYOUTS)}"
     try:
         trl_config(config, "unused")
     except TypeError as error:

@@ -151,7 +151,7 @@ OWNED = {
 }  # fmt: skip
 _SAMPLING = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 
-# %% ../nbs/07b_settings.ipynb #cb604651
+# %% ../nbs/07b_settings.ipynb #311acd7b
 def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
     """`given` in the types of TRL's configuration class `kind`. Raises `ValueError` for a field that one of ours (`owned`) stands for,
 
@@ -160,7 +160,7 @@ def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) 
     hints, right = get_type_hints(kind), {}
     for name, value in given.items():
         if name in owned:
-            raise ValueError(f"{name} is not set here: {owned[name]} stands for it")
+            raise ValueError(f"{name} is not set here: {owned[name]} stand{'s' * (' and ' not in owned[name])} for it")
         if name not in hints:
             meant = nearest(name, hints.keys() - owned.keys())
             raise ValueError(f"{name} is no field of {kind.__name__}{f'; meant is perhaps {meant}' if meant else ''}")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'saving', 'TrainRun', 'StoppedError', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #a6400e37
+# %% ../nbs/09g_train.ipynb #d8af3e58
 import json
 import logging
 import os
@@ -23,7 +23,7 @@ from .manifest import manifest, write_manifest
 from .metrics import METRICS
 from .parts import Bar, RunFolder
 from .problem import write_jsonl
-from .recipe import Recipe, Start, method_config
+from .recipe import Recipe, Start, method_config, setting_place
 from .start import _merged, check_ready, judge_facts, load_start, run_judge
 from .train_data import read_splits, teaching_rows
 
@@ -34,7 +34,14 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #3b663bab
+# %% ../nbs/09g_train.ipynb #97a78e30
+def _check_count(recipe: Recipe, method: str, config: Any, count: int) -> None:
+    prompts = getattr(config, "prompts", 0)
+    if prompts > count:
+        place = setting_place(method, "prompts", recipe.methods.get(method, {}))
+        raise ValueError(f"{place}: found {prompts}; allowed: at most {count}, the number of training examples")
+
+# %% ../nbs/09g_train.ipynb #8f878190
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -52,6 +59,7 @@ class TrainRun:
         self.command, self.started, self.state = command, time.time(), PartialState()
         self.config = saving(method_config(recipe, method, seed))
         self.examples = read_splits(recipe)
+        _check_count(recipe, method, self.config, len(self.examples.train))
         self.judge = run_judge(recipe, self.examples, method, cache)
         scored, watched = method in ("grpo", "gdpo", "memcalib-rl"), bool(self.examples.validation and self.config.eval_every)
         check_ready(recipe, method, self.config, scored or watched)
@@ -336,7 +344,7 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._units = _run, _units
 
-# %% ../nbs/09g_train.ipynb #16a51812
+# %% ../nbs/09g_train.ipynb #c28547d3
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"
 
 
@@ -351,10 +359,10 @@ def _text(self: TrainRun) -> str:
         why = "eval_every is 0" if self.examples.validation else "no validation examples"
         return "\n".join([f"{head}, not validated: {why}", *places, f"Measure it: {self.measuring}"])
     best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
-    shown = {"first": rows[0], "last": rows[-1]} | {"best": row for row in rows if row["step"] == best}
-    if best is not None:
-        places.append(f"Best on validation, after step {best}: {self.folder / 'best'}")
-    elif kept:
+    of_best = [row for row in rows if row["step"] == best]
+    shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
+    places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
+    if kept and best is None:
         places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
     table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in METRICS} for name, row in shown.items()])
     lines = [f"{head}, {len(self.examples.validation)} validation examples", table.round(2).to_string(index=False), _READ]

@@ -6,9 +6,9 @@
 __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'Engine', 'JudgeModel', 'JudgeUrl',
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
-           'judge_options', 'price_option', 'sampling_options', 'cache_of', 'command_line', 'forecast_text', 'evaluate',
-           'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear', 'microserve', 'train',
-           'step_numbers', 'traces']
+           'judge_options', 'price_option', 'need_name', 'sampling_options', 'cache_of', 'command_line',
+           'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear',
+           'microserve', 'train', 'step_numbers', 'traces']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -56,6 +56,12 @@ def price_option(text: str | None) -> dict[str, float] | None:
         return dict(zip(("prompt", "completion", "cached")[: max(2, len(values))], values, strict=True))
     except ValueError:
         raise ValueError(f"price: found {text!r}; allowed: US dollars per million tokens of prompts and of answers, such as 0.5,1.5") from None
+
+# %% ../nbs/09c_verbs.ipynb #4675e1a8
+def need_name(option: str, name: str | None, more: dict[str, str | None]) -> None:
+    """Raises `ValueError` where options of a model were given without the option that names it."""
+    if name is None and (found := [other for other, value in more.items() if value is not None]):
+        raise ValueError(f"{found[0]}: given without {option}; allowed: {option} with the name of the model, or neither")
 
 # %% ../nbs/09c_verbs.ipynb #a202a12e
 Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; or an RPEval file.")]
@@ -232,7 +238,7 @@ def compare(
     page = write_comparison(found, out)
     print(f"{comparison_text(found)}\n{page}")
 
-# %% ../nbs/09c_verbs.ipynb #530e0200
+# %% ../nbs/09c_verbs.ipynb #0f4a59ea
 @verbs.command()
 def demonstrations(
     data: Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out.")] = None,
@@ -265,6 +271,9 @@ def demonstrations(
     from memcalib.demonstrate import DemonstrationRun, forecast, load_plan
 
     limits, there = {"concurrency": concurrency, "rpm": rpm, "tpm": tpm}, (teacher_url, teacher_key_env)
+    need_name("--teacher", teacher, {"--teacher-url": teacher_url, "--teacher-key-env": teacher_key_env, "--price": price})
+    need_name("--evaluator", evaluator, {"--evaluator-url": evaluator_url, "--evaluator-key-env": evaluator_key_env, "--evaluator-price": evaluator_price})
+    need_name("--evaluator2", evaluator2, {"--evaluator2-url": evaluator2_url, "--evaluator2-key-env": evaluator2_key_env, "--evaluator2-price": evaluator2_price})
     options: dict[str, Any] = {"data": data, "limit": limit, "split": split, "world": world}
     options["teacher"] = role_options(teacher, teacher_url, teacher_key_env, price=price_option(price), **limits) if teacher else None
     second = (evaluator2, evaluator2_url, evaluator2_key_env, price_option(evaluator2_price))

@@ -142,6 +142,14 @@ def test_any_mapping_is_read_or_refused_by_place(content):
         ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
         ("judge=human", "judge: found 'human'; allowed are exact, or an endpoint"),
+        ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
+        ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
+        ("methods.gdpo={1: 2}", "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts"),
+        ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url must hold no user"),
+        ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
+        ("train.teacher_layout=nope", "train.teacher_layout: found 'nope'; allowed are plain"),
+        ("methods.gdpo.layout=nope", "methods.gdpo.layout: found 'nope'; allowed are plain"),
+        ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate stand for it"),
     ],
 )
 def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):

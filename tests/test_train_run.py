@@ -615,16 +615,24 @@ def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_pat
     assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2] and (out / "notes.txt").is_file()
 
 
-@pytest.mark.parametrize(
-    "fault", [["train.prompts=100"], ["train.lr=1", "train.max_grad_norm=1000000", "train.beta=0.5"]]
-)
-def test_a_mended_fault_is_not_refused(capsys, tmp_path, fault):
+def test_a_run_that_diverged_at_its_first_step_may_have_another_rate(capsys, tmp_path):
     out = tmp_path / "run"
-    code, _, first = call(capsys, "micro", "--out", out, "--method", "grpo", *small("train.lr=1", *fault))
-    if code:
-        code, _, err = call(capsys, "micro", "--out", out, "--method", "gdpo", *small("train.prompts=2"))
-        assert code == 0, f"{first} then {err}"
-        assert not (out / "reference").exists() or (out / "policy").is_dir()
+    code, _, err = call(capsys, "micro", "--out", out, "--method", "grpo", *small("train.lr=1"))
+    assert code == 1 and "step 1" in err and (out / "reference").is_dir()
+    code, _, err = call(capsys, "micro", "--out", out, "--method", "grpo", *small())
+    assert code == 0, err
+
+
+def test_more_prompts_than_examples(capsys, tmp_path):
+    code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *small("train.prompts=100"))
+    assert code == 1 and "train.prompts: found 100; allowed: at most 8" in err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["--price", "--teacher-url", "--evaluator-price", "--evaluator2-key-env"])
+def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
+    with pytest.raises(SystemExit) as exit:
+        main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
+    assert exit.value.code == 1 and f"{option}: given without --" in capsys.readouterr().err
 
 
 def test_a_folder_bound_and_killed_while_loading_is_free(tmp_path):
