@@ -344,7 +344,7 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._units = _run, _units
 
-# %% ../nbs/09g_train.ipynb #c28547d3
+# %% ../nbs/09g_train.ipynb #e2acf621
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"
 
 
@@ -359,7 +359,7 @@ def _text(self: TrainRun) -> str:
         why = "eval_every is 0" if self.examples.validation else "no validation examples"
         return "\n".join([f"{head}, not validated: {why}", *places, f"Measure it: {self.measuring}"])
     best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
-    of_best = [row for row in rows if row["step"] == best]
+    of_best = [row for row in rows if row["step"] == best] if kept or best is not None else [max(rows, key=lambda row: row["valid_SCS"])]
     shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
     places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
     if kept and best is None:
