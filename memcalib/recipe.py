@@ -297,7 +297,7 @@ def _frame_fault(fault: Mapping[str, Any]) -> str:
     secret = place[:1] == ["judge"] and (name, fault["type"]) != ("base_url", "value_error")
     return fault_line(".".join(place) or "recipe", fault, home, name, show=not secret)
 
-# %% ../nbs/09h_recipe.ipynb #c83bc965
+# %% ../nbs/09h_recipe.ipynb #8ebd75f5
 def _key_fault(place: Sequence[Any]) -> str:
     from memcalib.settings import TrainConfig
     from memcalib.sft import SftConfig
@@ -324,12 +324,14 @@ def _prompt_fault(judging: Any) -> Iterator[str]:
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
     from memcalib.problem import LAYOUTS
     from memcalib.settings import TrainConfig, trl_config
+    from memcalib.teacher import TEACHER_VIEWS
 
     if not isinstance(config, TrainConfig):
         return
-    for name, value in (("layout", config.layout), ("teacher_layout", config.teacher_layout or config.layout)):
-        if value not in LAYOUTS and (name == "layout" or config.teacher_layout):
-            yield f"{setting_place(config.method, name, own)}: found {_quote(value)}; allowed are {', '.join(LAYOUTS)}"
+    known = {"layout": list(LAYOUTS), "teacher_layout": ["", *dict.fromkeys([*LAYOUTS, *TEACHER_VIEWS])]}
+    for name, allowed in known.items():
+        if (value := getattr(config, name)) not in allowed:
+            yield f"{setting_place(config.method, name, own)}: found {_quote(value)}; allowed are {', '.join(filter(None, allowed))}"
     try:
         trl_config(config, "unused")
     except TypeError as error:
