@@ -329,7 +329,7 @@ def microserve(
 
     serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
 
-# %% ../nbs/09c_verbs.ipynb #85097679
+# %% ../nbs/09c_verbs.ipynb #bb19a609
 @verbs.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
@@ -359,6 +359,7 @@ def train(
     run.run()
     if run.main:
         print(run.text())
+    run.state.destroy_process_group()  # threads left to the interpreter's end can abort it
 
 # %% ../nbs/09c_verbs.ipynb #18a0aac4
 def step_numbers(text: str | None) -> list[int] | None:
