@@ -106,7 +106,7 @@ def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> S
     sizes = dict(layers=config.num_hidden_layers, hidden=config.hidden_size, inner=inner, cache=cache, vocab=config.vocab_size)
     return Shape(parameters=total, adapter=_adapter(model, lora_rank), block=block, **sizes)
 
-# %% ../nbs/09ia_memory.ipynb #411490b9
+# %% ../nbs/09ia_memory.ipynb #0669cea5
 GIB = 2**30
 Strategy = Literal["none", "ddp", "fsdp2", "zero3"]
 _STATES = {"none": (4, 4, 8, 2), "ddp": (4, 4, 8, 6), "fsdp2": (4, 4, 8, 0), "zero3": (2, 2, 12, 0)}
@@ -122,7 +122,7 @@ class Plan:
     prompt: int = 1000  # tokens
     answer: int = 500
     checkpointing: bool = True
-    half: bool = True  # 16-bit arithmetic; the trainer switches it on where there is a GPU
+    half: bool = True  # on a GPU, with 16-bit arithmetic; a CPU calculates with 32 bits
     copies: int = 0  # frozen whole models beside the trained one: reference, teacher
     copy_bytes: int = 4  # of a parameter in such a copy
     sampled: int = 0  # answers sampled at once on one GPU by the training process itself
@@ -172,7 +172,7 @@ def _scoring(shape: Shape, plan: Plan) -> dict[str, float]:
     whole = size * shape.parameters if plan.copies and plan.strategy == "fsdp2" else 0
     return {"gathered reference": whole, "scoring cache": 4 * (READ if plan.half else READ // 8) * shape.cache * size}
 
-# %% ../nbs/09ia_memory.ipynb #445b0d05
+# %% ../nbs/09ia_memory.ipynb #2a31d081
 RUNTIME = 2 * GIB  # assumed: CUDA context, kernels, fragmentation
 
 
@@ -192,10 +192,11 @@ class Memory:
 
 
 def estimate_memory(shape: Shape, plan: Plan) -> Memory:
-    """What one GPU holds during a step; bytes."""
+    """What one GPU, or the CPU, holds during a step; bytes."""
     states, tokens, samples, scores = (part(shape, plan) for part in (_states, _activations, _sampling, _scoring))
-    always = sum(states.values()) - states["gradients"] + RUNTIME
+    runtime = RUNTIME if plan.half else 0
+    always = sum(states.values()) - states["gradients"] + runtime
     asleep = samples["vLLM's share"] if not plan.sleeping else 0.0
     update = always + states["gradients"] + sum(tokens.values()) + asleep
     scoring = always + sum(scores.values()) + 3 * 4 * LOGITS + asleep
-    return Memory(states | tokens | samples | scores | {"runtime": RUNTIME}, always + sum(samples.values()), scoring, update)
+    return Memory(states | tokens | samples | scores | {"runtime": runtime}, always + sum(samples.values()), scoring, update)

@@ -302,6 +302,7 @@ def test_the_page_says_where_the_memory_is(tmp_path):
     ):
         text = forecast(load_recipe("micro", changes), "memcalib-rl").text()
         assert title in text and "vLLM" not in text, "a part that holds nothing is left out"
+        assert ("runtime" in text) == ("GPU" in title), "the CPU has no runtime of its own"
     assert "vLLM's share" in forecast(load_recipe("qwen3-8b"), "grpo").text()
     assert "gradients" in forecast(load_recipe("qwen3-8b"), "sft").text()
 
