@@ -146,7 +146,7 @@ def run(batch, **settings):
 
 def sentences(batch, **settings):
     config = CreditConfig(granularity="sentence", **settings)
-    return credit(**batch, thresholds=Thresholds.for_sentences(), config=config)
+    return credit(**batch, thresholds=new_thresholds(config), config=config)
 
 
 def random_units(batch, seed):
@@ -499,12 +499,11 @@ def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, option
 
 def test_sentence_thresholds_move_and_are_kept():
     batch = a_batch(3)
-    thresholds = Thresholds.for_sentences()
-    thresholds.sentence.minimum = 1
-    config = CreditConfig(granularity="sentence")
+    config = CreditConfig(granularity="sentence", sentence_minimum=1)
+    thresholds = new_thresholds(config)
     credit(**batch, units=random_units(batch, 3), thresholds=thresholds, config=config)
     assert (thresholds.sentence.value != 0.01).any()
-    again = Thresholds.for_sentences()
+    again = new_thresholds(config)
     again.load_state_dict(thresholds.state_dict())
     assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(again.value, thresholds.value)
     with pytest.raises(ValueError, match="granularity differs"):
@@ -561,7 +560,7 @@ def test_thresholds_follow_the_settings():
     assert vars(new_thresholds(CreditConfig())).keys() == vars(Thresholds()).keys()
     for config, standard in (
         (CreditConfig(), Thresholds()),
-        (CreditConfig(granularity="sentence"), Thresholds.for_sentences()),
+        (CreditConfig(granularity="sentence"), Thresholds(sentence=Thresholds(0.01, 0.01, 0.70, 0.9, 32))),
     ):
         made = new_thresholds(config)
         for one, other in ((made, standard), (made.sentence, standard.sentence)):
