@@ -7,7 +7,7 @@ __all__ = ['ASSUMED', 'SAMPLED', 'LONGEST', 'Setting', 'resolved', 'Texts', 'mea
            'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'missing_here',
            'Forecast', 'forecast']
 
-# %% ../nbs/09i_budget.ipynb #af88bec2
+# %% ../nbs/09i_budget.ipynb #cb3f6f73
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +18,7 @@ from typing import Any
 
 from .endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
+from .fields import read_yaml
 from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape, read_config
 from .problem import Example, encode_prompt, iter_examples, render
 from .recipe import Launch, Recipe, Source, method_config
@@ -205,14 +206,12 @@ def launch_file(name: str) -> Path:
         raise FileNotFoundError(f"launch.accelerate: no file {name!r}; allowed: a path, or FOLDER/accelerate.yaml of a shipped launch folder")
     return found
 
-# %% ../nbs/09i_budget.ipynb #526bcbac
+# %% ../nbs/09i_budget.ipynb #7c7756dd
 def strategy(launch: Launch) -> str:
     """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it; raises `ValueError` for what this page cannot reckon."""
-    import yaml
-
     if launch.accelerate is None:
         return "ddp" if launch.processes > 1 else "none"
-    content = yaml.safe_load(launch_file(launch.accelerate).read_text(encoding="utf-8"))
+    content = read_yaml(launch_file(launch.accelerate), launch.accelerate)
     kind = content.get("distributed_type")
     if kind == "FSDP" and (content.get("fsdp_config") or {}).get("fsdp_version") == 2:
         return "fsdp2"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO_ROLES', 'SourcePlan', 'MemoryPlan', 'Build', 'build_names', 'load_build', 'role_endpoint', 'build_identity']
 
-# %% ../nbs/09ea_build_config.ipynb #42e9c845
+# %% ../nbs/09ea_build_config.ipynb #7059c3f5
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .duplicates import NearConfig
 from .endpoint import Endpoint, hide_secrets
+from .fields import read_yaml
 from .manifest import file_hash
 from .memory_logs import LogConfig
 from .problem import _quote
@@ -123,7 +124,7 @@ class Build(BaseModel):
             return self.memory.rows or 10**9
         return self.rows
 
-# %% ../nbs/09ea_build_config.ipynb #ec4d72ac
+# %% ../nbs/09ea_build_config.ipynb #49e8ac31
 def build_names() -> list[str]:
     """The builds that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "builds").iterdir())
@@ -134,19 +135,15 @@ def load_build(name: str | Path, options: dict[str, Any] | None = None) -> Build
 
     Options of `memory` are laid over the file's one by one, and take the place of its sources.
     """
-    import yaml
-
     shipped = resources.files("memcalib") / "data" / "builds" / f"{name}.yaml"
     path = shipped if str(name) in build_names() else Path(name)
     if not path.is_file():
         raise FileNotFoundError(f"no build {str(name)!r}: allowed are {', '.join(build_names())}, or a YAML file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path, name)
         if not isinstance(content, dict):
             raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with some of {', '.join(Build.model_fields)}")
         return Build.model_validate(_laid_over(content, options or {}))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{name}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
         raise ValueError("\n".join(_build_fault(name, fault) for fault in error.errors())) from None
 

@@ -6,7 +6,7 @@
 __all__ = ['JUDGED_TOKENS', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast', 'make_backend', 'make_judge',
            'read_examples', 'EvaluationRun', 'evaluate', 'answer_file', 'judgment_file']
 
-# %% ../nbs/09b_evaluate.ipynb #7d940477
+# %% ../nbs/09b_evaluate.ipynb #579137d5
 import json
 import time
 from collections import Counter
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
+from .fields import read_yaml
 from .framing import find_framing
 from .journal import Journal, rows_so_far, torn_line
 from .judge import LLMJudge, judge_rollouts
@@ -98,19 +99,12 @@ def _model_name(who: Endpoint | Weights) -> str:
         return who.model
     return who.options.get("name") or (Path(who.path).resolve().name if Path(who.path).is_dir() else who.path)
 
-# %% ../nbs/09b_evaluate.ipynb #bb02a44e
+# %% ../nbs/09b_evaluate.ipynb #44ede28c
 def load_evaluation(file: str | Path | None = None, options: dict[str, Any] | None = None) -> Evaluation:
     """The evaluation of a YAML file with `options` laid over it; raises `ValueError` naming file, option and value."""
-    import yaml
-
-    content: Any = {}
-    if file is not None:
-        try:
-            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{file}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{file}: found {_quote(content)}; allowed is a mapping of options")
+    content: Any = {} if file is None else read_yaml(file)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: found {_quote(content)}; allowed is a mapping of options")
     try:
         return Evaluation.model_validate(_over(content, options or {}))
     except ValidationError as error:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FRAMINGS', 'bare_prompt', 'Template', 'load_template', 'find_framing', 'wording_hash']
 
-# %% ../nbs/00k_framing.ipynb #a439ec06
+# %% ../nbs/00k_framing.ipynb #6f68d44f
 import json
 import re
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from .fields import read_yaml
 from .problem import LAYOUTS, DataError, Layout, Violation, plain_prompt, text_hash
 
 # %% ../nbs/00k_framing.ipynb #bd846dea
@@ -70,24 +71,20 @@ class Template(BaseModel):
         listed = "\n".join(_fill(self.block, {"number": str(number), "text": text}) for number, text in memory)
         return _fill(self.user, {"memory": listed, "query": question})
 
-# %% ../nbs/00k_framing.ipynb #9bb4a936
+# %% ../nbs/00k_framing.ipynb #d985bfe8
 def load_template(path: str | Path) -> str:
     """Register the framing of a YAML file under the file's stem and return that name.
 
     Raises `DataError` naming file and field, `FileNotFoundError`, and `ValueError` when the stem is a shipped framing.
     """
-    import yaml
-
     path = Path(path)
     if path.stem in _SHIPPED:
         raise ValueError(f"{path}: {path.stem!r} is the name of a shipped framing; rename the file")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such template file; shipped framings: {', '.join(FRAMINGS)}")
+    data = read_yaml(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
         template = Template.model_validate({} if data is None else data)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError([Violation("template", " ".join(str(error).split()), "a YAML file", file=str(path))]) from None
     except ValidationError as error:
         raise DataError([_template_violation(e, str(path)) for e in error.errors()]) from None
     LAYOUTS[path.stem] = Layout(template, template.system)

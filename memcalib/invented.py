@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['Fact', 'invent_rubric', 'invented_examples']
 
-# %% ../nbs/01ic_invented.ipynb #231dd4dd
+# %% ../nbs/01ic_invented.ipynb #e2a2bea0
 import random
 import re
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from .fields import read_yaml
 from .problem import Atom, Block, Example, concat_text
 
 # %% ../nbs/01ic_invented.ipynb #2a50388f
@@ -27,12 +28,10 @@ class Fact(NamedTuple):
     under: str  # how an answer neglects it
     over: str  # how an answer overdoes it
 
-# %% ../nbs/01ic_invented.ipynb #d14decdb
+# %% ../nbs/01ic_invented.ipynb #09b5dc66
 @cache
 def _stock() -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load((resources.files("memcalib") / "data" / "invented.yaml").read_text(encoding="utf-8"))
+    return read_yaml(resources.files("memcalib") / "data" / "invented.yaml")
 
 
 def _fact(line: str, drawn: dict[str, str]) -> Fact:

@@ -7,7 +7,7 @@ __all__ = ['BASELINES', 'TRAIN_UNITS', 'SFT_UNITS', 'Profile', 'profile_names', 
            'Job', 'start_policies', 'run_baselines', 'train_part', 'work_units', 'run_main_results', 'trace_part',
            'finish', 'run_quickstart', 'experiments', 'reproduce_experiments', 'run_notebook', 'rebuild_policies']
 
-# %% ../nbs/09a_pipeline.ipynb #8919dab3
+# %% ../nbs/09a_pipeline.ipynb #425fe073
 import json
 import shutil
 import time
@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .fields import read_yaml
 from .parts import Bar, RunFolder, evaluate_part, write_steps
 from .problem import _quote, write_jsonl
 from .recipe import METHODS, WORLD_SFT
@@ -71,7 +72,7 @@ class Profile(BaseModel):
         """Evaluation seeds of the policy trained with the `index`-th training seed."""
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
-# %% ../nbs/09a_pipeline.ipynb #32e42c00
+# %% ../nbs/09a_pipeline.ipynb #fa5fd573
 def profile_names() -> list[str]:
     """The profiles that ship with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in (resources.files("memcalib") / "data" / "profiles").iterdir())
@@ -79,22 +80,18 @@ def profile_names() -> list[str]:
 
 def load_profile(name: str | Path) -> Profile:
     """A profile by name or from a YAML file; raises `ValueError` or `FileNotFoundError` with the fault and its place."""
-    import yaml
-
     if str(name) in profile_names():
         path = resources.files("memcalib") / "data" / "profiles" / f"{name}.yaml"
     elif not (path := Path(name)).is_file():
         raise FileNotFoundError(f"no profile {str(name)!r}: allowed are {', '.join(profile_names())}, or a YAML file")
+    content = read_yaml(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"profile: found {_quote(content)}; allowed is a mapping of options")
         profile = Profile.model_validate(content)
         for method in ("memcalib-rl", *profile.overrides):
             train_settings(profile, method, 0)
         sft_settings(profile, 0)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
     except ValidationError as error:
         raise ValueError("\n".join(_fault(path, fault, error.title) for fault in error.errors())) from None
     except ValueError as error:

@@ -6,7 +6,7 @@
 __all__ = ['spread', 'own_sizes', 'cut', 'lay_out', 'PhraseBook', 'load_phrases', 'deal_phrases', 'Plan', 'make_plans', 'PlanRow',
            'plan_rows', 'plan_of']
 
-# %% ../nbs/01p_plans.ipynb #797aa224
+# %% ../nbs/01p_plans.ipynb #7f1e649e
 import os
 import random
 from collections import Counter, defaultdict
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .construction import content_words
 from .drafts import Draft, DraftAtom, DraftBlock
+from .fields import read_yaml
 from .problem import DataError, Domain, Level, Name, Record, Violation, _quote, read_jsonl, text_hash
 from .shapes import PlanConfig, assign_shapes, difficulty, draw_shapes
 
@@ -94,7 +95,7 @@ def _filled(ids: Sequence[str], size: int, number: int, rng: random.Random) -> l
     added = (f"aux_b{number:02d}_a{i:02d}" for i in range(1, size + 1))
     return [next(own) if place in places else next(added) for place in range(size)]
 
-# %% ../nbs/01p_plans.ipynb #395e38e6
+# %% ../nbs/01p_plans.ipynb #0c1dc9ad
 class PhraseBook(BaseModel):
     """The lists from which phrases are dealt; any but `matters` may be empty."""
 
@@ -114,17 +115,15 @@ class PhraseBook(BaseModel):
 
 def load_phrases(path: str | Path | None = None) -> PhraseBook:
     """The lists of the package, or of a YAML file with the same keys: phrases parted by commas. Raises `ValueError`."""
-    import yaml
-
     file = Path(path) if path else resources.files("memcalib") / "data" / "phrases.yaml"
+    table = read_yaml(file)
     try:
-        table = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(table, dict):
             raise ValueError(f"found {_quote(table)}")
         return PhraseBook(**{str(name): tuple(p for part in str(text).split(",") if (p := part.strip())) for name, text in table.items()})
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
-        wrong = f"{first['loc'][0]}: {first['msg']}" if first else " ".join(str(error).split())
+        wrong = f"{first['loc'][0]}: {first['msg']}" if first else str(error)
         raise ValueError(f"{file}: {wrong}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas") from None
 
 # %% ../nbs/01p_plans.ipynb #d8794548

@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'WORLD_SFT', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config', 'setting_place',
            'with_settings', 'recipe_names', 'load_recipe', 'recipe_faults']
 
-# %% ../nbs/09h_recipe.ipynb #8fe2c949
+# %% ../nbs/09h_recipe.ipynb #b0662672
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .endpoint import CallError, Endpoint, Price
-from .fields import fault_line, nearest
+from .fields import fault_line, nearest, parse_yaml, read_yaml
 from .problem import Name, _quote
 from .verdict import JudgeConfig
 
@@ -198,20 +198,15 @@ def _told_method(recipe: Mapping[str, Any], method: str) -> Iterator[str]:
         if isinstance(given, Mapping) and "method" in given:
             yield f"{home}.method: found {_quote(given['method'])}; not set here: --method says it"
 
-# %% ../nbs/09h_recipe.ipynb #7999b2b1
+# %% ../nbs/09h_recipe.ipynb #cca22f18
 def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """A copy of nested settings with texts such as `train.lr=2e-6` laid over it; raises `ValueError` for other texts."""
-    import yaml
-
     for text in settings:
         place, sign, value = text.partition("=")
         names = place.strip().split(".")
         if not sign or not all(names):
             raise ValueError(f"--set: found {_quote(text)}; allowed is place=value, such as train.lr=2e-6")
-        try:
-            content = _placed(content, names, yaml.safe_load(value))
-        except yaml.YAMLError:
-            raise ValueError(f"--set {place}: found {_quote(value)}, which is not readable as YAML") from None
+        content = _placed(content, names, parse_yaml(value, f"--set {place}: found {_quote(value)}"))
     return dict(content)
 
 
@@ -231,19 +226,14 @@ def _shipped() -> dict[str, Any]:
     alone = {p.name.removesuffix(".yaml"): p for p in (data / "recipes").iterdir()}
     return alone | {p.name: p / "recipe.yaml" for p in (data / "launch").iterdir() if p.is_dir()}
 
-# %% ../nbs/09h_recipe.ipynb #4a656e47
+# %% ../nbs/09h_recipe.ipynb #e5011921
 def _read(name: str | Path) -> dict[str, Any]:
-    import yaml
-
     path = _shipped().get(str(name), Path(name))
     if not path.is_file():
         meant = nearest(str(name), recipe_names())
         hint = f"meant is perhaps {meant}; " if meant else ""
         raise FileNotFoundError(f"no recipe {str(name)!r}: {hint}allowed are {', '.join(recipe_names())}, or a YAML file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{name}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
+    content = read_yaml(path, name)
     if not isinstance(content, dict):
         raise ValueError(f"{name}: found {_quote(content)}; allowed is a mapping with {', '.join(Recipe.model_fields)}")
     return content

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'Redaction', 'redact_row', 'Redactor', 'load_redactor']
 
-# %% ../nbs/01y_redaction.ipynb #b863f67c
+# %% ../nbs/01y_redaction.ipynb #e7f7f6ab
 import re
 import unicodedata
 from collections import Counter
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .fields import read_yaml
 from .problem import _quote, text_hash
 from memcalib.redaction_rules import (
     BEARER,
@@ -123,20 +124,15 @@ class Redactor:
         who = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
         return redact_row(texts, self.rules if common else (replace(who, numbered=False), *self.rules))
 
-# %% ../nbs/01y_redaction.ipynb #8b00d831
+# %% ../nbs/01y_redaction.ipynb #2b9c7960
 def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Redactor:
     """The rules with a user's changes, {rules: [{name, pattern, label}], names: [...] or a file, without: [...]}.
 
     Raises `ValueError` naming the place, the value found and what is allowed.
     """
-    import yaml
-
     place = Path(settings).name if isinstance(settings, str | Path) else "redaction"
     folder = Path(settings).parent if isinstance(settings, str | Path) else Path()
-    try:
-        table = _table(yaml.safe_load(Path(settings).read_text(encoding="utf-8")) if isinstance(settings, str | Path) else settings, place)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{place}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
+    table = _table(read_yaml(settings, place) if isinstance(settings, str | Path) else settings, place)
     own = [_own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(_listed(table["rules"], f"{place}: rules"))]
     people = _people(folder / table["names"], place) if isinstance(table["names"], str) else _named(table["names"], f"{place}: names")
     rules = [*own, *RULES, *([name_rule(people)] if people else [])]

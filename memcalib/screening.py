@@ -7,7 +7,7 @@ __all__ = ['Finding', 'RULES', 'Limits', 'ScreenConfig', 'load_screen', 'words',
            'answer_length', 'context_length', 'damage', 'letters', 'few_words', 'language', 'run', 'symbols', 'loop',
            'boilerplate', 'intent', 'containment', 'signals', 'quality', 'score', 'screen_row', 'screen']
 
-# %% ../nbs/01d_screening.ipynb #49fc6624
+# %% ../nbs/01d_screening.ipynb #bd2b80cd
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .fields import read_yaml
 from .problem import Name, _quote, text_hash
 from .sources import Dropped, SourceRow, attrition, collect
 
@@ -75,18 +76,16 @@ class ScreenConfig(BaseModel):
         """Signal words by domain and family."""
         return {d: {name: frozenset(words.split()) for name, words in f.items()} for d, f in self.signals.items()}
 
-# %% ../nbs/01d_screening.ipynb #89ff72d5
+# %% ../nbs/01d_screening.ipynb #2d29759b
 def load_screen(changes: str | Path | dict | None = None) -> ScreenConfig:
     """The default screening table with a user's changes: a mapping or a YAML file of the same form.
 
     Raises `ValueError` naming the place, the value found and what is wrong with it.
     """
-    import yaml
-
-    table = yaml.safe_load((resources.files("memcalib") / "data" / "screening.yaml").read_text(encoding="utf-8"))
+    table = read_yaml(resources.files("memcalib") / "data" / "screening.yaml")
     place = str(changes) if isinstance(changes, str | Path) else "screening"
     if isinstance(changes, str | Path):
-        changes = yaml.safe_load(Path(changes).read_text(encoding="utf-8"))
+        changes = read_yaml(changes)
     if not isinstance(changes or {}, dict):
         raise ValueError(f"{place}: found {_quote(changes)}; allowed is a mapping")
     for domain, limits in ((changes or {}).get("limits") or {}).items():

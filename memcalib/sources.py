@@ -6,7 +6,7 @@
 __all__ = ['SourceRow', 'Dropped', 'Passed', 'collect', 'Source', 'load_sources', 'to_row', 'hub_arguments', 'read_source',
            'plain_source', 'attrition']
 
-# %% ../nbs/01a_sources.ipynb #9df4040c
+# %% ../nbs/01a_sources.ipynb #fb146f25
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from .fields import read_yaml
 from .formats import GATHER, READERS, Lines, file_lines
 from .problem import DataError, Domain, Name, Record, Violation, _quote, text_hash
 
@@ -120,18 +121,16 @@ class Source(BaseModel):
                 raise ValueError(f"{name}: unknown reader {unknown.pop()!r}; allowed are {', '.join(READERS)}")
         return columns
 
-# %% ../nbs/01a_sources.ipynb #49c7b48c
+# %% ../nbs/01a_sources.ipynb #687c7c5f
 def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[str, Source]:
     """The table of sources by name, with a user's changes: a mapping or a YAML file {name: {setting: value}}.
 
     Settings left out keep their value; `columns` and `keep` are replaced whole. Raises `ValueError` naming what is wrong.
     """
-    import yaml
-
-    table = yaml.safe_load((resources.files("memcalib") / "data" / "sources.yaml").read_text(encoding="utf-8"))
+    table = read_yaml(resources.files("memcalib") / "data" / "sources.yaml")
     place = str(changes) if isinstance(changes, str | Path) else "sources"
     if isinstance(changes, str | Path):
-        changes = yaml.safe_load(Path(changes).read_text(encoding="utf-8"))
+        changes = read_yaml(changes)
     if not isinstance(changes or {}, dict) or not all(isinstance(entry, dict) for entry in (changes or {}).values()):
         raise ValueError(f"{place}: found {_quote(changes)}; allowed is a mapping of name to settings")
     for name, settings in (changes or {}).items():

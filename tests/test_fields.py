@@ -1,13 +1,26 @@
-"""What a setting may be, in words: ranges, kinds, names that were meant."""
+"""What a setting may be, in words: ranges, kinds, names that were meant; and files of settings, each name in them once."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from memcalib.fields import allowed, fault_line, nearest
+import memcalib
+from memcalib.build_config import load_build
+from memcalib.evaluate import load_evaluation
+from memcalib.fields import allowed, fault_line, nearest, parse_yaml, read_yaml
+from memcalib.framing import load_template
+from memcalib.pipeline import load_profile
+from memcalib.plans import load_phrases
+from memcalib.recipe import load_recipe
+from memcalib.redaction import load_redactor
+from memcalib.screening import load_screen
+from memcalib.sources import load_sources
 
 ENDS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -97,3 +110,75 @@ def test_a_secret_is_not_shown():
     (fault,) = faults(count="hidden words")
     assert "hidden" in fault_line("p.count", fault, Page, "count")
     assert fault_line("p.count", fault, Page, "count", show=False) == "p.count: allowed: whole numbers of at least 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "first"),
+    [
+        ("lr: 1\nsteps: 2\nlr: 3\n", 3, 1),
+        ("train:\n  lr: 1\n  steps: 2\n  'lr': 3\n", 4, 2),
+        ("- {a: 1,\n   a: 2}\n", 2, 1),
+        ("a: &x {b: 1, b: 1}\n", 1, 1),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused_with_its_lines(text, line, first):
+    with pytest.raises(ValueError, match=rf"^here\.yaml: .*line {line}: found \w+ a second time, after line {first}"):
+        parse_yaml(text, "here.yaml")
+
+
+NAMES = st.text("abc", min_size=1, max_size=2)
+NESTED = st.recursive(
+    st.integers() | st.booleans() | st.none() | NAMES,
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4) | st.lists(inner, max_size=3),
+)
+
+
+@given(NESTED)
+def test_settings_without_repetitions_are_read_as_ever(content):
+    text = yaml.safe_dump(content)
+    assert parse_yaml(text, "here") == yaml.safe_load(text) == content
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 9)), max_size=6))
+def test_only_repetitions_are_refused(pairs):
+    text = "{" + ", ".join(f"'{name}': {value}" for name, value in pairs) + "}"
+    if len(dict(pairs)) == len(pairs):
+        assert parse_yaml(text, "here") == dict(pairs)
+    else:
+        with pytest.raises(ValueError, match="a second time"):
+            parse_yaml(text, "here")
+
+
+def test_what_is_merged_may_be_set_anew():
+    text = "{base: &b {x: 1, y: 2}, own: {inner: &i {<<: *b, x: 3}}, more: {<<: *i, y: 4}, both: {<<: *b, <<: *i}}"
+    found = parse_yaml(text, "here")
+    assert found == yaml.safe_load(text) and found["own"]["inner"]["x"] == 3 and found["more"] == {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xff", b"a: [", b"a: 2024-13-45", b"[" * 20_000, b"a: !!python/name:os.system"]
+)
+def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
+    (tmp_path / "odd.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^odd: not readable as YAML: "):
+        read_yaml(tmp_path / "odd.yaml", "odd")
+
+
+def test_there_is_one_reader_of_yaml():
+    sources = Path(memcalib.__file__).parent.glob("*.py")
+    assert [path.name for path in sources if re.search(r"yaml\.(safe_|full_)?load", path.read_text())] == ["fields.py"]
+
+
+READERS = {
+    "recipe": load_recipe, "evaluation": load_evaluation, "build": load_build, "profile": load_profile,
+    "phrases": load_phrases, "redaction": load_redactor, "sources": load_sources, "screening": load_screen,
+    "framing": load_template,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_every_file_of_settings_is_refused_with_its_name_and_line(tmp_path, kind):
+    file = tmp_path / f"{kind}.yaml"
+    file.write_text("first: {}\nsecond: {}\nfirst: {}\n")
+    with pytest.raises(ValueError, match=rf"{kind}\.yaml: .*line 3: found first a second time, after line 1"):
+        READERS[kind](file)

@@ -75,14 +75,14 @@ def test_places_are_filled_once_like_the_slow_reference(middle, memory, question
         ("system: x", "user: found Field required"),
         ("- a\n- b", "template: found Input should be"),
         ("", "user: found Field required"),
-        ("user: [", "a YAML file"),
-        ("user: !!python/object/apply:os.getcwd []", "a YAML file"),
+        ("user: [", "not readable as YAML"),
+        ("user: !!python/object/apply:os.getcwd []", "not readable as YAML"),
     ],
 )
 def test_a_wrong_template_says_where_and_what_is_allowed(tmp_path, text, message):
     path = tmp_path / "framing.yaml"
     path.write_text(text)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ValueError) as caught:
         load_template(path)
     assert f"{path}: " in str(caught.value) and message in str(caught.value)
     assert "framing" not in LAYOUTS
