@@ -6,8 +6,8 @@
 __all__ = ['ROLES', 'channel_group', 'sentence_credit', 'AuditedPair', 'role_shares', 'bootstrap_interval', 'top_hit',
            'shares_table', 'hits_table', 'draw_pairs', 'sentence_scaling']
 
-# %% ../nbs/05c_audit.ipynb #bb69b362
-from collections.abc import Iterable, Sequence
+# %% ../nbs/05c_audit.ipynb #9119c411
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,14 +103,20 @@ def top_hit(pair: AuditedPair, top: int = 3) -> tuple[bool, bool]:
     undecided = bool(level.any()) and len(level) > free and int((~level).sum()) >= free
     return hit, not sure.any() and undecided
 
-# %% ../nbs/05c_audit.ipynb #772402ee
-def _slices(pairs: Iterable[AuditedPair]) -> dict[str, list[AuditedPair]]:
-    pairs = list(pairs)
-    found = {"all": pairs} | {group: [p for p in pairs if channel_group(p.channel) == group] for group in ("support", "under-use")}
-    found |= {name: [p for p in pairs if p.channel == name] for name in SUPPORT + UNDER}
-    return {name: part for name, part in found.items() if part}
+# %% ../nbs/05c_audit.ipynb #88715530
+def _slices(pairs: Iterable[AuditedPair]) -> Iterator[tuple[str, list[AuditedPair], int]]:
+    "Name of each slice with complete pairs, these pairs, and the number of its incomplete ones: all, the two groups, each channel."
+    pairs, none = list(pairs), True
+    parts = {"all": pairs} | {group: [p for p in pairs if channel_group(p.channel) == group] for group in ("support", "under-use")}
+    parts |= {name: [p for p in pairs if p.channel == name] for name in SUPPORT + UNDER}
+    for name, part in parts.items():
+        if whole := [p for p in part if p.complete]:
+            none = False
+            yield name, whole, len(part) - len(whole)
+    if none:
+        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
 
-
+# %% ../nbs/05c_audit.ipynb #56b6e238
 def shares_table(pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
     """Mean token and credit share of each role with 95 % intervals: all pairs, the two groups, each channel.
 
@@ -118,39 +124,28 @@ def shares_table(pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: in
     """
     import pandas as pd
 
-    rows = []
-    for name, part in _slices(pairs).items():
-        whole = [p for p in part if p.complete]
-        if not whole:
-            continue
+    rows, cells = [], {"token_share": 0, "credit_share": 3}
+    for name, whole, incomplete in _slices(pairs):
         shares = np.array([np.concatenate(role_shares(p)) for p in whole])
         low, high = bootstrap_interval(shares, resamples, seed)
         for k, role in enumerate(ROLES):
-            cells = {"token_share": k, "credit_share": 3 + k}
-            numbers = {n: shares[:, c].mean() for n, c in cells.items()}
-            numbers |= {f"{n}_{end}": value[c] for n, c in cells.items() for end, value in (("low", low), ("high", high))}
-            rows.append({"slice": name, "role": role, "pairs": len(whole), "incomplete": len(part) - len(whole)} | numbers)
-    if not rows:
-        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
+            numbers = {n: shares[:, c + k].mean() for n, c in cells.items()}
+            numbers |= {f"{n}_{end}": value[c + k] for n, c in cells.items() for end, value in (("low", low), ("high", high))}
+            rows.append({"slice": name, "role": role, "pairs": len(whole), "incomplete": incomplete} | numbers)
     return pd.DataFrame(rows)
 
-# %% ../nbs/05c_audit.ipynb #ebd67250
+# %% ../nbs/05c_audit.ipynb #a4ff95d6
 def hits_table(pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
     """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel; with counts of ties, short and roleless answers."""
     import pandas as pd
 
     rows = []
-    for name, part in _slices(pairs).items():
-        whole = [p for p in part if p.complete]
-        if not whole:
-            continue
+    for name, whole, _ in _slices(pairs):
         hits, tied = np.array([top_hit(p, top) for p in whole]).T
         low, high = bootstrap_interval(hits, resamples, seed)
         counts = {"pairs": len(whole), "hits": int(hits.sum()), "tied": int(tied.sum())}
         counts |= {"short": sum(len(p.roles) <= top for p in whole), "roleless": sum(set(p.roles) == {"irrelevant"} for p in whole)}
         rows.append({"slice": name, "rate": hits.mean(), "low": float(low), "high": float(high)} | counts)
-    if not rows:
-        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
     return pd.DataFrame(rows)
 
 # %% ../nbs/05c_audit.ipynb #1ac2ec76
