@@ -41,9 +41,10 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
     module.forward = once
     return module(*inputs)
 
-# %% ../nbs/05ab_models.ipynb #edf15b73
+# %% ../nbs/05ab_models.ipynb #9ee187c9
 def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logits = forward(hidden).float()
+    logits = forward(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits if temperature == 1 else logits / temperature
     total = logits.logsumexp(1)
     logp = logits.gather(1, targets[:, None])[:, 0] - total
@@ -54,7 +55,7 @@ def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]
     "Number of logits that this head makes of one hidden state."
     return getattr(head, "out_features", None) or (len(head.weight) if hasattr(head, "weight") else hidden.shape[-1])
 
-# %% ../nbs/05ab_models.ipynb #c8976324
+# %% ../nbs/05ab_models.ipynb #9d3b592c
 def token_scores(
     head: torch.nn.Module,
     hidden: Float[Tensor, "token width"],
@@ -63,7 +64,7 @@ def token_scores(
     logit_chunk: int = 2**24,  # logits held at once
     entropy: bool = False,
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"] | None]:
-    "Log-probability of each target under the softmax of head(hidden) / temperature, and its entropy, float32, nats."
+    "Log-probability of each target under the softmax of head(hidden) / temperature, and its entropy, nats, at least float32."
     step = max(1, logit_chunk // vocabulary_size(head, hidden))
 
     def read(hidden: Tensor) -> tuple[Tensor, ...]:

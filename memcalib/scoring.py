@@ -28,7 +28,7 @@ from memcalib.models import (
 )
 from .prefixes import Family, _buckets, _padded, _pieces, prompt_families, response_mask
 
-# %% ../nbs/05ac_scoring.ipynb #7abda88f
+# %% ../nbs/05ac_scoring.ipynb #550be6f1
 @torch.no_grad()
 def response_logps_reference(
     model,  # a causal language model of transformers
@@ -38,11 +38,12 @@ def response_logps_reference(
     temperature: float = 1.0,
 ) -> Float[Tensor, "row token"]:
     "$\\log p_\\theta(y_{i,t}\\mid x,M,y_{i,<t})$, one row at a time: slow, and the oracle of `response_logps`."
-    out = torch.zeros(len(responses), max(map(len, responses), default=0), device=model.device)
+    kind = torch.promote_types(model.dtype, torch.float32)
+    out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
     with evaluating(model):
         for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             ids = torch.tensor([[*prompt, *response]], device=model.device)
-            logp = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1)
+            logp = (model(input_ids=ids).logits[0].to(kind) / temperature).log_softmax(-1)
             for t, token in enumerate(response):
                 out[i, t] = logp[len(prompt) + t - 1, token]
     return out
@@ -321,7 +322,7 @@ def read_answers(
         lost.update(reasons)
     return [found.get(key) for key in keys]
 
-# %% ../nbs/05ac_scoring.ipynb #91a4eb11
+# %% ../nbs/05ac_scoring.ipynb #58dd1155
 def response_logps(
     model,
     prompts: Sequence[Sequence[int]],
@@ -331,10 +332,11 @@ def response_logps(
     logit_chunk: int = 2**24,  # logits held at once
     **options,  # those of `read_answers`
 ) -> Float[Tensor, "row token"]:
-    "Token log-probabilities of each answer under its prompt: float32, padded with 0; NaN in rows that could not be scored."
+    "Token log-probabilities of each answer under its prompt, at least float32, padded with 0; NaN in rows that could not be scored."
     _check_temperature(temperature)
     read = lambda head, states, targets: token_logps(head, states, targets, temperature, logit_chunk)
-    out = torch.zeros(len(responses), max(map(len, responses), default=0), device=model.device)
+    kind = torch.promote_types(model.dtype, torch.float32)
+    out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
     for i, logps in enumerate(read_answers(model, prompts, responses, read, **options)):
         out[i, : len(responses[i])] = torch.nan if logps is None else logps
     return out

@@ -45,6 +45,15 @@ def test_engine_equals_the_reference(model, seed, budget, share, head):
     assert not fast[~response_mask(responses)].any()
 
 
+def test_a_model_in_float64_is_read_in_float64():
+    double, (prompts, responses) = tiny(tie_word_embeddings=True).double(), a_workload(4, empty=True)
+    slow = response_logps_reference(double, prompts, responses, temperature=0.7)
+    assert slow.dtype == torch.float64
+    for share in (True, False):
+        fast = response_logps(double, prompts, responses, temperature=0.7, share=share, logit_chunk=77)
+        assert fast.dtype == torch.float64 and (fast - slow).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_both_attention_implementations_see_through_the_padding(attention):
     other = tiny("Llama", num_attention_heads=4, num_key_value_heads=2, attn_implementation=attention)
