@@ -5,28 +5,35 @@
 # %% auto #0
 __all__ = ['log', 'ChannelRewards', 'prompt_dataset', 'check_context', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #4c5d7a8e
+# %% ../nbs/07g_desk.ipynb #5b3bc63c
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .channels import CHANNELS, channel_rewards, group_advantages, judgment_tensors
+from .channels import CHANNELS, channel_rewards, direction_gate, group_advantages, judgment_tensors
 from .localization import Pairs, Thresholds, score_pairs
 from .prefixes import response_mask
-from .problem import Example, Judge, encode_prompt, judge_all, neutralise, render
+from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutralise, render
 from .redistribution import Credit, CreditConfig, credit
 from .scoring import response_logps
 from .segments import response_units
 from .settings import TrainConfig
 
-# %% ../nbs/07g_desk.ipynb #138fa81f
+# %% ../nbs/07g_desk.ipynb #925dfb87
+def _judgments(judge: Judge, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
+    blank = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
+    told = judge_all(judge, examples, texts)
+    return [j.model_copy(update={"error": "empty answer"}) if none else j for j, none in zip(told, blank, strict=True)]
+
+# %% ../nbs/07g_desk.ipynb #23f4ee76
 class ChannelRewards:
     """Judges a batch once; `functions` are nine TRL reward functions that share the result. No judge, no rewards.
 
@@ -46,26 +53,41 @@ class ChannelRewards:
         reward.__name__ = name
         return reward
 
-    def read(self, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()) -> None:
-        """Judge the answers; keeps `rewards` [row, channel] (NaN where unscored) and `valid` [row]: in the loss."""
-        self.examples, self.ids, self.texts = examples, ids, texts
-        if self.judge is None:
-            self.judgments, self.valid = [], ~torch.tensor(list(empty) or [False] * len(ids))
-            self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
-            return
-        blank = [not text.strip() or bool(gone) for text, gone in zip(texts, empty or [False] * len(texts), strict=True)]
-        judgments = judge_all(self.judge, examples, texts)
-        self.judgments = [
-            j.model_copy(update={"error": "empty answer"}) if gone else j for j, gone in zip(judgments, blank, strict=True)
-        ]
-        ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-        rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
-        self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
+# %% ../nbs/07g_desk.ipynb #80c18a57
+def _read(
+    self: ChannelRewards, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()
+) -> None:
+    """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment) and `valid` [row]: in the loss."""
+    self.examples, self.ids, self.texts = examples, ids, texts
+    empty = list(empty) or [False] * len(texts)
+    if self.judge is None:
+        self.judgments, self.valid = [], ~torch.tensor(empty)
+        self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
+        return
+    self.judgments = _judgments(self.judge, examples, texts, empty)
+    ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
+    rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
+    self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
 
-# %% ../nbs/07g_desk.ipynb #ec579273
+
+ChannelRewards.read = _read
+
+# %% ../nbs/07g_desk.ipynb #4bcc955b
 log = logging.getLogger(__name__)
 
 
+def _report_overlong(dropped: list[dict], limit: int, out: str | Path | None) -> None:
+    if not dropped:
+        return
+    ids = ", ".join(row["example_id"] for row in dropped[:5])
+    file = "" if out is None else f"; all of them in {Path(out) / 'overlong.jsonl'}"
+    log.warning("%d prompts over %d tokens left out, the first: %s%s", len(dropped), limit, ids, file)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(row) + "\n" for row in dropped)
+        (Path(out) / "overlong.jsonl").write_text(text, encoding="utf-8")
+
+# %% ../nbs/07g_desk.ipynb #76c48ea6
 def prompt_dataset(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], out: str | Path | None = None
 ) -> Dataset:
@@ -87,18 +109,6 @@ def prompt_dataset(
         raise ValueError(f"no prompt of at most {config.max_prompt} tokens among {len(examples)} examples")
     return Dataset.from_list(rows)
 
-
-def _report_overlong(dropped: list[dict], limit: int, out: str | Path | None) -> None:
-    if not dropped:
-        return
-    ids = ", ".join(row["example_id"] for row in dropped[:5])
-    file = "" if out is None else f"; all of them in {Path(out) / 'overlong.jsonl'}"
-    log.warning("%d prompts over %d tokens left out, the first: %s%s", len(dropped), limit, ids, file)
-    if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(row) + "\n" for row in dropped)
-        (Path(out) / "overlong.jsonl").write_text(text, encoding="utf-8")
-
 # %% ../nbs/07g_desk.ipynb #407109ec
 _SEAM = 8  # tokens by which a cut text may be longer than the whole one
 
@@ -119,12 +129,21 @@ def check_context(
                 f"{config.max_tokens} exceed the model's context of {limit}; allowed: a smaller max_prompt or max_tokens"
             )
 
-# %% ../nbs/07g_desk.ipynb #0843cbd1
+# %% ../nbs/07g_desk.ipynb #63df171b
 def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -> Tensor:
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
-    return (rewards * group_advantages(rewards, group, valid, **options)) > 0
+    return direction_gate(rewards, group_advantages(rewards, group, valid, **options))
 
-# %% ../nbs/07g_desk.ipynb #fd469b7e
+
+def _readings(model, config: CreditConfig, desk: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:
+    "Log-probabilities of the answers with the whole memory, the pairs, and the log-probabilities without a pair's atoms."
+    if full is None:
+        full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, **options)
+    rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=open)
+    pairs, ablated = score_pairs(model, desk.examples, desk.judgments, desk.ids, encode, **rules, **options)
+    return dict(full=full, pairs=pairs, ablated=ablated)
+
+# %% ../nbs/07g_desk.ipynb #f75844f0
 def assign_credit(
     model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
@@ -133,29 +152,23 @@ def assign_credit(
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time. Thresholds move once (appendix D.3) for MemCalib-RL. The
-    granularity `sentence` needs the `tokenizer` to find sentences; answers in which it could not are counted as
-    `fallback_segments`. `lost` is filled with the reasons of rows that could not be scored.
+    Rows of a group are consecutive, `generations` at a time. For MemCalib-RL thresholds move once (appendix D.3), and `lost` is
+    filled with the reasons of readings that failed. The granularity `sentence` needs the `tokenizer` to find sentences; answers
+    in which it could not are one segment each, counted as `fallback_segments`.
     """
     device, rows = model.device, len(desk.ids)
     rewards, valid = desk.rewards.to(device), desk.valid.to(device)
     if gather:
         rewards, valid = gather(rewards), gather(valid)
-    group, scored = torch.arange(len(valid), device=device) // generations, {}
-    pairs, local, uncut = Pairs(), slice(process * rows, (process + 1) * rows), Counter()
+    group, local = torch.arange(len(valid), device=device) // generations, slice(process * rows, (process + 1) * rows)
+    found, uncut = {}, Counter()
     if config.method == "memcalib-rl":
-        if full is None:
-            full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, temperature=temperature, lost=lost)
         pool = _open(rewards, group, valid, config)[local].cpu() if config.threshold_pool == "open" else None
-        rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=pool)
-        batch = (desk.examples, desk.judgments, desk.ids, encode)
-        pairs, ablated = score_pairs(model, *batch, temperature=temperature, lost=lost, **rules)
-        scored = dict(full=full, pairs=pairs, ablated=ablated, thresholds=thresholds)
+        found = _readings(model, config, desk, encode, full, pool, temperature=temperature, lost=lost) | {"thresholds": thresholds}
         if config.granularity == "sentence":
             sizes = dict(minimum=config.segment_min, maximum=config.segment_max, fallbacks=uncut)
-            scored["units"] = response_units(tokenizer, desk.ids, **sizes).to(device)
-    mask = response_mask(desk.ids, device)
-    found = credit(rewards, group, valid, mask, config=config, local=local, gather=concat, **scored)
-    if "units" in scored:
-        found.stats["fallback_segments"] = uncut.total()
-    return found, pairs
+            found["units"] = response_units(tokenizer, desk.ids, **sizes).to(device)
+    out = credit(rewards, group, valid, response_mask(desk.ids, device), config=config, local=local, gather=concat, **found)
+    if "units" in found:
+        out.stats["fallback_segments"] = uncut.total()
+    return out, found.get("pairs", Pairs())
