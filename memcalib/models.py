@@ -129,7 +129,7 @@ def agrees(shared: Float[Tensor, " token"], plain: Float[Tensor, " token"], half
         return ""
     return f"it differs from the plain way by {gap.max():.2g} nats on a sample of the rows"
 
-# %% ../nbs/05ab_models.ipynb #884366c0
+# %% ../nbs/05ab_models.ipynb #309773d6
 log = logging.getLogger("memcalib")
 
 
@@ -139,7 +139,11 @@ def _out_of_memory(error: Exception) -> bool:
     known = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
     return known or (isinstance(error, RuntimeError) and "out of memory" in str(error))
 
-# %% ../nbs/05ab_models.ipynb #d3b88193
+def _named(error: Exception) -> str:
+    first = str(error).partition("\n")[0][:100]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+# %% ../nbs/05ab_models.ipynb #ec17d7a9
 def verdict(model, way: str, fault: Callable[[], str], check: Callable[[], tuple[Tensor, Tensor]]) -> str:
     "The kept verdict on one way of sharing, found at first use: `fault` from the configuration, then by the check."
     network = split_model(model)[0]
@@ -151,7 +155,7 @@ def verdict(model, way: str, fault: Callable[[], str], check: Callable[[], tuple
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             if _out_of_memory(error):
                 raise
-            known[way] = f"it fails with {type(error).__name__}: {str(error).splitlines()[0][:100]}"
+            known[way] = f"it fails with {_named(error)}"
         if known[way]:
             log.warning("%s scores without shared prefixes (%s): %s", type(model).__name__, way, known[way])
     return known[way]
