@@ -48,7 +48,7 @@ def response_logps_reference(
                 out[i, t] = logp[len(prompt) + t - 1, token]
     return out
 
-# %% ../nbs/05ac_scoring.ipynb #ed588850
+# %% ../nbs/05ac_scoring.ipynb #174c0e62
 _Read = Callable[[torch.nn.Module, Tensor, Tensor], Tensor]  # head, hidden states, answer tokens -> something of each token
 
 
@@ -60,19 +60,6 @@ class _Scorer:
     device: torch.device
     sync: Callable[[bool], bool] | None = None
 
-    def extend(self, rows, cache, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        "Hidden states (or logits) of the new rows, their mask, and the mask of everything now in the cache."
-        ids, mask = _padded(rows, self.device)
-        seen = torch.cat([seen, mask], 1)
-        inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
-        if cache is not None:
-            inputs["past_key_values"] = cache
-        if _takes_positions(self.network):
-            inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
-        if self.sync:
-            self.sync(True)
-        return self.network(**inputs)[0], mask, seen
-
     def read(self, states: Tensor, keep: Tensor, targets: list[int]) -> Tensor:
         "What the reader says of the targets at the kept positions, from hidden states or (no head) from logits."
         wanted = torch.tensor(targets, dtype=torch.long, device=states.device)
@@ -82,6 +69,23 @@ class _Scorer:
         "Empty forwards until no process has work left."
         while self.sync and self.sync(False):
             self.network(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
+
+# %% ../nbs/05ac_scoring.ipynb #3d500996
+def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    "Hidden states (or logits) of the new rows, their mask, and the mask of everything now in the cache."
+    ids, mask = _padded(rows, self.device)
+    seen = torch.cat([seen, mask], 1)
+    inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
+    if cache is not None:
+        inputs["past_key_values"] = cache
+    if _takes_positions(self.network):
+        inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
+    if self.sync:
+        self.sync(True)
+    return self.network(**inputs)[0], mask, seen
+
+
+_Scorer.extend = _extend
 
 # %% ../nbs/05ac_scoring.ipynb #8b1e26d1
 def _select(cache, rows: Tensor, width: int | None = None):
@@ -284,7 +288,15 @@ def _score(model, scorer: _Scorer, keys: list[tuple], share: bool | None, budget
         found |= {work[k]: piece for k, piece in _within_memory(some, jobs, budget).items()}
     return found
 
-# %% ../nbs/05ac_scoring.ipynb #98415d82
+# %% ../nbs/05ac_scoring.ipynb #9b68e3c6
+def _report_lost(keys: list[tuple], jobs: set, found: dict, lost: Counter | None) -> None:
+    reasons = Counter("context" if key not in jobs else "out_of_memory" for key in keys if key[1] and key not in found)
+    if reasons:
+        log.warning("%d of %d rows not scored: %s", reasons.total(), len(keys), dict(reasons))
+    if lost is not None:
+        lost.update(reasons)
+
+# %% ../nbs/05ac_scoring.ipynb #681fa7d8
 @torch.no_grad()
 def read_answers(
     model,
@@ -296,10 +308,10 @@ def read_answers(
     share: bool | None = None,  # None = where the self-check allows it
     head: str = "auto",  # 'auto', 'chunked', 'model': see `split_model`
     context: int | None = None,  # longest row in tokens; None = the model's own limit
-    lost: Counter | None = None,  # filled with the reasons of rows that could not be scored
+    lost: Counter | None = None,  # counts rows without a result: 'context' (too long), 'out_of_memory'
     sync: Callable[[bool], bool] | None = None,  # true while any process has work; None = `group_sync(model)`
 ) -> list[Tensor | None]:
-    "What `read` says of each answer's tokens; None for an answer without tokens or one that could not be scored."
+    "What `read` says of each answer's tokens; None for an answer without tokens, and for a row counted in `lost`."
     _check_rows(prompts, responses, token_budget)
     network, reads = split_model(model, head)
     scorer = _Scorer(network, _own_head(reads), read, model.device, sync or group_sync(model))
@@ -315,14 +327,10 @@ def read_answers(
 
     with evaluating(model):
         _inside(model, work)
-    reasons = Counter("context" if key not in jobs else "out_of_memory" for key in keys if key[1] and key not in found)
-    if reasons:
-        log.warning("%d of %d rows not scored: %s", reasons.total(), len(keys), dict(reasons))
-    if lost is not None:
-        lost.update(reasons)
+    _report_lost(keys, jobs, found, lost)
     return [found.get(key) for key in keys]
 
-# %% ../nbs/05ac_scoring.ipynb #58dd1155
+# %% ../nbs/05ac_scoring.ipynb #700410ed
 def response_logps(
     model,
     prompts: Sequence[Sequence[int]],
@@ -332,7 +340,7 @@ def response_logps(
     logit_chunk: int = 2**24,  # logits held at once
     **options,  # those of `read_answers`
 ) -> Float[Tensor, "row token"]:
-    "Token log-probabilities of each answer under its prompt, at least float32, padded with 0; NaN in rows that could not be scored."
+    "Token log-probabilities of each answer under its prompt, at least float32, padded with 0; NaN in rows that are too long or do not fit in memory."
     _check_temperature(temperature)
     read = lambda head, states, targets: token_logps(head, states, targets, temperature, logit_chunk)
     kind = torch.promote_types(model.dtype, torch.float32)
