@@ -97,7 +97,7 @@ def settings_of(build: Build, made: Sequence[Stage] = MADE) -> dict[str, str]:
     tables = {"screen": load_screen(build.screen or None), "near": build.near, "plan": build.plan, "lint": LintLimits()}
     return pipeline_settings(calls, tables)
 
-# %% ../nbs/09e_build.ipynb #8685d29f
+# %% ../nbs/09e_build.ipynb #8abc1374
 class BuildRun:
     """A build and its folder; every step goes on where it stopped.
 
@@ -121,7 +121,7 @@ class BuildRun:
 
     def bind(self) -> RunFolder:
         """Tie the folder to these settings; from now on it takes no others."""
-        return RunFolder(self.folder, build_identity(self.build))
+        return RunFolder(self.folder, build_identity(self.build), Build.model_construct().model_dump(mode="json"))
 
     def settings(self) -> dict[str, str]:
         """All that shapes the rows, as the pilot and the frozen file record it."""

@@ -7,7 +7,7 @@ __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum',
            'find_checkpoint', 'newest_checkpoint', 'check_same_run', 'examples_hash', 'restore_rows', 'random_state',
            'set_random_state', 'EpochSampler', 'keep_best', 'restore_best', 'Resumable']
 
-# %% ../nbs/07i_checkpoints.ipynb #9b0c5303
+# %% ../nbs/07i_checkpoints.ipynb #0243d0db
 import hashlib
 import json
 import logging
@@ -26,6 +26,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
+from .fields import changed
 from .problem import Example
 
 # %% ../nbs/07i_checkpoints.ipynb #82c609cf
@@ -143,7 +144,7 @@ def newest_checkpoint(out: str | Path) -> Path | None:
     """The latest whole checkpoint of a run, or None; others are skipped with a warning."""
     return found[0] if (found := find_checkpoint(out, True)) else None
 
-# %% ../nbs/07i_checkpoints.ipynb #46ebfeba
+# %% ../nbs/07i_checkpoints.ipynb #64d1c30a
 FREE = {
     "steps", "save_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
     "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
@@ -156,11 +157,14 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"trl": {name: value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}}
 
 
-def check_same_run(folder: str | Path, state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` when a checkpoint's `config` (apart from `FREE`) or `examples` differ from those of `now`."""
-    there, here = _fixed(state["config"]), _fixed(now["config"])
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    differs = [f"{name}: {there.get(name)!r} there, {here.get(name)!r} now" for name in names]
+def check_same_run(
+    folder: str | Path, state: Mapping[str, Any], now: Mapping[str, Any], usual: Mapping[str, Any] | None = None
+) -> None:
+    """Raises `CheckpointError` when a checkpoint's `config` (apart from `FREE`) or `examples` differ from those of `now`.
+
+    `usual` has the values of settings that are younger than the checkpoint.
+    """
+    differs = changed(*map(_fixed, (state["config"], now["config"], usual or {})))
     if state["examples"] != now["examples"]:
         differs.append("other training examples, or in another order")
     if differs:
@@ -268,13 +272,14 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
     shutil.rmtree(place, ignore_errors=True)
     return False
 
-# %% ../nbs/07i_checkpoints.ipynb #cb9e5d94
+# %% ../nbs/07i_checkpoints.ipynb #04c762dd
 class Resumable:
     """Checkpoints of a trainer on several processes; a mix-in before the base library's class.
 
     The trainer has `identity` (what may not change, JSON), `memory()` (what to keep, JSON) and `recall(state)`.
     """
 
+    usual: Mapping[str, Any] = {}  # defaults of the settings in `identity`, for checkpoints that are older than a setting
     resumed: tuple[int, Path] | None = None  # updates done at the checkpoint this run went on from, and its folder
     saved: Path | None = None  # the checkpoint that this run wrote last
     random_state: tuple | None = None  # at the end of the last whole step
@@ -327,7 +332,7 @@ def _rescue(self: Resumable, once: str = "") -> str:
 
 Resumable.rescue = _rescue
 
-# %% ../nbs/07i_checkpoints.ipynb #4542cbc9
+# %% ../nbs/07i_checkpoints.ipynb #83bbf7d9
 def _agreed(find: Callable[[], Any], main: bool) -> Any:
     found = [None]
     if main:
@@ -349,7 +354,7 @@ def _load_run_state(self: Resumable, resume: bool | str | Path) -> Path | None:
     if (found := _agreed(lambda: find_checkpoint(self._out, resume), main)) is None:
         return None
     folder, state = found
-    check_same_run(folder, state, self.identity)
+    check_same_run(folder, state, self.identity, self.usual)
     self.resumed = (state["updates"], folder)
     if main:
         restore_rows(folder, self._out)

@@ -145,7 +145,7 @@ def _line(role: str, who: Endpoint | None, bound: str, calls: int, prompt: int, 
     row = {"role": role, "model": who.model if who else MICRO[role], "bound": bound, "calls": calls}
     return row | {"prompt tokens": prompt, "completion tokens": completion, "cost": cost}
 
-# %% ../nbs/09j_demonstrate.ipynb #bad023d4
+# %% ../nbs/09j_demonstrate.ipynb #3211d9fa
 class DemonstrationRun:
     """A plan bound to its folder; `finish` makes what is missing and returns a text for a terminal.
 
@@ -163,7 +163,7 @@ class DemonstrationRun:
         if not dry_run:
             for name in ROLES if not plan.micro else ():
                 check_key(getattr(plan, name), f"{name}.key_env")
-            RunFolder(self.folder, self.parameters)
+            RunFolder(self.folder, self.parameters, {"making": DemonstrationConfig().model_dump(mode="json")})
             write_jsonl(self.folder / "examples.jsonl", self.examples)
 
     def rows(self) -> list[Demonstration]:

@@ -213,7 +213,7 @@ def read_examples(evaluation: Evaluation) -> list[Example]:
         return load_rpeval(evaluation.data)[: evaluation.limit]
     return list(islice(iter_examples(evaluation.data, evaluation.split), evaluation.limit))
 
-# %% ../nbs/09b_evaluate.ipynb #430c52fb
+# %% ../nbs/09b_evaluate.ipynb #bafd4f3d
 class EvaluationRun:
     """An evaluation bound to its folder: each step alone, or all of them with `run`; every step goes on where it stopped.
 
@@ -238,8 +238,9 @@ class EvaluationRun:
         return self.folder / name
 
     def _bind(self) -> None:
+        usual = {"sampling": Sampling().model_dump(mode="json"), "judging": JudgeConfig().model_dump(mode="json")}
         try:
-            RunFolder(self.folder, self.parameters)
+            RunFolder(self.folder, self.parameters, usual)
         except ValueError:
             if not _can_change(self.folder, json.loads(json.dumps(self.parameters))):
                 raise

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['RunFolder', 'Bar', 'finished', 'evaluate_part', 'write_steps']
 
-# %% ../nbs/09f_parts.ipynb #2dce27df
+# %% ../nbs/09f_parts.ipynb #f0818787
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .fields import changed
 from .metrics import METRICS
 from .problem import DataError, Example, Judgment, Rollout, read_jsonl, write_jsonl
 
@@ -22,13 +23,17 @@ def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
     inner = ((f"{name}.{key}" if name else str(key), value) for key, value in settings.items())
     return {place: leaf for key, value in inner for place, leaf in _leaves(value, key).items()}
 
-# %% ../nbs/09f_parts.ipynb #3124e3ae
+# %% ../nbs/09f_parts.ipynb #72b460ec
 @dataclass
 class RunFolder:
-    """Where a run keeps its parts; refuses a folder that holds a run of other settings."""
+    """Where a run keeps its parts; refuses a folder that holds a run of other settings.
+
+    A setting that a folder does not know, because it is younger than the folder, must have its value in `usual`, if it is there.
+    """
 
     path: Path
     settings: dict[str, Any]
+    usual: dict[str, Any] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -39,11 +44,8 @@ class RunFolder:
             part = file.with_suffix(".part")
             part.write_text(json.dumps(wanted, indent=1) + "\n")
             part.replace(file)
-        elif (found := self._found(file)) != wanted:
-            there, now = _leaves(found), _leaves(wanted)
-            names = [k for k in now | there if now.get(k) != there.get(k)]
-            differs = ", ".join(f"{k}: {there.get(k)!r} there, {now.get(k)!r} now" for k in names)
-            raise ValueError(f"{self.path} holds a run of other settings ({differs}); choose another folder or delete it")
+        elif differs := changed(*map(_leaves, (self._found(file), wanted, json.loads(json.dumps(self.usual))))):
+            raise ValueError(f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it")
 
     @staticmethod
     def _found(file: Path) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def work_units(profile: Profile) -> float:
     taught = (len(profile.methods) - sampled) * seeds * profile.sft_examples * sft_settings(profile, 0).epochs
     return evaluations * profile.eval_examples + TRAIN_UNITS * trained + SFT_UNITS * taught
 
-# %% ../nbs/09a_pipeline.ipynb #2bfcf699
+# %% ../nbs/09a_pipeline.ipynb #d3a99cd1
 def run_main_results(out: str | Path, profile: str | Path = "quickstart", *, from_scratch: bool = False) -> Path:
     """Run a profile into a folder and return it; goes on where it was stopped, and a finished run is only assembled again.
 
@@ -267,7 +267,7 @@ def run_main_results(out: str | Path, profile: str | Path = "quickstart", *, fro
     started, settings = time.time(), load_profile(profile)
     parameters = settings.model_dump(mode="json") | {"from_scratch": from_scratch}
     with Bar(work_units(settings)) as bar:
-        job = Job(settings, RunFolder(Path(out), parameters), bar, from_scratch)
+        job = Job(settings, RunFolder(Path(out), parameters, Profile().model_dump(mode="json")), bar, from_scratch)
         write_jsonl(job.run.path / "examples.jsonl", job.test)
         start = start_policies(job)
         run_baselines(job, start)

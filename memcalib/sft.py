@@ -176,13 +176,14 @@ class _Steps(TrainerCallback):
         if self.trainer.signals.agreed():
             control.should_save = control.should_training_stop = True
 
-# %% ../nbs/07e_sft.ipynb #7cbbf7ae
+# %% ../nbs/07e_sft.ipynb #f08e2e96
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
 
 
 class _Trainer(Resumable, SFTTrainer):
+    usual = SftConfig().model_dump(mode="json")
     about: dict[str, Any]  # as `_identity` has it
 
     @property

@@ -139,7 +139,7 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #59e1c2ae
+# %% ../nbs/09g_train.ipynb #36b6182f
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
@@ -162,14 +162,18 @@ def _bind(self: TrainRun) -> None:
     with _alone(self.folder):
         if not trained:
             _clear(self.folder)
-        RunFolder(self.folder, self.identity)
+        self._claim()
     content = self.recipe.model_dump(mode="json", exclude_none=True)
     (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     if self.examples.test:
         write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
 
-TrainRun.identity, TrainRun._bind = property(_identity), _bind
+def _claim(self: TrainRun) -> None:
+    RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")})
+
+
+TrainRun.identity, TrainRun._bind, TrainRun._claim = property(_identity), _bind, _claim
 
 # %% ../nbs/09g_train.ipynb #eb6c9743
 def _watch(bar: Bar, method: str, total: int, begin: int = 0) -> Any:
@@ -317,11 +321,11 @@ def _has_policy(self: TrainRun) -> bool:
 
 TrainRun._has_policy = _has_policy
 
-# %% ../nbs/09g_train.ipynb #32f13f1a
+# %% ../nbs/09g_train.ipynb #7b9c65be
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
     if self.main:
-        RunFolder(self.folder, self.identity)  # still ours
+        self._claim()  # still ours
     total = getattr(self.config, "steps", None)
     if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
         return self.folder / "policy"

@@ -105,9 +105,9 @@ class CreditTrainer(SharingTrainer):
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": padded(self.advantages, width)}
 
-# %% ../nbs/07_training.ipynb #d65907fe
+# %% ../nbs/07_training.ipynb #c3b545e4
 def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
-    self.config, self.credit_config = config, credit_config(config)
+    self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
     self.thresholds = new_thresholds(self.credit_config)
     self.signals = StopSignals(config.save_every > 0, self._total)
     self.judge, self.credit, self.pairs, self.skipped = _patient(judge, config, self._total, self.signals), None, None, 0

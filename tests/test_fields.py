@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 import memcalib
 from memcalib.build_config import load_build
 from memcalib.evaluate import load_evaluation
-from memcalib.fields import allowed, fault_line, nearest, parse_yaml, read_yaml
+from memcalib.fields import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
 from memcalib.framing import load_template
 from memcalib.pipeline import load_profile
 from memcalib.plans import load_phrases
@@ -182,3 +182,14 @@ def test_every_file_of_settings_is_refused_with_its_name_and_line(tmp_path, kind
     file.write_text("first: {}\nsecond: {}\nfirst: {}\n")
     with pytest.raises(ValueError, match=rf"{kind}\.yaml: .*line 3: found first a second time, after line 1"):
         READERS[kind](file)
+
+
+SETTINGS = st.dictionaries(NAMES, st.integers(0, 2), max_size=5)
+
+
+@given(SETTINGS, SETTINGS, SETTINGS)
+def test_only_a_setting_that_is_not_there_may_have_its_usual_value(there, now, usual):
+    same = lambda name: name in there and name in now and there[name] == now[name]
+    younger = lambda name: name not in there and name in usual and usual[name] == now[name]
+    differs = {name for name in {*there, *now} if not same(name) and not younger(name)}
+    assert {line.partition(":")[0] for line in changed(there, now, usual)} == differs

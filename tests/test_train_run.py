@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from loggers import hear
+from memcalib.checkpoints import checkpoints, read_state, seal
 from memcalib.cli import main
 from memcalib.manifest import read_rows
 from memcalib.microserve import MicroServer
@@ -696,3 +697,34 @@ def test_damaged_sessions_are_left_out(capsys, tmp_path, straight, caplog, sessi
     assert code == 0, err
     assert len(json.loads((out / "manifest.json").read_text())["sessions"]) == 1
     assert any("left out" in text for text in caplog.messages)
+
+
+def forget(folder: Path, name: str) -> None:
+    """As if a run and its checkpoints had been written before the setting was there."""
+    file = folder / "parameters.json"
+    bound = json.loads(file.read_text())
+    bound["config"].pop(name, None)
+    file.write_text(json.dumps(bound))
+    for checkpoint in checkpoints(folder):
+        state = read_state(checkpoint)
+        state["config"].pop(name)
+        seal(checkpoint, state)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "other", "now"),
+    [("gdpo", "tail", "train.tail=truncate", "'truncate'"), ("sft", "weight_decay", "sft.weight_decay=0.1", "0.1")],
+)
+def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, method, name, other, now):
+    out = tmp_path / "older"
+    more = ["--method", method, "--out", out]
+    code, _, err = call(capsys, "micro", *more, *small("sft.save_every=2"))
+    assert code == 0, err
+    shutil.rmtree(out / "policy")
+    forget(out, name)
+    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2", other))
+    assert code == 1 and f"config.{name}: nothing there, {now} now" in err
+    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2", "train.lr=0.5", "sft.lr=0.5"))
+    assert code == 1 and "config.lr: 0.00" in err and "there, 0.5 now" in err, "a setting that was there has changed"
+    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2"))
+    assert code == 0 and (out / "policy").is_dir(), err
