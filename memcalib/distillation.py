@@ -135,7 +135,23 @@ def _check_context(trainer: "OpsdPG", examples: Sequence[Example]) -> None:
         allowed = f"the model's context of {limit}; lower max_teacher to leave such examples out"
         raise ValueError(f"example {longest.id!r}: teacher prompt of {size} tokens and answers of up to {room}; allowed: {allowed}")
 
-# %% ../nbs/07a_distillation.ipynb #65686801
+# %% ../nbs/07a_distillation.ipynb #201d4e56
+def _teacher_logps(trainer: "OpsdPG") -> Float[Tensor, "row token"]:
+    prompts = [trainer.teacher_prompt(example) for example in trainer.desk.examples]
+    with _teacher(trainer) as model:
+        return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
+
+
+def _student_logps(trainer: "OpsdPG", batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+    width = max(map(len, trainer.desk.ids))
+    if not trainer.config.mask_truncated and "old_per_token_logps" in batch:
+        return batch["old_per_token_logps"][:, :width]
+    prompts = [trainer.encode(example) for example in trainer.desk.examples]
+    with trainer.accelerator.autocast():
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
+
+# %% ../nbs/07a_distillation.ipynb #6c1849b7
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
@@ -146,22 +162,8 @@ class OpsdPG(CreditTrainer):
         _check_context(self, examples)
         self.teacher = _frozen_copy(self)
 
-    def _teacher_logps(self) -> Float[Tensor, "row token"]:
-        prompts = [self.teacher_prompt(example) for example in self.desk.examples]
-        with _teacher(self) as model:
-            return response_logps(model, prompts, self.desk.ids, temperature=self.temperature)
-
-    def _student_logps(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-        width = max(map(len, self.desk.ids))
-        if not self.config.mask_truncated and "old_per_token_logps" in batch:
-            return batch["old_per_token_logps"][:, :width]
-        prompts = [self.encode(example) for example in self.desk.examples]
-        with self.accelerator.autocast():
-            model = self.accelerator.unwrap_model(self.model)
-            return response_logps(model, prompts, self.desk.ids, temperature=self.temperature)
-
     def _rewarded(self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0) -> Float[Tensor, "row token"]:
-        student, device = self._student_logps(batch), self.accelerator.device
+        student, device = _student_logps(self, batch), self.accelerator.device
         mask = response_mask(self.desk.ids, device)
         read = ~(mask & (teacher.isnan() | student.isnan())).any(1)
         mask &= (self.desk.valid.to(device) & read)[:, None]
@@ -172,7 +174,7 @@ class OpsdPG(CreditTrainer):
         return rewards
 
     def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-        return self._rewarded(batch, self._teacher_logps(), self.config.reward_clip)
+        return self._rewarded(batch, _teacher_logps(self), self.config.reward_clip)
 
 # %% ../nbs/07a_distillation.ipynb #025a9d4a
 def _plain_states(model, ids: Tensor, mask: Tensor, width: int) -> tuple[Tensor, torch.nn.Module]:
@@ -212,7 +214,7 @@ class OpsdGKD(OpsdPG):
         self.lesson = None
         return batch | grown
 
-# %% ../nbs/07a_distillation.ipynb #ab808491
+# %% ../nbs/07a_distillation.ipynb #6b6e15d5
 def _read_student(self: OpsdGKD, model, ids, mask, width, *args, **options):
     if self.lesson is None or not torch.is_grad_enabled():
         return super(OpsdGKD, self)._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
@@ -229,6 +231,16 @@ def _read_student(self: OpsdGKD, model, ids, mask, width, *args, **options):
     return spread(read.target, keep), spread(read.entropy, keep), None
 
 
+OpsdGKD._get_per_token_logps_and_entropies = _read_student
+
+# %% ../nbs/07a_distillation.ipynb #eaa98fa2
+def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
+    if not len(seen):
+        return dict.fromkeys(("divergence", "divergence_p50", "divergence_p95"), torch.nan)
+    middle, high = seen.double().quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device)).tolist()
+    return {"divergence": seen.mean().item(), "divergence_p50": middle, "divergence_p95": high}
+
+# %% ../nbs/07a_distillation.ipynb #6cf52712
 def _add_divergence(self: OpsdGKD, model, inputs, *args, **options) -> Tensor:
     self.lesson = Lesson(*(inputs[f"lesson_{name}"] for name in Lesson._fields))
     loss = super(OpsdGKD, self).compute_loss(model, inputs, *args, **options)
@@ -241,11 +253,4 @@ def _add_divergence(self: OpsdGKD, model, inputs, *args, **options) -> Tensor:
     return loss + divergence.sum() / tokens
 
 
-def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
-    if not len(seen):
-        return dict.fromkeys(("divergence", "divergence_p50", "divergence_p95"), torch.nan)
-    middle, high = seen.double().quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device)).tolist()
-    return {"divergence": seen.mean().item(), "divergence_p50": middle, "divergence_p95": high}
-
-
-OpsdGKD._get_per_token_logps_and_entropies, OpsdGKD.compute_loss = _read_student, _add_divergence
+OpsdGKD.compute_loss = _add_divergence
