@@ -118,11 +118,15 @@ def read_state(folder: str | Path) -> dict[str, Any]:
             raise CheckpointError(fault)
     return state
 
-# %% ../nbs/07i_checkpoints.ipynb #be4fb044
+# %% ../nbs/07i_checkpoints.ipynb #46deeb5f
+def _numbered(out: str | Path) -> list[Path]:
+    found = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(out).glob("checkpoint-*")}
+    return sorted((path for path, match in found.items() if match), key=lambda path: int(found[path][1]))
+
+
 def checkpoints(out: str | Path) -> list[Path]:
     """Folders `checkpoint-N` of a run, earliest first, whole or not."""
-    found = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(out).glob("checkpoint-*") if path.is_dir()}
-    return sorted((path for path, match in found.items() if match), key=lambda path: int(found[path][1]))
+    return [path for path in _numbered(out) if path.is_dir()]
 
 
 def find_checkpoint(out: str | Path, resume: bool | str | Path) -> tuple[Path, dict[str, Any]] | None:
@@ -132,7 +136,7 @@ def find_checkpoint(out: str | Path, resume: bool | str | Path) -> tuple[Path, d
     """
     if resume is not True:
         return (Path(resume), read_state(resume)) if resume else None
-    for folder in reversed(checkpoints(out)):
+    for folder in reversed(_numbered(out)):
         try:
             return folder, read_state(folder)
         except CheckpointError as error:

@@ -728,3 +728,15 @@ def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, m
     assert code == 1 and "config.lr: 0.00" in err and "there, 0.5 now" in err, "a setting that was there has changed"
     code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2"))
     assert code == 0 and (out / "policy").is_dir(), err
+
+
+def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path, caplog):
+    TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run").run()
+    (tmp_path / "run" / "checkpoint-9").write_text("a file")
+    (tmp_path / "run" / "checkpoint-11").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "run" / "checkpoint-1").write_text("an older one is not asked for")
+    shutil.rmtree(tmp_path / "run" / "policy")
+    TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run", resume=True).run()
+    said = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert [message.count("checkpoint-9: no memcalib.json (a file, not a folder)") for message in said] == [0, 1]
+    assert "checkpoint-11: no memcalib.json (no such folder)" in said[0]
