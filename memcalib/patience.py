@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'SPENT', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable', 'failed_call', 'ask_judge',
-           'PatientJudge', 'judge_spent', 'cache_path']
+           'PatientJudge', 'as_read', 'judge_spent', 'cache_path']
 
 # %% ../nbs/07l_patience.ipynb #044f7060
 import copy
@@ -74,7 +74,7 @@ def ask_judge(
     except Exception as error:  # noqa: BLE001 (the other processes must hear of it before it is raised)
         return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
 
-# %% ../nbs/07l_patience.ipynb #fd1a4525
+# %% ../nbs/07l_patience.ipynb #661af8bf
 class PatientJudge:
     """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
 
@@ -102,8 +102,13 @@ class PatientJudge:
     def as_read(self, text: str) -> "PatientJudge":
         """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
         other = copy.copy(self)
-        other.judge = self.judge.as_read(text) if hasattr(self.judge, "as_read") else self.judge
+        other.judge = as_read(self.judge, text)
         return other
+
+# %% ../nbs/07l_patience.ipynb #b6430e68
+def as_read(judge: Judge, text: str) -> Judge:
+    """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
+    return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../nbs/07l_patience.ipynb #60f8044a
 def _batch(

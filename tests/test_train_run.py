@@ -740,3 +740,34 @@ def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path,
     said = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert [message.count("checkpoint-9: no memcalib.json (a file, not a folder)") for message in said] == [0, 1]
     assert "checkpoint-11: no memcalib.json (no such folder)" in said[0]
+
+
+@pytest.mark.parametrize(("read", "configured"), [("concat", "fluent"), ("fluent", "concat")])
+def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monkeypatch, read, configured):
+    asked = []
+
+    def spy(model, tokenizer, examples, judge, *, text, **options):
+        asked.append((text, judge.config.text, judge.name))
+        return [], [exact_judge(example, "") for example in examples]
+
+    monkeypatch.setattr("memcalib.engines.evaluate", spy)
+    changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
+    run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")
+    assert "SCS" in run._score(None)(None)
+    assert asked == [(read, read, run.judge.name)] and run.judge.config.text == configured
+
+
+def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_path):
+    nervous = [
+        "train.stop_on_drift=true",
+        "train.drift_steps=1",
+        "train.drift_length=1.0001",
+        "train.drift_repetition=0.0001",
+    ]
+    more = ["micro", "--method", "gdpo", "--out", tmp_path / "run", "--seed", "1"]
+    code, _, err = call(capsys, *more, *small("train.steps=6", *nervous))
+    last = max(int(path.name[11:]) for path in checkpoints(tmp_path / "run"))
+    assert code == 1 and last < 12 and f"saved in {tmp_path / 'run' / f'checkpoint-{last}'}" in err
+    assert "wider limits of drift or without stop_on_drift" in err and "--resume" in err
+    code, _, err = call(capsys, *more, "--resume", *small("train.steps=6", "train.stop_on_drift=false"))
+    assert code == 0 and read_rows(tmp_path / "run" / "steps.jsonl")[-1]["step"] == 6, err
