@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'TRAINERS', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #4b81aa17
+# %% ../nbs/07_training.ipynb #cb552168
 import logging
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
@@ -35,7 +35,7 @@ from .patience import PatientJudge, judge_spent
 from .problem import Example, Judge, encode_prompt
 from .redistribution import new_thresholds
 from .scoring import group_sync
-from .settings import DISTILLED, TrainConfig, check_sampler, credit_config, trl_config
+from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_sampler, credit_config, trl_config
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
 
@@ -178,7 +178,7 @@ def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
     return resolve_name(TRAINERS[method]) if method in TRAINERS else CreditTrainer
 
-# %% ../nbs/07_training.ipynb #6610132c
+# %% ../nbs/07_training.ipynb #8c697b45
 def train(
     model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: Judge, *,
     tokenizer: PreTrainedTokenizerBase, out: str | Path, validation: Sequence[Example] = (),
@@ -189,10 +189,13 @@ def train(
     `on_step` is called with each row as well. An instance of a model is trained in place. With `lora_rank` only an
     adapter of that rank is trained. `resume` goes on from a checkpoint (True: the latest whole one of `out`, if any), given
     the model and data of the first start. `trainer.stopped` says why a run ended early. Raises `CheckpointError` for a
-    checkpoint that does not fit, `ValueError` for fewer examples than a step has prompts, `Diverged` when the numbers are
+    checkpoint that does not fit, `ValueError` for a logger that is not installed, settings that do not fit the model and
+    fewer examples than a step has prompts, `Diverged` when the numbers are
     no longer finite, and, after saving, `JudgeStopped` when the judge cannot be used and `Interrupted` after a signal.
     """
     _check_fresh(Path(out), resume)
+    check_loggers(config.report_to)
+    check_model(config, AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config)
     rank = config.lora_rank
     peft_config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
     trainer = trainer_class(config.method)(model, config, examples, judge, tokenizer, out, peft_config)

@@ -12,11 +12,12 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 
+from loggers import hear
 from memcalib.checkpoints import checkpoints, read_state
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples, policy_path
 from memcalib.monitor import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
@@ -582,3 +583,21 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path):
     assert trainer.identity["config"]["splitter"] in ("spacy", "pysbd")
     with pytest.raises(ValueError, match="segment_min 9"):
         settings(segment_min=9, segment_max=3)
+
+
+@pytest.mark.parametrize("path", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"report_to": "missing"}, "report_to: found 'missing', which is not installed here"),
+        ({"max_tokens": 100_000}, "max_tokens: found 100000; allowed: fewer than"),
+        ({"lora_rank": 4000}, "lora_rank: found 4000; allowed: at most"),
+        ({"method": "opsd-gkd", "top_k": 99_999}, "top_k: found 99999; allowed: at most"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch, path, changes, told):
+    hear(monkeypatch)
+    model = str(policy_path("cold-short")) if path else build_policy(0)
+    with pytest.raises(ValueError, match=told):
+        train(model, settings(**changes), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
