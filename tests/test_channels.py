@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,37 +51,15 @@ def pad(rows, extra=0, fill=-7):
     return tensor[..., 0], tensor[..., 1], mask
 
 
-def slow_rewards(row):
-    """The paper's formula, read aloud, for one row."""
-    out = [0.0] * 9
-    for ideal in range(3):
-        z = max(1, sum(i == ideal for i, _ in row))
-        for actual in range(3):
-            count = sum(pair == (ideal, actual) for pair in row)
-            out[3 * ideal + actual] = count / z * (1 if ideal == actual else -abs(actual - ideal))
-    return out
-
-
-def slow_advantages(rewards, group, valid, eps=1e-6, sigma_min=1e-6, ddof=0):
-    out = torch.zeros_like(rewards)
-    for g in set(group.tolist()):
-        members = [i for i in range(len(group)) if group[i] == g and valid[i]]
-        if len(members) <= max(1, ddof):
-            continue
-        for h in range(rewards.shape[1]):
-            x = [rewards[i, h].item() for i in members]
-            mean = math.fsum(x) / len(x)
-            sigma = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / (len(x) - ddof))
-            if sigma >= sigma_min:
-                for i, v in zip(members, x, strict=True):
-                    out[i, h] = (v - mean) / (sigma + eps)
-    return out
+def slow_advantages(rewards, group, valid, **options):
+    found = reference.group_advantages(rewards.tolist(), group.tolist(), valid.tolist(), **options)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @SETTINGS
 @given(levels())
 def test_rewards_equal_the_formula_row_by_row(rows):
-    expected = torch.tensor([slow_rewards(row) for row in rows], dtype=torch.float64)
+    expected = torch.tensor([reference.channel_rewards(row) for row in rows], dtype=torch.float64)
     assert torch.allclose(channel_rewards(*pad(rows)), expected, atol=1e-12)
 
 
@@ -178,7 +157,7 @@ def test_grpo_normalizes_the_sum_and_gdpo_divides_by_the_rms(batch):
     grpo = sequence_advantages(rewards, group, valid, "grpo")
     assert torch.allclose(grpo, slow_advantages(rewards.sum(1, keepdim=True), group, valid)[:, 0], atol=1e-9)
     sums = group_advantages(rewards, group, valid).sum(1)
-    sigma = math.sqrt((sums[valid] ** 2).mean().nan_to_num(0) + 1e-6)
+    sigma = reference.rms(sums.tolist(), valid.tolist())
     assert torch.allclose(sequence_advantages(rewards, group, valid), sums / sigma, atol=1e-12)
 
 

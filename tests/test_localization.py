@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,15 +58,12 @@ def test_weights_match_a_scalar_reading_of_the_equations(seed, delta, gate, d_ma
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(4, 6, generator=g, dtype=torch.float64) * 2
     mask = torch.rand(4, 6, generator=g) > 0.3
-    q, opened = localization_weights(z, mask, torch.full((4,), delta), gate=gate, d_max=d_max)
+    q, opened = localization_weights(z, mask, torch.full((4,), delta, dtype=torch.float64), gate=gate, d_max=d_max)
     for p in range(4):
         live = [z[p, t].item() for t in range(6) if mask[p, t]]
-        strong = bool(live) and max(live) > gate
-        assert opened[p] == strong
-        for t in range(6):
-            value = max(min(max(z[p, t].item(), -d_max), d_max) - float(np.float32(delta)), 0.0)
-            expected = value if strong and mask[p, t] else 0.0
-            assert q[p, t].item() == pytest.approx(expected, abs=1e-6)
+        assert opened[p] == (bool(live) and max(live) > gate) and not q[p, ~mask[p]].any()
+        expected = reference.token_weights(live, delta, gate=gate, d_max=d_max)
+        assert q[p, mask[p]].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_gate_reads_the_unclipped_signal():

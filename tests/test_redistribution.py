@@ -4,12 +4,13 @@ import math
 import random
 
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.channels import CHANNELS, group_advantages, sequence_advantages
-from memcalib.localization import Pairs, Thresholds, localization_signal
+from memcalib.localization import Pairs, Thresholds
 from memcalib.redistribution import (
     CreditConfig,
     credit,
@@ -210,8 +211,7 @@ def test_redistribution_matches_the_formula_channel_by_channel(seed):
             eta = 0.75 * chi
             m = out.pairs.m[k] if k is not None else 1.0
             expected[r] += a * ((1 - eta) + eta * m)
-    sums = advantages.sum(1)[batch["valid"]]
-    sigma = math.sqrt((sums**2).mean().nan_to_num(0) + 1e-6)
+    sigma = reference.rms(advantages.sum(1).tolist(), batch["valid"].tolist())
     live = batch["mask"] & batch["valid"][:, None]
     assert torch.allclose(out.advantages.double(), torch.where(live, expected / sigma, 0), atol=1e-5)
 
@@ -483,18 +483,14 @@ def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, option
     mean = torch.where(live, out.advantages, 0).sum(1) / live.sum(1).clamp(min=1)
     assert (mean - out.sequence).abs().max() < 2e-6
     config, detail = CreditConfig(granularity="sentence", **options), out.pairs
-    z = localization_signal(detail.d, detail.channel, config.mode, config.under_use)
-    for k, row in enumerate(detail.row.tolist()):
-        tokens = batch["mask"][row].nonzero()[:, 0].tolist()
-        parts = {}
-        for t in tokens:
-            parts.setdefault(int(units[row, t]), []).append(t)
-        means = {j: sum(min(max(z[k, t].item(), -3), 3) for t in ts) / len(ts) for j, ts in parts.items()}
-        opened = max(z[k, t].item() for t in tokens) > 0.02 and max(means.values()) > 0.01
-        for j, ts in parts.items():
-            covered = sum(z[k, t].item() > 0.02 for t in ts) / len(ts)
-            expected = opened * max(means[j] - 0.01, 0) * covered**gamma / len(ts)
-            assert all(abs(detail.q[k, t].item() - expected) < 1e-9 for t in ts)
+    rule = dict(gate=config.gate, sentence_gate=config.sentence_gate, d_max=config.d_max, gamma=gamma)
+    for k, (row, h) in enumerate(zip(detail.row.tolist(), detail.channel.tolist(), strict=True)):
+        inside = batch["mask"][row]
+        d = detail.d[k, inside].tolist()
+        z = reference.signal(h, d, config.mode, config.under_use) or [0.0] * len(d)
+        expected = reference.sentence_weights(z, units[row, inside].tolist(), 0.02, 0.01, **rule)
+        assert (detail.q[k, inside] - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-9
+        assert not detail.q[k, ~inside].any()
 
 
 def test_sentence_thresholds_move_and_are_kept():
