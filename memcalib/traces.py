@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
-           'fallback_reasons', 'pair_table', 'TraceWriter']
+           'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #b2ab1912
+# %% ../nbs/07c_traces.ipynb #cd26c0b8
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ from .engines import prompt_encoder, sample_answers
 from .localization import Pairs
 from .prefixes import response_mask
 from .problem import Example, Judge
-from .redistribution import Credit, PairDetail, new_thresholds
+from .redistribution import Credit, PairDetail, fallback_reasons, new_thresholds
 from .settings import TrainConfig, credit_config
 from .spans import decode_rows
 from .tracefiles import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
@@ -143,13 +143,6 @@ def answer_table(desk: ChannelRewards, credit: Credit | Tensor, tokenizer) -> pa
     texts = {"question": [e.question for e in desk.examples], "response": texts}
     return pa.table(head | {k: _numbers_or_none(v) for k, v in numbers.items()} | texts | columns | {"token_advantage": lists})
 
-# %% ../nbs/07c_traces.ipynb #01af5b04
-def fallback_reasons(detail: PairDetail) -> list[str | None]:
-    """Why each pair keeps uniform credit: scoring, weak, empty, gate; `None` where it is localized."""
-    shut = (~detail.scored, ~detail.signal, detail.q.sum(1) <= 0, detail.strength <= 0)
-    names = np.select([each.cpu().numpy() for each in shut], ["scoring", "weak", "empty", "gate"], "")
-    return [name or None for name in names.tolist()]
-
 # %% ../nbs/07c_traces.ipynb #b6c7fe3f
 def pair_table(desk: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None) -> pa.Table:
     """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
@@ -169,13 +162,39 @@ def pair_table(desk: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: T
     flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()} | {"direction_gate": (reward * advantage > 0).numpy()}
     return pa.table({"row": row.to(torch.int32).numpy()} | names | {k: _numbers_or_none(v) for k, v in numbers.items()} | atoms | flags | lists)
 
-# %% ../nbs/07c_traces.ipynb #4ff31575
+# %% ../nbs/07c_traces.ipynb #f61d34f5
+def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
+    part = part.set_column(part.column_names.index("row"), "row", pa.compute.add(part["row"], first))
+    part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
+    missing = {name: pa.nulls(part.num_rows, SCHEMA.field(name).type) for name in SCHEMA.names if name not in part.column_names}
+    columns = {name: missing.get(name, part[name] if name in part.column_names else None) for name in SCHEMA.names}
+    return pa.table(columns).cast(SCHEMA)
+
+# %% ../nbs/07c_traces.ipynb #fb06bd15
 def _safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _safe(v) for k, v in value.items()}
     return None if isinstance(value, float) and value != value else value
 
 
+def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Path:
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
+    words = ["example_id", "channel", "question", "response", "tokens.list.element", "fallback", "atoms.list.element"]
+    try:
+        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer:
+            for table in tables:
+                writer.write_table(table.cast(schema))
+        return part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OSError(error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept") from error
+
+# %% ../nbs/07c_traces.ipynb #2171ccb2
 class TraceWriter:
     """Writes the traces of training steps into a folder, one Parquet file a step and process."""
 
@@ -201,29 +220,3 @@ class TraceWriter:
         about = {"version": VERSION, "step": step, "process": process, "head": head, "stats": stats}
         tables = [_finished(part, step, process * len(desk.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
-
-# %% ../nbs/07c_traces.ipynb #68ce4389
-def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
-    part = part.set_column(part.column_names.index("row"), "row", pa.compute.add(part["row"], first))
-    part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
-    missing = {name: pa.nulls(part.num_rows, SCHEMA.field(name).type) for name in SCHEMA.names if name not in part.column_names}
-    columns = {name: missing.get(name, part[name] if name in part.column_names else None) for name in SCHEMA.names}
-    return pa.table(columns).cast(SCHEMA)
-
-
-def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Path:
-    import pyarrow.parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
-    words = ["example_id", "channel", "question", "response", "tokens.list.element", "fallback", "atoms.list.element"]
-    try:
-        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer:
-            for table in tables:
-                writer.write_table(table.cast(schema))
-        return part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise OSError(error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept") from error
