@@ -34,7 +34,12 @@ def credit_answers(
     options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
     return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
 
-# %% ../nbs/07d_probes.ipynb #2f5a6210
+# %% ../nbs/07d_probes.ipynb #b9750f47
+def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
+    same = sum(other.ideal == atom.ideal for other in judgment.atoms)
+    return (1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)) / same
+
+# %% ../nbs/07d_probes.ipynb #1f8a59e8
 def exact_advantages(
     tokenizer: PreTrainedTokenizerBase, desk: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
@@ -53,12 +58,7 @@ def exact_advantages(
                 total[row, : len(carries)] += (gain[row] - mean) * carries
     return total
 
-
-def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
-    same = sum(other.ideal == atom.ideal for other in judgment.atoms)
-    return (1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)) / same
-
-# %% ../nbs/07d_probes.ipynb #da51a1ad
+# %% ../nbs/07d_probes.ipynb #8a2e9a77
 def policy_gradient(
     model: PreTrainedModel, prompts: Sequence[list[int]], answers: Sequence[list[int]],
     advantages: Float[Tensor, "row token"],
@@ -76,7 +76,12 @@ def policy_gradient(
     parameters = [p for p in model.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters)])
 
-# %% ../nbs/07d_probes.ipynb #2370d7ed
+# %% ../nbs/07d_probes.ipynb #b11882a2
+def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    total = sum(exact)
+    return [torch.cosine_similarity(g, total - e, dim=0).item() for g, e in zip(found, exact, strict=True)]
+
+# %% ../nbs/07d_probes.ipynb #ed905f3c
 def alignment(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
@@ -100,8 +105,3 @@ def alignment(
         exact = exact_advantages(tokenizer, desk, first.generations)
         gradients["exact credit"].append(policy_gradient(model, prompts, answers, exact))
     return {name: _cosines(found, gradients["exact credit"]) for name, found in gradients.items()}
-
-
-def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    total = sum(exact)
-    return [torch.cosine_similarity(g, total - e, dim=0).item() for g, e in zip(found, exact, strict=True)]
