@@ -64,7 +64,7 @@ def merge_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             merged[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
     return merged
 
-# %% ../nbs/07h_monitor.ipynb #fbb9ed4f
+# %% ../nbs/07h_monitor.ipynb #5318f104
 @dataclass(frozen=True)
 class DriftLimit:
     """How far a number may move from the mean of the first steps: `times` its size, or `by` an amount (negative: down)."""
@@ -78,6 +78,11 @@ class DriftLimit:
             return now > self.times * start
         return (now - start) * math.copysign(1, self.by) > abs(self.by)
 
+    @property
+    def told(self) -> str:
+        """The limit in words."""
+        return f"{self.times:g} times the start" if self.times is not None else f"a change of {self.by:+g}"
+
 
 def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
     """The watched numbers of a run and their limits; a limit of None watches nothing."""
@@ -86,7 +91,7 @@ def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
     limits = {name: DriftLimit(by=sign * size) for name, (size, sign) in moves.items() if size is not None}
     return limits | ({"response_length": DriftLimit(times=config.drift_length)} if config.drift_length else {})
 
-# %% ../nbs/07h_monitor.ipynb #ac0fd5f6
+# %% ../nbs/07h_monitor.ipynb #5743f0e0
 class DriftMonitor:
     """Watches rows of a run: the mean of the last `steps` values of a number against the mean of its first `steps`."""
 
@@ -99,25 +104,25 @@ class DriftMonitor:
         """Take in a row; one message for each number that has just passed its limit."""
         return [text for name in self.limits if (text := self._update(name, row.get(name), row.get("step")))]
 
-    def _update(self, name: str, value: float | None, step: int | None) -> str | None:
-        if value is None or not math.isfinite(value):
-            return None
-        if len(self.first[name]) < self.steps:
-            self.first[name].append(value)
-            return None
-        self.last[name].append(value)
-        start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
-        full = len(self.last[name]) == self.steps
-        already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
-        (self.drifting.add if passed else self.drifting.discard)(name)
-        if already or not passed:
-            return None
-        span = f"the first {self.steps} steps to {now:.4g} in the last {self.steps}"
-        return f"step {step}: {name} moved from {start:.4g} in {span}; the limit is {self._limit(name)}"
+# %% ../nbs/07h_monitor.ipynb #6aff1344
+def _update(self: DriftMonitor, name: str, value: float | None, step: int | None) -> str | None:
+    if value is None or not math.isfinite(value):
+        return None
+    if len(self.first[name]) < self.steps:
+        self.first[name].append(value)
+        return None
+    self.last[name].append(value)
+    start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
+    full = len(self.last[name]) == self.steps
+    already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
+    (self.drifting.add if passed else self.drifting.discard)(name)
+    if already or not passed:
+        return None
+    span = f"the first {self.steps} steps to {now:.4g} in the last {self.steps}"
+    return f"step {step}: {name} moved from {start:.4g} in {span}; the limit is {self.limits[name].told}"
 
-    def _limit(self, name: str) -> str:
-        limit = self.limits[name]
-        return f"{limit.times:g} times the start" if limit.times is not None else f"a change of {limit.by:+g}"
+
+DriftMonitor._update = _update
 
 # %% ../nbs/07h_monitor.ipynb #396e8939
 def _state_dict(self: DriftMonitor) -> dict[str, Any]:
