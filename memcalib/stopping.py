@@ -113,7 +113,7 @@ class StopSignals:
         """The signal that some process has heard, or 0; the same answer on all, which must ask together."""
         return elected(self.total(self.votes())) if self.active else 0
 
-# %% ../nbs/07n_stopping.ipynb #e53380fa
+# %% ../nbs/07n_stopping.ipynb #70b7f7ff
 def _handle(self: StopSignals, number: int, frame: object) -> None:
     if self.found:
         if self.clock() - self.since > self.echo:
@@ -127,6 +127,9 @@ def _handle(self: StopSignals, number: int, frame: object) -> None:
         raise _Now
 
 
+StopSignals._handle = _handle
+
+# %% ../nbs/07n_stopping.ipynb #7baeee95
 @contextmanager
 def _heard(self: StopSignals) -> Iterator["StopSignals"]:
     """Listen, and put the handlers back afterwards."""
@@ -143,7 +146,7 @@ def _heard(self: StopSignals) -> Iterator["StopSignals"]:
             signal.signal(number, old)
 
 
-StopSignals._handle, StopSignals.heard = _handle, _heard
+StopSignals.heard = _heard
 
 # %% ../nbs/07n_stopping.ipynb #ff5d9926
 def _run(self: StopSignals, work: Callable[[], Result], keep: bool = False) -> Result | None:
