@@ -4,12 +4,12 @@ import csv
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
 from memcalib.decisions import Book, latest, of_one_person
-from memcalib.keys import MOVES, KeyPage, KeySession, Walk
+from memcalib.keys import MOVES, KeyPage, KeySession, Walk, typed
 from memcalib.problem import DataError, Record, Violation
 from memcalib.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
 
@@ -160,13 +160,14 @@ def test_a_walk_stays_inside_and_finds_the_next_open_place(tmp_path_factory, dec
 
 
 @given(st.lists(st.sampled_from([*"120npu", "12", "x", "", " 1", "note"]), max_size=20))
+@example(["1"] * 6 + ["p", "u"])
 def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
     """Against a model with two dictionaries: what was decided and what waits as a draft."""
     path = tmp_path_factory.mktemp("keys") / "rows.jsonl"
     session, decided, drafts, index = ThingSession(ThingBook(path, THINGS)), {}, {}, 0
     unseen = lambda start: next((k % 6 for k in range(start, start + 6) if k % 6 not in decided), start)
     for number, action in enumerate(actions):
-        key = action.strip()
+        key, here = action.strip(), f"Saved: Item {index + 1} of 6: "
         if action == "note":
             session.write(f"note {number}")
             if index in decided:
@@ -179,7 +180,7 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
                 note = drafts.pop(index, decided.get(index, (None, ""))[1])
                 decided[index] = {"1": 1, "2": 2, "0": None}[key], note
                 index = unseen(index)
-                assert session.status.startswith("Saved") and ("All items" in session.status) == (len(decided) == 6)
+                assert session.status.startswith(here) and ("All items" in session.status) == (len(decided) == 6)
             elif key and key in MOVES:
                 index = {"n": min(index + 1, 5), "p": max(index - 1, 0), "u": unseen(0) if len(decided) < 6 else index}[
                     key
@@ -192,6 +193,30 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
     with ThingBook(path, THINGS) as book:
         said = {k: book.get(*place) for k, place in enumerate(PLACES) if book.get(*place)}
         assert {k: (row.value, row.note) for k, row in said.items()} == decided
+
+
+@given(st.text("120npux", max_size=12), st.data())
+def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
+    """However many keys the browser sends together, each counts once, in its order."""
+    folder, books = tmp_path_factory.mktemp("quick"), []
+    for name in ("slow", "quick"):
+        book = ThingBook(folder / name, THINGS)
+        page, sent = type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book)), 0
+        while sent < len(keys):
+            sent += 1 if name == "slow" else data.draw(st.integers(1, 6))
+            page._keys.set_state({"value": keys[:sent]})
+        assert page._keys.value == keys
+        book.close()
+        books.append([(book.get(*place) or Said(item="-")).value for place in PLACES] + [page.session.index])
+    assert books[0] == books[1]
+
+
+@given(st.text("12", max_size=6), st.text("12", max_size=6), st.text("12", max_size=3))
+def test_keys_are_what_was_put_into_a_field(before, after, keys):
+    assert typed(before, before + keys) == keys
+    assert sorted(typed(before + after, before + keys + after)) == sorted(keys)
+    assert typed(before + after, before) == "" == typed(before + keys + after, before + keys)
+    assert typed(before, "x") == "x"
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=12)
@@ -251,14 +276,19 @@ def test_empty_and_unsure_cells():
 @pytest.mark.parametrize(
     ("kind", "first", "refused", "field"),
     [
-        (ThingSession, "Type 1, 2 or 0 in", "Keys: 1 one, 2 two, 0 cannot tell; n p u to move.", "1 2 0 · n p u"),
-        (YesNoSession, "Type y or x in", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
+        (
+            ThingSession,
+            "Type 1, 2 or 0 in the field.",
+            "Keys: 1 one, 2 two, 0 cannot tell; n p u to move.",
+            "1 2 0 · n p u",
+        ),
+        (YesNoSession, "Type y or x in the field.", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
     ],
 )
 def test_the_texts_of_a_page_name_the_keys_of_its_kind(tmp_path, kind, first, refused, field):
     with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
         session = kind(book)
-        assert session.status.startswith(first)
+        assert session.status == first
         session.press("3")
         assert session.status.endswith(refused) and book.counts()["left"] == 6
         page = type("Shown", (KeyPage,), {"card": lambda self: ""})(session)

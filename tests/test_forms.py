@@ -26,8 +26,8 @@ from memcalib.sheets import cell_text, sheet_cell
 
 
 def key(page, text):
-    """What a browser sends when the field's text changes."""
-    page._keys.set_state({"value": text})
+    """What a browser sends when more is typed: all that stands in the field now."""
+    page._keys.set_state({"value": page._keys.value + text})
 
 
 def test_single_keys_label_and_move_on(tmp_path):
@@ -35,16 +35,17 @@ def test_single_keys_label_and_move_on(tmp_path):
     for k, (text, level) in enumerate(KEYS.items()):
         assert page.session.index == k
         key(page, text.upper())
-        assert page.session.book.get(ITEMS[k].item).level == level and page._keys.value == ""
+        assert page.session.book.get(ITEMS[k].item).level == level
+    assert page._keys.value == "".join(KEYS).upper()  # the kernel never touches what somebody is typing
     assert len((tmp_path / "l.jsonl").read_text().splitlines()) == len(KEYS)
 
 
-@pytest.mark.parametrize("text", ["11", "12", "x", "é", "<b>", "4", "1 2"])
+@pytest.mark.parametrize("text", ["x", "é", "<", "4", " ", "\n"])
 def test_anything_but_one_known_key_saves_nothing(tmp_path, text):
     page = LabelPage(ITEMS, tmp_path / "l.jsonl")
     key(page, text)
     assert (tmp_path / "l.jsonl").read_text() == "" and page.session.index == 0
-    assert "Nothing saved" in page._status.value and "<b>" not in page._status.value and page._keys.value == ""
+    assert "Nothing saved" in page._status.value and "<" not in page._status.value
 
 
 def test_a_new_page_goes_on_where_the_file_stops(tmp_path):

@@ -209,7 +209,8 @@ def test_keys_do_what_they_say(tmp_path_factory, keys):
         session.press(key)
         if key.strip() in KEYS:
             expected[place] = KEYS[key.strip()]
-            assert session.status.startswith("Saved")
+            pair = [item.item for item in ITEMS].index(place[0]) + 1
+            assert session.status.startswith(f"Saved: Pair {pair} of 2, sentence {place[1]}: ")
         elif key not in "npu" or not key:
             assert session.status.startswith("Nothing saved") and (session.item.item, session.sentence) == place
     found = latest_roles(read_role_labels(path)) if expected else {}
@@ -242,7 +243,7 @@ def test_what_cannot_be_saved_is_said_and_the_place_kept(tmp_path, monkeypatch):
 def test_the_widget_labels_and_resumes(tmp_path):
     page = RolePage(ITEMS, tmp_path / "roles.jsonl")
     page._keys.value = "1"
-    assert page._keys.value == "" and "sentence 2" in page._head.value
+    assert page._keys.value == "1" and "sentence 2" in page._head.value
     page._buttons["3"].click()
     page._buttons["p"].click()
     assert page._buttons["3"].button_style == "success" and page._buttons["1"].button_style == ""
@@ -276,7 +277,7 @@ def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
     page._keys.value = "2"
     page._buttons["p"].click()
     assert page._note.value == "which tea?" and page._buttons["2"].button_style == "success"
-    page._keys.value = "1"
+    page._keys.value = "21"
     label = page.session.book.get(ITEMS[0].item, 1)
     assert (label.role, label.note, label.labeller) == ("key", "which tea?", "ann") and page._note.value == ""
     page.session.book.close()
