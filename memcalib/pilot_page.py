@@ -118,7 +118,7 @@ def _about(item: PilotItem) -> list[tuple[str, str]]:
     names = dict.fromkeys(name for block in blocks for name in (block.parent_memory_id, *block.atom_ids))
     return [("the row", ""), *((printable(name), name) for name in names)]
 
-# %% ../nbs/08m_pilot_page.ipynb #a3cc2e13
+# %% ../nbs/08m_pilot_page.ipynb #98a439c5
 class PilotPage(Page):
     """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
 
@@ -144,8 +144,8 @@ class PilotPage(Page):
         self.show()
 
     def press(self, name: str) -> None:
-        """Do what a button does; an issue that was typed and not added stops a pass."""
-        if name == "pass" and self._issue.value.strip():
+        """Do what a button does; nothing while an issue is typed and not added."""
+        if self._issue.value.strip():
             self.session.status = "NOT saved: an issue is typed and not added; add it or clear the field."
         else:
             _BUTTONS[name](self.session)

@@ -370,6 +370,20 @@ def test_the_widgets_do_what_the_session_does(batch):
     assert page._repr_mimebundle_()
 
 
+@pytest.mark.parametrize("name", ["pass", "take back", "previous", "next", "next unread"])
+def test_an_issue_that_was_typed_stays_with_its_row(batch, name):
+    page = f.PilotPage(batch)
+    page._buttons["pass"].click()
+    page.session.complain("sources", "broken")
+    page._issue.value, saved = "too vague", batch.reviews.read_text()
+    page._buttons[name].click()
+    assert "typed and not added" in page._status.value and page.session.index == 1
+    assert batch.reviews.read_text() == saved and page._issue.value == "too vague"
+    page._issue.value = "  "
+    page._buttons[name].click()
+    assert "typed and not added" not in page._status.value
+
+
 def test_foreign_names_do_no_harm_in_widgets(tmp_path):
     batch = p.write_batch(tmp_path, p.pilot_items([evil_example()]), {})
     page = f.PilotPage(batch)
