@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['MOVES', 'Walk', 'NotedWalk', 'KeySession', 'Page', 'typed', 'KeyPage']
 
-# %% ../nbs/00n_keys.ipynb #e8d441b3
+# %% ../nbs/00n_keys.ipynb #fab7cf26
 import html
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from .decisions import Book
@@ -158,11 +158,15 @@ class Page:
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.box._repr_mimebundle_(**options)
 
-# %% ../nbs/00n_keys.ipynb #53c087a9
+# %% ../nbs/00n_keys.ipynb #d1b208ed
+def _shared(a: Sequence[str], b: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
 def typed(old: str, new: str) -> str:
     """The keys that made one text of a field from another; none where text was only taken out."""
-    start = len(commonprefix([old, new]))
-    end = len(commonprefix([old[start:][::-1], new[start:][::-1]]))
+    start = _shared(old, new)
+    end = _shared(old[start:][::-1], new[start:][::-1])
     return new[start : len(new) - end] if start + end == len(old) else new[start:]
 
 # %% ../nbs/00n_keys.ipynb #c7b02db8
