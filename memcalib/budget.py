@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['ASSUMED', 'SAMPLED', 'LONGEST', 'Setting', 'resolved', 'Texts', 'measure_texts', 'epoch_work', 'teaching_work',
-           'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'missing_here',
-           'Forecast', 'forecast']
+           'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'Forecast',
+           'forecast']
 
-# %% ../nbs/09i_budget.ipynb #cb3f6f73
-import os
+# %% ../nbs/09i_budget.ipynb #d22c2d5d
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from itertools import islice
@@ -19,9 +19,11 @@ from typing import Any
 from .endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
 from .fields import read_yaml
-from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape, read_config
+from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape
 from .problem import Example, encode_prompt, iter_examples, render
 from .recipe import Launch, Recipe, Source, method_config
+from .start import asks_judge, refusals, weights_path
+from .train_data import teaching_file
 from .verdict import judge_request
 
 # %% ../nbs/09i_budget.ipynb #6d5f374c
@@ -87,20 +89,20 @@ def _drawn(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
     count = getattr(world, split)
     return count, make_examples(world.name, min(count, SAMPLED), world.seed, "rl" if split == "train" else split)
 
-# %% ../nbs/09i_budget.ipynb #ee054f95
-def _local_folder(recipe: Recipe) -> Path | None:
-    from memcalib.microworld import policy_path
-
-    if Path(recipe.start.model).is_dir():
-        return Path(recipe.start.model)
-    try:
-        return policy_path(recipe.start.model)
-    except ValueError:
-        return None
+# %% ../nbs/09i_budget.ipynb #3ec75b93
+def _local_folder(recipe: Recipe, config: Any) -> Path | None:
+    place, start = recipe.begins(_method(config))
+    with suppress(FileNotFoundError):
+        folder = Path(weights_path(start.model, f"{place}.model"))
+        return folder if folder.is_dir() else None
 
 
-def _counter(recipe: Recipe) -> tuple[Any, str]:
-    folder = _local_folder(recipe)
+def _method(config: Any) -> str:
+    return getattr(config, "method", "sft")
+
+
+def _counter(recipe: Recipe, config: Any) -> tuple[Any, str]:
+    folder = _local_folder(recipe, config)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return estimate_tokens, "no tokenizer on this machine: four bytes count as a token"
     from transformers import AutoTokenizer
@@ -108,9 +110,9 @@ def _counter(recipe: Recipe) -> tuple[Any, str]:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return lambda messages: len(encode_prompt(tokenizer, messages)), ""
 
-# %% ../nbs/09i_budget.ipynb #18c6fec0
+# %% ../nbs/09i_budget.ipynb #d8d63d79
 def _taught(config: Any) -> bool:
-    return getattr(config, "method", "") in ("opsd-pg", "opsd-gkd")
+    return _method(config) in ("opsd-pg", "opsd-gkd")
 
 
 def _teacher_sizes(config: Any, tokens: Any, examples: Sequence[Example]) -> list[int]:
@@ -119,7 +121,7 @@ def _teacher_sizes(config: Any, tokens: Any, examples: Sequence[Example]) -> lis
     layout = config.teacher_layout or config.layout
     return [tokens(teacher_messages(example, config.text, layout)) for example in examples]
 
-# %% ../nbs/09i_budget.ipynb #987c1afb
+# %% ../nbs/09i_budget.ipynb #ba91092d
 def measure_texts(recipe: Recipe, config: Any) -> Texts:
     """What the recipe's examples look like, measured where they are on this machine and assumed where they are not."""
     train, validation = _drawn(recipe, "train"), _drawn(recipe, "validation")
@@ -128,7 +130,7 @@ def measure_texts(recipe: Recipe, config: Any) -> Texts:
     if train is None:
         return _assumed_texts(recipe, config, held_out)
     count, examples = train
-    tokens, note = _counter(recipe)
+    tokens, note = _counter(recipe, config)
     how = method_config(recipe, "grpo")
     prompts = [tokens(render(example, text=how.text, layout=how.layout)) for example in examples]
     judged = [estimate_tokens(judge_request(e, "", recipe.judging).messages) for e in examples if e.atoms]
@@ -164,14 +166,14 @@ def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
         "tokens read by counterfactuals": answers * each * pairs, "tokens read by the teacher": answers * told,
     }  # fmt: skip
 
-# %% ../nbs/09i_budget.ipynb #5e5b099c
+# %% ../nbs/09i_budget.ipynb #6072712d
 def _teaching(recipe: Recipe, texts: Texts) -> int:
-    if recipe.data.world is not None and recipe.demonstrations is None:
-        return recipe.data.world.demonstrations
-    path = Path(recipe.demonstrations or "")
-    file = path / "accepted.jsonl" if path.is_dir() else path
-    if not file.is_file():
+    try:
+        file = teaching_file(recipe)
+    except (ValueError, FileNotFoundError):
         return texts.examples
+    if file is None:
+        return recipe.data.world.demonstrations
     with open(file, encoding="utf-8") as lines:
         return sum(1 for line in lines if line.strip())
 
@@ -182,11 +184,11 @@ def teaching_work(recipe: Recipe, config: Any, texts: Texts) -> dict[str, float]
     steps = -(-rows // config.batch_size)
     return {"steps per epoch": steps, "epochs": config.epochs, "rows": rows, "tokens read by the update": rows * (texts.prompt + ASSUMED["answer"])}
 
-# %% ../nbs/09i_budget.ipynb #68e34211
+# %% ../nbs/09i_budget.ipynb #2c2ddbd7
 def judge_work(recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, float]) -> dict[str, Any]:
     """Calls, tokens and cost (US dollars, None without a price) of judging one epoch."""
-    scored = getattr(config, "method", "sft") in ("grpo", "gdpo", "memcalib-rl")
-    before = int(getattr(config, "method", "sft") != "sft")  # fine-tuning scores nothing before its first step
+    scored = asks_judge(_method(config), config, 0)
+    before = int(_method(config) != "sft")  # fine-tuning scores nothing before its first step
     rounds = before + work["steps per epoch"] // config.eval_every if config.eval_every and texts.validation else 0
     calls = (work["answers"] if scored else 0) + rounds * texts.validation
     frame, line = JUDGED_TOKENS
@@ -239,7 +241,7 @@ def _sampler(config: Any, rows: int) -> dict[str, Any]:
         return {}
     return {"colocated": trl.get("vllm_gpu_memory_utilization", 0.3), "sleeping": trl.get("vllm_enable_sleep_mode", False)}
 
-# %% ../nbs/09i_budget.ipynb #1b51c0f4
+# %% ../nbs/09i_budget.ipynb #72883f42
 def _on_gpus(launch: Launch) -> bool:
     return launch.memory_gib is not None or launch.processes > 1 or launch.accelerate is not None
 
@@ -261,10 +263,10 @@ def training_plan(recipe: Recipe, config: Any, prompt: float, answer: float) -> 
     )  # fmt: skip
 
 
-def recipe_shape(recipe: Recipe, lora_rank: int) -> Shape | None:
-    """The shape of the model that a recipe starts from, None where neither a folder nor `launch.shape` tells it."""
-    source = recipe.launch.shape or _local_folder(recipe)
-    return model_shape(source, lora_rank) if source else None
+def recipe_shape(recipe: Recipe, config: Any) -> Shape | None:
+    """The shape of the model that a method begins with, None where neither a folder nor `launch.shape` tells it."""
+    source = recipe.launch.shape or _local_folder(recipe, config)
+    return model_shape(source, config.lora_rank) if source else None
 
 # %% ../nbs/09i_budget.ipynb #f2e8525f
 def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mapping[str, Memory]) -> Iterator[str]:
@@ -291,28 +293,16 @@ def _room(recipe: Recipe, shape: Shape, plan: Plan, config: Any) -> str:
     each = max(1, shape.cache) * 2 / parts * (config.max_prompt + config.max_tokens)
     return f"vLLM's share holds {2 * shape.parameters / parts / GIB:.1f} GiB of weights and {max(0, int(left // each))} answers at their limits at once"
 
-# %% ../nbs/09i_budget.ipynb #cc2c7b0e
-def missing_here(recipe: Recipe, config: Any, asked: bool) -> Iterator[str]:
-    """What a run would be refused for on this machine: an unset key of a judge that is `asked`, a logger, a limit of the model."""
-    from memcalib.settings import check_loggers, check_model
-
-    if asked and isinstance(recipe.judge, Endpoint) and recipe.judge.key_env and not os.environ.get(recipe.judge.key_env):
-        yield f"judge.key_env: the variable {recipe.judge.key_env} is not set here"
-    source, checks = recipe.launch.shape or _local_folder(recipe), [(check_loggers, (config.report_to,))]
-    checks += [(check_model, (config, read_config(source)))] if source else []
-    for check, given in checks:
-        try:
-            check(*given)
-        except ValueError as error:
-            yield from str(error).splitlines()
-
-# %% ../nbs/09i_budget.ipynb #5a11c78b
+# %% ../nbs/09i_budget.ipynb #6f6d5744
 LONGEST = "at greatest lengths"
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training would be and cost; `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU."""
+    """What a training would be and cost; `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
+
+    `refused` is why a run that starts on this machine would be refused.
+    """
 
     method: str
     settings: list[Setting]
@@ -323,6 +313,7 @@ class Forecast:
     memory: dict[str, Memory]
     assumptions: list[str]
     warnings: list[str]
+    refused: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; memory in bytes."""
@@ -354,14 +345,15 @@ def _memory_rows(memory: Mapping[str, Memory]) -> list[tuple[str, str]]:
 def _both(memory: Mapping[str, Memory], value: Any) -> str:
     return "  ".join(f"{value(memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
 
-# %% ../nbs/09i_budget.ipynb #50cf1982
+# %% ../nbs/09i_budget.ipynb #16f00944
 def _text(self: Forecast) -> str:
     """The forecast as a page for a terminal."""
     settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
     lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
     lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
     lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
-    for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings)):
+    refused = ("A run on this machine would be refused", self.refused)
+    for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings), refused):
         lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
     return "\n".join(lines[1:])
 
@@ -379,7 +371,7 @@ def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> t
     notes = [_room(recipe, shape, plans["expected"], config)] if plans["expected"].colocated else []
     return {name: estimate_memory(shape, plan) for name, plan in plans.items()}, notes
 
-# %% ../nbs/09i_budget.ipynb #eec6a9d2
+# %% ../nbs/09i_budget.ipynb #6f250099
 def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> Forecast:
     """What training this method would be and cost. Opens files on this machine only, and loads no weights.
 
@@ -388,12 +380,14 @@ def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Seq
     config = method_config(recipe, method, seed)
     texts = measure_texts(recipe, config)
     work = teaching_work(recipe, config, texts) if method == "sft" else epoch_work(config, texts)
-    shape = recipe_shape(recipe, config.lora_rank)
+    shape = recipe_shape(recipe, config)
     memory, notes = _memory(recipe, config, texts, shape)
     assumed = [f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens", *texts.assumptions, *notes]
     if method == "memcalib-rl":
         assumed.append(f"{min(ASSUMED['pairs'], texts.atoms):g} localizable channels an answer; 8 is the most")
     judge = judge_work(recipe, config, texts, work)
-    problems = [*warnings_of(recipe, config, shape, memory), *missing_here(recipe, config, judge["calls"] > 0)]
+    problems = list(warnings_of(recipe, config, shape, memory))
+    seen = None if texts.longest is None else texts.examples
+    refused = list(refusals(recipe, method, config, seen, texts.validation, local=True))
     gpus = recipe.launch.processes if _on_gpus(recipe.launch) else 0
-    return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, gpus, memory, assumed, problems)
+    return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, gpus, memory, assumed, problems, refused)

@@ -117,7 +117,7 @@ _Judge = Annotated[
 ]
 _Method = Literal["sft", "opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
 
-# %% ../nbs/09h_recipe.ipynb #faeb221e
+# %% ../nbs/09h_recipe.ipynb #daae2951
 class Recipe(BaseModel):
     """One training of any method; `load_recipe` checks the settings of all methods too and lists every fault."""
 
@@ -133,6 +133,10 @@ class Recipe(BaseModel):
     sft: dict[str, Any] = Field(default_factory=dict)
     methods: dict[_Method, dict[str, Any]] = Field(default_factory=dict)
     launch: Launch = Launch()
+
+    def begins(self, method: str) -> tuple[str, Start]:
+        """Where a method's model is named, base or start, and what is named there."""
+        return ("base", self.base) if method == "sft" and self.base else ("start", self.start)
 
 # %% ../nbs/09h_recipe.ipynb #b49cb96f
 def _settings(recipe: Mapping[str, Any], method: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'saving', 'TrainRun', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #d8af3e58
+# %% ../nbs/09g_train.ipynb #a6400e37
 import json
 import logging
 import os
@@ -23,7 +23,7 @@ from .manifest import manifest, write_manifest
 from .metrics import METRICS
 from .parts import Bar, RunFolder
 from .problem import write_jsonl
-from .recipe import Recipe, Start, method_config, setting_place
+from .recipe import Recipe, Start, method_config
 from .start import _merged, check_ready, judge_facts, load_start, run_judge
 from .train_data import read_splits, teaching_rows
 
@@ -34,14 +34,7 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #97a78e30
-def _check_count(recipe: Recipe, method: str, config: Any, count: int) -> None:
-    prompts = getattr(config, "prompts", 0)
-    if prompts > count:
-        place = setting_place(method, "prompts", recipe.methods.get(method, {}))
-        raise ValueError(f"{place}: found {prompts}; allowed: at most {count}, the number of training examples")
-
-# %% ../nbs/09g_train.ipynb #8f878190
+# %% ../nbs/09g_train.ipynb #ae6b1249
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -59,10 +52,8 @@ class TrainRun:
         self.command, self.started, self.state = command, time.time(), PartialState()
         self.config = saving(method_config(recipe, method, seed))
         self.examples = read_splits(recipe)
-        _check_count(recipe, method, self.config, len(self.examples.train))
-        self.judge = run_judge(recipe, self.examples, method, cache)
-        scored, watched = method in ("grpo", "gdpo", "memcalib-rl"), bool(self.examples.validation and self.config.eval_every)
-        check_ready(recipe, method, self.config, scored or watched)
+        check_ready(recipe, method, self.config, self.examples)
+        self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         if self.state.is_main_process:
             self._bind()
@@ -139,11 +130,11 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #36b6182f
+# %% ../nbs/09g_train.ipynb #d56f2c68
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
-    started = self.recipe.base or self.recipe.start if self.method == "sft" else self.recipe.start
+    started = self.recipe.begins(self.method)[1]
     free = FREE | {"log_every", "output"}
     config = {name: value for name, value in self.config.model_dump(mode="json").items() if name not in free}
     who = judge_facts(self.recipe, self.judge)["judge"]
@@ -204,11 +195,11 @@ def _reinforce(self: TrainRun, bar: Bar) -> None:
         tokenizer.save_pretrained(self.folder / "policy.part")
         _keep_policy(self.folder, self.folder / "policy.part", self.recipe.start)
 
-# %% ../nbs/09g_train.ipynb #a166fa02
+# %% ../nbs/09g_train.ipynb #467e6e26
 def _teach(self: TrainRun, bar: Bar) -> None:
     from memcalib.sft import sft
 
-    start = self.recipe.base or self.recipe.start
+    start = self.recipe.begins(self.method)[1]
     model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
     tell = _watch(bar, self.method, self._units(), self.steps[-1]["step"] if self.steps else 0)
     held_out = self._score(tokenizer) if self.examples.validation and self.config.eval_every else ()

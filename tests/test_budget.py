@@ -307,18 +307,23 @@ def test_the_page_says_where_the_memory_is(tmp_path):
     assert "gradients" in forecast(load_recipe("qwen3-8b"), "sft").text()
 
 
-def test_what_this_machine_lacks_is_a_warning(monkeypatch):
+def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
     hear(monkeypatch)
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
-    asked = [
-        m
-        for m in METHODS.values()
-        if any("JUDGE_API_KEY is not set" in w for w in forecast(load_recipe("qwen3-8b"), m).warnings)
-    ]
+    refused = lambda method, *changes, name="qwen3-8b": forecast(load_recipe(name, changes), method).refused
+    asked = [m for m in METHODS.values() if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))]
     assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], "fine-tuning asks no judge here"
     monkeypatch.setenv("JUDGE_API_KEY", "any")
-    assert not any("is not set" in text for text in forecast(load_recipe("qwen3-8b"), "grpo").warnings)
+    assert not any("JUDGE_API_KEY" in text for text in refused("grpo"))
     changes = ["train.report_to=missing", "train.max_tokens=5000", "sft.report_to=notes"]
-    warnings = forecast(load_recipe("micro", changes), "grpo").warnings
-    assert [text.split(":")[0] for text in warnings] == ["report_to", "max_tokens"]
-    assert forecast(load_recipe("micro", changes), "sft").warnings == []
+    assert [text.split(":")[0] for text in refused("grpo", *changes, name="micro")] == [
+        "train.report_to",
+        "train.max_tokens",
+    ]
+    assert refused("sft", *changes, name="micro") == []
+    assert not any("prompts" in text for text in refused("grpo")), "nobody knows how many examples there are"
+
+
+def test_fine_tuning_begins_with_its_own_model():
+    wide = load_recipe("micro", ["launch.memory_gib=80", "start.model=owner/name"])
+    assert forecast(wide, "sft").shape.parameters > 200_000 and forecast(wide, "gdpo").shape is None

@@ -426,6 +426,49 @@ def test_what_is_missing_is_named_before_the_folder_is_bound(
     code, _, err = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--no-cache")
     assert code == 1 and needle in err and "unexpected" not in err
     assert not (tmp_path / "run").exists()
+    dry, said, told = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--dry-run")
+    if dry:
+        assert told == err, "a fault of the recipe"
+    elif change not in ({"start": {"model": "no-such/model"}}, {"data": {"train": "none.jsonl"}}):
+        refused = said.partition("A run on this machine would be refused\n")[2]
+        assert refused.splitlines() == [f"  {line}" for line in err.removeprefix("memcalib: ").splitlines()]
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, mine):
+    hub = {"start": {"model": "owner/cold", "adapter": "owner/adapter"}, "base": {"model": "owner/base"}}
+    recipe = written(tmp_path, mine | hub | {"train": mine["train"] | {"teacher": "owner/teacher"}})
+    for method in ("opsd-pg", "gdpo"):
+        code, said, _ = call(capsys, recipe, "--method", method, "--dry-run")
+        assert code == 0 and "memory unknown" in said and "refused" not in said
+    for start, place in (
+        ({"base": {"model": "nowhere"}}, "base.model"),
+        ({"base": {"model": "cold-short", "adapter": "/no"}}, "base: adapter"),
+    ):
+        recipe = written(tmp_path, mine | hub | start | {"demonstrations": mine["data"]["train"]})
+        said = call(capsys, recipe, "--method", "sft", "--dry-run")[1].partition("would be refused")[2]
+        assert (
+            said.strip().startswith(place) and "refused" not in call(capsys, recipe, "--method", "gdpo", "--dry-run")[1]
+        )
+
+
+def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, mine):
+    changes = {
+        "start": {"model": "no-such-model"},
+        "judge": None,
+        "methods": {"opsd-pg": {"teacher": "x", "prompts": 7}},
+    }
+    recipe = written(tmp_path, {k: v for k, v in (mine | changes).items() if v is not None})
+    _, said, _ = call(capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--dry-run")
+    code, _, err = call(capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--no-cache")
+    lines = err.removeprefix("memcalib: ").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "methods.opsd-pg.prompts",
+        "judge",
+        "start.model",
+        "methods.opsd-pg.teacher",
+    ]
+    assert code == 1 and said.partition("would be refused\n")[2].splitlines() == [f"  {line}" for line in lines]
 
 
 def test_a_judge_that_is_not_asked_needs_no_key(tmp_path, mine):
