@@ -225,7 +225,7 @@ def tree_logps(
             found = token_scores(head, states, targets, temperature, logit_chunk, entropy)
         return spread(found[0], keep), spread(found[1], keep) if entropy else None
 
-# %% ../nbs/05b_trees.ipynb #43cc70ba
+# %% ../nbs/05b_trees.ipynb #edd3541e
 def trees_agree(
     model,
     prompts: Sequence[Sequence[int]],
@@ -238,11 +238,12 @@ def trees_agree(
     def check() -> tuple[Tensor, Tensor]:
         few = sample_rows(prompts, responses)
         rows = [prompts[i] for i in few], [responses[i] for i in few]
+        told = response_mask(rows[1], model.device)
         with evaluating(model):
-            trees, _ = tree_logps(model, *rows, temperature=temperature, fused=fused)
-        return trees.flatten(), response_logps(model, *rows, temperature=temperature, share=False).flatten()
+            trees, _ = tree_logps(model, *rows, temperature=temperature, fused=fused, parts=1)
+        return trees[told], response_logps(model, *rows, temperature=temperature, share=False)[told]
 
-    return not verdict(model, "tree", lambda: tree_fault(model), check)
+    return not verdict(model, "tree", lambda: tree_fault(model), check, together=True)
 
 # %% ../nbs/05b_trees.ipynb #b811d103
 def unpad(

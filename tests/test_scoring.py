@@ -221,6 +221,38 @@ def test_the_sample_has_different_prompts_and_two_answers_to_one(seed, count):
     distinct = {tuple(prompts[i]) for i in full}
     repeated = len(distinct) < len(full)
     assert len({tuple(prompts[i]) for i in picked}) >= min(len(distinct), count - repeated)
+    assert not repeated or count < 2 or prompts[picked[0]] == prompts[picked[1]]
+
+
+NANS = torch.full((2,), NAN)
+
+
+@pytest.mark.parametrize(
+    ("shared", "plain", "found"),
+    [
+        (NANS[:0], NANS[:0], models.UNDECIDED),
+        (NANS, NANS, models.UNDECIDED),
+        (torch.zeros(2), NANS, models.UNDECIDED),
+        (torch.tensor([0.5, NAN]), torch.tensor([0.5, NAN]), ""),
+        (torch.tensor([0.5, 1.0]), torch.tensor([0.5, NAN]), ""),
+        (torch.tensor([0.7, NAN]), torch.tensor([0.5, NAN]), "by 0.2 nats"),
+        (NANS, torch.zeros(2), "by nan nats"),
+    ],
+)
+def test_only_finite_numbers_of_the_plain_way_are_compared(shared, plain, found):
+    for half in (False, True):
+        told = models.agrees(shared, plain, half)
+        assert told == found if found in ("", models.UNDECIDED) else found in told
+
+
+def test_what_is_undecided_is_asked_again(caplog):
+    other, sides = tiny("Llama"), [(NANS, NANS), (NANS[:0], NANS[:0]), (torch.zeros(1), torch.zeros(1))]
+    check = lambda: sides.pop(0)
+    found = [
+        models.verdict(other, "way", lambda: "", check, together=together) for together in (True, False, True, True)
+    ]
+    assert found == [models.UNDECIDED, models.UNDECIDED, "", ""] and not sides and not caplog.messages
+    assert sharing_faults(other) == {"way": ""}
 
 
 def test_verdicts_die_with_their_model():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import tiny
 
+from memcalib import trees
 from memcalib.models import sharing_faults
 from memcalib.scoring import response_logps_reference
 from memcalib.trees import attention_width, best_trees, pack, plant, tree_fault, tree_logps, trees_agree, unpad
@@ -222,6 +223,42 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
     assert "differs from the plain way" in sharing_faults(model)["tree"]
+
+
+def all_before(mask, shelf):
+    """Instead of `_look`: each token sees all tokens before it in its row, those of other answers too."""
+    mask.copy_(torch.ones_like(mask).tril())
+
+
+def test_a_sample_without_an_answer_decides_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(trees, "_look", all_before)
+    model, prompts, answers = tiny(), [[3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5, 7]], [[8, 9, 10], [11, 12], [13, 14, 15]]
+    assert not trees_agree(model, prompts, [[], [], []]) and sharing_faults(model) == {} and not caplog.messages
+    assert not trees_agree(model, [[3, 4], [5]], [[5] * 300, [6] * 280]) and sharing_faults(model) == {}
+    assert not trees_agree(model, [*prompts, [3, 4]], [*answers, [5] * 300]), "one answer beyond the context"
+    assert "differs from the plain way" in sharing_faults(model)["tree"]
+
+
+def test_a_sample_without_an_answer_does_not_end_sharing():
+    model, rows = tiny(), a_workload(3)
+    assert not trees_agree(model, [[1, 2]], [[]]) and trees_agree(model, *rows) and trees_agree(model, [[1, 2]], [[]])
+    assert sharing_faults(model) == {"tree": ""}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold_one_each(monkeypatch, dtype):
+    monkeypatch.setattr(trees, "attention_width", lambda model: 5.0)
+    rng, models = random.Random(0), [tiny().to(dtype) for _ in range(2)]
+    for weight in (p for model in models for p in model.parameters()):
+        weight.data.mul_(4)  # attention that matters
+    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+    prompts = [word(20), word(21), word(22), word(23)]
+    rows = [*prompts, prompts[3]], [word(30) for _ in range(5)]
+    planted = best_trees(*rows, 5.0)
+    assert all(sum(node.row >= 0 for node in tree) == 1 for tree in planted) and len(planted) == 5
+    assert trees_agree(models[0], *rows)
+    monkeypatch.setattr(trees, "_look", all_before)
+    assert not trees_agree(models[1], *rows) and "differs" in sharing_faults(models[1])["tree"]
 
 
 def test_half_precision_agrees():
