@@ -292,6 +292,13 @@ def test_a_failure_is_shown_before_the_pass_of_another_person(batch):
     assert text.count('<p class="verdict">fail</p>') == 1 and text.count('<p class="verdict">pass</p>') == 8
 
 
+def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook(batch):
+    page = f.row_html(batch.items[0])
+    for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
+        assert re.search(rf"\.pilot dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
+    assert "max-content) 1fr" not in page
+
+
 def test_very_long_texts_are_cut_visibly(tmp_path):
     record = RECORDS[0].model_copy(update={"source_answer": "x" * 1_000_000})
     batch = p.write_batch(tmp_path, p.pilot_items([record]), {})

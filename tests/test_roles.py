@@ -283,6 +283,14 @@ def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
     page.session.book.close()
 
 
+def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook():
+    """JupyterLab floats `dt` and `dd` and makes them a share of the width: rules of ours with a higher rank undo that."""
+    page = role_html(ITEMS[0])
+    for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
+        assert re.search(rf"\.roles dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
+    assert "max-content) 1fr" not in page
+
+
 def test_nothing_on_the_page_runs(tmp_path):
     rubric = {EVIL: EVIL}
     item = an_item(
