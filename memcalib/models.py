@@ -101,9 +101,13 @@ def shares_cache(model) -> bool:
     "True when nothing in the model's configuration speaks against sharing."
     return not cache_fault(model)
 
-# %% ../nbs/05ab_models.ipynb #7f9dea09
+# %% ../nbs/05ab_models.ipynb #9e7e6d43
+def _takes(network, name: str) -> bool:
+    return name in inspect.signature(network.forward).parameters
+
+
 def _takes_positions(network) -> bool:
-    return "position_ids" in inspect.signature(network.forward).parameters
+    return _takes(network, "position_ids")
 
 # %% ../nbs/05ab_models.ipynb #18e2501b
 def sample_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], count: int = 4) -> list[int]:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['response_logps_reference', 'read_answers', 'response_logps']
 
-# %% ../nbs/05ac_scoring.ipynb #6fb30daf
+# %% ../nbs/05ac_scoring.ipynb #a3360d0d
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from .engines import evaluating, group_sync
 from memcalib.models import (
     _out_of_memory,
+    _takes,
     _takes_positions,
     cache_fault,
     in_one_call,
@@ -48,7 +49,7 @@ def response_logps_reference(
                 out[i, t] = logp[len(prompt) + t - 1, token]
     return out
 
-# %% ../nbs/05ac_scoring.ipynb #174c0e62
+# %% ../nbs/05ac_scoring.ipynb #e753f8a4
 _Read = Callable[[torch.nn.Module, Tensor, Tensor], Tensor]  # head, hidden states, answer tokens -> something of each token
 
 
@@ -63,16 +64,16 @@ class _Scorer:
     def read(self, states: Tensor, keep: Tensor, targets: list[int]) -> Tensor:
         "What the reader says of the targets at the kept positions, from hidden states or (no head) from logits."
         wanted = torch.tensor(targets, dtype=torch.long, device=states.device)
-        return self.reader(self.head or torch.nn.Identity(), states[keep], wanted)
+        return self.reader(self.head or torch.nn.Identity(), states[keep[:, -states.shape[1] :]], wanted)
 
     def idle(self) -> None:
         "Empty forwards until no process has work left."
         while self.sync and self.sync(False):
             self.network(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
 
-# %% ../nbs/05ac_scoring.ipynb #3d500996
-def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "Hidden states (or logits) of the new rows, their mask, and the mask of everything now in the cache."
+# %% ../nbs/05ac_scoring.ipynb #4ecd4616
+def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
     ids, mask = _padded(rows, self.device)
     seen = torch.cat([seen, mask], 1)
     inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
@@ -80,12 +81,31 @@ def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor) -> tuple[Te
         inputs["past_key_values"] = cache
     if _takes_positions(self.network):
         inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
+    if self.head is None and _takes(self.network, "logits_to_keep"):
+        inputs["logits_to_keep"] = wanted
     if self.sync:
         self.sync(True)
     return self.network(**inputs)[0], mask, seen
 
 
 _Scorer.extend = _extend
+
+# %% ../nbs/05ac_scoring.ipynb #a83a56db
+_LOGITS = 2**24  # held at once, as in `token_scores`
+
+
+def _portions(self: _Scorer, part: list[int], first: Sequence[int], last: Sequence[int]) -> Iterator[list[int]]:
+    "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
+    if self.head is None and len(part) > 1:
+        positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
+        if positions * self.network.config.get_text_config().vocab_size > _LOGITS:
+            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+                yield from self.portions(half, first, last)
+            return
+    yield part
+
+
+_Scorer.portions = _portions
 
 # %% ../nbs/05ac_scoring.ipynb #8b1e26d1
 def _select(cache, rows: Tensor, width: int | None = None):
@@ -160,7 +180,7 @@ def _encode_prompts(scorer: _Scorer, bodies: Sequence, families: Sequence[Family
     rows = [(f, n, bodies[i][n:]) for i, f, n in members]
     return [i for i, _, _ in members], _rests(scorer, _spines(scorer, spines, budget), rows, budget)
 
-# %% ../nbs/05ac_scoring.ipynb #611ad1be
+# %% ../nbs/05ac_scoring.ipynb #98ed8c6a
 def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
     "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> log-probs."
     bodies = [prompt[:-1] for prompt in prompts]
@@ -171,28 +191,31 @@ def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tens
     for families in _pieces(prompt_families(bodies), list(map(len, bodies)), 4 * budget):
         order, (cache, seen) = _encode_prompts(scorer, bodies, families, budget)
         rows = sorted((len(jobs[k][1]), r, k) for r, i in enumerate(order) for k in waiting[i])
-        for part in _buckets([max(n, (n + seen.shape[1]) / 4) for n, _, _ in rows], budget):
+        lengths = [n for n, _, _ in rows]
+        whole = _buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
+        for part in (some for part in whole for some in scorer.portions(part, [0] * len(rows), lengths)):
             at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
             mask = seen[at]
             width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
             inputs = [[prompts[i][-1], *y[:-1]] for i, y in answers]
-            states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1))
+            states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs)))
             flat = scorer.read(states, keep, [t for _, y in answers for t in y])
             out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
     return out
 
-# %% ../nbs/05ac_scoring.ipynb #859e44ee
+# %% ../nbs/05ac_scoring.ipynb #74c53a4c
 def _score_plain(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
     "Prompt and answer in one padded rectangle: position in `jobs` -> log-probs."
     order = sorted(range(len(jobs)), key=lambda k: len(prompts[jobs[k][0]]) + len(jobs[k][1]))
     rows = [[*prompts[jobs[k][0]], *jobs[k][1][:-1]] for k in order]
-    out = {}
-    for part in _buckets([len(row) for row in rows], budget):
-        answers = [jobs[order[p]][1] for p in part]
+    ends, out = [len(row) for row in rows], {}
+    starts = [end - len(jobs[k][1]) for end, k in zip(ends, order, strict=True)]
+    for part in (some for part in _buckets(ends, budget) for some in scorer.portions(part, starts, ends)):
+        answers, first = [jobs[order[p]][1] for p in part], [starts[p] for p in part]
         empty = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device)
-        states, mask, _ = scorer.extend([rows[p] for p in part], None, empty, empty.sum(1))
-        first = torch.tensor([len(rows[p]) - len(y) for p, y in zip(part, answers, strict=True)], device=scorer.device)
-        keep = mask & (torch.arange(mask.shape[1], device=scorer.device)[None] >= first[:, None])
+        wanted = max(ends[p] for p in part) - min(first)
+        states, mask, _ = scorer.extend([rows[p] for p in part], None, empty, empty.sum(1), wanted)
+        keep = mask & (torch.arange(mask.shape[1], device=scorer.device) >= torch.tensor(first, device=scorer.device)[:, None])
         flat = scorer.read(states, keep, [t for y in answers for t in y])
         out |= zip((order[p] for p in part), flat.split([len(y) for y in answers]), strict=True)
     return out

@@ -105,6 +105,33 @@ def test_scaled_logits_come_from_the_model_itself(model):
         split_model(model, "fast")
 
 
+SCALED = {
+    "granite": ("Granite", {"logits_scaling": 8.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.2}),
+    "soft cap": ("Gemma2", {"final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 2, "head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("share", [True, False])
+def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypatch):
+    other, rng = tiny(SCALED[name][0], **SCALED[name][1]), random.Random(0)
+    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+    stem = word(150)
+    prompts = [prompt for prompt in (stem + word(rng.randint(20, 30)) for _ in range(4)) for _ in range(4)]
+    responses, made = [word(rng.randint(10, 15)) for _ in prompts], []
+    slow = response_logps_reference(other, prompts, responses)
+    other.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, out: made.append(out.shape[0] * out.shape[1])
+    )
+    for room, largest in ((2**24, 16 * 25), (50 * 60, 60), (1, 15)):
+        made.clear()
+        monkeypatch.setattr(scoring, "_LOGITS", room)
+        fast = response_logps(other, prompts, responses, share=share, token_budget=4096)
+        assert (fast - slow).abs().max() < 1e-4
+        assert max(made) <= largest and sum(made) <= 2 * sum(map(len, responses))
+
+
 def test_engine_edge_cases_and_bad_input(model):
     assert response_logps(model, [], []).shape == (0, 0)
     assert response_logps(model, [[1, 2]], [[]]).shape == (1, 0)
