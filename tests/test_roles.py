@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import random
+import re
 from itertools import pairwise
 
 import numpy as np
