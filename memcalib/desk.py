@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'ChannelRewards', 'prompt_dataset', 'check_context', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #5b3bc63c
+# %% ../nbs/07g_desk.ipynb #a7581124
 import json
 import logging
 from collections import Counter
@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .channels import CHANNELS, channel_rewards, direction_gate, group_advantages, judgment_tensors
+from .credit_settings import CreditConfig
 from .localization import Pairs, Thresholds, score_pairs
 from .prefixes import response_mask
 from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutralise, render
-from .redistribution import Credit, CreditConfig, credit
+from .redistribution import Credit, credit
 from .scoring import response_logps
 from .segments import response_units
 from .settings import TrainConfig

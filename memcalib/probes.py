@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['credit_answers', 'exact_advantages', 'policy_gradient', 'alignment']
 
-# %% ../nbs/07d_probes.ipynb #0c242334
+# %% ../nbs/07d_probes.ipynb #ab0f1926
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .credit_settings import new_thresholds
 from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, Thresholds, carrying_tokens
 from .microworld import sentence_roles
 from .problem import AtomJudgment, Example, Judge, Judgment
-from .redistribution import Credit, new_thresholds
+from .redistribution import Credit
 from .settings import TrainConfig, credit_config
 from .spans import linear_spans
 
@@ -81,16 +82,19 @@ def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     total = sum(exact)
     return [torch.cosine_similarity(g, total - e, dim=0).item() for g, e in zip(found, exact, strict=True)]
 
-# %% ../nbs/07d_probes.ipynb #ed905f3c
+# %% ../nbs/07d_probes.ipynb #74c72d23
 def alignment(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.
 
-    `batch` prompts make a batch; the answers are the same for every config. "exact credit" is added as the ceiling.
+    `batch` prompts make a batch; the answers are the same for every config, sampled as the first one says. "exact credit" is added as
+    the ceiling. Raises `ValueError` when the configs have groups of different sizes.
     """
     first = next(iter(configs.values()))
+    if len(sizes := {config.generations for config in configs.values()}) > 1:
+        raise ValueError(f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers")
     options = dict(samples=first.generations, text=first.text, layout=first.layout, max_tokens=first.max_tokens, seed=seed)
     rollouts = sample_answers(model, tokenizer, examples, **options)
     encode, rows = prompt_encoder(tokenizer, first.text, first.layout), batch * first.generations

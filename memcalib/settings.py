@@ -7,7 +7,7 @@ __all__ = ['Method', 'DISTILLED', 'Count', 'Every', 'Tokens', 'Rank', 'Seed', 'S
            'trl_options', 'TrainConfig', 'credit_config', 'trl_config', 'check_sampler', 'check_loggers', 'check_model',
            'world_config']
 
-# %% ../nbs/07b_settings.ipynb #787ff078
+# %% ../nbs/07b_settings.ipynb #df0ec070
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -19,9 +19,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
+from .credit_settings import CreditConfig
 from .fields import allowed, nearest
 from .microworld import World
-from .redistribution import CreditConfig
 
 # %% ../nbs/07b_settings.ipynb #6935d4c6
 Method = Literal["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
@@ -108,7 +108,7 @@ class _Teacher(Page):
     top_k: Count = 64
     tail: Literal["bucket", "renormalise", "truncate"] = "bucket"
 
-# %% ../nbs/07b_settings.ipynb #d134ead7
+# %% ../nbs/07b_settings.ipynb #79d3f4b8
 class _Credit(Page):
     eta: Share | dict[str, Share] = 0.75
     cap: float = Field(4.0, ge=1, le=1000)
@@ -121,6 +121,9 @@ class _Credit(Page):
     gate: float = Field(0.02, ge=0, le=1000)
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False
+
+# %% ../nbs/07b_settings.ipynb #ff5a5ccd
+class _Scale(Page):
     threshold_start: float = Field(0.02, ge=0, le=1000)
     sentence_start: float = Field(0.01, ge=0, le=1000)
     threshold_quantile: Share = 0.75
@@ -170,8 +173,8 @@ def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) 
             raise ValueError(f"{name}: found {value!r}; {error.errors()[0]['msg']}") from None
     return right
 
-# %% ../nbs/07b_settings.ipynb #195cfbfa
-class TrainConfig(_Credit, _Teacher, _Watch, _Answers, _Update):
+# %% ../nbs/07b_settings.ipynb #56eeaa7d
+class TrainConfig(_Scale, _Credit, _Teacher, _Watch, _Answers, _Update):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's, otherwise ours. Raises on unknown fields and on unknown values."""
 
     trl: dict[str, Any] = Field(default_factory=dict)

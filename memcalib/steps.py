@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #c2f81b7c
+# %% ../nbs/07m_steps.ipynb #87f6ab7f
 import json
 import logging
 import math
@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from .checkpoints import ROWS, keep_best, random_state
+from .checkpoints import ROWS, keep_best, random_state, writing
 from .engines import prompt_encoder, sample_answers
 from .metrics import summary
 from .models import sharing_faults
@@ -114,10 +114,11 @@ def _drop_unscored(self: StepRows, args, state, control, model=None, **_):
 
 StepRows.on_pre_optimizer_step = _drop_unscored
 
-# %% ../nbs/07m_steps.ipynb #32bc7374
+# %% ../nbs/07m_steps.ipynb #a18055a7
 def _write(self: StepRows, row: dict[str, Any]) -> None:
     if self.trainer.accelerator.is_main_process:
-        with open(Path(self.trainer.args.output_dir) / ROWS, "a", encoding="utf-8") as file:
+        rows = Path(self.trainer.args.output_dir) / ROWS
+        with writing(rows), open(rows, "a", encoding="utf-8") as file:
             file.write(json.dumps({name: None if value != value else value for name, value in row.items()}) + "\n")
         if self.on_step:
             self.on_step(row)

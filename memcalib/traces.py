@@ -6,7 +6,7 @@
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #cd26c0b8
+# %% ../nbs/07c_traces.ipynb #d7c74ede
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from .channels import CHANNELS
+from .credit_settings import new_thresholds
 from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
 from .localization import Pairs
 from .prefixes import response_mask
 from .problem import Example, Judge
-from .redistribution import Credit, PairDetail, fallback_reasons, new_thresholds
+from .redistribution import Credit, PairDetail, fallback_reasons
 from .settings import TrainConfig, credit_config
 from .spans import decode_rows
 from .tracefiles import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of

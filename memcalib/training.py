@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'TRAINERS', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #cb552168
+# %% ../nbs/07_training.ipynb #9c88b1cd
 import logging
 import warnings
 from collections import Counter
@@ -27,13 +27,13 @@ from trl.models.utils import unwrap_model_for_generation
 
 from .channels import CHANNELS
 from .checkpoints import ROWS, CheckpointError, checkpoints
+from .credit_settings import new_thresholds
 from .desk import ChannelRewards, assign_credit, check_context, prompt_dataset
 from .engines import prompt_encoder, sample_tokens
 from .layers import SharingTrainer, padded
 from .monitor import DriftMonitor, OnStep, drift_limits
 from .patience import PatientJudge, judge_spent
 from .problem import Example, Judge, encode_prompt
-from .redistribution import new_thresholds
 from .scoring import group_sync
 from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_sampler, credit_config, trl_config
 from .steps import StepRows

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memcalib.problem import LAYOUTS, Example, Judgment, encode_prompt
-from memcalib.redistribution import CreditConfig
+from memcalib.credit_settings import CreditConfig
 
 PAIRS = list(product(range(3), range(3)))  # (ideal, actual) of each channel
 NAMES = ["A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+"]

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.channels import CHANNELS, group_advantages, sequence_advantages
+from memcalib.credit_settings import CreditConfig, eta_by_channel, new_thresholds
 from memcalib.localization import Pairs, Thresholds
 from memcalib.redistribution import (
-    CreditConfig,
     credit,
-    new_thresholds,
-    eta_by_channel,
     project_multipliers,
     project_reference,
     raw_multipliers,
