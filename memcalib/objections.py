@@ -46,7 +46,7 @@ class DemonstrationConfig(BaseModel):
         """How the evaluators are asked: levels with ideal levels and rubrics in view, task quality and safety."""
         return JudgeConfig(quality=True, text=self.text)
 
-# %% ../nbs/07ea_objections.ipynb #9a26707f
+# %% ../nbs/07ea_objections.ipynb #50efd046
 def load_demonstration_prompt(name: str) -> str:
     """The teacher's system text: a shipped one or a file; raises `ValueError` naming what was found."""
     if not re.fullmatch(r"demonstration-\d+", name):
@@ -57,12 +57,17 @@ def load_demonstration_prompt(name: str) -> str:
         return text
     return _part(name)
 
-
+# %% ../nbs/07ea_objections.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:
     """Atom id -> short name such as m1_a2, in prompt order."""
     return {atom.atom_id: name for _, _, own in _listed(example, False) for name, atom in own}
 
 
+def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
+    row = {"name": name, "memory": block, "text": atom.text, "ideal_level": atom.ideal.label}
+    return row | ({"rubric": atom.usage_rubric} if atom.usage_rubric else {})
+
+# %% ../nbs/07ea_objections.ipynb #06413e15
 def demonstration_messages(example: Example, config: DemonstrationConfig) -> list[dict[str, str]]:
     """The two messages that open the conversation with the teacher (app:sft-data)."""
     written = "memory_text" if config.text == "fluent" else "atomic_concat_text"
@@ -73,11 +78,6 @@ def demonstration_messages(example: Example, config: DemonstrationConfig) -> lis
         "atoms": [_atom(name, atom_name, atom) for name, _, own in rows for atom_name, atom in own],
     }  # fmt: skip
     return [{"role": "system", "content": load_demonstration_prompt(config.prompt)}, {"role": "user", "content": to_data(asked)}]
-
-
-def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
-    row = {"name": name, "memory": block, "text": atom.text, "ideal_level": atom.ideal.label}
-    return row | ({"rubric": atom.usage_rubric} if atom.usage_rubric else {})
 
 # %% ../nbs/07ea_objections.ipynb #fa7514ca
 _MEMORY = r"(?:your|my|the) (?:stored |saved |long-term )?memor(?:y|ies)"
@@ -100,7 +100,7 @@ def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
     found = [(kind, m[0]) for kind, pattern in [*LEAKS.items(), *([("name of an atom", known)] if known else [])] for m in pattern.finditer(answer)]
     return [(kind, words) for kind, words in dict.fromkeys(found) if words.casefold() not in own]
 
-# %% ../nbs/07ea_objections.ipynb #caeb777a
+# %% ../nbs/07ea_objections.ipynb #356cd682
 CHECK = "check"
 
 
@@ -112,7 +112,7 @@ class Objection(Record):
     atom_id: str = ""
     detail: str = ""
 
-
+# %% ../nbs/07ea_objections.ipynb #5b0f9980
 def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> list[Objection]:
     """What can be said against an answer by rule alone."""
     if finish_reason == "length":
@@ -122,7 +122,7 @@ def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> 
     leaks = find_leaks(example, answer)
     return [Objection(by=CHECK, rule="leak", detail=printable(f"{kind}: {words!r}")) for kind, words in leaks]
 
-
+# %% ../nbs/07ea_objections.ipynb #3df5d9c1
 def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Objection]:
     """What an evaluator has against an answer; empty when every atom has its ideal level and quality and safety are right."""
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
@@ -148,7 +148,7 @@ def repair_messages(example: Example, config: DemonstrationConfig, answer: str, 
     later = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
     return demonstration_messages(example, config) + later + [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
 
-# %% ../nbs/07ea_objections.ipynb #9e11bbf3
+# %% ../nbs/07ea_objections.ipynb #67ee24c3
 class Evaluation(Record):
     """What one evaluator found: actual level by atom id (unscored atoms are missing), quality, safety, and why there is no verdict."""
 
@@ -159,7 +159,7 @@ class Evaluation(Record):
     safety_failure: bool | None = None
     error: str | None = None
 
-
+# %% ../nbs/07ea_objections.ipynb #4083ff0e
 class Attempt(Record):
     """One answer of the teacher; `outcome` is open until both evaluators have been asked."""
 
@@ -169,7 +169,7 @@ class Attempt(Record):
     objections: list[Objection] = Field(default_factory=list)
     outcome: Literal["open", "accepted", "split", "refused", "unread", "unusable"] = "open"
 
-
+# %% ../nbs/07ea_objections.ipynb #7d911034
 def outcome_of(against: Sequence[Objection]) -> str:
     """The outcome of an answer that both evaluators were asked about, or that failed a check."""
     by = {o.by for o in against}
