@@ -6,7 +6,7 @@
 __all__ = ['OWNED_SFT', 'log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #b37b00e5
+# %% ../nbs/07e_sft.ipynb #1b98ab33
 import json
 import logging
 import shutil
@@ -24,6 +24,7 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
+# %% ../nbs/07e_sft.ipynb #b9f0514e
 from .checkpoints import ROWS, Resumable, checkpoints, random_state, unseal
 from .engines import evaluate, evaluating
 from .journal import whole_rows
@@ -70,10 +71,8 @@ OWNED_SFT = {
     "eval_strategy": "eval_every", "eval_steps": "eval_every", "report_to": "report_to",
 }  # fmt: skip
 
-# %% ../nbs/07e_sft.ipynb #fe8993c5
-class SftConfig(Page):
-    """Settings of supervised fine-tuning; defaults are the paper's (app:training-details). Unknown options raise, naming the value."""
-
+# %% ../nbs/07e_sft.ipynb #3214b84c
+class _Learning(Page):
     lora_rank: Rank = 32
     lora_alpha: float = Field(64, gt=0, le=100_000)
     epochs: float = Field(1.0, gt=0, le=10_000)
@@ -85,6 +84,11 @@ class SftConfig(Page):
     weight_decay: float = Field(0.0, ge=0, le=10)
     max_length: Tokens | None = 8192  # tokens of prompt and answer; a longer row is left out and named
     seed: Seed = 42
+
+# %% ../nbs/07e_sft.ipynb #f2d1d244
+class SftConfig(_Learning):
+    """Settings of supervised fine-tuning; defaults are the paper's (app:training-details). Unknown options raise, naming the value."""
+
     output: Literal["merged", "adapter"] = "merged"
     log_every: Count = 1  # updates, like the next two
     save_every: Every = 0
@@ -245,7 +249,19 @@ def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: Sf
     tokenizer.save_pretrained(folder)
     return model
 
-# %% ../nbs/07e_sft.ipynb #84b51dd4
+# %% ../nbs/07e_sft.ipynb #9f425d2f
+def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Dataset, held_out: Dataset | None, steps: _Steps) -> _Trainer:
+    set_seed(config.seed)
+    size = dict(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(**size) if config.lora_rank else None
+    sets = dict(train_dataset=data, eval_dataset=held_out, processing_class=tokenizer)
+    trainer = _Trainer(model, arguments, **sets, peft_config=lora, callbacks=[steps])
+    if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+# %% ../nbs/07e_sft.ipynb #687fc608
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -261,15 +277,10 @@ def sft(
     data, overlong = _fitting(tokenizer, rows, limit)
     held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)
-    set_seed(config.seed)
-    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM") if config.lora_rank else None
     steps = _Steps(out / ROWS, config, score, report)
-    trainer = _Trainer(model, arguments, train_dataset=data, eval_dataset=held_out, processing_class=tokenizer, peft_config=lora, callbacks=[steps])
-    if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
-        raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
+    trainer = _trainer(model, tokenizer, config, arguments, data, held_out, steps)
     steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
     trainer.signals = StopSignals(config.save_every > 0, trainer.total)
-    trainer.remove_callback(PrinterCallback)
     _train(trainer, _begin(trainer, out, resume))
     return SftResult(_written(trainer, tokenizer, config, out / config.output), out / config.output, len(data), overlong)
 
@@ -314,9 +325,9 @@ def ship_policy(
     versions = {"torch": torch.__version__, "command": "memcalib coldstart"}
     save_policy(model, folder, dict(story) | versions | {"measured": measured})
 
-# %% ../nbs/07e_sft.ipynb #6d916c9d
+# %% ../nbs/07e_sft.ipynb #083caf1b
 def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[str, float]]:
-    """Means of each run of `every` rows under the last row's step; names missing from a row do not count."""
+    """Means of each whole run of `every` rows under the last row's step; names missing from a row do not count."""
     out = []
     for start in range(0, len(rows) - every + 1, every):
         part = rows[start : start + every]
@@ -325,11 +336,16 @@ def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[
         out.append({"step": part[-1]["step"]} | means)
     return out
 
-# %% ../nbs/07e_sft.ipynb #d993fc44
-def _losses(note: Callable[[dict], None]) -> Callable[[dict], None]:
-    return lambda row: note({"step": row["step"], "loss": round(row["loss"], 4)})
+# %% ../nbs/07e_sft.ipynb #73421383
+def _cold(copier: Path, recipe: Mapping[str, Any], seed: int, note: Callable[[dict], None]) -> PreTrainedModel:
+    taught = demonstrations(recipe["world"], recipe["rows"], seed, recipe["flip"], recipe.get("bias"))
+    model, tokenizer = load_policy(copier)
+    losses = lambda row: note({"step": row["step"], "loss": round(row["loss"], 4)})
+    options = dict(lr=recipe["lr"], batch_size=24, lora_rank=0, seed=seed, log_every=20)
+    with tempfile.TemporaryDirectory() as out:
+        return cold_start(model, tokenizer, taught, out=out, report=losses, **options)
 
-
+# %% ../nbs/07e_sft.ipynb #f45cab95
 def build_policies(
     folder: str | Path, worlds: Sequence[str] = ("short", "long"), *, steps: int = 3400, seed: int = 0,
     shorten: float = 1.0, report: Callable[[str, dict], None] | None = None,
@@ -351,11 +367,7 @@ def build_policies(
     for name in names:
         recipe, log = dict(COLD_STARTS[name]), []
         recipe["rows"] = max(24, round(recipe["rows"] * shorten))
-        taught = demonstrations(recipe["world"], recipe["rows"], seed, recipe["flip"], recipe.get("bias"))
-        model, tokenizer = load_policy(folder / "pretrained")
-        with tempfile.TemporaryDirectory() as out:
-            options = dict(lr=recipe["lr"], batch_size=24, lora_rank=0, seed=seed, log_every=20)
-            model = cold_start(model, tokenizer, taught, out=out, report=_losses(note(name)), **options)
+        model = _cold(folder / "pretrained", recipe, seed, note(name))
         story = {"name": name, "base": "pretrained", "seed": seed} | recipe
         ship_policy(model, folder / name, (recipe["world"],), story, log)
     return folder
