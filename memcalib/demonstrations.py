@@ -7,7 +7,7 @@ __all__ = ['FILE', 'ACCEPTED', 'STUCK', 'Demonstration', 'settled', 'verdict_of'
            'training_rows', 'acceptance_table', 'read_demonstrations', 'DemonstrationResult', 'DemonstrationError',
            'make_demonstrations']
 
-# %% ../nbs/07f_demonstrations.ipynb #cadab6bf
+# %% ../nbs/07f_demonstrations.ipynb #4c653b0b
 import asyncio
 import json
 from collections import Counter
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+# %% ../nbs/07f_demonstrations.ipynb #04232cfa
 from .endpoint import CallError, Endpoint
 from .journal import Journal, rows_so_far
 from .judge import LLMJudge

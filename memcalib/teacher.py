@@ -7,7 +7,7 @@ __all__ = ['PROMPT', 'TeacherView', 'TEACHER_VIEWS', 'log', 'answer_key', 'writt
            'teacher_messages', 'teacher_encoder', 'fitting_examples', 'prompted_scores', 'micro_teacher', 'teacher_of',
            'build_teachers']
 
-# %% ../nbs/07j_teacher.ipynb #dd1f2d67
+# %% ../nbs/07j_teacher.ipynb #095eb0d6
 import logging
 import random
 import re
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+# %% ../nbs/07j_teacher.ipynb #e20a797c
 from .engines import end_tokens, prompt_encoder, sample_tokens
 from .metrics import summary
 from memcalib.microworld import (
