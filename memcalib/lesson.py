@@ -19,7 +19,7 @@ from .models import in_one_call, vocabulary_size
 from .prefixes import response_mask
 from .scoring import read_answers
 
-# %% ../nbs/07ab_lesson.ipynb #10a28388
+# %% ../nbs/07ab_lesson.ipynb #eaa77de7
 class Reading(NamedTuple):
     """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `rest`, `entropy`."""
 
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
     rest: Float[Tensor, " token"]
     entropy: Float[Tensor, " token"]
 
-
+# %% ../nbs/07ab_lesson.ipynb #9900232c
 def _read_chunk(forward, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float) -> Reading:
     logits = forward(hidden).float() / temperature
     norm = logits.logsumexp(-1, keepdim=True)
