@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['KEYS', 'COLUMNS', 'LabelSession', 'LabelPage', 'write_sheet', 'read_sheet', 'import_sheet']
 
-# %% ../nbs/02e_forms.ipynb #5bd6840e
+# %% ../nbs/02e_forms.ipynb #e6756f2a
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from .decisions import rows_that_count
 from .keys import KeyPage, KeySession
-from .labelling import Label, LabelBook, LabelItem, item_html, rubric_lines, shown
+from .labelling import Label, LabelBook, LabelItem, item_html, rubric_lines, shown, stale_labels
 from .problem import Level, printable
 from .sheets import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
 
@@ -57,16 +58,17 @@ def _row(item: LabelItem, label: Label | None) -> dict[str, str]:
     head = {"item": item.item, "level": decision, "note": label.note if label else ""}
     return head | {name: shown(text, CELL) for name, text in texts.items()}
 
-# %% ../nbs/02e_forms.ipynb #c0a384fa
-def write_sheet(path: str | Path, items: Sequence[LabelItem], labels: Iterable[Label] = ()) -> Path:
+# %% ../nbs/02e_forms.ipynb #9b9e7e9d
+def write_sheet(path: str | Path, items: Sequence[LabelItem], labels: Iterable[Label] = (), labeller: str | None = None) -> Path:
     """A CSV file to label in a spreadsheet: one row for each item, columns `level` and `note` empty or from `labels`.
 
-    A level is A, B, C, Ignore, Bound or Control; `?` for cannot tell; empty for not labelled.
+    A level is A, B, C, Ignore, Bound or Control; `?` for cannot tell; empty for not labelled. `labeller` picks one person's labels; raises
+    `ValueError` when several people's labels are mixed, and `DataError` for labels that were given for other answers.
     """
-    given = {label.item: label for label in labels}
+    given = {label.item: label for label in rows_that_count(labels, {item.item: item for item in items}, stale_labels, labeller)}
     return write_csv(path, COLUMNS, (_row(item, given.get(item.item)) for item in items))
 
-# %% ../nbs/02e_forms.ipynb #d6838fc2
+# %% ../nbs/02e_forms.ipynb #1b958dc1
 def _row_faults(row: Mapping[str, str], item: LabelItem | None, first: int | None) -> Iterator[Fault]:
     if item is None:
         yield "item", repr(row["item"][:60]), "an item of this sample"
@@ -74,7 +76,7 @@ def _row_faults(row: Mapping[str, str], item: LabelItem | None, first: int | Non
     if first is not None:
         yield "item", f"again, first in row {first}", "one row for each item"
     yield from cell_faults(row, "level", Level.parse, "A, B, C, Ignore, Bound, Control")
-    for name in ("atom", "query"):
+    for name in ("atom", "query", "answer"):
         yield from text_faults(row, name, _row(item, None)[name])
 
 # %% ../nbs/02e_forms.ipynb #8fd54346

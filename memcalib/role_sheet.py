@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['RULES', 'SHEET', 'write_role_page', 'write_role_sheet', 'read_role_sheet', 'import_roles']
 
-# %% ../nbs/08pa_role_sheet.ipynb #dfab4aec
+# %% ../nbs/08pa_role_sheet.ipynb #6f76ff30
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .audit import ROLES, channel_group
+from .decisions import rows_that_count
 from .labelling import shown
 from .page import render_page, write_page
 from .problem import printable
-from .roles import ASKED, RoleBook, RoleItem, RoleLabel, item_view, latest_roles
+from .roles import ASKED, RoleBook, RoleItem, RoleLabel, item_view, latest_roles, stale_labels
 from .sheets import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
 
 # %% ../nbs/08pa_role_sheet.ipynb #d1f0823a
@@ -23,28 +24,42 @@ RULES = {
     "irrelevant": ("has nothing that comes from a target atom", "breaks no demand of a target atom"),
 }
 
-# %% ../nbs/08pa_role_sheet.ipynb #2d5d5982
-def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = ()) -> Path:
-    """Write all items, with the labels given so far, as one HTML file."""
-    given = latest_roles(labels)
+# %% ../nbs/08pa_role_sheet.ipynb #7fc882c9
+def _counting(labels: Iterable[RoleLabel], items: Sequence[RoleItem], labeller: str | None) -> list[RoleLabel]:
+    return rows_that_count(labels, {item.item: item for item in items}, stale_labels, labeller)
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = (), labeller: str | None = None) -> Path:
+    """Write all items, with the labels given so far, as one HTML file; `labeller` picks one person's labels.
+
+    Raises `ValueError` when several people's labels are mixed, and `DataError` for labels that were given for other sentences.
+    """
+    given = latest_roles(_counting(labels, items, labeller))
     total, made = sum(len(item.sentences) for item in items), sum(map(len, given.values()))
     text = render_page(
         "roles.html.j2",
         title="Sentence roles",
-        progress=f"{len(items)} pairs, {total} sentences, {made} of them labelled.",
+        progress=f"{_many(len(items), 'pair')}, {_many(total, 'sentence')}, {made:,} labelled.",
         groups=["channels of use (AB-, AC-, B+, BC-, C+)", "channels of under-use (BA-, CA-, CB-)"],
         rules=list(RULES.items()),
         items=[item_view(item, given.get(item.item)) for item in items],
     )
     return write_page(path, text)
 
-# %% ../nbs/08pa_role_sheet.ipynb #45d56fcc
+# %% ../nbs/08pa_role_sheet.ipynb #2cf0460d
 SHEET = ("item", "sentence", "role", "note", "text", "channel", "asked", "atoms", "query")
 
 
-def write_role_sheet(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = ()) -> Path:
-    """A CSV file to label in a spreadsheet: `role` is key, partial or irrelevant, `?` for cannot tell, empty for not labelled."""
-    given = {(label.item, label.sentence): label for label in labels}
+def write_role_sheet(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = (), labeller: str | None = None) -> Path:
+    """A CSV file to label in a spreadsheet: `role` is key, partial or irrelevant, `?` for cannot tell, empty for not labelled.
+
+    Takes and refuses labels as `write_role_page` does.
+    """
+    given = {(label.item, label.sentence): label for label in _counting(labels, items, labeller)}
     places = [(item, number) for item in items for number in range(1, len(item.sentences) + 1)]
     return write_csv(path, SHEET, (_line(item, number, given.get((item.item, number))) for item, number in places))
 

@@ -203,6 +203,29 @@ def test_sheets_round_trip(tmp_path_factory, decisions):
     assert import_sheet(folder / "s.csv", ITEMS, folder / "l.jsonl") == 0
 
 
+def test_labels_of_another_answer_do_not_come_back_through_a_sheet(tmp_path):
+    LabelBook(tmp_path / "l.jsonl", ITEMS, "ann").put(ITEMS[0].item, Level.CONTROL)
+    changed, labels = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]], read_labels(tmp_path / "l.jsonl")
+    with pytest.raises(DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another answer"):
+        write_sheet(tmp_path / "s.csv", changed, labels)
+    assert not (tmp_path / "s.csv").exists()
+    write_sheet(tmp_path / "s.csv", changed[1:], labels)  # a label of an item that is not in the sheet is no fault
+    assert read_sheet(tmp_path / "s.csv", changed[1:]) == []
+
+
+def test_a_sheet_is_of_one_person(tmp_path):
+    levels = {"ann": Level.CONTROL, "bob": Level.IGNORE}
+    for person, level in levels.items():
+        LabelBook(tmp_path / "l.jsonl", ITEMS, person).put(ITEMS[0].item, level)
+    labels = read_labels(tmp_path / "l.jsonl")
+    with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
+        write_sheet(tmp_path / "s.csv", ITEMS, labels)
+    for person, level in levels.items():
+        (found,) = read_sheet(write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person)
+        assert (found.level, found.labeller) == (level, person)
+    write_sheet(tmp_path / "s.csv", ITEMS[1:], labels)  # nobody labelled these
+
+
 def table(tmp_path):
     text = write_sheet(tmp_path / "s.csv", ITEMS).read_text(encoding="utf-8-sig")
     return list(csv.reader(io.StringIO(text, newline="")))
@@ -256,6 +279,7 @@ FAULTS = {
     "note": (lambda rows: rows[1].__setitem__(2, "hm"), "note: found a note without a level"),
     "moved": (lambda rows: rows[1].__setitem__(3, "Another atom."), "atom: found 'Another atom.'; allowed: .*mixed up"),
     "query": (lambda rows: rows[1].__setitem__(5, "Another?"), "query: found 'Another"),
+    "made again": (lambda rows: rows[1].__setitem__(6, "An older answer."), "answer: found 'An older answer"),
     "cells": (lambda rows: rows[1].append("more"), "cells: found 9; allowed: 8"),
     "header": (lambda rows: rows[0].__setitem__(1, "label"), "t.csv:1: header: found item, label"),
     "header twice": (lambda rows: rows[0].__setitem__(2, "level"), "t.csv:1: header"),

@@ -305,11 +305,36 @@ def test_nothing_on_the_page_runs(tmp_path):
 
 
 def test_the_page_shows_labels_and_both_questions(tmp_path):
-    labels = [RoleLabel(item=ITEMS[0].item, sentence=2, role="partial"), RoleLabel(item=ITEMS[0].item, sentence=3)]
+    about = {"item": ITEMS[0].item, "answer_hash": ITEMS[0].answer_hash}
+    labels = [RoleLabel(**about, sentence=2, role="partial"), RoleLabel(**about, sentence=3)]
     page = write_role_page(ITEMS, tmp_path / "page.html", labels).read_text()
-    assert "2 pairs, 4 sentences, 2 of them labelled." in page
+    assert "2 pairs, 4 sentences, 2 labelled." in page
     assert page.count('class="partial"') == 1 and page.count('class="undecided"') == 1
     assert "Where do the target atoms show?" in page and "break what the target atoms demand?" in page
+
+
+@pytest.mark.parametrize("write", [write_role_page, write_role_sheet])
+def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_path, write):
+    item, path = an_item(sentences=("One here.", " Another one.")), tmp_path / "roles.out"
+    about = {"item": item.item, "answer_hash": item.answer_hash}
+    ann, bob = (
+        RoleLabel(**about, sentence=1, role=role, labeller=who) for who, role in (("ann", "key"), ("bob", None))
+    )
+    others = [RoleLabel(item="9/9/C+", sentence=n, role="key", labeller="eve", answer_hash="x") for n in (1, 2)]
+    with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
+        write([item], path, [ann, bob, *others])
+    stale = ann.model_copy(update={"answer_hash": "of another answer"})
+    late = ann.model_copy(update={"sentence": 3})
+    with pytest.raises(DataError, match="labels: item .*sentence 1: .*given for other sentences") as caught:
+        write([item], path, [stale, late])
+    assert len(caught.value.violations) == 2 and not path.exists()
+    texts = [write([item], path, [ann, bob, *others], person).read_text() for person in ("ann", "bob", "eve")]
+    if write is write_role_page:
+        assert [re.search('"lead">(.*)</p>', text)[1] for text in texts] == [
+            f"1 pair, 2 sentences, {made} labelled." for made in (1, 1, 0)
+        ]
+    else:
+        assert [text.splitlines()[1].split(",")[2] for text in texts] == ["key", "?", ""]
 
 
 def sheet_rows(path):
@@ -330,7 +355,10 @@ def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, sh
     folder = tmp_path_factory.mktemp("sheet")
     places = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
     chosen = {place: role for place, role in zip(places, given_roles, strict=True) if role != "left"}
-    labels = [RoleLabel(item=i, sentence=n, role=role, note="=note") for (i, n), role in chosen.items()]
+    hashes = {item.item: item.answer_hash for item in ITEMS}
+    labels = [
+        RoleLabel(item=i, sentence=n, role=role, note="=note", answer_hash=hashes[i]) for (i, n), role in chosen.items()
+    ]
     rows = sheet_rows(write_role_sheet(ITEMS, folder / "sheet.csv", labels))
     assert len(rows) == 4 and all(not row["text"].startswith("=") for row in rows)
     if shuffled:
