@@ -34,7 +34,7 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #ae6b1249
+# %% ../nbs/09g_train.ipynb #3dfc2334
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -48,6 +48,8 @@ class TrainRun:
     ):  # fmt: skip
         from accelerate import PartialState
 
+        from memcalib.checkpoints import writing
+
         self.recipe, self.method, self.folder, self.resume = recipe, method, Path(out), resume
         self.command, self.started, self.state = command, time.time(), PartialState()
         self.config = saving(method_config(recipe, method, seed))
@@ -56,7 +58,8 @@ class TrainRun:
         self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         if self.state.is_main_process:
-            self._bind()
+            with writing(self.folder):
+                self._bind()
         self.state.wait_for_everyone()
 
     @property
@@ -179,8 +182,9 @@ def _watch(bar: Bar, method: str, total: int, begin: int = 0) -> Any:
 
     return tell
 
-# %% ../nbs/09g_train.ipynb #e2252c38
+# %% ../nbs/09g_train.ipynb #96d8a6a6
 def _reinforce(self: TrainRun, bar: Bar) -> None:
+    from memcalib.checkpoints import writing
     from memcalib.stopping import RunStopped
     from memcalib.training import train
 
@@ -190,10 +194,12 @@ def _reinforce(self: TrainRun, bar: Bar) -> None:
     trainer = train(model, self.config, self.examples.train, self.judge, **options)
     if trainer.stopped:
         raise RunStopped(trainer.stopped).told(trainer.rescue("with wider limits of drift or without stop_on_drift"))
-    trainer.save_model(str(self.folder / "policy.part"))
-    if self.main:
-        tokenizer.save_pretrained(self.folder / "policy.part")
-        _keep_policy(self.folder, self.folder / "policy.part", self.recipe.start)
+    part = self.folder / "policy.part"
+    with writing(self.folder / "policy", part):
+        trainer.save_model(str(part))
+        if self.main:
+            tokenizer.save_pretrained(part)
+            _keep_policy(self.folder, part, self.recipe.start)
 
 # %% ../nbs/09g_train.ipynb #467e6e26
 def _teach(self: TrainRun, bar: Bar) -> None:
@@ -311,7 +317,7 @@ def _has_policy(self: TrainRun) -> bool:
 
 TrainRun._has_policy = _has_policy
 
-# %% ../nbs/09g_train.ipynb #7b9c65be
+# %% ../nbs/09g_train.ipynb #c0e42498
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
     if self.main:
@@ -319,15 +325,25 @@ def _run(self: TrainRun) -> Path:
     total = getattr(self.config, "steps", None)
     if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
         return self.folder / "policy"
-    with _alone(self.folder) if self.main else nullcontext():
-        try:
-            with Bar(self._units()) as bar:
-                bar.name(f"{self.method}: loading")
-                self._teach(bar) if self.method == "sft" else self._reinforce(bar)
-        finally:
-            if self.main:
-                self._write()
+    with _alone(self.folder) if self.main else nullcontext(), self._recorded(), Bar(self._units()) as bar:
+        bar.name(f"{self.method}: loading")
+        self._teach(bar) if self.method == "sft" else self._reinforce(bar)
     return self.folder / "policy"
+
+
+@contextmanager
+def _recorded(self: TrainRun) -> Iterator[None]:
+    from memcalib.checkpoints import writing
+
+    failed = True
+    with writing(self.folder):
+        try:
+            yield
+            failed = False
+        finally:
+            with suppress(OSError) if failed else nullcontext():  # a full disk is told once
+                if self.main:
+                    self._write()
 
 
 def _units(self: TrainRun) -> int:
@@ -336,7 +352,7 @@ def _units(self: TrainRun) -> int:
     return round(-(-len(self.taught) // self.config.batch_size) * self.config.epochs)
 
 
-TrainRun.run, TrainRun._units = _run, _units
+TrainRun.run, TrainRun._recorded, TrainRun._units = _run, _recorded, _units
 
 # %% ../nbs/09g_train.ipynb #e2acf621
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"

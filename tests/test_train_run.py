@@ -3,19 +3,22 @@
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
 from loggers import hear
-from memcalib.checkpoints import checkpoints, read_state, seal
+from memcalib.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.cli import main
 from memcalib.manifest import read_rows
 from memcalib.microserve import MicroServer
@@ -23,7 +26,7 @@ from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_
 from memcalib.problem import render, sample_records, write_jsonl
 from memcalib.recipe import METHODS, Recipe, Start, load_recipe
 from memcalib.start import load_start
-from memcalib.steps import LOGGED
+from memcalib.steps import LOGGED, StepRows
 from memcalib.train_data import Examples, read_splits, teaching_rows
 from memcalib.train_run import TrainRun
 
@@ -814,3 +817,63 @@ def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_pa
     assert "wider limits of drift or without stop_on_drift" in err and "--resume" in err
     code, _, err = call(capsys, *more, "--resume", *small("train.steps=6", "train.stop_on_drift=false"))
     assert code == 0 and read_rows(tmp_path / "run" / "steps.jsonl")[-1]["step"] == 6, err
+
+
+@contextmanager
+def no_file_larger_than(size: int):
+    """A disk that gives out: every write beyond `size` bytes of a file fails, in whatever library."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [300_000, 600_000])  # too small for the weights, and for the optimizer
+def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, straight, size):
+    out, more = tmp_path / "run", small("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
+    whole = call(capsys, "micro", "--out", tmp_path / "whole", *more, "--set", "train.steps=3")
+    code, _, err = call(capsys, "micro", "--out", out, *more, "--set", "train.steps=1")
+    assert whole[0] == code == 0, err
+    with no_file_larger_than(size):
+        code, _, err = call(capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3")
+    assert (
+        code == 1 and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ") and "what was saved before is whole" in err
+    )
+    assert "--resume" in err and [path.name for path in checkpoints(out)] == ["checkpoint-2"]
+    assert (
+        read_state(out / "checkpoint-2")["updates"] == 2 and json.loads((out / "manifest.json").read_text())["sessions"]
+    )
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3")
+    assert code == 0 and numbers(out) == numbers(tmp_path / "whole"), err
+    assert (out / "policy" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole/policy/model.safetensors"
+    ).read_bytes()
+
+
+def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
+    more = small("train.eval_every=0", "train.beta=0.0", "train.save_every=0", "train.steps=1", "data.world.test=2")
+    with no_file_larger_than(300_000):
+        code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *more)
+    assert code == 1 and err.startswith(f"memcalib: {tmp_path / 'run' / 'policy'}: ")
+    assert not (tmp_path / "run" / "policy.part").exists() and not (tmp_path / "run" / "policy").exists()
+
+
+def test_a_row_that_finds_no_room_names_its_file(tmp_path):
+    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+    here = SimpleNamespace(
+        accelerator=SimpleNamespace(is_main_process=True), args=SimpleNamespace(output_dir=str(tmp_path))
+    )
+    with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
+        StepRows(here)._write({"step": 1})
+    assert caught.value.filename == str(tmp_path / "steps.jsonl")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), ConnectionError(111, "refused"), OSError("start: no model"), KeyError("x")]
+)
+def test_only_errors_of_writing_are_named_so(tmp_path, error):
+    with pytest.raises(type(error)) as caught, writing(tmp_path / "checkpoint-2"):
+        raise error
+    assert caught.value is error
