@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState, state
 from accelerate.utils import DistributedType
 from peft import PeftModel
+from runs import weights
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
@@ -227,7 +228,7 @@ def teach(case: str, out: Path) -> dict:
     PartialState().wait_for_everyone()
     start = load_policy("cold-short" if rank else done.folder)[0]
     model = PeftModel.from_pretrained(start, done.folder).merge_and_unload() if rank else start
-    return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()])}
+    return {"weights": weights(model)}
 
 
 def go_on(name: str, out: Path) -> dict:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from runs import weights
 
 from memcalib.checkpoints import newest_checkpoint, read_state
 from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
@@ -50,10 +51,6 @@ def go(out: Path, resume=None, step: int = 9):
         down.clear()
 
 
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     whole = go(folder / "whole")
@@ -63,7 +60,7 @@ def main(folder: Path) -> None:
         message = str(error)
     state = read_state(newest_checkpoint(folder / "cut"))
     resumed = go(folder / "cut", resume=True)
-    same = torch.equal(weights(resumed), weights(whole))
+    same = torch.equal(weights(resumed.model), weights(whole.model))
     found = dict(message=message, step=state["step"], processes=state["processes"], same=same, waited=now[0])
     (folder / f"{RANK}.json").write_text(json.dumps(found))
 

@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import rows, weights
 
 from memcalib import checkpoints as module
 from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best
@@ -51,15 +53,6 @@ def kill_at(step: int):
     return kill
 
 
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def rows(out: Path) -> list[dict]:
-    found = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp("straight")
@@ -67,10 +60,8 @@ def straight(tmp_path_factory):
 
 
 def assert_same(trainer, out: Path, straight) -> None:
-    whole, there = straight
-    assert torch.equal(weights(trainer), weights(whole))
-    assert rows(out) == rows(there)
-    assert trainer.thresholds.state_dict() == whole.thresholds.state_dict()
+    runs.assert_same((trainer, out), straight)
+    there = straight[1]
     last = read_state(out / "checkpoint-12")
     assert {**last, "drift": None} == {**read_state(there / "checkpoint-12"), "drift": None}
 
@@ -125,7 +116,7 @@ def test_a_finished_run_only_loads(tmp_path, straight):
 def test_more_steps_are_the_same_run(tmp_path, straight):
     go(tmp_path, steps=3)
     trainer = go(tmp_path, resume=True)
-    assert torch.equal(weights(trainer), weights(straight[0])) and rows(tmp_path) == rows(straight[1])
+    runs.assert_same((trainer, tmp_path), straight)
 
 
 @pytest.mark.parametrize(
@@ -346,13 +337,13 @@ def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     assert newest_checkpoint(tmp_path / "cut").name == "checkpoint-4"
     assert (tmp_path / "cut" / "checkpoint-4" / "adapter_model.safetensors").is_file()
     resumed = go(tmp_path / "cut", resume=True, **options)
-    assert torch.equal(weights(resumed), weights(whole)) and rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    runs.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
     trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     moved = [p.abs().max().item() for name, p in whole.model.named_parameters() if "lora_B" in name]
     assert min(moved) > 0, "an adapter that has not moved would be equal for nothing"
     done = go(tmp_path / "cut", resume=True, **options)
-    assert torch.equal(weights(done), weights(whole))
+    assert torch.equal(weights(done.model), weights(whole.model))
 
 
 @given(content=st.binary(max_size=600_000), more=st.binary(min_size=1, max_size=3))
@@ -375,9 +366,9 @@ def test_best_policy_is_kept_and_loads(straight):
     first = min(step for step, score in scores.items() if score == max(scores.values()))
     assert [*scores] == [0, 2, 4, 6] and record == {"step": first, "SCS": scores[first]} == trainer.best
     best = AutoModelForCausalLM.from_pretrained(out / "best")
-    kept = torch.cat([p.detach().flatten() for p in best.parameters()])
+    kept = weights(best)
     if first == 0:
-        assert torch.equal(kept, torch.cat([p.detach().flatten() for p in policy().parameters()]))
+        assert torch.equal(kept, weights(policy()))
     assert AutoTokenizer.from_pretrained(out / "best").get_vocab() == TOKENIZER.get_vocab()
 
 
@@ -422,4 +413,4 @@ def test_sentence_thresholds_are_resumed(tmp_path):
     resumed = go(tmp_path / "cut", resume=True, **options)
     assert "sentence" in whole.thresholds.state_dict()
     assert resumed.thresholds.state_dict() == whole.thresholds.state_dict()
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed.model), weights(whole.model))

@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import runs
 import small
 import torch
 from hypothesis import given, settings
@@ -446,8 +447,7 @@ def run(tmp_path, method, model=None, examples=EXAMPLES, **changes):
         return exact_judge(example, response)
 
     trainer = train(model, config, examples, judge, tokenizer=TOKENIZER, out=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    return trainer, rows, called
+    return trainer, runs.rows(tmp_path), called
 
 
 def weights(model):
@@ -725,8 +725,7 @@ def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
     resumed = go(tmp_path / "cut", resume=True)
     one, two = straight.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    rows = [(tmp_path / name / "steps.jsonl").read_text().splitlines() for name in ("straight", "cut")]
-    told = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in side] for side in rows]
+    told = [runs.timeless(tmp_path / name) for name in ("straight", "cut")]
     assert [row["step"] for row in told[1]] == [1, 2, 3, 4]
     for name in ("loss", "token_reward", "agreement"):
         assert [row[name] for row in told[0]] == [row[name] for row in told[1]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import given
 import pytest
 import torch
+from runs import timeless, weights
 
 pytestmark = pytest.mark.slow
 TAUGHT = ["taught", "taught-adapter"]
@@ -132,7 +133,7 @@ def test_a_sharded_policy_is_saved_whole(sharded):
 @pytest.mark.parametrize("case", TAUGHT)
 def test_a_sharded_model_is_taught_like_a_whole_one(case, sharded, tmp_path):
     alone = given.teach(case, tmp_path)["weights"]
-    start = torch.cat([p.detach().flatten() for p in given.load_policy("cold-short")[0].parameters()])
+    start = weights(given.load_policy("cold-short")[0])
     assert (sharded[case][0]["weights"] - alone).abs().max() < 1e-5
     assert (alone - start).abs().max() > 1e-3
 
@@ -150,6 +151,5 @@ def test_a_killed_run_of_two_processes_goes_on_bit_for_bit(tmp_path, how):
             assert torch.equal(straight[name], resumed[name]), name
         assert straight["optimizer"].count_nonzero() > straight["weights"].numel()
         assert (straight["shards"] > 4) == (how == "sharded")
-    rows = [(tmp_path / name / "steps.jsonl").read_text().splitlines() for name in ("straight", "cut")]
-    told = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in side] for side in rows]
+    told = [timeless(tmp_path / name) for name in ("straight", "cut")]
     assert told[0] == told[1] and len(told[0]) == 4

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import assert_same, rows, timeless, weights
 
 from memcalib.checkpoints import newest_checkpoint, read_state
 from memcalib.endpoint import CallError, Endpoint
@@ -54,14 +55,6 @@ def go(out, judge, resume=None, on_step=None, **changes):
     config = world_config(WORLDS["short"], **(sizes | changes))
     options = dict(tokenizer=TOKENIZER, out=out, resume=resume, on_step=on_step)
     return train(load_policy("cold-short")[0], config, EXAMPLES, judge, **options)
-
-
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def rows(out):
-    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
 def llm_judge(server, cache=None):
@@ -150,7 +143,7 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
         go(tmp_path / "later", lambda *pair: turn["judge"](*pair), on_step=later)
     trainer = go(tmp_path / "later", exact_judge, resume=True)
     whole = go(tmp_path / "whole", exact_judge)
-    assert torch.equal(weights(trainer), weights(whole)) and same_rows(tmp_path / "later", tmp_path / "whole")
+    assert_same((trainer, tmp_path / "later"), (whole, tmp_path / "whole"), "judge_")
 
 
 def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
@@ -231,11 +224,6 @@ def straight(tmp_path_factory):
     return trainer, out
 
 
-def same_rows(left, right):
-    timeless = lambda row: {k: v for k, v in row.items() if k != "seconds" and not k.startswith("judge_")}
-    return list(map(timeless, rows(left))) == list(map(timeless, rows(right)))
-
-
 def test_a_judge_behind_a_server_is_the_reward(straight):
     trainer, out = straight
     first = rows(out)[0]
@@ -256,7 +244,7 @@ def test_judge_down_for_ten_minutes(tmp_path, straight, caplog):
         trainer = go(tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None)
     server.stop()
     assert 600 <= time.now < 1200 and len(time.waits) >= 7
-    assert torch.equal(weights(trainer), weights(straight[0])) and same_rows(tmp_path, straight[1])
+    assert_same((trainer, tmp_path), straight, "judge_")
     assert "16 of 16 judgments" in caplog.text and "no connection" in caplog.text
 
 
@@ -276,7 +264,7 @@ def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
     server.start()
     trainer = go(tmp_path / "run", llm_judge(server), resume=True)
     server.stop()
-    assert torch.equal(weights(trainer), weights(straight[0])) and same_rows(tmp_path / "run", straight[1])
+    assert_same((trainer, tmp_path / "run"), straight, "judge_")
 
 
 def test_down_again_right_after_going_on(tmp_path):
@@ -298,7 +286,7 @@ def test_down_again_right_after_going_on(tmp_path):
         go(tmp_path / "whole", exact_judge),
         go(tmp_path / "b", judge, resume=tmp_path / "a" / "checkpoint-2"),
     )
-    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(weights(whole.model), weights(resumed.model))
 
 
 def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
@@ -362,7 +350,7 @@ def test_a_judge_that_stops_in_validation(tmp_path):
     state["down"] = False
     resumed = train(model(), config, EXAMPLES, judge, out=tmp_path / "cut", resume=True, **options)
     whole = train(model(), config, EXAMPLES, judge, out=tmp_path / "whole", **options)
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
     assert [("valid_SCS" in row, row["step"]) for row in rows(tmp_path / "cut")] == [
         (True, 0),
         (True, 1),
@@ -394,5 +382,5 @@ def test_two_processes_stop_and_go_on_together(tmp_path):
         assert found["same"] and found["step"] == 2 and found["processes"] == 2 and found["waited"] >= 600
         assert "8 of 16 judgments" in found["message"] and "checkpoint-4" in found["message"]
     assert "another process" in first["message"] and "refused" in second["message"]
-    whole = rows(tmp_path / "whole")
-    assert [row["step"] for row in whole] == [0, 1, 2, 3] and same_rows(tmp_path / "whole", tmp_path / "cut")
+    whole, cut = (timeless(tmp_path / name, "judge_") for name in ("whole", "cut"))
+    assert [row["step"] for row in whole] == [0, 1, 2, 3] and whole == cut

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loggers import hear
+from runs import weights
 from memcalib.checkpoints import CheckpointError, read_state
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
@@ -28,10 +29,6 @@ TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 8, 0, "coldstart")
 ROWS = demonstrations("short", 24, seed=3)
 SMALL = SftConfig(lora_rank=2, lr=1e-2, epochs=2, batch_size=8, save_every=2)
-
-
-def weights(model) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_cold_start_rows_and_adapter(tmp_path):

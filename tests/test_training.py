@@ -9,6 +9,8 @@ from itertools import accumulate
 import pytest
 import torch
 from datasets import Dataset
+from runs import rows as read_rows
+from runs import weights
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 
@@ -33,13 +35,9 @@ def settings(**changes):
     return world_config(WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes))
 
 
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
 def run(tmp_path, judge=exact_judge, seed=0, **changes):
     trainer = train(build_policy(seed), settings(**changes), EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path)
-    return trainer, [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    return trainer, read_rows(tmp_path)
 
 
 def total_reward(completions, example, **_):
@@ -212,7 +210,7 @@ def test_thresholds_are_kept_in_checkpoints(tmp_path):
 def test_validation_rows(tmp_path):
     config = settings(eval_every=1, method="grpo")
     train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
-    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path)
     assert [row["step"] for row in rows] == [0, 1] and "reward" not in rows[0]
     assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in rows)
 

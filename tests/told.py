@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from runs import weights
 
 from memcalib import training
 from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
@@ -55,10 +56,6 @@ def go(out: Path, where: str = "", resume=None):
         training.sample_tokens, training.GRPOTrainer.compute_loss = plain
 
 
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
 def main(folder: Path, where: str) -> None:
     torch.set_num_threads(1)
     try:
@@ -66,7 +63,9 @@ def main(folder: Path, where: str) -> None:
     except Interrupted as error:
         found = {"message": str(error), "code": error.exit_code}
     if where != "launcher":
-        found["same"] = torch.equal(weights(go(folder / "cut", resume=True)), weights(go(folder / "whole")))
+        found["same"] = torch.equal(
+            *(weights(run.model) for run in (go(folder / "cut", resume=True), go(folder / "whole")))
+        )
     (folder / f"{RANK}.json").write_text(json.dumps(found))
     sys.exit(found["code"] if where == "launcher" else 0)
 
