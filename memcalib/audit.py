@@ -103,49 +103,58 @@ def top_hit(pair: AuditedPair, top: int = 3) -> tuple[bool, bool]:
     undecided = bool(level.any()) and len(level) > free and int((~level).sum()) >= free
     return hit, not sure.any() and undecided
 
-# %% ../nbs/05c_audit.ipynb #88715530
+# %% ../nbs/05c_audit.ipynb #917a129b
 def _slices(pairs: Iterable[AuditedPair]) -> Iterator[tuple[str, list[AuditedPair], int]]:
-    "Name of each slice with complete pairs, these pairs, and the number of its incomplete ones: all, the two groups, each channel."
-    pairs, none = list(pairs), True
+    "Name of each slice that has pairs, its complete ones, and the number of its incomplete ones: all, the two groups, each channel."
+    pairs = list(pairs)
+    if not any(p.complete for p in pairs):
+        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
     parts = {"all": pairs} | {group: [p for p in pairs if channel_group(p.channel) == group] for group in ("support", "under-use")}
     parts |= {name: [p for p in pairs if p.channel == name] for name in SUPPORT + UNDER}
     for name, part in parts.items():
-        if whole := [p for p in part if p.complete]:
-            none = False
+        whole = [p for p in part if p.complete]
+        if part:
             yield name, whole, len(part) - len(whole)
-    if none:
-        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
 
-# %% ../nbs/05c_audit.ipynb #56b6e238
+
+def _estimates(values: Sequence, width: int, resamples: int, seed: int) -> np.ndarray:
+    "Mean, low and high end of the interval, each for `width` columns; NaN where there are no rows."
+    values = np.asarray(values, np.float64).reshape(-1, width)
+    if not len(values):
+        return np.full((3, width), np.nan)
+    return np.stack([values.mean(0), *bootstrap_interval(values, resamples, seed)])
+
+# %% ../nbs/05c_audit.ipynb #ecb79c57
 def shares_table(pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
     """Mean token and credit share of each role with 95 % intervals: all pairs, the two groups, each channel.
 
-    Incomplete pairs are left out and counted. Raises `ValueError` when no pair is complete.
+    Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
     """
     import pandas as pd
 
-    rows, cells = [], {"token_share": 0, "credit_share": 3}
+    rows, cells, ends = [], {"token_share": 0, "credit_share": 3}, ("", "_low", "_high")
     for name, whole, incomplete in _slices(pairs):
-        shares = np.array([np.concatenate(role_shares(p)) for p in whole])
-        low, high = bootstrap_interval(shares, resamples, seed)
+        found = _estimates([np.concatenate(role_shares(p)) for p in whole], 6, resamples, seed)
         for k, role in enumerate(ROLES):
-            numbers = {n: shares[:, c + k].mean() for n, c in cells.items()}
-            numbers |= {f"{n}_{end}": value[c + k] for n, c in cells.items() for end, value in (("low", low), ("high", high))}
+            numbers = {f"{n}{end}": found[e, c + k] for n, c in cells.items() for e, end in enumerate(ends)}
             rows.append({"slice": name, "role": role, "pairs": len(whole), "incomplete": incomplete} | numbers)
     return pd.DataFrame(rows)
 
-# %% ../nbs/05c_audit.ipynb #a4ff95d6
+# %% ../nbs/05c_audit.ipynb #107630c3
 def hits_table(pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
-    """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel; with counts of ties, short and roleless answers."""
+    """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel; with counts of ties, short and roleless answers.
+
+    Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
+    """
     import pandas as pd
 
     rows = []
-    for name, whole, _ in _slices(pairs):
-        hits, tied = np.array([top_hit(p, top) for p in whole]).T
-        low, high = bootstrap_interval(hits, resamples, seed)
-        counts = {"pairs": len(whole), "hits": int(hits.sum()), "tied": int(tied.sum())}
+    for name, whole, incomplete in _slices(pairs):
+        found = [top_hit(p, top) for p in whole]
+        ((rate,), (low,), (high,)) = _estimates([hit for hit, _ in found], 1, resamples, seed)
+        counts = {"pairs": len(whole), "incomplete": incomplete, "hits": sum(hit for hit, _ in found), "tied": sum(tied for _, tied in found)}
         counts |= {"short": sum(len(p.roles) <= top for p in whole), "roleless": sum(set(p.roles) == {"irrelevant"} for p in whole)}
-        rows.append({"slice": name, "rate": hits.mean(), "low": float(low), "high": float(high)} | counts)
+        rows.append({"slice": name, "rate": rate, "low": low, "high": high} | counts)
     return pd.DataFrame(rows)
 
 # %% ../nbs/05c_audit.ipynb #1ac2ec76

@@ -118,9 +118,21 @@ def test_incomplete_pairs_are_counted_and_left_out(found):
         with pytest.raises(ValueError, match="no pair has a label for each"):
             hits_table(found, resamples=10)
         return
-    row = shares_table(found, resamples=10).iloc[0]
-    assert (row["pairs"], row["incomplete"]) == (len(whole), len(found) - len(whole))
-    assert hits_table(found, resamples=10).iloc[0]["pairs"] == len(whole)
+    shares, hits = shares_table(found, resamples=10), hits_table(found, resamples=10).set_index("slice")
+    assert list(shares["slice"].unique()) == list(hits.index)
+    assert {name for name in hits.index if name[-1] in "+-"} == {p.channel for p in found}
+    alone = shares_table(whole, resamples=10).set_index(["slice", "role"]).drop(columns="incomplete")
+    for _, row in shares.iterrows():
+        part = [p for p in found if row["slice"] in ("all", p.channel, channel_group(p.channel))]
+        for counts in (row, hits.loc[row["slice"]]):
+            assert counts["pairs"] == sum(p.complete for p in part)
+            assert counts["incomplete"] == sum(not p.complete for p in part)
+        numbers = row.drop(["slice", "role", "incomplete"])
+        if row["pairs"]:
+            assert numbers.tolist() == alone.loc[(row["slice"], row["role"])].tolist()
+        else:
+            assert numbers.drop("pairs").isna().all() and hits.loc[row["slice"], ["rate", "low", "high"]].isna().all()
+            assert not hits.loc[row["slice"], ["hits", "tied", "short", "roleless"]].any()
 
 
 def test_the_bootstrap_is_that_of_a_loop_and_seeded():
