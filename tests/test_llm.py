@@ -958,3 +958,30 @@ def test_secrets_in_a_command_are_hidden(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "abcdef-very-private")
     text = hide_secrets(f"a --model {SECRET} x=abcdef-very-private {PASTED} http://u:p@h/v1")
     assert text == "a --model *** x=*** *** http://***@h/v1"
+
+
+# What is said meanwhile -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bad", "told"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])
+def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
+    with FaultyServer(*["{not json"] * bad) as server:
+        client = Client(endpoint(server, attempts=8))
+        for attempt in (0, 1):  # the second time all is well
+            try:
+                ask(client, attempt=attempt)
+            except CallError as error:
+                assert bad == 8 and "no chat completion" in str(error)
+    said = [message for message in caplog.messages if "has failed" in message]
+    assert len(said) == told
+    assert all("failed 3 times; such calls are tried 8 times in all" in m and "no chat completion" in m for m in said)
+    assert SECRET not in caplog.text
+
+
+def test_many_calls_that_keep_failing_are_said_once_each_time(caplog):
+    with FaultyServer(*["{not json"] * 40) as server:
+        client = Client(endpoint(server, attempts=40, concurrency=10))
+        for _ in range(2):
+            server.script[:] = ["{not json"] * 40
+            assert len(ask_all(client, [str(i) for i in range(10)])) == 10
+    assert sum("has failed" in message for message in caplog.messages) == 2
