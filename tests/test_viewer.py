@@ -4,6 +4,9 @@ import html
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 from hypothesis import given
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
 from memcalib.problem import DataError
 from memcalib.settings import world_config
-from memcalib.traces import TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
 from memcalib.verbs import verbs
 from memcalib.viewer import (
     MEASURES,
@@ -51,9 +54,10 @@ def traces(draw):
         "response": "".join(tokens),
     }
     scored = draw(st.booleans())
+    judged = scored and draw(st.booleans())  # a method without a judge has advantages and no rewards
     final = {
         "advantage": values() if scored else [None] * len(tokens),
-        "reward": draw(numbers) if scored else float("nan"),
+        "reward": draw(numbers) if judged else float("nan"),
     }
     return {"step": 1, "row": 2, "tokens": tokens, "ends": ends, "sequence": 0.5, "channels": channels} | texts | final
 
@@ -134,7 +138,36 @@ def test_views_name_the_reason_and_mark_even_credit(trace):
         assert panel["even"] == (not channel["localized"])
         assert ("credit moved" in panel["note"]) == channel["localized"]
         assert channel["localized"] or REASONS[channel["fallback"]] in panel["note"]
-    assert ("not scored" in view["panels"][0]["note"]) == (trace["reward"] != trace["reward"])
+    note, credited = view["panels"][0]["note"], None not in trace["advantage"]
+    assert ("reward" in note) == (trace["reward"] == trace["reward"])
+    assert ("not scored" in note) == (trace["reward"] != trace["reward"] and not credited)
+    assert ("no judge" in note) == (trace["reward"] != trace["reward"] and credited)
+    assert ("advantage +0.500" in note) == credited
+
+
+WORDS = {
+    "push": ("discouraged -{:.3f}", "+{:.3f} encouraged"),
+    "d": ("less likely with the atoms -{:.3f}", "+{:.3f} more likely with the atoms"),
+    "m": ("less credit -{:.3f}", "+{:.3f} more credit"),
+    "q": ("weight 0", "{:.3f}"),
+}
+
+
+def legends(text):
+    return re.findall(r'<div class="legend"><span>(.*?)</span><i(.*?)></i><span>(.*?)</span></div>', text)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_legend_says_what_its_measure_means(measure):
+    channel = {"atom_ids": ["a"], "atoms": ["Tea."], "reward": 1.0, "advantage": 0.5, "strength": 0.75}
+    channel |= {"localized": True, "fallback": None, "d": [-1.25, 0.5], "q": [0.0, 0.75], "m": [0.25, 1.75]}
+    trace = {"step": 1, "row": 2, "tokens": ["a", "b"], "ends": [1, 2], "advantage": [-2.0, 1.0], "sequence": 1.0}
+    trace |= {"example_id": "e", "question": "q", "response": "ab", "reward": 1.0, "channels": {"CB-": channel}}
+    every, (low, style, high) = legends(answer_html(trace, [None, "CB-"], measure))
+    assert every == ("discouraged -2.000", "", "+2.000 encouraged")  # whatever colours a channel
+    scale = {"push": 0.5 * (1 + 0.75 * 0.75), "d": 1.25, "m": 0.75, "q": 0.75}[measure]
+    assert (low, high) == tuple(words.format(scale) for words in WORDS[measure])
+    assert ("weights" in style) == (measure == "q")
 
 
 def test_nothing_on_a_page_runs():
@@ -202,6 +235,17 @@ def test_the_answers_with_most_localized_channels_are_picked(run, channel):
     assert channel is None or least > 0
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
+def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
+    places = [(step, row) for step, size in enumerate(sizes, 1) for row in range(size)]
+    frame = pd.DataFrame(places, columns=["step", "row"]).assign(channel=None, localized=None)
+    chosen = pick_answers(frame, limit)
+    assert chosen == sorted(set(chosen)) and len(chosen) == min(limit, len(places))
+    at = [places.index(place) for place in chosen]
+    gaps = [b - a for a, b in zip(at, [*at[1:], len(places)], strict=True)]
+    assert at[0] == 0 and max(gaps) - min(gaps) <= 1
+
+
 def test_picking_nothing_is_an_error(run):
     with pytest.raises(ValueError, match="limit 0, must be at least 1"):
         pick_answers(run[1], 0)
@@ -226,6 +270,35 @@ def test_a_method_without_channels_has_a_page(tmp_path):
     TraceWriter(tmp_path).write(1, *batch, tokenizer)
     text = write_trace_page(tmp_path).read_text()
     assert "assigns no credit by channel" in text and "not recorded" in text and "all channels" in text
+    assert "8 answers. All are shown." in text and "no judge" not in text
+    assert (
+        "8 answers. Shown are 3 at even distances; 5 are left out." in write_trace_page(tmp_path, limit=3).read_text()
+    )
+
+
+def test_a_method_without_a_judge_says_so(run, tmp_path):
+    (source,) = run[0].rglob("step-000002.parquet")
+    table = pq.read_table(source)
+    rows = [row | {"reward": None} for row in table.to_pylist() if row["channel"] is None]
+    rows[1]["token_advantage"] = None  # not even credit: this one is unscored
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)), tmp_path / source.name)
+    text = write_trace_page(tmp_path, limit=len(rows)).read_text()
+    assert text.count("</b>no judge, advantage") == len(rows) - 1
+    assert text.count("</b>not scored, ") == 1 and "not scored, advantage" not in text
+    labels = [label for label, _ in TraceViewer(tmp_path).answer.options]
+    assert sum("no judge" in label for label in labels) == len(rows) - 1
+    assert "not scored" in labels[1]
+
+
+def test_a_link_leads_into_an_answer_and_paper_says_what_is_missing(run, tmp_path):
+    text = write_trace_page(run[0], tmp_path / "page.html", limit=2).read_text()
+    for part in text.split('<details class="answer">')[1:]:
+        assert re.search(
+            r'</summary>\s*<div id="answer-\d+-\d+">', part
+        )  # a browser opens what holds the aim of a link
+    assert "when the page was printed" in text and '<b class="printed">all channels: </b>' in text
+    style = text.split("</style>")[0]
+    assert "rgba(47, 109" not in style and style.count("--more: ") == 2  # one definition of a colour for each theme
 
 
 def test_the_widget_follows_its_lists(run):
@@ -318,10 +391,6 @@ ODD = [
 def odd(run, tmp_path_factory):
     """The folder of the run, with 5,000 tokens of the kind above in its first answer."""
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from memcalib.traces import SCHEMA
 
     (source,), folder = run[0].rglob("step-000002.parquet"), tmp_path_factory.mktemp("odd")
     table = pq.read_table(source)
