@@ -82,7 +82,7 @@ def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     total = sum(exact)
     return [torch.cosine_similarity(g, total - e, dim=0).item() for g, e in zip(found, exact, strict=True)]
 
-# %% ../nbs/07d_probes.ipynb #74c72d23
+# %% ../nbs/07d_probes.ipynb #1255ae61
 def alignment(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
@@ -101,8 +101,7 @@ def alignment(
     gradients: dict[str, list[Tensor]] = {name: [] for name in (*configs, "exact credit")}
     for start in range(0, len(rollouts) - rows + 1, rows):
         asked = [e for e in examples[start // first.generations :][:batch] for _ in range(first.generations)]
-        answers = [r.token_ids for r in rollouts[start : start + rows]]
-        prompts = [encode(e) for e in asked]
+        answers, prompts = [r.token_ids for r in rollouts[start : start + rows]], [encode(e) for e in asked]
         for name, config in configs.items():
             desk, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
             gradients[name].append(policy_gradient(model, prompts, answers, found.advantages))
