@@ -1,0 +1,73 @@
+"""How far float32 token advantages are from the slow reference of the tests, and from float64, whichever way they are read.
+
+    python benchmarks/bench_rounding.py [--seeds 8]
+
+Each seed trains two steps of MemCalib-RL on the micro-world by tokens and two by sentences, and reads every batch again:
+one row at a time in float32, one row at a time in float64, and from the trainer's own log-probabilities. The largest
+difference over all batches stands in the table; in its last column, beside the largest advantage of the same answer.
+"""
+
+import argparse
+import copy
+import logging
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import test_reference as steps
+
+from memcalib.microworld import exact_judge
+
+
+def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, float]:
+    """The largest difference of two ragged tables, and the largest beside the largest of its row in the second."""
+    gap, size = (steps.ragged(one) - steps.ragged(other)).abs().amax(1), steps.ragged(other).abs().amax(1)
+    return gap.max().item(), (gap / size.clamp(min=1e-9)).max().item()
+
+
+def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
+    """Of one batch: the largest difference of log-probabilities, and of advantages, for each two ways of reading it."""
+    slow = steps.slow_step(trainer, seen)
+    known = steps.as_read(seen, slow)
+    same = steps.slow_step(trainer, seen, lambda prompt, answer: known[*prompt, -1, *answer])
+    deep = partial(steps.read, copy.deepcopy(seen["policy"]).double(), trainer.temperature)
+    exact = steps.slow_step(trainer, seen, deep)
+    ids = seen["desk"].ids
+    cut = lambda table: [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
+    fast = (cut(seen["batch"]["old_per_token_logps"]), cut(seen["credit"].advantages))
+    ways = {
+        "trainer, slow reference": (fast, slow),
+        "trainer, float64": (fast, exact),
+        "slow reference, float64": ((slow.full, slow.advantages), exact),
+        "trainer, slow credit of its log-probs": (fast, same),
+    }
+    return {
+        name: (largest(logps, other.full)[0], *largest(found, other.advantages))
+        for name, ((logps, found), other) in ways.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=8)
+    seeds, table, batches = parser.parse_args().seeds, {}, 0
+    logging.disable(logging.WARNING)
+    for seed in range(seeds):
+        for granularity in ("token", "sentence"):
+            judge = steps.drawn if seed % 2 else exact_judge
+            with tempfile.TemporaryDirectory() as out:
+                trainer = steps.watch(out, double=False, seed=seed, granularity=granularity, judge=judge)
+            for seen in trainer.batches:
+                batches += 1
+                for name, row in batch_rows(trainer, seen).items():
+                    table[name] = [max(pair) for pair in zip(row, table.get(name, row), strict=True)]
+    print(f"{batches} batches\n{'largest difference of':40}{'log-probs':>12}{'advantages':>12}{'relative':>12}")
+    for name, row in table.items():
+        print(f"{name:40}" + "".join(f"{value:12.1e}" for value in row))
+
+
+if __name__ == "__main__":
+    main()
