@@ -3,6 +3,7 @@
 import html
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memcalib import viewer
 from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
 from memcalib.problem import DataError
 from memcalib.settings import world_config
@@ -244,6 +246,23 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
     at = [places.index(place) for place in chosen]
     gaps = [b - a for a, b in zip(at, [*at[1:], len(places)], strict=True)]
     assert at[0] == 0 and max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize(
+    ("template", "wide"),
+    [
+        ("report.html.j2", ("channels", "curves", "rates")),
+        ("evaluation.html.j2", ("parts",)),
+        ("comparison.html.j2", ("comparison-differences",)),
+    ],
+)
+def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
+    """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
+    data = Path(viewer.__file__).with_name("data")
+    base, style = ((data / name).read_text() for name in ("base.html.j2", template))
+    assert re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M) and "figure svg { max-width: 100%;" in base
+    (rule,) = re.findall(r"@media screen { (.*?) { max-width: none; } }", style)
+    assert rule.split(", ") == [f"figure.{name} svg" for name in wide]
 
 
 def test_picking_nothing_is_an_error(run):
