@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
-           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'check_same_run', 'examples_hash', 'restore_rows',
+           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'examples_hash', 'check_same_run', 'restore_rows',
            'random_state', 'set_random_state', 'EpochSampler', 'keep_best', 'restore_best', 'Resumable']
 
 # %% ../nbs/07i_checkpoints.ipynb #3b7b1d2f
@@ -174,7 +174,7 @@ def newest_checkpoint(out: str | Path) -> Path | None:
     """The latest whole checkpoint of a run, or None; others are skipped with a warning."""
     return found[0] if (found := find_checkpoint(out, True)) else None
 
-# %% ../nbs/07i_checkpoints.ipynb #64d1c30a
+# %% ../nbs/07i_checkpoints.ipynb #579ad762
 FREE = {
     "steps", "save_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
     "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
@@ -185,6 +185,11 @@ _FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_nam
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in config.items() if name not in FREE}
     return kept | {"trl": {name: value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}}
+
+# %% ../nbs/07i_checkpoints.ipynb #6704e2d8
+def examples_hash(examples: Iterable[Example]) -> str:
+    """Hash of examples and their order."""
+    return hashlib.sha256("".join(example.content_hash for example in examples).encode()).hexdigest()[:16]
 
 
 def check_same_run(
@@ -204,11 +209,6 @@ def check_same_run(
             "%s was saved by %d processes and goes on with %d: other random numbers",
             folder, state["processes"], now["processes"],
         )  # fmt: skip
-
-
-def examples_hash(examples: Iterable[Example]) -> str:
-    """Hash of examples and their order."""
-    return hashlib.sha256("".join(example.content_hash for example in examples).encode()).hexdigest()[:16]
 
 # %% ../nbs/07i_checkpoints.ipynb #7e6c30d2
 def restore_rows(folder: str | Path, out: str | Path) -> int:

@@ -291,7 +291,7 @@ def _frame_fault(fault: Mapping[str, Any]) -> str:
     secret = place[:1] == ["judge"] and (name, fault["type"]) != ("base_url", "value_error")
     return fault_line(".".join(place) or "recipe", fault, home, name, show=not secret)
 
-# %% ../nbs/09h_recipe.ipynb #8ebd75f5
+# %% ../nbs/09h_recipe.ipynb #cc6c31a4
 def _key_fault(place: Sequence[Any]) -> str:
     from memcalib.settings import TrainConfig
     from memcalib.sft import SftConfig
@@ -303,7 +303,7 @@ def _key_fault(place: Sequence[Any]) -> str:
     known = "" if len(above) > 1 + (above[0] == "methods") or above[-1:] in (["shape"], ["judge"]) else f": {', '.join(names)}"
     return f"{'.'.join(map(str, above)) or 'recipe'}: found {_quote(key)} as the name of an option; allowed are texts{known}"
 
-
+# %% ../nbs/09h_recipe.ipynb #4a664c7f
 def _prompt_fault(judging: Any) -> Iterator[str]:
     from memcalib.verdict import load_prompt
 
@@ -333,7 +333,7 @@ def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield f"train: {error}"
 
-
+# %% ../nbs/09h_recipe.ipynb #bba9eb80
 def _home(place: Sequence[Any]) -> type[BaseModel]:
     home: type[BaseModel] = Recipe
     kinds = {"start": Start, "base": Start, "data": Data, "world": Draw, "endpoint": Endpoint, "price": Price,

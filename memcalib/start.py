@@ -135,7 +135,7 @@ def start_config(start: Start, place: str = "start", local: bool = False) -> Any
     with _part_of_start(f"model {start.model!r}", place):
         return AutoConfig.from_pretrained(path, revision=start.revision, trust_remote_code=False)
 
-# %% ../nbs/09ga_start.ipynb #a38c7c46
+# %% ../nbs/09ga_start.ipynb #5b236c41
 def _check_count(recipe: Recipe, method: str, config: Any, train: int | None) -> None:
     if train is not None and (prompts := getattr(config, "prompts", 0)) > train:
         place = setting_place(method, "prompts", recipe.methods.get(method, {}))
@@ -149,7 +149,7 @@ def _check_judge(recipe: Recipe, method: str, config: Any, validation: int) -> N
     if asks_judge(method, config, validation) and isinstance(recipe.judge, Endpoint):
         check_key(recipe.judge, "judge.key_env")
 
-
+# %% ../nbs/09ga_start.ipynb #ad91f35b
 def _check_installed(recipe: Recipe, method: str, config: Any) -> None:
     from memcalib.settings import TrainConfig, check_loggers, check_sampler
 

@@ -133,7 +133,7 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #d56f2c68
+# %% ../nbs/09g_train.ipynb #e4b923fb
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import FREE
 
@@ -144,6 +144,13 @@ def _identity(self: TrainRun) -> dict[str, Any]:
     return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
 
 
+def _claim(self: TrainRun) -> None:
+    RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")})
+
+
+TrainRun.identity, TrainRun._claim = property(_identity), _claim
+
+# %% ../nbs/09g_train.ipynb #4ac3cd93
 def _bind(self: TrainRun) -> None:
     import yaml
 
@@ -163,11 +170,7 @@ def _bind(self: TrainRun) -> None:
         write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
 
-def _claim(self: TrainRun) -> None:
-    RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")})
-
-
-TrainRun.identity, TrainRun._bind, TrainRun._claim = property(_identity), _bind, _claim
+TrainRun._bind = _bind
 
 # %% ../nbs/09g_train.ipynb #eb6c9743
 def _watch(bar: Bar, method: str, total: int, begin: int = 0) -> Any:
@@ -317,7 +320,7 @@ def _has_policy(self: TrainRun) -> bool:
 
 TrainRun._has_policy = _has_policy
 
-# %% ../nbs/09g_train.ipynb #c0e42498
+# %% ../nbs/09g_train.ipynb #d371c03e
 def _run(self: TrainRun) -> Path:
     """Train, or go on; returns the folder of the policy."""
     if self.main:
@@ -330,7 +333,7 @@ def _run(self: TrainRun) -> Path:
         self._teach(bar) if self.method == "sft" else self._reinforce(bar)
     return self.folder / "policy"
 
-
+# %% ../nbs/09g_train.ipynb #edb1e322
 @contextmanager
 def _recorded(self: TrainRun) -> Iterator[None]:
     from memcalib.checkpoints import writing
@@ -341,7 +344,7 @@ def _recorded(self: TrainRun) -> Iterator[None]:
             yield
             failed = False
         finally:
-            with suppress(OSError) if failed else nullcontext():  # a full disk is told once
+            with suppress(OSError) if failed else nullcontext():
                 if self.main:
                     self._write()
 
