@@ -140,7 +140,7 @@ class _Scale(Page):
     center: bool = False
     scale_unit: Literal["response", "token"] = "response"
 
-# %% ../nbs/07b_settings.ipynb #31ef8d18
+# %% ../nbs/07b_settings.ipynb #f77b33ce
 OWNED = {
     "output_dir": "the folder of the run", "resume_from_checkpoint": "resume", "max_steps": "steps", "num_train_epochs": "steps",
     "learning_rate": "lr", "seed": "seed", "data_seed": "seed", "beta": "beta", "epsilon": "clip", "temperature": "temperature",
@@ -151,8 +151,9 @@ OWNED = {
     "logging_strategy": "one row a step", "logging_steps": "one row a step", "logging_first_step": "one row a step",
     "save_strategy": "save_every", "save_steps": "save_every", "load_best_model_at_end": "keep_best",
     "eval_strategy": "eval_every", "eval_steps": "eval_every", "eval_on_start": "eval_every", "report_to": "report_to",
+    "reward_weights": "method", "scale_rewards": "method", "multi_objective_aggregation": "method",
+    "chat_template_kwargs": "the chat template of the tokenizer (thinking off, in whole prompts as in ablated ones; edit it to change both)",
 }  # fmt: skip
-_SAMPLING = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 
 # %% ../nbs/07b_settings.ipynb #311acd7b
 def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
@@ -173,7 +174,19 @@ def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) 
             raise ValueError(f"{name}: found {value!r}; {error.errors()[0]['msg']}") from None
     return right
 
-# %% ../nbs/07b_settings.ipynb #56eeaa7d
+# %% ../nbs/07b_settings.ipynb #f5e3cdb5
+_READ_BY = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "generation_kwargs"), ("generate", "vllm"))
+_READ_BY |= dict.fromkeys(("cache_implementation", "use_transformers_paged"), ("generate",))
+_READ_BY |= dict.fromkeys(("use_transformers_continuous_batching", "transformers_continuous_batching_config"), ("generate",))
+
+
+def _check_sampling(sampler: str, given: Mapping[str, Any]) -> None:
+    for name in sorted(given):
+        if sampler not in (readers := _READ_BY.get(name, (sampler,))):
+            allowed = " or ".join(map(repr, readers))
+            raise ValueError(f"trl.{name} with sampler {sampler!r}, which does not read it: allowed is sampler {allowed}")
+
+# %% ../nbs/07b_settings.ipynb #479fec2a
 class TrainConfig(_Scale, _Credit, _Teacher, _Watch, _Answers, _Update):
     """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's, otherwise ours. Raises on unknown fields and on unknown values."""
 
@@ -189,8 +202,7 @@ class TrainConfig(_Scale, _Credit, _Teacher, _Watch, _Answers, _Update):
         credit_config(self)
         if self.sampler == "shared" and self.top_p != 1:
             raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'")
-        if self.sampler == "shared" and (unread := sorted(_SAMPLING & self.trl.keys())):
-            raise ValueError(f"trl.{unread[0]} with sampler 'shared', which does not read it: allowed are sampler 'generate' or 'vllm'")
+        _check_sampling(self.sampler, self.trl)
         if self.trl.get("use_vllm") and self.sampler != "vllm":
             raise ValueError(f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it")
         return self
