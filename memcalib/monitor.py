@@ -46,22 +46,26 @@ def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     flags = [atom.grounded for judgment in judgments for atom in judgment.atoms if atom.grounded is not None]
     return flags.count(False), len(flags)
 
-# %% ../nbs/07h_monitor.ipynb #8e46c837
-_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/"), ("_error", "_relative", "multiplier_max")
+# %% ../nbs/07h_monitor.ipynb #90bdf42a
+_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/"), ("_error", "_relative")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 
 def merge_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """One row of credit statistics out of those of all processes."""
-    weights, merged = [part.get("localized", 0) for part in parts], dict(parts[0])
+    merged = dict(parts[0])
     for name in merged:
         values = [part[name] for part in parts]
+        found = {k: value for k, value in enumerate(values) if value == value}
         if name.startswith(_ADDED):
             merged[name] = sum(values)
         elif name.endswith(_LARGEST):
             merged[name] = max(values)
-        elif name.startswith(_AVERAGED) and any(weights):
-            merged[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+        elif name == "multiplier_max":
+            merged[name] = max(found.values(), default=math.nan)
+        elif name.startswith(_AVERAGED) and found:
+            weights = [parts[k]["localized"] for k in found]
+            merged[name] = sum(w * value for w, value in zip(weights, found.values(), strict=True)) / sum(weights)
     return merged
 
 # %% ../nbs/07h_monitor.ipynb #5318f104

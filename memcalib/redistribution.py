@@ -350,7 +350,7 @@ def _pair_counts(config, detail: PairDetail) -> dict[str, int]:
         out[f"localized/{CHANNELS[h]}"] = int((on & (detail.channel == h)).sum())
     return out
 
-# %% ../nbs/06_redistribution.ipynb #28af9eef
+# %% ../nbs/06_redistribution.ipynb #3d7aa289
 def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) -> dict[str, float]:
     inside, on = live[detail.row], detail.strength > 0
     factor = mine[detail.row, detail.channel]
@@ -358,9 +358,9 @@ def _pair_stats(config, mine, live, detail: PairDetail, thresholds: Thresholds) 
     capped = (detail.m[on] >= config.cap - 1e-6).any(1).double()
     m = detail.m[inside & on[:, None]].double().cpu().numpy()
     out = {"channel_conservation_error": change.max().item() if len(on) else 0.0}
-    out["cap_share"] = capped.mean().item() if on.any() else 0.0
+    out["cap_share"] = capped.mean().item() if on.any() else math.nan
     for p in (5, 50, 90, 95, 99, 100):
-        out["multiplier_max" if p == 100 else f"multiplier_p{p}"] = float(np.percentile(m, p)) if len(m) else 1.0
+        out["multiplier_max" if p == 100 else f"multiplier_p{p}"] = float(np.percentile(m, p)) if len(m) else math.nan
     for h in _channels(config):
         out[f"threshold/{CHANNELS[h]}"] = thresholds.value[h].item()
         if thresholds.sentence is not None:

@@ -580,3 +580,15 @@ def test_sentence_thresholds_are_reported_where_there_are_any():
     out = sentences(batch | {"units": random_units(batch, 1)})
     assert all(out.stats[f"sentence_threshold/{name}"] >= 0.01 for name in CHANNELS)
     assert out.stats["multiplier_p5"] <= out.stats["multiplier_p95"] <= out.stats["multiplier_max"]
+
+
+@pytest.mark.parametrize("why", ["no pairs", "no eta"])
+def test_what_nothing_was_localized_for_is_missing(why):
+    batch = a_batch(1)
+    if why == "no pairs":
+        batch["pairs"], batch["ablated"] = Pairs(), torch.zeros(0, batch["mask"].shape[1])
+    stats = run(batch, **({"eta": 0.0} if why == "no eta" else {})).stats
+    missing = {name for name, value in stats.items() if name == "cap_share" or name.startswith("multiplier_")}
+    assert stats["localized"] == 0 and len(missing) == 7 and all(math.isnan(stats[name]) for name in missing)
+    moved = run(a_batch(1)).stats
+    assert moved["localized"] > 0 and all(math.isfinite(moved[name]) for name in missing)
