@@ -88,12 +88,12 @@ def write_trace(trainer: GRPOTrainer, step: int) -> None:
         about["thresholds"] = trainer.thresholds_before
     writer.write(step, trainer.desk, credit, trainer.pairs, trainer._tokenizer, **about)
 
-# %% ../nbs/07m_steps.ipynb #db32ef0a
+# %% ../nbs/07m_steps.ipynb #53ff183d
 log = logging.getLogger(__name__)
 
 
 class StepRows(TrainerCallback):
-    """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces; drops unscored mini-batches' updates."""
+    """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces; counts the updates that are skipped."""
 
     def __init__(self, trainer: GRPOTrainer, validation: Sequence[Example] = (), on_step: OnStep | None = None):
         self.trainer, self.validation, self.on_step, self.stop = trainer, validation, on_step, None
@@ -101,18 +101,27 @@ class StepRows(TrainerCallback):
     def on_epoch_begin(self, args, state, control, **_):
         self.trainer.sampler.set_epoch(int(state.epoch or 0))
 
-# %% ../nbs/07m_steps.ipynb #6870b92a
-def _drop_unscored(self: StepRows, args, state, control, model=None, **_):
-    trainer = self.trainer
-    part = trainer._buffered_inputs[(trainer._step - 1) % args.steps_per_generation]
-    if part["num_items_in_batch"] == 0:
-        trainer.skipped += 1
-        log.warning("update %d skipped: no answer of its mini-batch is scored", state.global_step + 1)
-        for parameter in model.parameters():
-            parameter.grad = None
+# %% ../nbs/07m_steps.ipynb #ea6beec4
+def _left_out(trainer: GRPOTrainer) -> str:
+    desk, ends = trainer.desk, trainer.eos_token_ids
+    cut = [bool(valid) and ids[-1] not in ends for ids, valid in zip(desk.ids, desk.valid, strict=True)]
+    unscored, masked = trainer._total([int((~desk.valid).sum()), sum(cut) * trainer.config.mask_truncated])
+    return f"of the answers of this step {unscored:.0f} are not scored and {masked:.0f} were cut off and are masked"
 
 
-StepRows.on_pre_optimizer_step = _drop_unscored
+def _hold_back(self: StepRows, args, state, control, **_):
+    if self.trainer.skips:
+        self.trainer.skipped += 1
+        what = "its mini-batch has no token to learn from"
+        log.warning("update %d skipped: %s; %s", state.global_step + 1, what, _left_out(self.trainer))
+        self.trainer.accelerator.gradient_state._set_sync_gradients(False)
+
+
+def _let_go(self: StepRows, args, state, control, **_):
+    self.trainer.accelerator.gradient_state._set_sync_gradients(True)
+
+
+StepRows.on_pre_optimizer_step, StepRows.on_optimizer_step = _hold_back, _let_go
 
 # %% ../nbs/07m_steps.ipynb #a18055a7
 def _write(self: StepRows, row: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from memcalib.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 12, seed=5)
+DECAY = {"adam_epsilon": 1e-3, "weight_decay": 0.5, "lr_scheduler_type": "linear"}
 CASES = {
     "grpo": dict(method="grpo", empty="some"),
     "gdpo": dict(method="gdpo", empty="none"),
@@ -54,6 +55,7 @@ CASES = {
     "gkd-teacher": dict(method="opsd-gkd", lr=0.5, teacher="pretrained", beta=0.0, empty="some"),
     "gkd-copy": dict(method="opsd-gkd", lr=0.5, beta=0.0, empty="half"),
     "gkd-adapter": dict(method="opsd-gkd", lr=0.5, lora_rank=4, empty="half"),
+    "skipped": dict(method="gdpo", lr=4e-3, trl=DECAY, empty="all"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
 EMPTY = {

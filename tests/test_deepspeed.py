@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: it is no extra of this package")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-SHARED = ["token", "gkd"]
-SHARDED = ["gdpo", "token", "adapter", "pg-long", "gkd", "gkd-parts", "gkd-teacher", "gkd-copy", "gkd-adapter"]
+SHARED = ["token", "skipped", "gkd"]
+SHARDED = ["gdpo", "token", "skipped", "adapter", "pg-long", "gkd", "gkd-parts", "gkd-teacher", "gkd-copy", "gkd-adapter"]
 
 
 def launch(folder, case: str, stage: int, killed: bool = False):
