@@ -21,7 +21,7 @@ from memcalib.engines import evaluate
 from memcalib.localization import ablation_pairs
 from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference
 from memcalib.trees import tree_logps
-from memcalib.models import split_model
+from memcalib.models import split_model, token_logps
 from memcalib.microworld import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 
@@ -46,7 +46,7 @@ def one_at_a_time(model, prompts, responses):
 
 def every_row(model, prompts, responses, budget):
     """One padded batch after another with every row in it, repeated rows too, as a plain scorer does."""
-    scorer = _Scorer(*split_model(model), 1.0, 2**24, model.device)
+    scorer = _Scorer(*split_model(model), token_logps, model.device)
     jobs = [(i, list(y)) for i, y in enumerate(responses)]
     with torch.no_grad():
         return _score_plain(scorer, [list(p) for p in prompts], jobs, budget)
