@@ -77,12 +77,13 @@ def policy_gradient(
     parameters = [p for p in model.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters)])
 
-# %% ../nbs/07d_probes.ipynb #b11882a2
+# %% ../nbs/07d_probes.ipynb #ad6d675c
 def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     total = sum(exact)
-    return [torch.cosine_similarity(g, total - e, dim=0).item() for g, e in zip(found, exact, strict=True)]
+    pairs = [(g, total - e) for g, e in zip(found, exact, strict=True)]
+    return [(g @ rest / (g.norm() * rest.norm())).item() for g, rest in pairs]
 
-# %% ../nbs/07d_probes.ipynb #1255ae61
+# %% ../nbs/07d_probes.ipynb #994ec43d
 def alignment(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
@@ -90,9 +91,11 @@ def alignment(
     """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.
 
     `batch` prompts make a batch; the answers are the same for every config, sampled as the first one says. "exact credit" is added as
-    the ceiling. Raises `ValueError` when the configs have groups of different sizes.
+    the ceiling. Raises `ValueError` for examples that are no two whole batches, and when the configs have groups of different sizes.
     """
     first = next(iter(configs.values()))
+    if len(examples) < 2 * batch:
+        raise ValueError(f"{len(examples)} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others")
     if len(sizes := {config.generations for config in configs.values()}) > 1:
         raise ValueError(f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers")
     options = dict(samples=first.generations, text=first.text, layout=first.layout, max_tokens=first.max_tokens, seed=seed)
