@@ -180,7 +180,7 @@ def _encode_prompts(scorer: _Scorer, bodies: Sequence, families: Sequence[Family
     rows = [(f, n, bodies[i][n:]) for i, f, n in members]
     return [i for i, _, _ in members], _rests(scorer, _spines(scorer, spines, budget), rows, budget)
 
-# %% ../nbs/05ac_scoring.ipynb #98ed8c6a
+# %% ../nbs/05ac_scoring.ipynb #c03e8b53
 def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
     "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> log-probs."
     bodies = [prompt[:-1] for prompt in prompts]
@@ -193,7 +193,7 @@ def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tens
         rows = sorted((len(jobs[k][1]), r, k) for r, i in enumerate(order) for k in waiting[i])
         lengths = [n for n, _, _ in rows]
         whole = _buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
-        for part in (some for part in whole for some in scorer.portions(part, [0] * len(rows), lengths)):
+        for part in (some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)):
             at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
             mask = seen[at]
             width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
@@ -203,14 +203,14 @@ def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tens
             out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
     return out
 
-# %% ../nbs/05ac_scoring.ipynb #74c53a4c
+# %% ../nbs/05ac_scoring.ipynb #d66aa485
 def _score_plain(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
     "Prompt and answer in one padded rectangle: position in `jobs` -> log-probs."
     order = sorted(range(len(jobs)), key=lambda k: len(prompts[jobs[k][0]]) + len(jobs[k][1]))
     rows = [[*prompts[jobs[k][0]], *jobs[k][1][:-1]] for k in order]
     ends, out = [len(row) for row in rows], {}
     starts = [end - len(jobs[k][1]) for end, k in zip(ends, order, strict=True)]
-    for part in (some for part in _buckets(ends, budget) for some in scorer.portions(part, starts, ends)):
+    for part in (some for bucket in _buckets(ends, budget) for some in scorer.portions(bucket, starts, ends)):
         answers, first = [jobs[order[p]][1] for p in part], [starts[p] for p in part]
         empty = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device)
         wanted = max(ends[p] for p in part) - min(first)
