@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
            'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'examples_hash', 'check_same_run', 'restore_rows',
-           'random_state', 'set_random_state', 'EpochSampler', 'keep_best', 'restore_best', 'Resumable']
+           'keep_best', 'restore_best', 'Resumable']
 
-# %% ../nbs/07i_checkpoints.ipynb #3b7b1d2f
+# %% ../nbs/07i_checkpoints.ipynb #1fca8b05
 import errno
 import hashlib
 import json
 import logging
 import os
-import random
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,16 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import xxhash
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
-from trl.trainer.utils import RepeatSampler
 
 from .fields import changed
 from .problem import Example
+from .randomness import set_random_state
 
 # %% ../nbs/07i_checkpoints.ipynb #82c609cf
 log = logging.getLogger(__name__)
@@ -219,45 +216,6 @@ def restore_rows(folder: str | Path, out: str | Path) -> int:
     part.write_bytes(kept)
     part.replace(Path(out) / ROWS)
     return kept.count(b"\n")
-
-# %% ../nbs/07i_checkpoints.ipynb #6b25ef62
-def random_state() -> tuple:
-    """The states of Python's, NumPy's and PyTorch's generators, on the CPU and on every visible GPU."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return random.getstate(), np.random.get_state(), torch.random.get_rng_state(), gpus
-
-
-def set_random_state(state: tuple) -> None:
-    """Put `random_state` back."""
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.random.set_rng_state(state[2])
-    if state[3]:
-        torch.cuda.set_rng_state_all(state[3])
-
-# %% ../nbs/07i_checkpoints.ipynb #76891ab9
-class EpochSampler(RepeatSampler):
-    """The base trainer's sampler, whose order depends on the seed and the number of the pass alone."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass the `epoch`-th, counted from 0."""
-        self.generator.manual_seed(self.seed)
-        for _ in range(epoch):
-            torch.randperm(self.num_samples, generator=self.generator)
-
-    @classmethod
-    def like(cls, sampler: RepeatSampler) -> "EpochSampler":
-        """A sampler with the settings of another one."""
-        names = ("mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
-        return cls(sampler.data_source, **{name: getattr(sampler, name) for name in names})
-
-# %% ../nbs/07i_checkpoints.ipynb #82deb745
-def _to_memory(storage, place: str):
-    return storage if place.startswith("cpu:") else None
-
-
-if all(getattr(reader, "__name__", "") != "_to_memory" for *_, reader in torch.serialization._package_registry):
-    torch.serialization.register_package(5, lambda storage: None, _to_memory)
 
 # %% ../nbs/07i_checkpoints.ipynb #4dca2fb3
 BEST = "best.json"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WatchedTrainer', 'GuardedTrainer', 'SkippingTrainer', 'padded', 'SharingTrainer']
 
-# %% ../nbs/07o_layers.ipynb #853dc507
+# %% ../nbs/07o_layers.ipynb #3627b4e4
 import json
 import time
 from collections import Counter
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from trl import GRPOTrainer
 
-from .checkpoints import EpochSampler, Resumable, examples_hash
+from .checkpoints import Resumable, examples_hash
 from .patience import cache_path
+from .randomness import EpochSampler
 from .scoring import response_logps
 from .segments import splitter_name
 from .settings import DISTILLED

@@ -24,8 +24,8 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #b9f0514e
-from .checkpoints import ROWS, Resumable, checkpoints, random_state, unseal
+# %% ../nbs/07e_sft.ipynb #5aa98998
+from .checkpoints import ROWS, Resumable, checkpoints, unseal
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -41,6 +41,7 @@ from memcalib.microworld import (
     save_policy,
 )
 from .problem import encode_prompt, neutralise, text_hash
+from .randomness import random_state
 from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, trl_options
 from .stopping import Interrupted, StopSignals
 

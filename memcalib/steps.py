@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #87f6ab7f
+# %% ../nbs/07m_steps.ipynb #a9afc646
 import json
 import logging
 import math
@@ -19,13 +19,14 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from .checkpoints import ROWS, keep_best, random_state, writing
+from .checkpoints import ROWS, keep_best, writing
 from .engines import prompt_encoder, sample_answers
 from .metrics import summary
 from .models import sharing_faults
 from .monitor import STATS, OnStep, answer_stats, merge_stats, quote_counts
 from .patience import judge_spent
 from .problem import Example, Judgment, encode_prompt
+from .randomness import random_state
 from .redistribution import Credit
 from .stopping import RunStopped
 from .tracefiles import drop_traces
