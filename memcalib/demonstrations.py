@@ -70,15 +70,15 @@ class Demonstration(Record):
         """What the evaluators said of the last answer."""
         return self.attempts[-1].evaluations if self.attempts else []
 
-# %% ../nbs/07f_demonstrations.ipynb #c669157e
+# %% ../nbs/07f_demonstrations.ipynb #f92dc5e4
 _STATUS = {"accepted": "accepted", "split": "review", "unread": "review", "refused": "rejected", "unusable": "rejected"}
 _GRAVE = ("safety", "over-use", "under-use", "task quality", "leak", "empty", "cut off", "unreadable")
 
 
 def settled(attempts: Sequence[Attempt], rounds: int) -> bool:
-    """Whether a row needs no further answer: accepted, unread, or out of rounds."""
+    """Whether a row needs no further answer: accepted, or out of rounds."""
     last = attempts[-1].outcome if attempts else "open"
-    return last in ("accepted", "unread") or (last != "open" and len(attempts) >= rounds)
+    return last == "accepted" or (last != "open" and len(attempts) >= rounds)
 
 
 def verdict_of(attempts: Sequence[Attempt]) -> tuple[str, str, str]:

@@ -137,16 +137,16 @@ def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Obj
         found.append(Objection(by=by, rule="task quality", detail=f"found {judgment.task_quality}, wanted {min_quality} or more of 4"))
     return found
 
-# %% ../nbs/07ea_objections.ipynb #af41739f
+# %% ../nbs/07ea_objections.ipynb #b97241fb
 def repair_messages(example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]) -> list[dict[str, str]]:
-    """The messages of a further round: the opening, the last answer, and what was said against it."""
-    names, levels = atom_names(example), example.levels
-    points = []
-    for o in against[:40]:
+    """The messages of a further round: the opening, the last answer, and what was said against it; the opening alone where that is nothing."""
+    names, levels, points = atom_names(example), example.levels, []
+    for o in [o for o in against if o.rule != "unreadable"][:40]:
         atom = {"atom": names[o.atom_id], "ideal_level": levels[o.atom_id].label} if o.atom_id else {}
         points.append({"by": o.by, "rule": o.rule} | atom | {"detail": o.detail})
-    later = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
-    return demonstration_messages(example, config) + later + [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
+    said = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
+    said += [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
+    return demonstration_messages(example, config) + (said if points else [])
 
 # %% ../nbs/07ea_objections.ipynb #67ee24c3
 class Evaluation(Record):

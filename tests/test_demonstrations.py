@@ -226,7 +226,8 @@ def test_reasons_name_the_gravest_rule():
 def test_settled(outcomes, rounds):
     attempts = [Attempt(response="x", outcome=o) for o in outcomes]
     last = outcomes[-1] if outcomes else None
-    wanted = last in ("accepted", "unread") or (last in ("split", "refused", "unusable") and len(outcomes) >= rounds)
+    done = last in ("split", "refused", "unread", "unusable") and len(outcomes) >= rounds
+    wanted = last == "accepted" or done
     assert settled(attempts, rounds) == wanted
 
 
@@ -244,6 +245,16 @@ def test_the_repair_names_atoms_directions_and_evaluators():
     for point in points:
         assert point["rule"] == ("over-use" if names[point["atom"]] < Level.BOUND else "under-use")
         assert point["ideal_level"] == names[point["atom"]].label
+
+
+def test_a_verdict_that_could_not_be_read_is_not_told_to_the_teacher():
+    example, config = EXAMPLES[0], DemonstrationConfig()
+    lost = Objection(by="evaluator 1", rule="unreadable", detail="JSONDecodeError")
+    poor = Objection(by="evaluator 2", rule="task quality", detail="found 1")
+    assert outcome_of([lost, poor]) == "refused"
+    (point,) = json.loads(repair_messages(example, config, "Hi.", [lost, poor])[-1]["content"])["repair"]
+    assert point["rule"] == "task quality"
+    assert repair_messages(example, config, "Hi.", [lost, lost]) == demonstration_messages(example, config)
 
 
 # a run
@@ -300,9 +311,24 @@ def test_invalid_json_of_an_evaluator_is_review_with_its_reason(server, tmp_path
     with pytest.raises(DemonstrationError):
         make_demonstrations(EXAMPLES[:5], *who, tmp_path, **MICRO)
     for row in read_demonstrations(tmp_path):
-        assert (row.status, row.reason, len(row.attempts)) == ("review", "unreadable", 1)
+        assert (row.status, row.reason, len(row.attempts)) == ("review", "unreadable", 3)
         assert "evaluator 2: unreadable: reply at fault" in row.detail and row.response
         assert [evaluation.error is None for evaluation in row.evaluations] == [True, False]
+
+
+def test_a_verdict_that_could_not_be_read_leads_to_another_answer(tmp_path):
+    """The second evaluator has no readable verdict on the first answer to each example, asked once more or not."""
+    roles, started = micro_teachers(EXAMPLES), Counter()
+
+    def garbled(turns):
+        opening = next(text for role, text in turns if role == "user")
+        started[opening] += sum(role == "user" for role, _ in turns) == 1
+        return "no JSON" if started[opening] == 1 else roles["micro-evaluator-exact"](turns)
+
+    with MicroServer(EXAMPLES, roles=roles | {"garbled": garbled}) as server:
+        who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "garbled")
+        done = make_demonstrations(EXAMPLES[:4], *who, tmp_path, **MICRO)
+    assert [[attempt.outcome for attempt in row.attempts] for row in done.rows] == [["unread", "accepted"]] * 4
 
 
 def test_all_rejected_names_counts_and_command(server, tmp_path):
@@ -327,7 +353,7 @@ def test_more_rounds_go_on_where_the_row_stood(server, tmp_path):
     before = {row.example_id: row for row in first.rows}
     more = make_demonstrations(EXAMPLES, *cast(server), tmp_path, rounds=3, **MICRO)
     after = {row.example_id: row for row in more.rows}
-    refused = [i for i, row in before.items() if row.status != "accepted" and row.reason != "unreadable"]
+    refused = [i for i, row in before.items() if row.status != "accepted"]
     assert more.new == len(refused) > 0 and more.found == len(EXAMPLES) - len(refused)
     for i in refused:
         assert after[i].attempts[0] == before[i].attempts[0] and after[i].visit == 1
@@ -645,14 +671,12 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
         output, errors = again.communicate(timeout=200)
         assert again.returncode == 0, errors
         stats = server.stats()
+        rows = read_demonstrations(out)
+        anew = sum(attempt.outcome == "unread" for row in rows for attempt in row.attempts[:-1])  # the same request
         # a reply that was on its way when the process died never arrived; at most as many as calls at once
-        assert (
-            stats["answered_twice"] <= 3 * 4
-            and stats["successes"] - stats["answered_twice"] == stats["answered"] > paid / 2
-        )
+        assert 0 <= stats["successes"] - stats["answered"] - anew <= 3 * 4 and stats["answered"] > paid / 2
         late = [line for line in stats["asked_again"] if len(line["clean"]) > 1]
         assert len(late) == stats["answered_twice"]
-    rows = read_demonstrations(out)
     kept = {row.example_id: row for row in rows}
     assert len(rows) == 40 and all(kept[row.example_id] == row for row in before)
     assert "demonstrations for supervised fine-tuning" in output
