@@ -6,7 +6,7 @@
 __all__ = ['OnStep', 'STATS', 'repetition', 'answer_stats', 'quote_counts', 'merge_stats', 'DriftLimit', 'drift_limits',
            'DriftMonitor']
 
-# %% ../nbs/07h_monitor.ipynb #a5d08b19
+# %% ../nbs/07h_monitor.ipynb #750e2c1e
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .problem import Judgment
@@ -26,17 +26,19 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
     grams = [tuple(ids[k : k + n]) for k in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
-# %% ../nbs/07h_monitor.ipynb #7eb45785
+# %% ../nbs/07h_monitor.ipynb #eb6143c2
 OnStep = Callable[[dict[str, Any]], None]
 STATS = ("response_length", "end_rate", "repetition", "closing_advantage")
 
 
-def answer_stats(ids: Sequence[Sequence[int]], ends: Sequence[int], advantages: Float[Tensor, "row token"]) -> Tensor:
-    """Length in tokens, whether it ended, `repetition`, advantage of its end token (NaN if cut off): [row, 4]."""
+def answer_stats(
+    ids: Sequence[Sequence[int]], ends: Sequence[int], advantages: Float[Tensor, "row token"], valid: Bool[Tensor, " row"]
+) -> Tensor:
+    """Length in tokens, whether it ended, `repetition`, advantage of its end token (NaN if cut off or not `valid`): [row, 4]."""
     rows = []
-    for row, answer in enumerate(ids):
+    for row, (answer, scored) in enumerate(zip(ids, valid.tolist(), strict=True)):
         ended = answer[-1] in ends
-        closing = advantages[row, len(answer) - 1].item() if ended else math.nan
+        closing = advantages[row, len(answer) - 1].item() if ended and scored else math.nan
         rows.append([len(answer), ended, repetition(answer), closing])
     return torch.tensor(rows, dtype=torch.float32, device=advantages.device)
 

@@ -31,7 +31,7 @@ from .redistribution import Credit
 from .stopping import RunStopped
 from .tracefiles import drop_traces
 
-# %% ../nbs/07m_steps.ipynb #ecf70833
+# %% ../nbs/07m_steps.ipynb #d9f7de68
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
           "grad_norm": "grad_norm", "seconds": "step_time"}  # fmt: skip
 
@@ -39,7 +39,7 @@ LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_rat
 def describe(trainer: GRPOTrainer) -> dict[str, Any]:
     """The row of the last rollout batch: step, reward over scored answers, `STATS`, counts, and the credit's stats."""
     desk, gather, config = trainer.desk, trainer.accelerator.gather, trainer.config
-    stats = answer_stats(desk.ids, trainer.eos_token_ids, trainer.advantages)
+    stats = answer_stats(desk.ids, trainer.eos_token_ids, trainer.advantages, desk.valid)
     means = gather(stats).nanmean(0).tolist()
     reward = gather(desk.rewards.sum(1).to(stats.device)).nanmean().item()
     head = {"step": trainer.state.global_step // config.minibatches, "method": config.method, "seed": config.seed}

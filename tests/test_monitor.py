@@ -1,12 +1,18 @@
 """Numbers about a run: joined over processes, and missing where there is nothing to tell."""
 
+import itertools
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.monitor import merge_stats
+from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.monitor import answer_stats, merge_stats
+from memcalib.problem import judgment_for
+from memcalib.settings import world_config
+from memcalib.training import train
 
 moved = st.fixed_dictionaries(
     {"localized": st.integers(1, 50), "cap_share": st.floats(0, 1), "multiplier_p50": st.floats(0, 4)}
@@ -26,3 +32,28 @@ def test_shares_and_percentiles_are_means_over_localized_pairs(parts):
     largest = [part["multiplier_max"] for part in parts if part["localized"]]
     assert merged["multiplier_max"] == pytest.approx(max(largest, default=math.nan), nan_ok=True)
     assert merged["localized"] == sum(part["localized"] for part in parts)
+
+
+def test_the_closing_advantage_is_of_scored_answers_that_ended():
+    ids, advantages = [[5, 6, 2], [7, 2], [8, 2], [9, 9]], torch.zeros(4, 3)
+    advantages[0, 2], advantages[1, 1] = -0.8, -0.4
+    found = answer_stats(ids, [2], advantages, torch.tensor([True, True, False, True]))
+    assert found[:, 3].nanmean().item() == pytest.approx(-0.6) and found[:, 1].tolist() == [1, 1, 1, 0]
+
+
+def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
+    calls, rows = itertools.count(), []
+
+    def judge(example, response):
+        return judgment_for(example, {}, error="no level") if next(calls) % 2 else exact_judge(example, response)
+
+    tokenizer, examples = build_tokenizer(), make_examples("short", 8, seed=5)
+    sizes = dict(prompts=8, generations=4, steps=1, max_failed=0.9, max_tokens=18)
+    config = world_config(WORLDS["short"], method="gdpo", **sizes)
+    model = load_policy("cold-short")[0]
+    trainer = train(model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
+    desk = trainer.desk
+    ended = [k for k, ids in enumerate(desk.ids) if ids[-1] in trainer.eos_token_ids and desk.valid[k]]
+    closing = [trainer.advantages[k, len(desk.ids[k]) - 1].item() for k in ended]
+    assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1
+    assert rows[0]["closing_advantage"] == pytest.approx(sum(closing) / len(closing), rel=1e-5)
