@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
            'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'examples_hash', 'check_same_run', 'restore_rows',
-           'keep_best', 'restore_best', 'Resumable']
+           'keep_best', 'restore_best', 'Resumable', 'by_main']
 
-# %% ../nbs/07i_checkpoints.ipynb #1fca8b05
+# %% ../nbs/07i_checkpoints.ipynb #f2b5dfe7
 import errno
 import hashlib
 import json
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
@@ -238,7 +239,7 @@ def keep_best(out: str | Path, save: Callable[[str], None], record: Mapping[str,
         part.rename(place)
         shutil.rmtree(old, ignore_errors=True)
 
-# %% ../nbs/07i_checkpoints.ipynb #ce2fd92a
+# %% ../nbs/07i_checkpoints.ipynb #ace4dbb7
 def _record(place: Path) -> dict[str, Any] | None:
     if not place.exists():
         return None
@@ -250,17 +251,24 @@ def _record(place: Path) -> dict[str, Any] | None:
 
 
 def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] | None) -> bool:
-    """See that `out/best` is there when a checkpoint knows of a best policy; False, with a warning, where it is lost."""
-    place, there = Path(out) / "best", Path(folder).parent / "best"
-    if record is None or _record(place):
+    """See that `out/best` is the policy that a checkpoint knows as the best; False, with a warning, where that is lost.
+
+    Another policy there, of steps after the checkpoint, is removed with a warning.
+    """
+    place, there, wanted = Path(out) / "best", Path(folder).parent / "best", record and dict(record)
+    if not place.exists() and wanted is None:
         return True
-    if _record(there) == dict(record):
-        shutil.rmtree(place, ignore_errors=True)
+    if (found := _record(place)) and found == wanted:
+        return True
+    if found:
+        log.warning("%s: of step %s, not the best policy of this checkpoint: removed", place, found["step"])
+    unseal(place)
+    if wanted and _record(there) == wanted:
         shutil.copytree(there, place)
         return True
-    log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, record["step"])
-    shutil.rmtree(place, ignore_errors=True)
-    return False
+    if wanted:
+        log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, wanted["step"])
+    return wanted is None
 
 # %% ../nbs/07i_checkpoints.ipynb #04c762dd
 class Resumable:
@@ -324,10 +332,11 @@ def _rescue(self: Resumable, once: str = "") -> str:
 
 Resumable.rescue = _rescue
 
-# %% ../nbs/07i_checkpoints.ipynb #83bbf7d9
-def _agreed(find: Callable[[], Any], main: bool) -> Any:
+# %% ../nbs/07i_checkpoints.ipynb #6cc9cb2c
+def by_main(find: Callable[[], Any]) -> Any:
+    """What `find` returns on the main process, on all of them; a `CheckpointError` there is raised on all."""
     found = [None]
-    if main:
+    if PartialState().is_main_process:
         try:
             found = [find()]
         except CheckpointError as error:
@@ -336,19 +345,18 @@ def _agreed(find: Callable[[], Any], main: bool) -> Any:
         raise heard
     return heard
 
+# %% ../nbs/07i_checkpoints.ipynb #64084525
+def _load_run_state(self: Resumable, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
+    """Go on from what `find_checkpoint` found; its folder, or None where there is none.
 
-def _load_run_state(self: Resumable, resume: bool | str | Path) -> Path | None:
-    """Go on from a checkpoint as `find_checkpoint` finds it; its folder, or None where there is none.
-
-    Raises `CheckpointError` for one that is not whole or belongs to another run.
+    Raises `CheckpointError` for a checkpoint of another run.
     """
-    main = self.accelerator.is_main_process
-    if (found := _agreed(lambda: find_checkpoint(self._out, resume), main)) is None:
+    if found is None:
         return None
     folder, state = found
     check_same_run(folder, state, self.identity, self.usual)
     self.resumed = (state["updates"], folder)
-    if main:
+    if self.accelerator.is_main_process:
         restore_rows(folder, self._out)
         restore_best(folder, self._out, state["best"])
     self.accelerator.wait_for_everyone()

@@ -82,7 +82,7 @@ def topk_forward_kl(
     gap = torch.where(some, teacher_rest, 0) - torch.where(some, student_rest, 0)
     return inside + teacher_rest.exp() * gap
 
-# %% ../nbs/07a_distillation.ipynb #5e703f5e
+# %% ../nbs/07a_distillation.ipynb #95fce436
 def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
     peft = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
@@ -90,7 +90,7 @@ def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
     elif trainer.ref_model is not None or peft:
         return None
     else:
-        model = copy.deepcopy(trainer.model)
+        model = _loaded(str(trainer.reference), trainer.model) if trainer.reference else copy.deepcopy(trainer.model)
     model = model.eval().requires_grad_(False)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
@@ -151,14 +151,14 @@ def _student_logps(trainer: "OpsdPG", batch: dict[str, Any]) -> Float[Tensor, "r
         model = trainer.accelerator.unwrap_model(trainer.model)
         return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
 
-# %% ../nbs/07a_distillation.ipynb #6c1849b7
+# %% ../nbs/07a_distillation.ipynb #5aff7080
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
-    def __init__(self, model, config: TrainConfig, examples, judge, tokenizer, out, peft_config=None):
+    def __init__(self, model, config: TrainConfig, examples, judge, tokenizer, out, peft_config=None, resume=None):
         self.teacher_prompt = teacher_encoder(tokenizer, config.text, config.teacher_layout or config.layout)
         examples = fitting_examples(self.teacher_prompt, examples, config.max_teacher)
-        super().__init__(model, config, examples, judge, tokenizer, out, peft_config)
+        super().__init__(model, config, examples, judge, tokenizer, out, peft_config, resume)
         _check_context(self, examples)
         self.teacher = _frozen_copy(self)
 

@@ -24,8 +24,8 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #5aa98998
-from .checkpoints import ROWS, Resumable, checkpoints, unseal
+# %% ../nbs/07e_sft.ipynb #b910e151
+from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -204,10 +204,10 @@ class _Trainer(Resumable, SFTTrainer):
     def total(self, values: Sequence[float]) -> list[float]:
         return self.accelerator.reduce(torch.tensor(values, device=self.accelerator.device)).tolist()
 
-# %% ../nbs/07e_sft.ipynb #48c39427
+# %% ../nbs/07e_sft.ipynb #5e67a449
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
     damaged = whole_rows(out / ROWS)[1]
-    start = trainer.load_run_state(resume) if resume else None
+    start = trainer.load_run_state(by_main(lambda: find_checkpoint(out, resume)))
     if start is None and resume:
         log.warning("%s: no whole checkpoint to go on from, so the run starts at the beginning", out)
     if trainer.accelerator.is_main_process:

@@ -17,10 +17,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import rows, weights
+from transformers import AutoModelForCausalLM
 
 from memcalib import checkpoints as module
+from memcalib import steps
 from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
 from memcalib.patience import JudgeFault
 from memcalib.settings import world_config
 from memcalib.training import train
@@ -39,10 +41,10 @@ def policy():
     return load_policy("cold-short")[0]
 
 
-def go(out: Path, *, on_step=None, resume=None, **changes):
+def go(out: Path, *, on_step=None, resume=None, model=None, **changes):
     config = world_config(WORLDS["short"], **(SETTINGS | changes))
     options = dict(tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume)
-    return train(policy(), config, EXAMPLES, exact_judge, **options)
+    return train(model or policy(), config, EXAMPLES, exact_judge, **options)
 
 
 def kill_at(step: int):
@@ -105,6 +107,50 @@ def test_kill_nine(tmp_path, straight, place):
     assert newest_checkpoint(tmp_path).name == f"checkpoint-{2 * (step - 1)}"
     assert len(checkpoints(tmp_path)) == step - (place == "step")
     assert_same(go(tmp_path, resume=True), tmp_path, straight)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(beta=0.5),
+        dict(method="opsd-pg", beta=0.0, teacher_layout="micro"),
+        dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"),
+        dict(lora_rank=4, beta=0.5),
+    ],
+)
+def test_going_on_with_the_model_that_was_trained_in_place(tmp_path, options):
+    options |= dict(steps=3, eval_every=0, lr=1e-3)
+    whole, model = go(tmp_path / "whole", **options), policy()
+    with pytest.raises(Killed):
+        go(tmp_path / "cut", on_step=kill_at(2), model=model, **options)
+    resumed = go(tmp_path / "cut", resume=True, model=model, **options)
+    runs.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
+    assert (tmp_path / "cut" / "reference").exists() == ("lora_rank" not in options)
+
+
+def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, straight, caplog):
+    copied(straight, tmp_path / "usb", "checkpoint-6", "best", "reference")
+    file = Path("reference") / "model.safetensors"
+    other = build_policy(3)
+    trainer = go(tmp_path / "new", resume=tmp_path / "usb" / "checkpoint-6", model=other)
+    assert_same(trainer, tmp_path / "new", straight)
+    assert (tmp_path / "new" / file).read_bytes() == (straight[1] / file).read_bytes()
+    shutil.rmtree(tmp_path / "new" / "reference")
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        go(tmp_path / "new", resume=True)
+    assert "must be the one of the first start" in caplog.text
+    assert (tmp_path / "new" / file).read_bytes() == (straight[1] / file).read_bytes()
+    (tmp_path / "new" / file).write_bytes(spoilt((straight[1] / file).read_bytes(), "flipped"))
+    with pytest.raises(CheckpointError, match="reference.model.safetensors: checksum .* damaged"):
+        go(tmp_path / "new", resume=True)
+
+
+def test_a_new_start_has_a_new_reference(tmp_path, straight):
+    copied(straight, tmp_path, "reference")
+    fresh = build_policy(3)
+    start = weights(fresh).clone()
+    trainer = go(tmp_path, model=fresh, resume=True, steps=1, eval_every=0)
+    assert torch.equal(weights(trainer.ref_model), start)
 
 
 def test_a_finished_run_only_loads(tmp_path, straight):
@@ -237,12 +283,11 @@ def test_a_seal_that_cannot_be_read(tmp_path, straight, monkeypatch):
 
 
 def test_every_file_is_read_once_for_its_checksum(tmp_path, straight, monkeypatch):
-    folder = copied(straight, tmp_path, "checkpoint-12")
-    shutil.copytree(straight[1] / "best", tmp_path / "best")
+    folder = copied(straight, tmp_path, "best", "reference", "checkpoint-12")
     read, plain = [], module.checksum
     monkeypatch.setattr(module, "checksum", lambda path: read.append(path) or plain(path))
     go(tmp_path, resume=True)
-    files = [*folder.rglob("*"), *(tmp_path / "best").rglob("*")]
+    files = [*folder.rglob("*"), *(tmp_path / "best").rglob("*"), *(tmp_path / "reference").rglob("*")]
     expected = {path for path in files if path.is_file() and path.name != "memcalib.json"}
     assert sorted(read) == sorted(expected)
 
@@ -329,6 +374,30 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
     assert not (tmp_path / "new" / "best").exists()
 
 
+@pytest.mark.parametrize("scores", [[10, 20, 30, 40, 5, 35], [10, 20, 30, 40, 15, 12]])
+def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeypatch, caplog, scores):
+    """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
+    told, options = iter(scores), dict(steps=3, eval_every=1)
+    monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(told))})
+    assert go(tmp_path, **options).best == {"step": 3, "SCS": 40.0}
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, resume=tmp_path / "checkpoint-2", **options)
+    again = [(row["step"], row["valid_SCS"]) for row in rows(tmp_path)]
+    assert again == [(0, 10.0), (1, 20.0), *enumerate(scores[4:], 2)]
+    step, score = max(again[2:], key=lambda pair: pair[1])
+    assert trainer.best == {"step": step, "SCS": score} == read_state(tmp_path / "best")
+    assert "of step 3, not the best policy of this checkpoint: removed" in caplog.text
+    assert torch.equal(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best")), weights(trainer.model)) == (
+        step == 3
+    )
+
+
+def test_no_best_policy_yet_means_none(tmp_path, straight):
+    copied(straight, tmp_path, "best")
+    assert restore_best(tmp_path / "checkpoint-2", tmp_path, None) and not (tmp_path / "best").exists()
+    assert restore_best(tmp_path / "checkpoint-2", tmp_path, None)
+
+
 def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     options = dict(lora_rank=4, steps=4, lr=1e-2)
     whole = go(tmp_path / "whole", **options)
@@ -358,7 +427,7 @@ def test_checksum_against_the_library_and_any_change(tmp_path_factory, content, 
 
 
 def test_best_policy_is_kept_and_loads(straight):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     trainer, out = straight
     scores = {row["step"]: row["valid_SCS"] for row in rows(out) if "valid_SCS" in row}
