@@ -320,6 +320,9 @@ def test_overlong_prompts_are_listed(tmp_path):
     listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
     over = {name: tokens for name, tokens in lengths.items() if tokens > limit}
     assert {row["example_id"]: row["tokens"] for row in listed} == over and rows[0]["overlong"] == len(over) > 0
+    assert {(row["prompt"], row["max_prompt"]) for row in listed} == {("training", limit)}
+    run(tmp_path)
+    assert not (tmp_path / "overlong.jsonl").exists(), "the second run leaves nothing out"
 
 
 @pytest.mark.parametrize("text", ["concat", "fluent"])
