@@ -93,7 +93,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
-# %% ../nbs/07_training.ipynb #87b6ec1b
+# %% ../nbs/07_training.ipynb #3c3483e7
 class CreditTrainer(SharingTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists the departures from its base."""
 
@@ -121,6 +121,7 @@ class CreditTrainer(SharingTrainer):
             self.check_logps(batch)
             with self.accelerator.autocast():
                 self.advantages = self._advantages(batch)
+        self._logs["advantages"].extend(_of_answers(self))
         width, valid = batch["completion_ids"].size(1), self.desk.valid.to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": padded(self.advantages, width)}
@@ -140,7 +141,7 @@ def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example
 
 CreditTrainer._set_up = _set_up
 
-# %% ../nbs/07_training.ipynb #0047425e
+# %% ../nbs/07_training.ipynb #3f102ea5
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
@@ -149,6 +150,7 @@ def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "ro
     """Token advantages of the rollout batch that `self.desk` read last, 0 at padding and in unscored rows."""
     _check_rewards(self.desk, self.state.global_step // self.config.minibatches + 1)
     known = batch.get("old_per_token_logps") if self.config.share_prompts and not self.config.mask_truncated else None
+    known = known if known is None else known[:, : max(map(len, self.desk.ids))]  # the batch may be padded further
     if self.config.method == "memcalib-rl":
         self.lost = Counter() if self.lost is None else self.lost
     self.thresholds_before = self.thresholds.value.clone()
@@ -161,6 +163,12 @@ def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "ro
 
 
 CreditTrainer._advantages = _advantages
+
+# %% ../nbs/07_training.ipynb #1aab9d52
+def _of_answers(trainer: CreditTrainer) -> list[float]:
+    sizes = torch.tensor([len(ids) for ids in trainer.desk.ids], device=trainer.advantages.device)
+    means = trainer.advantages.sum(1) / sizes
+    return trainer.accelerator.gather(means.masked_fill(~trainer.desk.valid.to(means.device), torch.nan)).tolist()
 
 # %% ../nbs/07_training.ipynb #e0f2722d
 @contextmanager

@@ -6,6 +6,7 @@ import logging
 import math
 from itertools import accumulate
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -222,6 +223,32 @@ def test_repetition():
 def test_surface():
     assert credit_config(TrainConfig(eta=0.5)).eta == 0.5
     assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
+
+
+@pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl", "opsd-pg", "opsd-gkd"])
+def test_a_batch_may_be_padded_further(tmp_path, method):
+    changes = dict(method=method, teacher_layout="micro")
+    plain, (row,) = run(tmp_path / "plain", **changes)
+    padded, (same,) = run(tmp_path / "padded", trl={"pad_to_multiple_of": 7}, **changes)
+    assert max(map(len, plain.desk.ids)) % 7 and padded.desk.ids == plain.desk.ids
+    torch.testing.assert_close(padded.advantages, plain.advantages, rtol=0, atol=1e-5, equal_nan=True)
+    assert same["loss"] == pytest.approx(row["loss"], abs=1e-5)
+    torch.testing.assert_close(weights(padded.model), weights(plain.model), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["grpo", "memcalib-rl"])
+def test_the_base_trainers_table_has_our_advantages(tmp_path, method):
+    judge = lambda example, answer: (
+        unscored(example, answer) if example.id == EXAMPLES[0].id else exact_judge(example, answer)
+    )
+    options = dict(prompts=8, steps=2, max_failed=0.9, trl={"log_completions": True}, report_to="none")
+    trainer, _ = run(tmp_path, judge, method=method, **options)
+    table = pd.read_parquet(max((tmp_path / "completions").glob("*.parquet")))
+    means = [sum(row[: len(ids)]) / len(ids) for row, ids in zip(trainer.advantages.tolist(), trainer.desk.ids)]
+    expected = [mean if valid else math.nan for mean, valid in zip(means, trainer.desk.valid, strict=True)]
+    assert table["advantage"].tolist() == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    scored = trainer.credit.sequence[trainer.desk.valid].tolist()
+    assert [mean for mean in expected if mean == mean] == pytest.approx(scored, abs=2e-6) and len(scored) == 28
 
 
 def test_open_pairs_train_too(tmp_path):
