@@ -526,7 +526,7 @@ def test_gkd_splits_into_parts_without_changing_the_loss(tmp_path):
 
 
 def test_bad_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="top_k 500: allowed are 1 to 435"):
+    with pytest.raises(ValueError, match="top_k: found 500; allowed: at most 435"):
         run(tmp_path, "opsd-gkd", top_k=500)
     with pytest.raises(ValueError, match="unknown policy 'nobody'"):
         run(tmp_path, "opsd-pg", teacher="nobody")
