@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #a9afc646
+# %% ../nbs/07m_steps.ipynb #5ee22e78
 import json
 import logging
 import math
@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from .checkpoints import ROWS, keep_best, writing
+from .desk import held_out_examples
 from .engines import prompt_encoder, sample_answers
 from .metrics import summary
 from .models import sharing_faults
@@ -160,7 +161,7 @@ def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> 
 
 StepRows._judged = _judged
 
-# %% ../nbs/07m_steps.ipynb #9919d135
+# %% ../nbs/07m_steps.ipynb #42a085bf
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
     trainer, out = self.trainer, self.trainer.args.output_dir
     try:
@@ -178,11 +179,20 @@ def _first_scores(self: StepRows, args, state, control, model=None, **_):
     config, traces = self.trainer.config, Path(self.trainer.args.output_dir) / "traces"
     if traces.is_dir() and self.trainer.accelerator.is_main_process:
         drop_traces(traces, state.global_step // config.minibatches)  # these steps are made again
-    if self.validation and config.eval_every and not state.global_step:
+    if not (self.validation and config.eval_every):
+        return
+    given, self.validation = len(self.validation), _with_room(self.trainer, self.validation)
+    if not state.global_step:
         scores = self._evaluate(model, 0)
-        self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)
+        left_out = {"valid_overlong": given - len(self.validation)}
+        self._write({"step": 0, "method": config.method, "seed": config.seed} | scores | left_out)
         told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
         self.trainer.callback_handler.on_log(args, state, copy(control), told)  # the loggers; the base trainer knows of no step 0
+
+
+def _with_room(trainer: GRPOTrainer, examples: Sequence[Example]) -> list[Example]:
+    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    return held_out_examples(trainer.config, trainer._tokenizer, examples, context, trainer.args.output_dir)
 
 
 StepRows._evaluate, StepRows.on_train_begin = _evaluate, _first_scores

@@ -1,0 +1,65 @@
+"""Prompts that are too long: of training, of the teacher and of validation, none of them dropped in silence."""
+
+import json
+
+import pytest
+import torch
+
+from memcalib.desk import fitting_examples, held_out_examples
+from memcalib.engines import prompt_encoder
+from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.settings import world_config
+from memcalib.training import train
+
+torch.set_num_threads(1)
+TOKENIZER, EXAMPLES, HELD_OUT = build_tokenizer(), make_examples("short", 8, seed=5), make_examples("short", 4, seed=6)
+LONG = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(HELD_OUT[:2])]
+
+
+def settings(**changes):
+    return world_config(WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes))
+
+
+def run(out, judge=exact_judge, validation=(), resume=None, **changes):
+    rows, options = [], dict(tokenizer=TOKENIZER, out=out, validation=validation, resume=resume)
+    trainer = train(build_policy(0), settings(**changes), EXAMPLES, judge, on_step=rows.append, **options)
+    listed = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
+    return trainer, rows, listed
+
+
+def test_validation_prompts_without_room_for_an_answer_are_left_out(tmp_path, caplog):
+    judged = []
+    judge = lambda example, response: judged.append(example.id) or exact_judge(example, response)
+    _, rows, listed = run(tmp_path, judge, [*LONG, *HELD_OUT], eval_every=1, save_every=1, method="gdpo")
+    sizes = [len(prompt_encoder(TOKENIZER, layout="micro")(example)) for example in LONG]
+    assert all(1024 < size < 4096 for size in sizes)
+    limit = {"prompt": "validation", "context_without_answer": 1024 - 12}
+    assert listed == [{"example_id": e.id, "tokens": n} | limit for e, n in zip(LONG, sizes, strict=True)]
+    assert rows[0]["valid_overlong"] == 2 and "2 validation prompts over 1012 tokens" in caplog.text
+    assert "long-0" not in judged and judged.count(HELD_OUT[0].id) == 2
+    _, rows, listed = run(tmp_path, judge, [*LONG, *HELD_OUT], True, eval_every=1, save_every=1, method="gdpo", steps=2)
+    assert [row["step"] for row in rows] == [2] and len(listed) == 2 and "long-1" not in judged
+
+
+def test_a_validation_in_which_nothing_fits_is_refused_before_the_first_step(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation"
+    ):
+        run(tmp_path, validation=LONG, eval_every=1)
+    assert not (tmp_path / "steps.jsonl").exists()
+
+
+def test_the_validation_is_measured_as_it_is_asked():
+    """By the text of the validation, and by `max_prompt` where that is the smaller limit."""
+    fluent = settings(eval_text="fluent")
+    sizes = [len(prompt_encoder(TOKENIZER, "fluent", "micro")(example)) for example in HELD_OUT]
+    limit = sorted(sizes)[1]
+    wanted = [example.id for example, size in zip(HELD_OUT, sizes, strict=True) if size <= limit]
+    assert 0 < len(wanted) < 4
+    for config, context in ((fluent, limit + 12), (fluent.model_copy(update={"max_prompt": limit}), None)):
+        assert [e.id for e in held_out_examples(config, TOKENIZER, HELD_OUT, context)] == wanted
+
+
+def test_no_examples_are_no_prompts():
+    with pytest.raises(ValueError, match=r"no prompt of at most 5 tokens \(max_prompt\) among 0 training examples$"):
+        fitting_examples("training", len, [], max_prompt=5)
