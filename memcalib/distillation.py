@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Tail', 'reverse_kl_rewards', 'token_stats', 'topk_forward_kl', 'Told', 'OpsdPG', 'OpsdGKD']
 
-# %% ../nbs/07a_distillation.ipynb #43e1cd81
+# %% ../nbs/07a_distillation.ipynb #efbd7655
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
+from .desk import fitting_examples
 from .lesson import Lesson, Reading, read_head, teach
 from .microworld import policy_path
 from .models import split_model
@@ -28,7 +29,7 @@ from .prefixes import response_mask
 from .problem import Example, _hub_id
 from .scoring import response_logps
 from .settings import TrainConfig
-from .teacher import fitting_examples, teacher_encoder
+from .teacher import teacher_encoder
 from .training import CreditTrainer, _concatenate
 from .trees import Packed, best_pack, spread, tree_states, trees_agree, unpad
 
@@ -151,15 +152,17 @@ def _student_logps(trainer: "OpsdPG", batch: dict[str, Any]) -> Float[Tensor, "r
         model = trainer.accelerator.unwrap_model(trainer.model)
         return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
 
-# %% ../nbs/07a_distillation.ipynb #5aff7080
+# %% ../nbs/07a_distillation.ipynb #368e2f2b
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
     def __init__(self, model, config: TrainConfig, examples, judge, tokenizer, out, peft_config=None, resume=None):
         self.teacher_prompt = teacher_encoder(tokenizer, config.text, config.teacher_layout or config.layout)
-        examples = fitting_examples(self.teacher_prompt, examples, config.max_teacher)
         super().__init__(model, config, examples, judge, tokenizer, out, peft_config, resume)
-        _check_context(self, examples)
+        asked = [examples[k] for k in self.train_dataset["example"]]
+        taught = fitting_examples("teacher", self.teacher_prompt, asked, out, max_teacher=config.max_teacher)
+        self.train_dataset = self.train_dataset.select(taught)
+        _check_context(self, [asked[k] for k in taught])
         self.teacher = _frozen_copy(self)
 
     def _rewarded(self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0) -> Float[Tensor, "row token"]:

@@ -9,6 +9,7 @@ from memcalib.desk import fitting_examples, held_out_examples
 from memcalib.engines import prompt_encoder
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
 from memcalib.settings import world_config
+from memcalib.teacher import teacher_encoder
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -63,3 +64,35 @@ def test_the_validation_is_measured_as_it_is_asked():
 def test_no_examples_are_no_prompts():
     with pytest.raises(ValueError, match=r"no prompt of at most 5 tokens \(max_prompt\) among 0 training examples$"):
         fitting_examples("training", len, [], max_prompt=5)
+
+
+def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, caplog):
+    encode = teacher_encoder(TOKENIZER, layout="micro")
+    sizes = {example.id: len(encode(example)) for example in EXAMPLES}
+    limit = sorted(sizes.values())[5]
+    trainer, rows, listed = run(tmp_path, method="opsd-pg", max_teacher=limit)
+    gone = {name: size for name, size in sizes.items() if size > limit}
+    assert {row["example_id"]: row["tokens"] for row in listed} == gone and 0 < len(gone) < 4
+    assert {(row["prompt"], row["max_teacher"]) for row in listed} == {("teacher", limit)}
+    assert rows[0]["overlong"] == len(gone) == len(EXAMPLES) - len(trainer.train_dataset)
+    assert not gone.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
+    assert not gone.keys() & {example.id for example in trainer.desk.examples}
+    assert f"{len(gone)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
+    with pytest.raises(ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "):
+        run(tmp_path, method="opsd-pg", max_teacher=2)
+
+
+def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
+    """The teacher is asked about the prompts that are left."""
+    sizes, told = (
+        [len(encode(example)) for example in EXAMPLES]
+        for encode in (prompt_encoder(TOKENIZER, layout="micro"), teacher_encoder(TOKENIZER, layout="micro-hinted"))
+    )
+    limit = sorted(sizes)[5]
+    over = [k for k, size in enumerate(sizes) if size > limit]
+    room = max(size for k, size in enumerate(told) if k not in over)
+    assert any(told[k] > room for k in over)
+    limits = dict(max_prompt=limit, max_teacher=room)
+    _, rows, listed = run(tmp_path, method="opsd-gkd", teacher_layout="micro-hinted", **limits)
+    assert [(row["example_id"], row["prompt"]) for row in listed] == [(EXAMPLES[k].id, "training") for k in over]
+    assert rows[0]["overlong"] == len(over)

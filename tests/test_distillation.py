@@ -31,7 +31,6 @@ from memcalib.teacher import (
     TEACHER_VIEWS,
     answer_key,
     build_teachers,
-    fitting_examples,
     hinted_prompt,
     micro_teacher,
     prompted_scores,
@@ -117,17 +116,6 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         assert teacher_messages(EXAMPLES[0], layout="mine") == [{"role": "user", "content": "x"}]
     finally:
         del LAYOUTS["mine"], TEACHER_VIEWS["mine"]
-
-
-def test_overlong_teacher_prompts_are_named(caplog):
-    encode = teacher_encoder(TOKENIZER, layout="micro")
-    sizes = {example.id: len(encode(example)) for example in EXAMPLES}
-    limit = max(sizes.values()) - 1
-    kept = fitting_examples(encode, EXAMPLES, limit)
-    gone = [name for name, size in sizes.items() if size > limit]
-    assert [e.id for e in kept] == [name for name in sizes if name not in gone] and gone[0] in caplog.text
-    with pytest.raises(ValueError, match=f"shortest of 6 teacher prompts has {min(sizes.values())} tokens"):
-        fitting_examples(encode, EXAMPLES, 1)
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
