@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
-           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'examples_hash', 'check_same_run', 'restore_rows',
-           'keep_best', 'restore_best', 'Resumable', 'by_main']
+           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'decisive', 'examples_hash', 'check_same_run',
+           'restore_rows', 'keep_best', 'restore_best', 'Resumable', 'by_main']
 
 # %% ../nbs/07i_checkpoints.ipynb #f2b5dfe7
 import errno
@@ -172,19 +172,24 @@ def newest_checkpoint(out: str | Path) -> Path | None:
     """The latest whole checkpoint of a run, or None; others are skipped with a warning."""
     return found[0] if (found := find_checkpoint(out, True)) else None
 
-# %% ../nbs/07i_checkpoints.ipynb #579ad762
+# %% ../nbs/07i_checkpoints.ipynb #0880db7d
 FREE = {
     "steps", "save_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
     "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
 }  # fmt: skip
-_FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_name", "dataloader_num_workers")
+_FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_name", "dataloader_num_workers", "dataloader_pin_memory",
+             "dataloader_persistent_workers", "dataloader_prefetch_factor")  # fmt: skip
+_MEMORY = ("accumulate", "trl.gradient_checkpointing", "trl.vllm_gpu_", "trl.vllm_mode", "trl.vllm_enable_sleep_mode", "trl.vllm_tensor_parallel_size")
 
+# %% ../nbs/07i_checkpoints.ipynb #b0873774
+def decisive(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings by name, those of the base trainer as trl.NAME: what decides the result of a run, and what decides its memory. The rest is `FREE`."""
+    given = {f"trl.{name}": value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}
+    given |= {name: value for name, value in config.items() if name not in {"trl", *FREE}}
+    memory = {name: value for name, value in given.items() if name.startswith(_MEMORY)}
+    return {name: value for name, value in given.items() if name not in memory}, memory
 
-def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in config.items() if name not in FREE}
-    return kept | {"trl": {name: value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}}
-
-# %% ../nbs/07i_checkpoints.ipynb #6704e2d8
+# %% ../nbs/07i_checkpoints.ipynb #2dde0080
 def examples_hash(examples: Iterable[Example]) -> str:
     """Hash of examples and their order."""
     return hashlib.sha256("".join(example.content_hash for example in examples).encode()).hexdigest()[:16]
@@ -197,11 +202,13 @@ def check_same_run(
 
     `usual` has the values of settings that are younger than the checkpoint.
     """
-    differs = changed(*map(_fixed, (state["config"], now["config"], usual or {})))
+    differs, memory = (changed(*three) for three in zip(*map(decisive, (state["config"], now["config"], usual or {})), strict=True))
     if state["examples"] != now["examples"]:
         differs.append("other training examples, or in another order")
     if differs:
         raise CheckpointError(f"{folder} is of another run ({'; '.join(differs)}); allowed: its own settings and data")
+    if memory:
+        log.warning("%s goes on with other settings of memory: %s; its numbers may differ by rounding", folder, "; ".join(memory))
     if state["processes"] != now["processes"]:
         log.warning(
             "%s was saved by %d processes and goes on with %d: other random numbers",

@@ -133,13 +133,12 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #e4b923fb
+# %% ../nbs/09g_train.ipynb #64d685d8
 def _identity(self: TrainRun) -> dict[str, Any]:
-    from memcalib.checkpoints import FREE
+    from memcalib.checkpoints import decisive
 
     started = self.recipe.begins(self.method)[1]
-    free = FREE | {"log_every", "output"}
-    config = {name: value for name, value in self.config.model_dump(mode="json").items() if name not in free}
+    config = {name: value for name, value in decisive(self.config.model_dump(mode="json"))[0].items() if name not in ("log_every", "output")}
     who = judge_facts(self.recipe, self.judge)["judge"]
     return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
 

@@ -178,6 +178,36 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, straight, change, mess
         go(tmp_path, resume=straight[1] / "checkpoint-4", **change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(accumulate=2),
+        dict(trl={"gradient_checkpointing": True}),
+        dict(
+            accumulate=4,
+            trl={"vllm_mode": "server", "vllm_server_base_url": "http://localhost:1", "dataloader_pin_memory": False},
+        ),
+    ],
+)
+def test_settings_of_memory_may_change(tmp_path, straight, caplog, change):
+    copied(straight, tmp_path, "best", "reference", "checkpoint-4")
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, resume=True, **change)
+    assert "other settings of memory" in caplog.text and "may differ by rounding" in caplog.text
+    assert "base_url" not in caplog.text and "pin_memory" not in caplog.text
+    torch.testing.assert_close(weights(trainer.model), weights(straight[0].model), rtol=0, atol=2e-3)
+    last, whole = rows(tmp_path)[-1], rows(straight[1])[-1]
+    assert last["step"] == whole["step"] == 6 and last["reward"] == pytest.approx(whole["reward"], abs=0.5)
+    third = [next(row for row in rows(out) if row["step"] == 3) for out in (tmp_path, straight[1])]
+    assert third[0]["reward"] == third[1]["reward"], "the same prompts and answers, from the same weights"
+
+
+def test_what_decides_the_result_is_not_memory(tmp_path, straight):
+    copied(straight, tmp_path, "checkpoint-4")
+    with pytest.raises(CheckpointError, match="trl.loss_type: nothing there, 'grpo' now"):
+        go(tmp_path, resume=True, accumulate=2, trl={"loss_type": "grpo"})
+
+
 def test_other_examples_are_refused(tmp_path, straight, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "EXAMPLES", EXAMPLES[::-1])
     with pytest.raises(CheckpointError, match="other training examples"):

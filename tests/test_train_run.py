@@ -776,6 +776,30 @@ def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, m
     assert code == 0 and (out / "policy").is_dir(), err
 
 
+@pytest.mark.parametrize("method", ["memcalib-rl", "sft"])
+def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, caplog, method):
+    out, first = tmp_path / "run", small("train.steps=1", "sft.save_every=1", "data.world.demonstrations=24")
+    code, _, err = call(capsys, "micro", "--method", method, "--out", out, *first)
+    assert code == 0, err
+    shutil.rmtree(out / "policy")
+    server = [
+        "train.trl.vllm_mode=server",
+        "train.trl.vllm_server_base_url=http://localhost:8000",
+        "train.trl.vllm_enable_sleep_mode=false",
+    ]
+    more = [
+        "train.steps=2",
+        "train.accumulate=2",
+        "sft.accumulate=4",
+        "sft.save_every=1",
+        "data.world.demonstrations=24",
+        *server,
+    ]
+    code, _, err = call(capsys, "micro", "--method", method, "--out", out, "--resume", *small(*more))
+    assert code == 0 and (out / "policy").is_dir(), err
+    assert "other settings of memory" in caplog.text
+
+
 def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path, caplog):
     TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run").run()
     (tmp_path / "run" / "checkpoint-9").write_text("a file")

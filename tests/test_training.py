@@ -244,7 +244,9 @@ def test_the_base_trainers_table_has_our_advantages(tmp_path, method):
     options = dict(prompts=8, steps=2, max_failed=0.9, trl={"log_completions": True}, report_to="none")
     trainer, _ = run(tmp_path, judge, method=method, **options)
     table = pd.read_parquet(max((tmp_path / "completions").glob("*.parquet")))
-    means = [sum(row[: len(ids)]) / len(ids) for row, ids in zip(trainer.advantages.tolist(), trainer.desk.ids)]
+    means = [
+        sum(row[: len(ids)]) / len(ids) for row, ids in zip(trainer.advantages.tolist(), trainer.desk.ids, strict=True)
+    ]
     expected = [mean if valid else math.nan for mean, valid in zip(means, trainer.desk.valid, strict=True)]
     assert table["advantage"].tolist() == pytest.approx(expected, abs=1e-6, nan_ok=True)
     scored = trainer.credit.sequence[trainer.desk.valid].tolist()
