@@ -132,12 +132,12 @@ def _end_logp(self: GuardedTrainer) -> float:
 GuardedTrainer.end_logp = _end_logp
 GuardedTrainer.diverged, GuardedTrainer.check_weights = _told, _check_weights
 
-# %% ../nbs/07o_layers.ipynb #2a9b0c71
+# %% ../nbs/07o_layers.ipynb #15d94f39
 _NAMES = {"old_per_token_logps": "the log-probability under the policy", "ref_per_token_logps": "the one under the reference"}
 
 
 def _check_logps(self: GuardedTrainer, batch: dict[str, Any]) -> None:
-    look = f"rows could not be scored ({dict(self.lost)}): look at the memory of the device and at max_tokens" if self.lost else ""
+    look = f"answers could not be read ({dict(self.lost)}): look at the memory of the device and at max_tokens" if self.lost else ""
     for key in sorted(batch.keys() & _NAMES):
         found = not_finite(batch[key], batch["completion_mask"])
         if self._total([bool(found)])[0]:

@@ -396,7 +396,9 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(layers, "response_logps", full)
-    with pytest.raises(Diverged, match=r"could not be scored \({'out_of_memory': 2}\): look at the memory") as found:
+    with pytest.raises(
+        Diverged, match=r"answers could not be read \({'out_of_memory': 2}\): look at the memory"
+    ) as found:
         run(tmp_path)
     assert "learning rate" not in str(found.value)
 
