@@ -83,7 +83,7 @@ def teaching_file(recipe: Recipe) -> Path | None:
         raise FileNotFoundError(f"demonstrations: found {recipe.demonstrations!r}; allowed: a folder of `memcalib demonstrations`, or a file of answers")
     return file
 
-# %% ../nbs/09gb_train_data.ipynb #0e3dcf1f
+# %% ../nbs/09gb_train_data.ipynb #e7daef2c
 def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     """Rows of `prompt` and `completion` messages for supervised fine-tuning; raises `ValueError` naming what is missing."""
     if (file := teaching_file(recipe)) is None:
@@ -94,4 +94,13 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     rows = [_taught(row, asked, how, file) for row in read_rows(file) if row.get("status", "accepted") == "accepted"]
     if not rows:
         raise ValueError(f"{file}: no accepted answers")
+    taught = {str(row.get("example_id")) for row in rows}
+    for split, held_out in (("validation", examples.validation), ("test", examples.test or _own_test(recipe))):
+        if both := [e.id for e in held_out if e.id in taught]:
+            raise ValueError(f"{file}: answers to {len(both)} {split} examples: {', '.join(both[:5])}; allowed is none")
     return rows
+
+
+def _own_test(recipe: Recipe) -> list[Example]:
+    test = recipe.data.test
+    return _source(test, "data.test") if test and Path(test.path).exists() else []
