@@ -356,8 +356,19 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._recorded, TrainRun._units = _run, _recorded, _units
 
-# %% ../nbs/09g_train.ipynb #e2acf621
-_READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent"
+# %% ../nbs/09g_train.ipynb #26480485
+def _not_validated(self: TrainRun, done: int) -> str:
+    if not self.examples.validation:
+        return "no validation examples"
+    if not self.config.eval_every:
+        return "eval_every is 0"
+    tried = [row["step"] for row in self.steps if "valid_SCS" in row]
+    if tried:
+        return f"none of {len(self.examples.validation)} validation answers could be scored, after step {', '.join(map(str, tried[:5]))}"
+    return f"eval_every is {self.config.eval_every}, more than {done} steps"
+
+# %% ../nbs/09g_train.ipynb #991943c1
+_READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
 
 
 def _text(self: TrainRun) -> str:
@@ -368,15 +379,15 @@ def _text(self: TrainRun) -> str:
     head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
     rows = [row for row in self.steps if row.get("valid_SCS") is not None]
     if not rows:
-        why = "eval_every is 0" if self.examples.validation else "no validation examples"
-        return "\n".join([f"{head}, not validated: {why}", *places, f"Measure it: {self.measuring}"])
+        return "\n".join([f"{head}, not validated: {_not_validated(self, done)}", *places, f"Measure it: {self.measuring}"])
     best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
     of_best = [row for row in rows if row["step"] == best] if kept or best is not None else [max(rows, key=lambda row: row["valid_SCS"])]
     shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
     places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
     if kept and best is None:
         places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
-    table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in METRICS} for name, row in shown.items()])
+    told = {name: row | {"valid_unscored": row.get("valid_unscored")} for name, row in shown.items()}
+    table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in (*METRICS, "unscored")} for name, row in told.items()])
     lines = [f"{head}, {len(self.examples.validation)} validation examples", table.round(2).to_string(index=False), _READ]
     return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
 

@@ -21,9 +21,10 @@ from loggers import hear
 from memcalib.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.cli import main
 from memcalib.manifest import read_rows
+from memcalib.metrics import METRICS
 from memcalib.microserve import MicroServer
 from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
-from memcalib.problem import render, sample_records, write_jsonl
+from memcalib.problem import load_examples, render, sample_records, write_jsonl
 from memcalib.recipe import METHODS, Recipe, Start, load_recipe
 from memcalib.start import load_start
 from memcalib.steps import LOGGED, StepRows
@@ -574,6 +575,28 @@ def test_bad_demonstrations(tmp_path, mine, rows, needle):
         teaching_rows(Recipe.model_validate(mine | {"demonstrations": str(file)}), examples)
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("origin", ["world", "files"])
+def test_answers_to_examples_that_measure_are_not_taught(tmp_path, mine, split, origin):
+    file, other = tmp_path / "said.jsonl", tmp_path / "test.jsonl"
+    recipe = load_recipe("micro", [*SMALL, f"demonstrations={file}"])
+    if origin == "files":
+        write_jsonl(other, make_examples("short", 3, 99, "test"))
+        recipe = Recipe.model_validate(
+            mine | {"demonstrations": str(file), "data": mine["data"] | {"test": str(other)}}
+        )
+    examples = read_splits(recipe)
+    held_out = (examples.test or load_examples(other)) if split == "test" else examples.validation
+    talk = dict(prompt=[{"role": "user", "content": "x"}], completion=[{"role": "assistant", "content": "y"}])
+    fine = [{"example_id": examples.train[0].id, "response": "x"}, talk, talk | {"example_id": ["odd"]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in fine))
+    assert len(teaching_rows(recipe, examples)) == 3
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*fine, talk | {"example_id": held_out[1].id}]))
+    with pytest.raises(ValueError, match=f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"):
+        TrainRun(recipe, "sft", tmp_path / "run", cache=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_sft_on_own_demonstrations(tmp_path, mine):
     examples = read_splits(Recipe.model_validate(mine))
     file = tmp_path / "said.jsonl"
@@ -644,6 +667,30 @@ def test_a_run_that_was_not_validated_says_why(tmp_path):
     run = TrainRun(recipe, "sft", tmp_path / "run")
     run.run()
     assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
+    late = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"]), "sft", tmp_path / "late")
+    assert late.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 50, more than 2 steps"
+
+
+def validated(tmp_path, unscored: dict[int, int]) -> list[str]:
+    run, scores = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path), dict.fromkeys(METRICS, 50.0)
+    count = len(run.examples.validation)
+    rows = [
+        {"step": step, "valid_unscored": lost} | {f"valid_{m}": None if lost == count else v for m, v in scores.items()}
+        for step, lost in unscored.items()
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run.text().splitlines()
+
+
+def test_answers_that_were_not_scored_are_counted(tmp_path):
+    said = validated(tmp_path, {0: 0, 2: 3})
+    assert said[1].split() == ["step", *METRICS, "unscored"]
+    assert [line.split()[-1] for line in said[2:4]] == ["0", "3"] and said[3].split()[0] == "last"
+
+
+def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
+    said = validated(tmp_path, {0: 4, 2: 4})
+    assert said[0].endswith("not validated: none of 4 validation answers could be scored, after step 0, 2")
 
 
 # --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
