@@ -7,7 +7,7 @@ __all__ = ['ASSUMED', 'SAMPLED', 'LONGEST', 'Setting', 'resolved', 'Texts', 'mea
            'judge_work', 'launch_file', 'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'Forecast',
            'forecast']
 
-# %% ../nbs/09i_budget.ipynb #d22c2d5d
+# %% ../nbs/09i_budget.ipynb #4597ad72
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,15 +21,15 @@ from .evaluate import JUDGED_TOKENS
 from .fields import read_yaml
 from .memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape
 from .problem import Example, encode_prompt, iter_examples, render
-from .recipe import Launch, Recipe, Source, method_config
+from .recipe import Launch, Recipe, Source, method_config, with_settings
 from .start import asks_judge, refusals, weights_path
 from .train_data import teaching_file
 from .verdict import judge_request
 
-# %% ../nbs/09i_budget.ipynb #6d5f374c
+# %% ../nbs/09i_budget.ipynb #a4fdd29f
 @dataclass(frozen=True)
 class Setting:
-    """One resolved setting and who set it: default, world, recipe, recipe for this method, or command."""
+    """One resolved setting and who set it: default, world, recipe, recipe for this method, or command; in parts, a recipe and command."""
 
     name: str
     value: Any
@@ -39,18 +39,18 @@ class Setting:
 def resolved(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> list[Setting]:
     """Every setting of a method; `settings` are the texts of `--set` that were laid over the recipe."""
     config, shared = method_config(recipe, method, seed), recipe.sft if method == "sft" else recipe.train
-    names = {text.partition("=")[0].strip() for text in settings}
-    home = "sft" if method == "sft" else "train"
-    told = {name.rpartition(".")[2] for name in names if name.startswith((f"{home}.", f"methods.{method}."))}
-    told |= {"method"} | ({"seed"} if seed is not None else set())
-    own, usual = recipe.methods.get(method, {}), type(config)()
-    return [Setting(name, value, _source(name, value, told, own, shared, usual)) for name, value in config]
+    said, told = with_settings({}, settings), {"method", *(() if seed is None else ("seed",))}
+    by_command = (said.get("methods") or {}).get(method) or {}, said.get("sft" if method == "sft" else "train") or {}
+    places = list(zip(("recipe for this method", "recipe"), (recipe.methods.get(method, {}), shared), by_command, strict=True))
+    world = {name: "default" if value == getattr(type(config)(), name) else "world" for name, value in config}
+    return [Setting(name, value, "command" if name in told else _source(name, places) or world[name]) for name, value in config]
 
 
-def _source(name: str, value: Any, told: set[str], own: Mapping, shared: Mapping, usual: Any) -> str:
-    places = (("command", told), ("recipe for this method", own), ("recipe", shared))
-    found = next((place for place, where in places if name in where), None)
-    return found or ("default" if value == getattr(usual, name) else "world")
+def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | None:
+    for place, there, said in places:
+        if name in there:
+            return place if name not in said else "command" if said[name] == there[name] else f"{place} and command"
+    return None
 
 # %% ../nbs/09i_budget.ipynb #45f22d18
 ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "validation": 1500}
@@ -268,7 +268,7 @@ def recipe_shape(recipe: Recipe, config: Any) -> Shape | None:
     source = recipe.launch.shape or _local_folder(recipe, config)
     return model_shape(source, config.lora_rank) if source else None
 
-# %% ../nbs/09i_budget.ipynb #f2e8525f
+# %% ../nbs/09i_budget.ipynb #820874b0
 def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mapping[str, Memory]) -> Iterator[str]:
     """What a careful reader would object to."""
     room = recipe.launch.memory_gib
@@ -277,10 +277,11 @@ def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mappin
             yield f"does not fit ({name}): {found.peak / GIB:.0f} GiB on a GPU of {room:g} GiB; raise accumulate, shard, or train an adapter"
     if memory and not room and (recipe.launch.accelerate or recipe.launch.processes > 1):
         yield "launch.memory_gib is not given: nothing to compare the memory with"
+    place, start = recipe.begins(_method(config))
     if shape is None:
-        yield f"memory unknown: {recipe.start.model} is not on this machine and launch.shape is empty"
-    if recipe.start.dtype == "bfloat16" and not config.lora_rank and strategy(recipe.launch) in ("none", "ddp"):
-        yield f"start.dtype bfloat16: weights of 8 significant bits do not move at a learning rate of {config.lr:g}; train float32, shard, or an adapter"
+        yield f"memory unknown: {start.model} is not on this machine and launch.shape is empty"
+    if start.dtype == "bfloat16" and not config.lora_rank and strategy(recipe.launch) in ("none", "ddp"):
+        yield f"{place}.dtype bfloat16: weights of 8 significant bits do not move at a learning rate of {config.lr:g}; train float32, shard, or an adapter"
     if getattr(config, "sampler", "") == "shared" and strategy(recipe.launch) in ("fsdp2", "zero3"):
         yield "sampler shared with a sharded model: all weights travel for every token; use sampler vllm"
     if isinstance(recipe.judge, Endpoint) and recipe.judge.price is None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 from peft import LoraConfig, get_peft_model
@@ -161,6 +162,31 @@ def test_settings_say_who_set_them():
     assert (grpo["seed"].value, grpo["seed"].source, gdpo["seed"].source) == (7, "command", "default")
     assert {s.name: s.source for s in resolved(recipe, "grpo")}["clip"] == "recipe for this method"
     assert {s.value for s in resolved(recipe, "sft") if s.name == "lr"} == {method_config(recipe, "sft").lr}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "name", "source"),
+    [
+        ("memcalib-rl", ["train.eta=0.5"], "eta", "recipe for this method"),
+        ("gdpo", ["train.eta=0.5"], "eta", "command"),
+        ("memcalib-rl", ["methods.memcalib-rl.eta=0.5"], "eta", "command"),
+        ("memcalib-rl", ["methods.memcalib-rl.eta.C+=0.5"], "eta", "recipe for this method and command"),
+        ("grpo", ["methods.grpo={lr: 0.001}"], "lr", "command"),
+        ("grpo", ["train={lr: 0.001}"], "lr", "command"),
+        ("grpo", ["train.trl.vllm_mode=server"], "trl", "recipe and command"),
+        ("grpo", ["train.trl={vllm_mode: server}"], "trl", "command"),
+        ("grpo", ["sft.trl.bf16=false"], "trl", "recipe"),
+        ("sft", ["sft.trl.bf16=false", "train.lr=0.1"], "trl", "command"),
+        ("sft", ["sft.trl.bf16=false", "train.lr=0.1"], "lr", "world"),
+        ("grpo", ["methods={grpo: {lr: 0.5}}"], "lr", "command"),
+    ],
+)
+def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, changes, name, source):
+    own = {"memcalib-rl": {"eta": {"C+": 0.25}}}
+    content = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact", "methods": own}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content | {"train": {"trl": {"bf16": False}, "lr": 0.01}}))
+    found = {s.name: s for s in resolved(load_recipe(tmp_path / "r.yaml", changes), method, settings=changes)}
+    assert found[name].source == source and found["steps"].source in ("world", "default")
 
 
 def test_prompts_are_counted_with_the_tokenizer(tmp_path):
@@ -325,5 +351,15 @@ def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
 
 
 def test_fine_tuning_begins_with_its_own_model():
+    rough = ["start.dtype=bfloat16", "base.dtype=float32"]
+    for changes, method, warned in (
+        (rough, "sft", []),
+        (rough, "gdpo", ["start.dtype"]),
+        (["base.dtype=bfloat16"], "sft", ["base.dtype"]),
+        (["start.model=owner/name", "base.model=pretrained"], "sft", []),
+        (["base.model=owner/base"], "sft", ["memory unknown: owner/base"]),
+    ):
+        said = forecast(load_recipe("micro", changes), method).warnings
+        assert [text.split(" bfloat16")[0].split(" is not")[0] for text in said] == warned, changes
     wide = load_recipe("micro", ["launch.memory_gib=80", "start.model=owner/name"])
     assert forecast(wide, "sft").shape.parameters > 200_000 and forecast(wide, "gdpo").shape is None
