@@ -329,7 +329,7 @@ def microserve(
 
     serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
 
-# %% ../nbs/09c_verbs.ipynb #bb19a609
+# %% ../nbs/09c_verbs.ipynb #fa360426
 @verbs.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
@@ -354,7 +354,7 @@ def train(
     if dry_run:
         print(forecast_run(chosen, method, seed, set or ()))
         return
-    name = f"{Path(recipe).stem}-{method}-{method_config(chosen, method, seed).seed}"
+    name = f"{Path(recipe).name.removesuffix('.yaml').removesuffix('.yml')}-{method}-{method_config(chosen, method, seed).seed}"
     run = TrainRun(chosen, method, out or Path("runs/train") / name, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
     run.run()
     if run.main:

@@ -19,6 +19,7 @@ import yaml
 
 from loggers import hear
 from memcalib.checkpoints import checkpoints, read_state, seal, writing
+from memcalib import recipe as recipes
 from memcalib.cli import main
 from memcalib.manifest import read_rows
 from memcalib.metrics import METRICS
@@ -727,6 +728,17 @@ def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
     assert exit.value.code == 1 and f"{option}: given without --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "mine.v2.yaml", "mine.v2.yml"])
+def test_the_usual_folder_has_the_whole_name_of_the_recipe(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(recipes, "load_recipe", lambda *_: load_recipe("micro", SMALL))
+    code, _, err = call(capsys, name, "--method", "grpo", "--seed", "7")
+    assert code == 0, err
+    assert [p.name for p in Path("runs/train").iterdir()] == [
+        f"{name.removesuffix('.yaml').removesuffix('.yml')}-grpo-7"
+    ]
 
 
 def test_a_folder_bound_and_killed_while_loading_is_free(tmp_path):
