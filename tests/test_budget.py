@@ -170,7 +170,7 @@ def test_settings_say_who_set_them():
         ("memcalib-rl", ["train.eta=0.5"], "eta", "recipe for this method"),
         ("gdpo", ["train.eta=0.5"], "eta", "command"),
         ("memcalib-rl", ["methods.memcalib-rl.eta=0.5"], "eta", "command"),
-        ("memcalib-rl", ["methods.memcalib-rl.eta.C+=0.5"], "eta", "recipe for this method and command"),
+        ("memcalib-rl", ["methods.memcalib-rl.eta.CA-=0.5"], "eta", "recipe for this method and command"),
         ("grpo", ["methods.grpo={lr: 0.001}"], "lr", "command"),
         ("grpo", ["train={lr: 0.001}"], "lr", "command"),
         ("grpo", ["train.trl.vllm_mode=server"], "trl", "recipe and command"),
@@ -186,7 +186,7 @@ def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, chang
     content = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact", "methods": own}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content | {"train": {"trl": {"bf16": False}, "lr": 0.01}}))
     found = {s.name: s for s in resolved(load_recipe(tmp_path / "r.yaml", changes), method, settings=changes)}
-    assert found[name].source == source and found["steps"].source in ("world", "default")
+    assert found[name].source == source and found["seed"].source == "default"
 
 
 def test_prompts_are_counted_with_the_tokenizer(tmp_path):
