@@ -161,7 +161,7 @@ def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> 
 
 StepRows._judged = _judged
 
-# %% ../nbs/07m_steps.ipynb #42a085bf
+# %% ../nbs/07m_steps.ipynb #79b594ca
 def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
     trainer, out = self.trainer, self.trainer.args.output_dir
     try:
@@ -183,9 +183,8 @@ def _first_scores(self: StepRows, args, state, control, model=None, **_):
         return
     given, self.validation = len(self.validation), _with_room(self.trainer, self.validation)
     if not state.global_step:
-        scores = self._evaluate(model, 0)
-        left_out = {"valid_overlong": given - len(self.validation)}
-        self._write({"step": 0, "method": config.method, "seed": config.seed} | scores | left_out)
+        scores = self._evaluate(model, 0) | {"valid_overlong": given - len(self.validation)}
+        self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)
         told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
         self.trainer.callback_handler.on_log(args, state, copy(control), told)  # the loggers; the base trainer knows of no step 0
 
