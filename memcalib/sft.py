@@ -6,7 +6,7 @@
 __all__ = ['OWNED_SFT', 'log', 'Scores', 'COLD_STARTS', 'tokenize_rows', 'SftConfig', 'SftResult', 'sft', 'cold_start', 'measure',
            'ship_policy', 'averaged', 'build_policies']
 
-# %% ../nbs/07e_sft.ipynb #1b98ab33
+# %% ../nbs/07e_sft.ipynb #a6e8bb2f
 import json
 import logging
 import shutil
@@ -21,11 +21,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import Field, field_validator, model_validator
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #b910e151
-from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal
+# %% ../nbs/07e_sft.ipynb #21248148
+from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal, writing
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -42,7 +42,7 @@ from memcalib.microworld import (
 )
 from .problem import encode_prompt, neutralise, text_hash
 from .randomness import random_state
-from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, trl_options
+from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, check_loggers, check_model, trl_options
 from .stopping import Interrupted, StopSignals
 
 # %% ../nbs/07e_sft.ipynb #980e386a
@@ -126,13 +126,12 @@ def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
     )  # fmt: skip
     return SFTConfig(**(settings | config.trl))
 
-# %% ../nbs/07e_sft.ipynb #f8b0c19c
+# %% ../nbs/07e_sft.ipynb #fff90437
 log = logging.getLogger(__name__)
 
 
-def _limit(model: str | PreTrainedModel, max_length: int | None) -> int | None:
-    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+def _limit(model: PretrainedConfig, max_length: int | None) -> int | None:
+    context = getattr(model.get_text_config(), "max_position_embeddings", None)
     return min((limit for limit in (max_length, context) if limit), default=None)
 
 
@@ -154,7 +153,7 @@ Scores = Callable[[PreTrainedModel], Mapping[str, float]]
 _NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
-# %% ../nbs/07e_sft.ipynb #59bbb9dd
+# %% ../nbs/07e_sft.ipynb #3aa64ad8
 class _Steps(TrainerCallback):
     def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
         self.file, self.config, self.score, self.report, self.trainer = file, config, score, report, None
@@ -162,7 +161,7 @@ class _Steps(TrainerCallback):
     def _write(self, state, row: Mapping[str, float]) -> None:
         if state.is_world_process_zero:
             row = {"step": state.global_step} | {name: value if value == value else None for name, value in row.items()}
-            with open(self.file, "a", encoding="utf-8") as file:
+            with writing(self.file), open(self.file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             if self.report:
                 self.report(row)
@@ -262,7 +261,7 @@ def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Da
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-# %% ../nbs/07e_sft.ipynb #687fc608
+# %% ../nbs/07e_sft.ipynb #378df03c
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -270,11 +269,14 @@ def sft(
     """Supervised fine-tuning on `rows` of prompt and completion messages (app:training-details); rows go to `out/steps.jsonl`.
 
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
-    place. Raises `ValueError` when no row fits, and `CheckpointError` for a checkpoint of another run, or a named one that is
+    place. Raises `ValueError` when no row fits, for a logger that is not installed and for settings that do not fit the model, and `CheckpointError` for a checkpoint of another run, or a named one that is
     not whole; with `save_every`, `Interrupted` after a signal, when the last whole step is saved.
     """
     out, score = Path(out), validation if callable(validation) else None
-    limit = _limit(model, config.max_length)
+    kind = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    check_loggers(config.report_to)
+    check_model(config, kind)
+    limit = _limit(kind, config.max_length)
     data, overlong = _fitting(tokenizer, rows, limit)
     held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)

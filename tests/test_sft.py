@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from runs import weights
 from memcalib.checkpoints import CheckpointError, read_state
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
-from memcalib.sft import COLD_STARTS, SftConfig, averaged, build_policies, cold_start, sft, tokenize_rows
+from memcalib.sft import COLD_STARTS, SftConfig, _Steps, averaged, build_policies, cold_start, sft, tokenize_rows
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -451,6 +452,37 @@ def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, cap
     sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert "damaged in line 2" in caplog.text
     assert file.read_bytes() == first + second + b"".join(rest)
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (dict(report_to="wandb"), "report_to: found 'wandb'.*not installed"),
+        (dict(lora_rank=1000), "lora_rank: found 1000; allowed"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch, by_path, changes, told):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    model = build_policy(0)
+    model.save_pretrained(tmp_path / "base")
+    with pytest.raises(ValueError, match=told):
+        sft(
+            str(tmp_path / "base") if by_path else model,
+            TOKENIZER,
+            ROWS,
+            SMALL.model_copy(update=changes),
+            tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_row_that_finds_no_room_names_its_file(tmp_path):
+    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+    steps = _Steps(tmp_path / "steps.jsonl", SMALL, None, None)
+    with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
+        steps._write(SimpleNamespace(is_world_process_zero=True, global_step=1), {"loss": 1.0})
+    assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 
 def test_a_logger_hears_every_row(tmp_path, monkeypatch):
