@@ -18,6 +18,7 @@ from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers.integrations import deepspeed
 
 import memcalib.settings as settings
+from memcalib.checkpoints import decisive
 from memcalib.budget import forecast, launch_file, strategy
 from memcalib.memory import GIB, model_shape
 from memcalib.microworld import build_tokenizer, exact_judge, make_examples
@@ -25,6 +26,7 @@ from memcalib.patience import PatientJudge
 from memcalib.recipe import METHODS, load_recipe, method_config, recipe_names
 from memcalib.settings import TrainConfig, check_sampler, trl_config
 from memcalib.steps import StepRows
+from memcalib.train_data import Examples, teaching_rows
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ROOT / "memcalib" / "data" / "launch"
@@ -167,6 +169,42 @@ def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     assert options["--method"] == method and options["--out"] == f"runs/{name}/{method}"
     shown = forecast(load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]).text()
     assert f"Memory of each of {load_recipe(name).launch.processes} GPUs" in shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_baseline_learns_from_all_examples(tmp_path, name):
+    """The command of the page, with the demonstrations of both parts in one file."""
+    page = (FOLDERS / name / "README.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("OUT=") and "demonstrations=" in line]
+    place, script, *words = line.split()
+    assert script == "runs/launch/launch.sh" and words[0] == name
+    more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    done, found = run_script(tmp_path, *words, OUT=place.removeprefix("OUT="), **more)
+    assert done.returncode == 0, done.stderr
+    _, recipe, *rest = launch_command_parser().parse_args(found[2:]).training_script_args
+    settings = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
+    assert rest[rest.index("--out") + 1] == f"runs/{name}/sft-baseline" != f"runs/{name}/sft"
+    talk = {"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant", "content": "y"}]}
+    parts = [tmp_path / "data" / folder / "accepted.jsonl" for folder in ("demonstrations", "demonstrations-rl")]
+    for part, count in zip(parts, (4, 8), strict=True):
+        part.parent.mkdir(parents=True)
+        part.write_text("".join(json.dumps(talk | {"example_id": f"{count}-{i}"}) + "\n" for i in range(count)))
+    (join,) = [line for line in page.splitlines() if line.startswith("cat data/")]
+    subprocess.run(["bash", "-c", join], cwd=tmp_path, check=True)
+    chosen = load_recipe(recipe, [text.replace("=data/", f"={tmp_path}/data/") for text in settings])
+    assert len(teaching_rows(chosen, Examples([]))) == forecast(chosen, "sft").work["rows"] == 12
+
+
+@pytest.mark.parametrize("method", ["sft", "memcalib-rl"])
+def test_a_run_goes_on_with_another_sampler_and_in_more_parts(tmp_path, method):
+    """What the script changes for memory's sake does not make it another run."""
+    found = []
+    for variables in ({}, dict(SAMPLER="server", ACCUMULATE="16", GPUS="4")):
+        words = run_script(tmp_path, "qwen3-8b", method, "--resume", **variables)[1]
+        _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
+        chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
+        found.append(decisive(method_config(chosen, method).model_dump(mode="json")))
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_copied_folder_is_given_by_its_path(tmp_path):
