@@ -14,7 +14,18 @@ import torch
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: it is no extra of this package")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHARED = ["token", "skipped", "gkd"]
-SHARDED = ["gdpo", "token", "skipped", "adapter", "pg-long", "gkd", "gkd-parts", "gkd-teacher", "gkd-copy", "gkd-adapter"]
+SHARDED = [
+    "gdpo",
+    "token",
+    "skipped",
+    "adapter",
+    "pg-long",
+    "gkd",
+    "gkd-parts",
+    "gkd-teacher",
+    "gkd-copy",
+    "gkd-adapter",
+]
 
 
 def launch(folder, case: str, stage: int, killed: bool = False):
