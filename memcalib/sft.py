@@ -261,7 +261,7 @@ def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Da
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-# %% ../nbs/07e_sft.ipynb #378df03c
+# %% ../nbs/07e_sft.ipynb #0c34cf55
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -274,6 +274,8 @@ def sft(
     """
     out, score = Path(out), validation if callable(validation) else None
     kind = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    if resume and getattr(model, "merged_in", None) == out.absolute():
+        raise ValueError(f"{out}: the model that was given holds what this run has learned already; allowed with resume: the one it began with, loaded anew")
     check_loggers(config.report_to)
     check_model(config, kind)
     limit = _limit(kind, config.max_length)
@@ -285,7 +287,9 @@ def sft(
     steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
     trainer.signals = StopSignals(config.save_every > 0, trainer.total)
     _train(trainer, _begin(trainer, out, resume))
-    return SftResult(_written(trainer, tokenizer, config, out / config.output), out / config.output, len(data), overlong)
+    final = _written(trainer, tokenizer, config, out / config.output)
+    final.merged_in = out.absolute() if config.lora_rank and config.output == "merged" else None
+    return SftResult(final, out / config.output, len(data), overlong)
 
 # %% ../nbs/07e_sft.ipynb #cbb00abb
 def cold_start(

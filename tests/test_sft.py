@@ -477,6 +477,21 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monke
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_holds_the_adapter_already_does_not_go_on_with_it(straight, tmp_path):
+    _, final = straight
+    model = build_policy(0)
+    sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "one")
+    merged = weights(model).clone()
+    assert torch.equal(merged, final)
+    with pytest.raises(ValueError, match="one: the model that was given holds what this run has learned already"):
+        sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "one", resume=True)
+    assert torch.equal(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "one" / "merged")), merged)
+    sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "two", resume=True)
+    assert not torch.equal(weights(model), merged), "another run may begin with it"
+    again = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "one", resume=True)
+    assert torch.equal(weights(again.model), final)
+
+
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     steps = _Steps(tmp_path / "steps.jsonl", SMALL, None, None)
