@@ -64,13 +64,14 @@ def _to_wal(db: sqlite3.Connection, patience: float = 10.0) -> None:
                 raise
         time.sleep(0.01)
 
-# %% ../nbs/00c_cache.ipynb #2fb59dc9
+# %% ../nbs/00c_cache.ipynb #a8b3913a
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
-        (owner,), (tables,) = db.execute("PRAGMA application_id").fetchone(), db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        (owner,) = db.execute("PRAGMA application_id").fetchone()
         if owner != _OURS and tables:
             raise CacheError(f"{path}: a database of another program; choose another file with MEMCALIB_CACHE")
         if path.is_file() and path.stat().st_mode & 0o077:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.cache import CacheError, CallCache, call_key, clear_cache, default_path
+from memcalib.cache import _SCHEMA, CacheError, CallCache, call_key, clear_cache, default_path
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.floats(-9, 9),
@@ -161,6 +161,21 @@ def test_processes_share_the_work_and_double_none(tmp_path):
     assert CallCache(path).stats()["replies"] == 300
     for process in workers:
         process.stdout.close()
+
+
+def test_a_file_that_another_process_fills_between_two_looks_is_ours(tmp_path, monkeypatch):
+    path, looks, connect = tmp_path / "calls.sqlite", [], sqlite3.connect
+
+    class Between(sqlite3.Connection):
+        def execute(self, statement, *values):
+            looks.append(statement)
+            if len(looks) == 2:
+                connect(path, isolation_level=None).executescript(_SCHEMA)
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Between))
+    assert CallCache(path).get("k") is None
+    assert "sqlite_master" in looks[0] and "application_id" in looks[1]
 
 
 def test_killed_at_any_moment_nothing_committed_is_lost(tmp_path):
