@@ -176,7 +176,19 @@ def slow_update(trainer, update, slow: reference.Step, start):
     return loss, dict(zip(trained, torch.autograd.grad(loss, [*trained.values()]), strict=True)), far
 
 
-@pytest.fixture(scope="module", params=CASES)
+LONG = {
+    "exact judge",
+    "sentences by channel",
+    "absolute",
+    "positive only",
+    "merged",
+    "plain",
+}  # left to `make test-slow`
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=pytest.mark.slow) if case in LONG else case for case in CASES]
+)
 def trained(request, tmp_path_factory):
     """One run of a case in float64, and the slow reading of its batches."""
     trainer = watch(tmp_path_factory.mktemp("run"), **CASES[request.param])
@@ -236,7 +248,8 @@ def as_read(seen, slow: reference.Step) -> dict[tuple, list[float]]:
     return known
 
 
-SINGLE = [("token", drawn), ("sentence", drawn), ("token", exact_judge), ("sentence", exact_judge)]
+SINGLE = [("token", drawn), ("sentence", drawn)]
+SINGLE += [pytest.param(case, marks=pytest.mark.slow) for case in (("token", exact_judge), ("sentence", exact_judge))]
 
 
 @pytest.fixture(scope="module", params=SINGLE, ids=lambda case: f"{case[0]}-{case[1].__name__}")
