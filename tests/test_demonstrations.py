@@ -636,7 +636,7 @@ def wait_for_rows(file, count, process, seconds=120):
         os.sched_yield()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
     examples = make_examples("short", 40, seed=8, split="coldstart")
     file, out = tmp_path / "examples.jsonl", tmp_path / "run"

@@ -98,6 +98,7 @@ def test_a_damaged_part_is_done_again(smoke):
         assert {name: (smoke / name).read_bytes() for name in ROWS} == before
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_straight(smoke, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "memcalib", "quickstart", "--profile", "smoke", "--out", str(out)]

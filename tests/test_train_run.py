@@ -913,7 +913,9 @@ def no_file_larger_than(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("size", [300_000, 600_000])  # too small for the weights, and for the optimizer
+@pytest.mark.parametrize(
+    "size", [300_000, pytest.param(600_000, marks=pytest.mark.slow)]
+)  # too small for the weights, and for the optimizer
 def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, straight, size):
     out, more = tmp_path / "run", small("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
     whole = call(capsys, "micro", "--out", tmp_path / "whole", *more, "--set", "train.steps=3")
