@@ -5,14 +5,14 @@ are numbered 3 * ideal + actual, with Ignore 0, Bound 1, Control 2; a row is one
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from memcalib.engines import evaluating
 from memcalib.problem import LAYOUTS, Example, Judgment, encode_prompt
 from memcalib.credit_settings import CreditConfig
 
@@ -66,19 +66,9 @@ def prompt_ids(tokenizer, example: Example, layout: str, gone: Sequence[str] = (
     return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in turns if text])
 
 
-@contextmanager
-def _as_in_use(model) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Tensor:
     """log p of each token of one answer behind one prompt, by one plain forward; with a gradient where one is wanted."""
-    with _as_in_use(model):
+    with evaluating(model):
         logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     logits = logits[len(prompt) - 1 : len(prompt) + len(answer) - 1] / temperature
