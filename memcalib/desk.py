@@ -6,7 +6,7 @@
 __all__ = ['log', 'OVERLONG', 'ChannelRewards', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples',
            'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #0855c07d
+# %% ../nbs/07g_desk.ipynb #5b8baedc
 import json
 import logging
 from collections import Counter
@@ -24,17 +24,18 @@ from .credit_settings import CreditConfig
 from .engines import prompt_encoder
 from .localization import Pairs, Thresholds, score_pairs
 from .prefixes import response_mask
-from .problem import Example, Judge, Judgment, encode_prompt, judge_all, neutralise, render
+from .problem import Example, Judge, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
 from .redistribution import Credit, credit
 from .scoring import response_logps
 from .segments import response_units
 from .settings import TrainConfig
 
-# %% ../nbs/07g_desk.ipynb #925dfb87
+# %% ../nbs/07g_desk.ipynb #5ade6e77
 def _judgments(judge: Judge, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
     blank = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
-    told = judge_all(judge, examples, texts)
-    return [j.model_copy(update={"error": "empty answer"}) if none else j for j, none in zip(told, blank, strict=True)]
+    asked = [k for k, none in enumerate(blank) if not none]
+    told = iter(judge_all(judge, [examples[k] for k in asked], [texts[k] for k in asked]))
+    return [judgment_for(e, {}, error="empty answer") if none else next(told) for e, none in zip(examples, blank, strict=True)]
 
 # %% ../nbs/07g_desk.ipynb #23f4ee76
 class ChannelRewards:

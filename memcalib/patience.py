@@ -62,11 +62,13 @@ def _one(judge: Judge, example: Example, response: str) -> Judgment:
             raise
         return failed_call(example, error)
 
-# %% ../nbs/07l_patience.ipynb #1b1d639e
+# %% ../nbs/07l_patience.ipynb #7d7a5b89
 def ask_judge(
     judge: Judge, examples: Sequence[Example], responses: Sequence[str]
 ) -> tuple[list[Judgment], Exception | None]:
-    """Judgments in order, failed calls among them, and None; or no judgments and the fault that came instead."""
+    """Judgments in order, failed calls among them, and None; or no judgments and the fault that came instead. Of no answers nobody is asked."""
+    if not responses:
+        return [], None
     try:
         if hasattr(judge, "batch"):
             return judge_all(judge, examples, responses), None

@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memcalib.desk import fitting_examples, held_out_examples
+from memcalib.desk import ChannelRewards, fitting_examples, held_out_examples
 from memcalib.engines import prompt_encoder
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.patience import PatientJudge
 from memcalib.settings import world_config
 from memcalib.teacher import teacher_encoder
 from memcalib.training import train
@@ -96,3 +99,45 @@ def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
     _, rows, listed = run(tmp_path, method="opsd-gkd", teacher_layout="micro-hinted", **limits)
     assert [(row["example_id"], row["prompt"]) for row in listed] == [(EXAMPLES[k].id, "training") for k in over]
     assert rows[0]["overlong"] == len(over)
+
+
+class Counted:
+    """A judge for many answers that writes down what it was asked; an error where it is asked about silence."""
+
+    def __init__(self):
+        self.asked = []
+
+    def batch(self, examples, responses):
+        self.asked.append(list(responses))
+        return [exact_judge(*pair) for pair in zip(examples, responses, strict=True)]
+
+
+@given(said=st.lists(st.tuples(st.sampled_from(["", " \n", "I am here.", "July."]), st.booleans()), max_size=8))
+def test_the_judge_is_not_asked_about_silence(said):
+    """A judgment that is thrown away would be paid for; what comes out is the same as if it had been asked and overruled."""
+    texts, empty = [text for text, _ in said], [none for _, none in said]
+    asked = [EXAMPLES[k % 8] for k in range(len(said))]
+    judge, desk = Counted(), ChannelRewards(None, EXAMPLES)
+    desk.judge = judge
+    desk.read(asked, texts, [[1]] * len(said), empty)
+    silent = [none or not text.strip() for text, none in said]
+    assert judge.asked == [[text for text, none in zip(texts, silent, strict=True) if not none]], (
+        "one batch, even of none"
+    )
+    for example, text, none, found in zip(asked, texts, silent, desk.judgments, strict=True):
+        told = exact_judge(example, text)
+        assert (found.error, found.retry) == (("empty answer", False) if none else (told.error, told.retry))
+        assert found.scored != none and [(a.atom_id, a.ideal) for a in found.atoms] == [
+            (a.atom_id, a.ideal) for a in told.atoms
+        ]
+        assert none or found == told
+    assert desk.valid.tolist() == [not none for none in silent]
+    assert desk.rewards.isnan().all(1).tolist() == silent
+
+
+def test_a_batch_of_nothing_but_silence_asks_nobody():
+    judge = Counted()
+    reader = ChannelRewards(PatientJudge(judge), EXAMPLES)
+    reader.read(EXAMPLES[:2], ["", ""], [[1], [1]], [True, True])
+    assert judge.asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
+    assert not reader.valid.any() and reader.rewards.isnan().all()
