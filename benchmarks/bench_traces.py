@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from memcalib.credit_stats import PairDetail
 from memcalib.desk import ChannelRewards
 from memcalib.localization import Pairs, token_spans
 from memcalib.microworld import build_tokenizer, make_examples
-from memcalib.redistribution import Credit, PairDetail, project_multipliers, raw_multipliers
+from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
 from memcalib.spans import decode_rows
 from memcalib.traces import TraceWriter, read_traces, trace_row
 

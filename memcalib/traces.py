@@ -6,7 +6,7 @@
 __all__ = ['token_texts', 'trace_row', 'sample_credit', 'trace_answers', 'token_lists', 'text_column', 'answer_table',
            'pair_table', 'TraceWriter']
 
-# %% ../nbs/07c_traces.ipynb #d7c74ede
+# %% ../nbs/07c_traces.ipynb #8dc4058c
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from .channels import CHANNELS
 from .credit_settings import new_thresholds
+from .credit_stats import PairDetail, fallback_reasons
 from .desk import ChannelRewards, assign_credit
 from .engines import prompt_encoder, sample_answers
 from .localization import Pairs
 from .prefixes import response_mask
 from .problem import Example, Judge
-from .redistribution import Credit, PairDetail, fallback_reasons
+from .redistribution import Credit
 from .settings import TrainConfig, credit_config
 from .spans import decode_rows
 from .tracefiles import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
