@@ -8,7 +8,6 @@ import asyncio
 import json
 import sys
 import threading
-import time
 from collections import Counter
 
 from aiohttp import web
@@ -33,7 +32,7 @@ class FaultyServer:
 
     def __init__(self, *script, delay=0.0):
         self.script, self.delay = list(script), delay
-        self.seen, self.headers, self.times, self.at_once, self.most = [], [], [], 0, 0
+        self.seen, self.headers, self.at_once, self.most = [], [], 0, 0
 
     def __enter__(self):
         ready = threading.Event()
@@ -86,7 +85,6 @@ class FaultyServer:
         asked = await request.json()
         self.seen.append(asked)
         self.headers.append(request.headers.copy())
-        self.times.append(time.monotonic())
         step = self.script.pop(0) if self.script else completion()
         if self.delay:
             await asyncio.sleep(self.delay)

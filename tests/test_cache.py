@@ -14,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,15 +115,24 @@ def test_a_lease_that_ran_out_is_free_and_one_that_runs_is_not(tmp_path):
     assert two.get("k") and not two.claim("k")
 
 
-def test_a_lease_is_renewed_while_the_call_is_under_way(tmp_path):
-    one, two = (CallCache(tmp_path / "calls.sqlite", lease=0.3) for _ in range(2))
-    assert one.claim("k")
-    end = time.monotonic() + 0.7
-    while time.monotonic() < end:
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("memcalib.cache.time", clock)
+    return clock
+
+
+def test_a_lease_is_renewed_while_the_call_is_under_way(tmp_path, clock):
+    one, two = (CallCache(tmp_path / "calls.sqlite", lease=60) for _ in range(2))
+    assert one.claim("k") and clock.asleep.acquire(timeout=30)
+    for _ in range(9):  # three leases
         assert not two.claim("k")
-        time.sleep(0.02)
+        clock.advance(20)
+        assert clock.asleep.acquire(timeout=30), "renewed, and asleep again"
     one.release("k")
     assert two.claim("k")
+    two.release("k")
+    clock.advance(20)  # nothing is held: both threads end
 
 
 def test_a_claim_from_another_machine_lasts_as_long_as_its_lease(tmp_path):
@@ -180,10 +190,11 @@ def test_a_file_that_another_process_fills_between_two_looks_is_ours(tmp_path, m
 
 def test_killed_at_any_moment_nothing_committed_is_lost(tmp_path):
     path, log = tmp_path / "calls.sqlite", tmp_path / "log"
-    for pause in (0.02, 0.05, 0.1):
+    for lines in (4, 20, 60):
         with worker(path, log, 100_000) as process:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(pause)
+            while not log.exists() or log.read_bytes().count(b"\n") < lines:
+                os.sched_yield()
             process.send_signal(signal.SIGKILL)
     cache = CallCache(path)
     asked = Counter(log.read_text().split())
@@ -319,17 +330,18 @@ def test_clear_leaves_running_claims_and_no_text(tmp_path):
     assert not any(b"very private" in file.read_bytes() for file in cache.files())
 
 
-def test_no_thread_stays_when_nothing_is_held(tmp_path):
-    cache = CallCache(tmp_path / "calls.sqlite", lease=0.05)
+def test_no_thread_stays_when_nothing_is_held(tmp_path, clock):
+    cache = CallCache(tmp_path / "calls.sqlite", lease=60)
     cache.claim("k")
+    renewer = cache._renewer
     cache.release("k")
-    end = time.monotonic() + 5
-    while cache._renewer is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not any(
-        thread.name == "memcalib-cache-lease" and thread is cache._renewer for thread in threading.enumerate()
-    )
-    assert cache.claim("k") and cache._renewer is not None
+    assert renewer.is_alive() and clock.asleep.acquire(timeout=30)
+    clock.advance(20)
+    renewer.join(30)
+    assert not renewer.is_alive() and cache._renewer is None
+    assert cache.claim("k") and cache._renewer.is_alive() and clock.asleep.acquire(timeout=30)
+    cache.release("k")
+    clock.advance(20)
 
 
 def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_path):

@@ -13,6 +13,7 @@ import textwrap
 import time
 import traceback
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from faulty import FaultyServer, completion
@@ -182,8 +183,8 @@ def test_passing_faults_are_tried_again(name):
 
 def test_a_hanging_server_is_left_after_the_timeout():
     with FaultyServer("hang") as server:
-        reply = ask(Client(endpoint(server, timeout=0.5)))
-    assert reply.attempts == 2 and 0.3 <= server.times[1] - server.times[0] < 5
+        reply = ask(Client(endpoint(server, timeout=0.2)))
+    assert reply.attempts == 2 and len(server.seen) == 2
 
 
 def test_a_server_that_drips_is_left_as_well():
@@ -191,24 +192,23 @@ def test_a_server_that_drips_is_left_as_well():
 
     async def drip(reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
-        for _ in range(200):
+        while not writer.is_closing():
             writer.write(b" ")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
     async def main():
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        client = Client(Endpoint(model="m", base_url=url, key_env="", timeout=0.4, attempts=1))
+        client = Client(Endpoint(model="m", base_url=url, key_env="", timeout=0.2, attempts=1))
         try:
             async with client:
                 await client.ask(HELLO)
         finally:
             server.close()
 
-    start = time.monotonic()
-    with pytest.raises(CallError, match=r"no answer within 0\.4 s") as caught:
+    with pytest.raises(CallError, match=r"no answer within 0\.2 s") as caught:
         run_async(main())
-    assert caught.value.kind == "timeout" and time.monotonic() - start < 3
+    assert caught.value.kind == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,11 @@ def test_a_wrong_path_is_a_wrong_address():
 def test_nobody_there():
     with FaultyServer() as server:
         url = server.url
-    start = time.monotonic()
+    client = Client(Endpoint(model="m", base_url=url, key_env="", backoff=0.001))
     with pytest.raises(CallError, match=r"Connect call failed.*is the server running") as caught:
-        ask(Client(Endpoint(model="m", base_url=url, key_env="", backoff=0.001)))
-    assert caught.value.kind == "unreachable" and caught.value.fatal and time.monotonic() - start < 10
+        ask(client)
+    assert caught.value.kind == "unreachable" and caught.value.fatal
+    assert client.totals.retries == client.endpoint.attempts - 1, "a server that starts late is waited for a little"
 
 
 def test_a_server_that_was_there_and_went_away_is_not_fatal():
@@ -294,19 +295,37 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
 # Waiting ----------------------------------------------------------------------------------------------------------------
 
 
-def test_retry_after_in_seconds_and_milliseconds():
-    slow, fast = (429, {}, {"Retry-After": "0.25"}), (429, {}, {"retry-after-ms": "150"})
+@pytest.fixture
+def waits(monkeypatch):
+    """The seconds, from a tenth on, that somebody would have waited; nobody does."""
+    found, sleep = [], asyncio.sleep
+
+    async def pass_over(seconds, result=None):
+        found.extend([seconds] if seconds > 0.1 else [])
+        return await sleep(0, result)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_over)
+    return found
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """The client's clock stands still."""
+    monkeypatch.setattr("memcalib.llm.time", SimpleNamespace(monotonic=lambda: 1_000.0))
+
+
+def test_retry_after_in_seconds_and_milliseconds(waits):
+    slow, fast = (429, {}, {"Retry-After": "25"}), (429, {}, {"retry-after-ms": "1500"})
     with FaultyServer(slow, fast) as server:
         assert ask(Client(endpoint(server))).attempts == 3
-    first, second, third = server.times
-    assert 0.25 <= second - first < 2 and 0.15 <= third - second < 2
+    assert waits == [25, 1.5]
 
 
-def test_retry_after_as_a_date():
-    when = email.utils.formatdate(time.time() + 2, usegmt=True)  # whole seconds: one to two from now
+def test_retry_after_as_a_date(waits):
+    when = email.utils.formatdate(time.time() + 50, usegmt=True)  # whole seconds: 49 to 50 from now
     with FaultyServer((503, {}, {"Retry-After": when})) as server:
         assert ask(Client(endpoint(server))).attempts == 2
-    assert 0.9 <= server.times[1] - server.times[0] < 4
+    assert len(waits) == 1 and 30 < waits[0] <= 50
 
 
 def test_a_wait_of_hours_is_an_error_now():
@@ -360,19 +379,18 @@ def test_calls_at_once_are_limited():
     assert len(replies) == 40 and server.most == 5
 
 
-def test_requests_are_spread_out():
+def test_requests_are_spread_out(waits, frozen):
     with FaultyServer() as server:
         ask_all(Client(endpoint(server, rpm=1200, concurrency=64)), [str(k) for k in range(40)], concurrency=64)
-    early = sum(t - server.times[0] < 0.5 for t in server.times)
-    assert early <= 25 and server.times[-1] - server.times[0] >= 1.2
+    assert len(server.seen) == 40 and sorted(waits) == pytest.approx([k * 60 / 1200 / 0.98 for k in range(2, 40)])
 
 
-def test_tokens_are_spread_out():
+def test_tokens_are_spread_out(waits, frozen):
     with FaultyServer(*[completion(usage=(900, 100)) for _ in range(4)]) as server:
         client = Client(endpoint(server, tpm=120_000))
         for k in range(4):
             ask(client, [{"role": "user", "content": str(k)}])
-    assert server.times[-1] - server.times[0] >= 0.9  # three replies of 1,000 tokens at 2,000 a second, less the slack
+    assert waits == pytest.approx([k * 1000 * 60 / 120_000 / 0.98 for k in (1, 2, 3)]), "at 2,000 tokens a second"
 
 
 # Habits of servers ------------------------------------------------------------------------------------------------------
@@ -576,11 +594,9 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
         claims = CallCache(tmp_path / "calls.sqlite").stats()["claims"]
         assert claims == 0 or how == signal.SIGKILL
         done = {line.split()[0] for line in lines + out.splitlines() if line.strip()}
-        start = time.monotonic()
         again = program(server.url, tmp_path / "calls.sqlite", 150)
-        out, errors = again.communicate(timeout=60)
+        out, errors = again.communicate(timeout=60)  # as long as a claim: those of the dead do not have to run out
         assert again.returncode == 0, errors
-        assert time.monotonic() - start < 30  # the dead process's claims do not have to run out
     assert len(out.splitlines()) == 150
     assert all(server.counts[text] == 1 for text in done)
     assert sum(server.counts.values()) <= 150 + 8  # at most what was under way

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-import time
 
 import pandas as pd
 import pytest
@@ -265,13 +264,8 @@ def test_all_forms_of_a_file(tmp_path, form):
 
 def test_rows_of_a_megabyte(tmp_path):
     log = jsonl(tmp_path / "log.jsonl", [ROW, {**ROW, "id": "big", "memories": [{"text": "word " * 200_000}]}])
-    start = time.perf_counter()
     result = ml.memory_drafts(log)
-    assert (
-        time.perf_counter() - start < 2
-        and [drop.rule for drop in result.dropped] == ["memory length"]
-        and len(result.kept) == 1
-    )
+    assert [drop.rule for drop in result.dropped] == ["memory length"] and len(result.kept) == 1
 
 
 # Letta's agent file
@@ -617,15 +611,14 @@ def test_names(people, text, after):
     assert redactor.row([text]).texts == [after] and redactor.row([after]).texts == [after]
 
 
-def test_a_long_list_of_names_costs_little():
+def test_a_long_list_of_names():
     people = [
         f"Name{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676)} Surname{chr(97 + i % 26)}x"
         for i in range(10_000)
     ]
     redactor = r.Redactor((rr.name_rule(people),))
-    start = time.perf_counter()
-    redactor.row(["Nameaaa is here. " * 300])
-    assert time.perf_counter() - start < 1
+    row = redactor.row(["Nameaaa is here. " * 300, "Namebaa Surnamebx and Surnamebx"])
+    assert row.texts[0] == "[person 1] is here. " * 300 and "Name" not in row.texts[1]
 
 
 @pytest.mark.parametrize(
@@ -649,10 +642,9 @@ def test_a_long_list_of_names_costs_little():
         "sk-",
     ],
 )
-def test_no_text_takes_long(unit):
-    start = time.perf_counter()
-    r.Redactor().row([unit * (10_000 // len(unit))])
-    assert time.perf_counter() - start < 3
+def test_endless_texts_are_redacted_once_and_for_all(unit):
+    row = r.Redactor().row([unit * (10_000 // len(unit))])
+    assert r.Redactor().row(row.texts).texts == row.texts
 
 
 LOOKS = {

@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-import time
 
 import pytest
+from clock import run_jumping
 
 from memcalib.parallel import ALIVE, patiently, run_async, run_many
 
@@ -22,10 +22,10 @@ def test_what_arrived_while_the_process_was_busy_is_read():
         asked = asyncio.ensure_future(patiently(0.05, reply))
         for _ in range(3):
             await asyncio.sleep(0)
-        time.sleep(0.1)  # the process works on something else, past the limit
+        asyncio.get_running_loop().jump(0.1)  # the process works on something else, past the limit
         return await asked
 
-    assert run_async(main()) == "here"
+    assert run_jumping(main()) == "here"
 
 
 @pytest.mark.parametrize("size, kept", [(ALIVE, True), (ALIVE - 1, False), (1, False), (0, False)])
@@ -40,10 +40,10 @@ def test_only_a_body_that_grows_may_take_longer(size, kept):
         return await patiently(0.05, stream)
 
     if kept:
-        assert run_async(main()) == "all of it"
+        assert run_jumping(main()) == "all of it"
     else:
         with pytest.raises(TimeoutError):
-            run_async(main())
+            run_jumping(main())
 
 
 def test_work_is_cancelled_with_the_wait_and_after_it():
@@ -69,8 +69,8 @@ def test_work_is_cancelled_with_the_wait_and_after_it():
             await task
         assert ended == [True, True]
 
-    run_async(given_up())
-    run_async(called_off())
+    run_jumping(given_up())
+    run_jumping(called_off())
 
 
 def test_errors_of_the_work_pass_through():

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -548,12 +547,10 @@ def test_killed_in_each_stage_and_resumed_it_is_the_same_and_paid_once(straight,
 
 def test_rows_of_a_megabyte_go_through(tmp_path):
     big = [d.model_copy(update={"source": d.source | {"context": "The barn is red. " * 62_500}}) for d in rows(3)]
-    start = time.perf_counter()
     with Builder(good) as server:
         results = run_async(build(Client(endpoint(server.url)), tmp_path, big))
     assert [len(result.kept) for result in results] == [3, 3, 3]
     assert results[2].kept[0].context == big[0].context and results[0].path.stat().st_size > 3_000_000
-    assert time.perf_counter() - start < 20
 
 
 def test_a_reply_of_ten_megabytes_is_a_fault_like_any_other(tmp_path):

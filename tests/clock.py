@@ -1,0 +1,60 @@
+"""Time that passes when a test says so: a clock for threads, and an event loop that waits for nothing."""
+
+import asyncio
+import selectors
+import threading
+import time
+
+
+class Clock:
+    """In the place of a module's `time`: who sleeps wakes when `advance` has brought the clock far enough."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, now: float = 1_000.0):
+        self.now, self._moved, self.asleep = now, threading.Condition(), threading.Semaphore(0)
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self._moved:
+            end = self.now + seconds
+            self.asleep.release()
+            self._moved.wait_for(lambda: self.now >= end)
+
+    def advance(self, seconds: float) -> None:
+        with self._moved:
+            self.now += seconds
+            self._moved.notify_all()
+
+
+class _Jump(selectors.DefaultSelector):
+    """Instead of waiting so long, it lets so much time have passed."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None):
+        if timeout:
+            self.now += timeout
+        return super().select(timeout and 0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop in which the next moment that somebody waits for comes at once; `jump` lets time pass beside it."""
+
+    def __init__(self):
+        self._clock = _Jump()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+    def jump(self, seconds: float) -> None:
+        self._clock.now += seconds
+
+
+def run_jumping(coroutine):
+    """The result of a coroutine for which no time passes."""
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(coroutine)
