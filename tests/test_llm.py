@@ -275,7 +275,7 @@ def test_nobody_there():
     with pytest.raises(CallError, match=r"Connect call failed.*is the server running") as caught:
         ask(client)
     assert caught.value.kind == "unreachable" and caught.value.fatal
-    assert client.totals.retries == client.endpoint.attempts - 1, "a server that starts late is waited for a little"
+    assert client.totals.retries == 2 < client.endpoint.attempts - 1, "not as often as a server that was there before"
 
 
 def test_a_server_that_was_there_and_went_away_is_not_fatal():
