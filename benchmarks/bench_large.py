@@ -4,14 +4,15 @@
     python benchmarks/bench_large.py step             # a step of TRL's GRPO against ours
     python benchmarks/bench_large.py distil           # a step of OPSD-GKD with shared prompts against one without
     python benchmarks/bench_large.py memory           # peak memory of scoring and update, each in a process of its own
-        [--size 100m|tiny|8b] [--layers N] [--groups 1] [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
+        [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1] [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
 The examples are the package's own records with blocks of other records added as distractors until the plain layout
 fills the prompt; the tokenizer is a byte-level BPE trained here on those records. Levels are drawn: an atom is
 judged right with probability 0.95 (ideal level Ignore) or 0.75. Sampling is left out: every trainer gets the same fixed
 answers, pieces of the records' rubrics, so that what is compared is scoring and update. A step is one rollout batch with two
 optimizer updates and a KL term, in float32 on one thread of a CPU, bfloat16 elsewhere. Ratios are of processor time (on
-a GPU of wall time), because the machine may be shared. `8b` has the shape of Qwen3-8B with LoRA adapters of rank 64 and
+a GPU of wall time), because the machine may be shared. `100m-150k` has the vocabulary of Qwen3 (58 of its 100 million
+parameters are the head), `8b` has the shape of Qwen3-8B with LoRA adapters of rank 64 and
 wants a GPU of 80 GB.
 """
 
@@ -50,6 +51,8 @@ SIZES = {
                  num_key_value_heads=2, head_dim=32, vocab_size=8192, tie_word_embeddings=True),
     "100m": dict(hidden_size=640, intermediate_size=2048, num_hidden_layers=14, num_attention_heads=10,
                  num_key_value_heads=5, head_dim=64, vocab_size=32768, tie_word_embeddings=True),
+    "100m-150k": dict(hidden_size=384, intermediate_size=1152, num_hidden_layers=24, num_attention_heads=6,
+                      num_key_value_heads=2, head_dim=64, vocab_size=151936, tie_word_embeddings=True),
     "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
                num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=False),
 }  # fmt: skip

@@ -4,7 +4,8 @@
 
 Each seed trains two steps of MemCalib-RL on the micro-world by tokens and two by sentences, and reads every batch again:
 one row at a time in float32, one row at a time in float64, and from the trainer's own log-probabilities. The largest
-difference over all batches stands in the table; in its last column, beside the largest advantage of the same answer.
+difference over all batches stands in the table; then the largest beside the largest advantage of the same answer, and
+how many batches hold an advantage that differs by more than 1e-4.
 """
 
 import argparse
@@ -63,10 +64,11 @@ def main() -> None:
             for seen in trainer.batches:
                 batches += 1
                 for name, row in batch_rows(trainer, seen).items():
-                    table[name] = [max(pair) for pair in zip(row, table.get(name, row), strict=True)]
-    print(f"{batches} batches\n{'largest difference of':40}{'log-probs':>12}{'advantages':>12}{'relative':>12}")
-    for name, row in table.items():
-        print(f"{name:40}" + "".join(f"{value:12.1e}" for value in row))
+                    table.setdefault(name, []).append(row)
+    print(f"{batches} batches\n{'largest difference of':40}{'log-probs':>12}{'advantages':>12}{'relative':>12}{'over 1e-4':>12}")
+    for name, rows in table.items():
+        over = sum(advantages > 1e-4 for _, advantages, _ in rows)
+        print(f"{name:40}" + "".join(f"{max(values):12.1e}" for values in zip(*rows, strict=True)) + f"{over:12}")
 
 
 if __name__ == "__main__":
