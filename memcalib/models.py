@@ -55,7 +55,7 @@ def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]
     "Number of logits that this head makes of one hidden state."
     return getattr(head, "out_features", None) or (len(head.weight) if hasattr(head, "weight") else hidden.shape[-1])
 
-# %% ../nbs/05ab_models.ipynb #9d3b592c
+# %% ../nbs/05ab_models.ipynb #bb3893ea
 def token_scores(
     head: torch.nn.Module,
     hidden: Float[Tensor, "token width"],
@@ -78,7 +78,7 @@ def token_scores(
     found = in_one_call(head, read, hidden)
     return found[0], found[1] if entropy else None
 
-
+# %% ../nbs/05ab_models.ipynb #bdd3b178
 def token_logps(head, hidden, targets, temperature: float = 1.0, logit_chunk: int = 2**24) -> Float[Tensor, " token"]:
     "Log-probability of each target: the first half of `token_scores`."
     return token_scores(head, hidden, targets, temperature, logit_chunk)[0]
@@ -118,7 +118,7 @@ def sample_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[i
     pair = [i for i in order if again and prompts[i] == prompts[again[0]]][:2]
     return [*pair, *(i for i in (*first, *again) if i not in pair)][:count]
 
-# %% ../nbs/05ab_models.ipynb #5413d150
+# %% ../nbs/05ab_models.ipynb #31140b55
 _VERDICTS: WeakKeyDictionary = WeakKeyDictionary()
 
 
@@ -126,7 +126,7 @@ def sharing_faults(model) -> dict[str, str]:
     "Verdicts so far: way of sharing ('cache', 'tree') -> why it is not used, empty where it is."
     return dict(_VERDICTS.get(split_model(model)[0], {}))
 
-
+# %% ../nbs/05ab_models.ipynb #56641f80
 UNDECIDED = "no token of the sample has a finite log-probability"
 
 

@@ -180,7 +180,23 @@ def _encode_prompts(scorer: _Scorer, bodies: Sequence, families: Sequence[Family
     rows = [(f, n, bodies[i][n:]) for i, f, n in members]
     return [i for i, _, _ in members], _rests(scorer, _spines(scorer, spines, budget), rows, budget)
 
-# %% ../nbs/05ac_scoring.ipynb #c03e8b53
+# %% ../nbs/05ac_scoring.ipynb #a3f7fa19
+def _third_stroke(scorer: _Scorer, prompts, jobs, rows: list[tuple[int, int, int]], past: tuple, budget: int) -> dict[int, Tensor]:
+    "rows: (tokens of the answer, row of the cache, position in `jobs`), shortest first; past: the cache and its mask."
+    cache, seen = past
+    lengths, out = [n for n, _, _ in rows], {}
+    whole = _buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
+    for part in (some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)):
+        at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
+        mask = seen[at]
+        width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
+        inputs = [[prompts[i][-1], *y[:-1]] for i, y in answers]
+        states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs)))
+        flat = scorer.read(states, keep, [t for _, y in answers for t in y])
+        out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
+    return out
+
+# %% ../nbs/05ac_scoring.ipynb #2cbc1deb
 def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
     "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> log-probs."
     bodies = [prompt[:-1] for prompt in prompts]
@@ -189,18 +205,9 @@ def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tens
         waiting.setdefault(i, []).append(k)
     out = {}
     for families in _pieces(prompt_families(bodies), list(map(len, bodies)), 4 * budget):
-        order, (cache, seen) = _encode_prompts(scorer, bodies, families, budget)
+        order, past = _encode_prompts(scorer, bodies, families, budget)
         rows = sorted((len(jobs[k][1]), r, k) for r, i in enumerate(order) for k in waiting[i])
-        lengths = [n for n, _, _ in rows]
-        whole = _buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
-        for part in (some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)):
-            at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
-            mask = seen[at]
-            width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
-            inputs = [[prompts[i][-1], *y[:-1]] for i, y in answers]
-            states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs)))
-            flat = scorer.read(states, keep, [t for _, y in answers for t in y])
-            out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
+        out |= _third_stroke(scorer, prompts, jobs, rows, past, budget)
     return out
 
 # %% ../nbs/05ac_scoring.ipynb #d66aa485
@@ -254,14 +261,14 @@ def _check_temperature(temperature: float) -> None:
     if not temperature > 0:
         raise ValueError(f"temperature {temperature}, must be above 0")
 
-# %% ../nbs/05ac_scoring.ipynb #a7b7198d
+# %% ../nbs/05ac_scoring.ipynb #75372ac5
 def _inside(model, work: Callable[[], None]) -> None:
     "Run work(), inside the forward of the model where FSDP has sharded it."
     from torch.distributed.fsdp import FSDPModule
 
     return in_one_call(model, work) if isinstance(model, FSDPModule) else work()
 
-
+# %% ../nbs/05ac_scoring.ipynb #4c76f9ff
 def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
     "The head, or where DeepSpeed has sharded it a copy with whole weights, which can be used without the other processes."
     if head is None or not any(hasattr(p, "ds_id") for p in head.parameters()):
@@ -270,7 +277,7 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         raise ValueError(f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter")
     import deepspeed
 
-    own = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=head.bias is not None)  # no random numbers: a resumed run counts them
+    own = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=head.bias is not None)
     own.in_features, own.out_features = head.in_features, head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():
@@ -311,6 +318,11 @@ def _score(model, scorer: _Scorer, keys: list[tuple], share: bool | None, budget
         found |= {work[k]: piece for k, piece in _within_memory(some, jobs, budget).items()}
     return found
 
+# %% ../nbs/05ac_scoring.ipynb #ae77f079
+def _fitting(model, keys: list[tuple], context: int | None) -> set[tuple]:
+    limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
+    return {key for key in keys if key[1] and len(key[0]) + len(key[1]) <= limit}
+
 # %% ../nbs/05ac_scoring.ipynb #9b68e3c6
 def _report_lost(keys: list[tuple], jobs: set, found: dict, lost: Counter | None) -> None:
     reasons = Counter("context" if key not in jobs else "out_of_memory" for key in keys if key[1] and key not in found)
@@ -319,7 +331,19 @@ def _report_lost(keys: list[tuple], jobs: set, found: dict, lost: Counter | None
     if lost is not None:
         lost.update(reasons)
 
-# %% ../nbs/05ac_scoring.ipynb #681fa7d8
+# %% ../nbs/05ac_scoring.ipynb #d82aade2
+def _pass(model, scorer: _Scorer, jobs: set[tuple], share: bool | None, budget: int | None) -> dict[tuple, Tensor]:
+    found: dict[tuple, Tensor] = {}
+
+    def work():
+        found.update(_score(model, scorer, list(jobs), share, budget or (2048 if model.device.type == "cpu" else 16384)))
+        scorer.idle()
+
+    with evaluating(model):
+        _inside(model, work)
+    return found
+
+# %% ../nbs/05ac_scoring.ipynb #b428dc2e
 @torch.no_grad()
 def read_answers(
     model,
@@ -338,18 +362,9 @@ def read_answers(
     _check_rows(prompts, responses, token_budget)
     network, reads = split_model(model, head)
     scorer = _Scorer(network, _own_head(reads), read, model.device, sync or group_sync(model))
-    budget = token_budget or (2048 if model.device.type == "cpu" else 16384)
-    limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]
-    jobs = {key for key in keys if key[1] and len(key[0]) + len(key[1]) <= limit}
-    found: dict[tuple, Tensor] = {}
-
-    def work():
-        found.update(_score(model, scorer, list(jobs), share, budget))
-        scorer.idle()
-
-    with evaluating(model):
-        _inside(model, work)
+    jobs = _fitting(model, keys, context)
+    found = _pass(model, scorer, jobs, share, token_budget)
     _report_lost(keys, jobs, found, lost)
     return [found.get(key) for key in keys]
 
