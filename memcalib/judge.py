@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['judgment_from', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts']
 
-# %% ../nbs/02_judge.ipynb #acc56799
+# %% ../nbs/02_judge.ipynb #bd807c56
 import asyncio
 import copy
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,14 @@ def _reason(faults: Sequence[str], shown: int = 5) -> str | None:
     more = f"; and {len(faults) - shown} more" if len(faults) > shown else ""
     return f"reply at fault: {'; '.join(faults[:shown])}{more}" if faults else None
 
-# %% ../nbs/02_judge.ipynb #719cfbd1
+# %% ../nbs/02_judge.ipynb #3881f7cd
 _LONGEST = 2000  # characters
 
 
 def _beginning(text: str) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST].rstrip(" .…[(") + " …"
 
-
+# %% ../nbs/02_judge.ipynb #63cbd4a4
 def judgment_from(example: Example, response: str, request: JudgeRequest, readings: Sequence[Reading], **fields: Any) -> Judgment:
     """The judgment that one or two readings of replies amount to; unscored when the last one has a fault."""
     verdicts: dict[str, dict[str, str]] = {}
@@ -91,7 +91,7 @@ def _silent(example: Example, quality: bool, fields: Mapping[str, Any]) -> Judgm
         atom.reason = "the answer is empty"
     return judgment.model_copy(update={"task_quality": 0 if quality else None})
 
-# %% ../nbs/02_judge.ipynb #57da5cc7
+# %% ../nbs/02_judge.ipynb #a1f1a905
 class LLMJudge:
     """A judge behind an endpoint. Raises only `CallError`s that are fatal; other failures are unscored judgments."""
 
@@ -110,27 +110,31 @@ class LLMJudge:
         """What the calls of this judge amount to so far."""
         return self.client.totals
 
-    async def ajudge(self, example: Example, response: str, *, text: str | None = None, **fields: Any) -> Judgment:
-        """The judgment of one answer; `text` says how its memory was written, `fields` go into the judgment."""
-        settings = {"prompt": Path(self.config.prompt).stem, "blind": self.config.blind, "text": text or self.config.text}
-        fields = {"judge": self.name, "settings": settings} | fields
-        if not response.strip():
-            return _silent(example, self.config.quality, fields)
-        request = await _aside(judge_request, example, response, self.config, text, self.system)
-        usage: Counter[str] = Counter()
-        try:
-            readings = [reading async for reading in self._readings(request, usage)]
-        except CallError as error:
-            if error.fatal:
-                raise
-            failed = {"error": printable(f"{error.kind}: {error}"), "retry": error.kind != "context_too_long"}
-            return judgment_for(example, {}, **fields | failed | {"usage": usage})
-        return await _aside(judgment_from, example, response, request, readings, **fields | {"usage": usage})
-
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-# %% ../nbs/02_judge.ipynb #7e77885f
+# %% ../nbs/02_judge.ipynb #7b2dfd1c
+async def _ajudge(self: LLMJudge, example: Example, response: str, *, text: str | None = None, **fields: Any) -> Judgment:
+    """The judgment of one answer; `text` says how its memory was written, `fields` go into the judgment."""
+    settings = {"prompt": Path(self.config.prompt).stem, "blind": self.config.blind, "text": text or self.config.text}
+    fields = {"judge": self.name, "settings": settings} | fields
+    if not response.strip():
+        return _silent(example, self.config.quality, fields)
+    request = await _aside(judge_request, example, response, self.config, text, self.system)
+    usage: Counter[str] = Counter()
+    try:
+        readings = [reading async for reading in self._readings(request, usage)]
+    except CallError as error:
+        if error.fatal:
+            raise
+        failed = {"error": printable(f"{error.kind}: {error}"), "retry": error.kind != "context_too_long"}
+        return judgment_for(example, {}, **fields | failed | {"usage": usage})
+    return await _aside(judgment_from, example, response, request, readings, **fields | {"usage": usage})
+
+
+LLMJudge.ajudge = _ajudge
+
+# %% ../nbs/02_judge.ipynb #bd0660ea
 _HUGE = 500_000  # characters
 
 
@@ -139,7 +143,7 @@ async def _aside(work: Callable, example: Example, response: str, *more: Any, **
         return work(example, response, *more, **fields)
     return await asyncio.to_thread(work, example, response, *more, **fields)
 
-
+# %% ../nbs/02_judge.ipynb #964cafe1
 async def _readings(self: LLMJudge, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
     messages = request.messages
     async with self.client:
@@ -183,7 +187,7 @@ def _as_read(self: LLMJudge, text: str) -> LLMJudge:
 
 LLMJudge.as_read = _as_read
 
-# %% ../nbs/02_judge.ipynb #29dfd688
+# %% ../nbs/02_judge.ipynb #1b37e35c
 def _place(row: Rollout | Judgment) -> tuple:
     return row.example_id, row.model, row.condition, row.seed, row.sample
 
@@ -191,7 +195,7 @@ def _place(row: Rollout | Judgment) -> tuple:
 def _refused(file: str | Path, rule: str, found: str, allowed: str, example_id: str = "") -> DataError:
     return DataError([Violation(rule, found, allowed, example_id=example_id, file=str(file))])
 
-
+# %% ../nbs/02_judge.ipynb #1b70a526
 def _answers(rollouts: str | Path, versions: Mapping[str, str]) -> dict[tuple, str]:
     hashes: dict[tuple, str] = {}
     for row in rows_so_far(rollouts, Rollout):
@@ -243,7 +247,7 @@ class JudgeResult:
         self.failed += judgment.retry
         self.unscored += not judgment.scored and not judgment.retry
 
-# %% ../nbs/02_judge.ipynb #a364abeb
+# %% ../nbs/02_judge.ipynb #67143fe3
 def _fields(row: Rollout, versions: Mapping[str, str]) -> dict[str, Any]:
     place = {name: getattr(row, name) for name in ("model", "condition", "seed", "sample")}
     return place | {"example_hash": versions[row.example_id], "response_hash": text_hash(row.response)}
@@ -252,14 +256,29 @@ def _fields(row: Rollout, versions: Mapping[str, str]) -> dict[str, Any]:
 def _missing(example: Example, row: Rollout, name: str, fields: Mapping[str, Any]) -> Judgment:
     return judgment_for(example, {}, judge=name, error=printable(f"no answer: {row.error}"), retry=True, **fields)
 
-
+# %% ../nbs/02_judge.ipynb #fef4e8aa
 def _stuck(errors: list[str | None], judgment: Judgment, first: int = 20) -> None:
     if len(errors) < first and not (judgment.error or "").startswith("no answer"):
         errors.append(judgment.error and judgment.error.split(":")[0])
         if len(errors) == first and errors[0] and len(set(errors)) == 1:
             raise RuntimeError(f"the first {first} judgments all failed alike, so the run stopped; the last one: {judgment.error}")
 
-# %% ../nbs/02_judge.ipynb #6d3d20db
+# %% ../nbs/02_judge.ipynb #17fd6fa9
+@dataclass
+class _Keep:
+    journal: Journal
+    result: JudgeResult
+    on_row: Callable[[Judgment], None] | None
+    errors: list[str | None] = field(default_factory=list)
+
+    def __call__(self, judgment: Judgment) -> None:
+        self.journal.append(judgment)
+        self.result.count(judgment)
+        if self.on_row:
+            self.on_row(judgment)
+        _stuck(self.errors, judgment)
+
+# %% ../nbs/02_judge.ipynb #3d5fc77d
 async def _asked(judge: LLMJudge, rows: Iterable[Rollout], pool: Mapping[str, Example], versions) -> AsyncIterator[Judgment]:
     alone = asyncio.Lock()
 
@@ -274,7 +293,13 @@ async def _asked(judge: LLMJudge, rows: Iterable[Rollout], pool: Mapping[str, Ex
         async for _, judgment in run_many(rows, work, judge.client.endpoint.concurrency):
             yield judgment
 
+# %% ../nbs/02_judge.ipynb #1a91d13c
+async def _kept(judgments: AsyncIterator[Judgment], keep: Callable[[Judgment], None]) -> None:
+    async with aclosing(judgments):
+        async for judgment in judgments:
+            keep(judgment)
 
+# %% ../nbs/02_judge.ipynb #424f5545
 def _plain(judge: Judge, name: str, rows: Iterable[Rollout], pool: Mapping[str, Example], versions) -> Iterator[Judgment]:
     for row in rows:
         example, fields = pool[row.example_id], _fields(row, versions)
@@ -287,7 +312,7 @@ def _plain(judge: Judge, name: str, rows: Iterable[Rollout], pool: Mapping[str, 
 def _name(judge: LLMJudge | Judge, examples: Iterable[Example]) -> str:
     return judge.name if hasattr(judge, "name") else next((judge(example, "").judge for example in examples), "")
 
-# %% ../nbs/02_judge.ipynb #0915e13c
+# %% ../nbs/02_judge.ipynb #da7dfb83
 def judge_rollouts(
     examples: Iterable[Example], rollouts: str | Path, judge: LLMJudge | Judge, out: str | Path,
     *, on_row: Callable[[Judgment], None] | None = None,
@@ -301,18 +326,10 @@ def judge_rollouts(
         raise FileNotFoundError(f"{rollouts}: no such file of answers")
     pool = {example.id: example for example in examples}
     versions = {example_id: example.content_hash for example_id, example in pool.items()}
-    answers, name, errors = _answers(rollouts, versions), _name(judge, pool.values()), []
+    answers, name = _answers(rollouts, versions), _name(judge, pool.values())
     with Journal(out, Judgment, again=_checked(out, name, versions, answers)) as journal:
         result = JudgeResult(Path(out), kept=len(journal), totals=getattr(judge, "totals", None))
-
-        def keep(judgment: Judgment) -> None:
-            journal.append(judgment)
-            result.count(judgment)
-            if on_row:
-                on_row(judgment)
-            _stuck(errors, judgment)
-
-        done = {key[:-1] for key in journal.keys}
+        done, keep = {key[:-1] for key in journal.keys}, _Keep(journal, result, on_row)
         rows = (row for row in rows_so_far(rollouts, Rollout) if _place(row) not in done)
         if isinstance(judge, LLMJudge):
             run_async(_kept(_asked(judge, rows, pool, versions), keep))
@@ -320,9 +337,3 @@ def judge_rollouts(
             for judgment in _plain(judge, name, rows, pool, versions):
                 keep(judgment)
     return result
-
-
-async def _kept(judgments: AsyncIterator[Judgment], keep: Callable[[Judgment], None]) -> None:
-    async with aclosing(judgments):
-        async for judgment in judgments:
-            keep(judgment)
