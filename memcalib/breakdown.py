@@ -6,11 +6,12 @@
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
            'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_file', 'score_text']
 
-# %% ../nbs/03b_breakdown.ipynb #30899412
+# %% ../nbs/03b_breakdown.ipynb #ffb42da4
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -110,7 +111,19 @@ def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
     """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none fits."""
     return next((kind for kind, pattern in kinds.items() if re.match(pattern, atom_id)), "other")
 
-# %% ../nbs/03b_breakdown.ipynb #7c870325
+# %% ../nbs/03b_breakdown.ipynb #52db3e42
+_ATOM = (*SOURCE, "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded")
+
+
+def _atom_cells(j: Judgment) -> Iterator[tuple]:
+    head = j.model, j.condition, j.judge, j.domain, j.question_id, len(j.atoms)
+    size = Counter(atom.parent_memory_id for atom in j.atoms)
+    for atom in j.atoms:
+        block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
+        actual = np.nan if atom.actual is None else int(atom.actual)
+        yield *head, atom.atom_id, block, int(atom.ideal), actual, bool(atom.quote), atom.grounded
+
+# %% ../nbs/03b_breakdown.ipynb #d3052bd5
 def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS) -> "pd.DataFrame":
     """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
 
@@ -120,27 +133,35 @@ def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[st
 
     if isinstance(judgments, pd.DataFrame):
         return judgments
-    rows = []
-    for j in judgments:
-        head = j.model, j.condition, j.judge, j.domain, j.question_id, len(j.atoms)
-        size: dict[str | None, int] = {}
-        for atom in j.atoms:
-            size[atom.parent_memory_id] = size.get(atom.parent_memory_id, 0) + 1
-        for atom in j.atoms:
-            block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
-            actual = np.nan if atom.actual is None else int(atom.actual)
-            rows.append((*head, atom.atom_id, block, int(atom.ideal), actual, bool(atom.quote), atom.grounded))
-    names = [*SOURCE, "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded"]
-    frame = pd.DataFrame(rows, columns=names)
+    frame = pd.DataFrame([row for j in judgments for row in _atom_cells(j)], columns=list(_ATOM))
     frame["kind"] = frame["atom_id"].map({i: distractor_kind(i, kinds) for i in set(frame["atom_id"])})
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
     return frame
 
-# %% ../nbs/03b_breakdown.ipynb #8bb13781
+# %% ../nbs/03b_breakdown.ipynb #dd347806
+def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
+    scored = frame.dropna(subset="actual")
+    row = dict.fromkeys(["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan)
+    if len(scored):
+        gap = (scored["actual"] - scored["ideal"]).to_numpy()
+        values = 100.0 * np.stack([gap == 0, gap > 0, gap < 0], axis=1)
+        totals, counts = fold_by_question(values, np.zeros(len(gap)), scored["question_id"])
+        accuracy, over, under = values.mean(axis=0).tolist()
+        low, high = interval(bootstrap_means(totals[..., :1], counts, resamples, seed))[:, 0].tolist()
+        row = dict(zip(row, (accuracy, low, high, over, under), strict=True))
+    return row | {"atoms": len(frame), "unscored_atoms": len(frame) - len(scored)}
+
+# %% ../nbs/03b_breakdown.ipynb #51006803
 SLICES = ("domain", "kind", "block_size", "atom_count", "ideal")
 
 
+def _sliced(frame: "pd.DataFrame", by: str) -> Iterator[tuple[dict[str, Any], "pd.DataFrame"]]:
+    for key, group in frame.groupby(list(SOURCE), sort=False):
+        for part, rest in group.groupby(by, observed=True):
+            yield dict(zip(SOURCE, key, strict=True)) | {by: Level(part).label if by == "ideal" else part}, rest
+
+# %% ../nbs/03b_breakdown.ipynb #99a4713e
 def atom_table(
     judgments: "Iterable[Judgment] | pd.DataFrame",
     by: str,
@@ -159,27 +180,10 @@ def atom_table(
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SLICES)}")
     frame = atom_frame(judgments, kinds)
     frame = frame if ideal is None else frame[frame["ideal"] == int(ideal)]
-    rows = []
-    for key, group in frame.groupby(list(SOURCE), sort=False):
-        for part, rest in group.groupby(by, observed=True):
-            name = Level(part).label if by == "ideal" else part
-            rows.append(dict(zip(SOURCE, key, strict=True)) | {by: name} | _atom_row(rest, resamples, seed))
+    rows = [head | _atom_row(rest, resamples, seed) for head, rest in _sliced(frame, by)]
     if not rows:
         raise ValueError("no atom to count: a table of nothing is undefined")
     return pd.DataFrame(rows)
-
-# %% ../nbs/03b_breakdown.ipynb #dd347806
-def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
-    scored = frame.dropna(subset="actual")
-    row = dict.fromkeys(["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan)
-    if len(scored):
-        gap = (scored["actual"] - scored["ideal"]).to_numpy()
-        values = 100.0 * np.stack([gap == 0, gap > 0, gap < 0], axis=1)
-        totals, counts = fold_by_question(values, np.zeros(len(gap)), scored["question_id"])
-        accuracy, over, under = values.mean(axis=0).tolist()
-        low, high = interval(bootstrap_means(totals[..., :1], counts, resamples, seed))[:, 0].tolist()
-        row = dict(zip(row, (accuracy, low, high, over, under), strict=True))
-    return row | {"atoms": len(frame), "unscored_atoms": len(frame) - len(scored)}
 
 # %% ../nbs/03b_breakdown.ipynb #e9edfe5e
 def _per_question(frame: "pd.DataFrame", source: str | tuple[str, str], rho: float) -> "pd.DataFrame":
