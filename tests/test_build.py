@@ -4,24 +4,16 @@ import csv
 import json
 
 import pytest
+from typed import run
 
 from memcalib import drafts
 from memcalib.build import Build, BuildRun, load_build, row_way, settings_of
-from memcalib.cli import main
 from memcalib.freeze import FreezeError, check_frozen, read_frozen
 from memcalib.microreview import micro_roles
 from memcalib.microserve import MicroServer
 from memcalib.pipeline import experiments, run_notebook
 from memcalib.problem import DataError, Example, load_examples, read_jsonl
 from memcalib.splits import read_splits
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return exit.value.code or 0, out, err
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code():

@@ -16,29 +16,24 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from micro import EXAMPLES, TOKENIZER, policy
 from runs import rows, weights
 from transformers import AutoModelForCausalLM
 
 from memcalib import checkpoints as module
 from memcalib import steps
 from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import WORLDS, build_policy, exact_judge
 from memcalib.patience import JudgeFault
 from memcalib.settings import world_config
 from memcalib.training import train
 
 torch.set_num_threads(1)
-TOKENIZER = build_tokenizer()
-EXAMPLES = make_examples("short", 8, seed=5)
 SETTINGS = dict(prompts=4, generations=4, steps=6, max_tokens=12, save_every=1, eval_every=2)
 
 
 class Killed(BaseException):
     """Stands in for kill -9 within one process: nothing of ours may catch it."""
-
-
-def policy():
-    return load_policy("cold-short")[0]
 
 
 def go(out: Path, *, on_step=None, resume=None, model=None, **changes):

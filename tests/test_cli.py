@@ -5,17 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from typed import run
 
 from memcalib.cli import main
 from memcalib.problem import sample_records, write_jsonl
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return exit.value.code or 0, out, err
 
 
 @pytest.fixture

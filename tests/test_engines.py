@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from micro import EXAMPLES, TOKENIZER
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from memcalib.engines import (
@@ -24,13 +25,11 @@ from memcalib.engines import (
     sample_tokens,
     uniform_dice,
 )
-from memcalib.microworld import build_policy, build_tokenizer, exact_judge, load_policy, make_examples, policy_path
+from memcalib.microworld import build_policy, exact_judge, load_policy, policy_path
 from memcalib.problem import Rollout, read_jsonl
 from memcalib.rollout import Sampling, generate, requests
 
 torch.set_num_threads(1)
-TOKENIZER = build_tokenizer()
-EXAMPLES = make_examples("short", 8, seed=5)
 MICRO = Sampling(seeds=(42, 43), max_tokens=40, text="concat", framing="micro")
 chances = st.lists(st.integers(0, 20), min_size=2, max_size=9).filter(any)
 

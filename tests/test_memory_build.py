@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typed import run
 
 from memcalib import disclosure, memory_build
 from memcalib.build_config import Build
-from memcalib.cli import main
 from memcalib.disclosure import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.drafts import Draft, briefing
 from memcalib.freeze import FreezeError, check_frozen, read_frozen
@@ -25,14 +25,6 @@ from memcalib.review import review_stage
 
 MICRO = Build(micro=1, memory={"log": "micro"}, seed=4)
 STAGES = {stage.task or stage.name: stage for stage in (*MEMORY_STAGES, review_stage("review-1"))}
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return exit.value.code or 0, out, err
 
 
 @pytest.fixture

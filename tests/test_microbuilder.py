@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import pytest
+from clutter import asked_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,10 +199,6 @@ def test_good_rows_pass_every_rule_and_have_no_weak_point():
 
 
 # A builder without mistakes
-
-
-def asked_of(stage, draft):
-    return json.loads(stage.messages(draft)[1]["content"])
 
 
 def checked(stage, draft, made):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sheets import sheet_rows
 
 from memcalib import pilot as p
 from memcalib import pilot_page as f
@@ -400,11 +401,6 @@ def test_foreign_names_do_no_harm_in_widgets(tmp_path):
 
 
 # ---- the sheet
-
-
-def sheet_rows(path):
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def write_rows(path, rows, delimiter=","):

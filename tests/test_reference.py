@@ -7,17 +7,16 @@ from functools import partial
 import pytest
 import reference
 import torch
+from micro import EXAMPLES, TOKENIZER
 
 import memcalib.training as training
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import WORLDS, exact_judge, load_policy
 from memcalib.models import sharing_faults
 from memcalib.problem import Level, judgment_for
 from memcalib.segments import response_units
 from memcalib.settings import credit_config, world_config
 
 torch.set_num_threads(1)
-TOKENIZER = build_tokenizer()
-EXAMPLES = make_examples("short", 8, seed=5)
 SIZES = dict(prompts=4, generations=4, steps=2, minibatches=2, max_tokens=32, threshold_minimum=16, sentence_minimum=4)
 UPDATE = dict(beta=0.3, clip=0.02, lr=0.1, trl={"optim": "sgd"})
 STRENGTHS = {"AB-": 0.3, "AC-": 1.0, "BA-": 0.5, "B+": 0.75, "CA-": 0.9, "C+": 0.6}  # and none for the other two

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sheets import sheet_rows
 from test_forms import press_in_a_kernel
 
 from memcalib.audit import ROLES, draw_pairs, hits_table, sentence_credit, shares_table
@@ -335,11 +336,6 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
         ]
     else:
         assert [text.splitlines()[1].split(",")[2] for text in texts] == ["key", "?", ""]
-
-
-def sheet_rows(path):
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def save(path, rows, names=SHEET):

@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from micro import EXAMPLES, TOKENIZER, policy
 from runs import assert_same, rows, timeless
 
 from memcalib import steps as steps_module
 from memcalib import training as training_module
 from memcalib.checkpoints import checkpoints, newest_checkpoint, read_state
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.microworld import WORLDS, build_policy, exact_judge
 from memcalib.parallel import run_async
 from memcalib.patience import PatientJudge
 from memcalib.settings import world_config
@@ -27,8 +28,6 @@ from memcalib.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight,
 from memcalib.training import train
 
 torch.set_num_threads(1)
-TOKENIZER = build_tokenizer()
-EXAMPLES = make_examples("short", 8, seed=5)
 SETTINGS = dict(prompts=4, generations=4, steps=4, max_tokens=12, save_every=50, eval_every=2)
 ROOT = Path(__file__).parents[1]
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
@@ -162,10 +161,6 @@ def test_messages_say_what_to_do_and_not_to_go_on():
     for part in ("step 7: loss nan", "finite", "learning rate (0.5)", "(bfloat16)", "run/checkpoint-6 are from before"):
         assert part in said
     assert "resume" not in said and "memory" in str(diverged(1, "x", 3, 1, torch.float32, look="look at the memory"))
-
-
-def policy():
-    return load_policy("cold-short")[0]
 
 
 def go(out, judge=exact_judge, resume=None, on_step=None, model=None, **changes):

@@ -10,17 +10,18 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from loggers import hear
+from micro import EXAMPLES, TOKENIZER
 from runs import rows as read_rows
 from runs import weights
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 
-from loggers import hear
-from memcalib.checkpoints import checkpoints, read_state
 from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.checkpoints import checkpoints, read_state
 from memcalib.desk import prompt_dataset
 from memcalib.engines import sample_tokens
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples, policy_path
+from memcalib.microworld import WORLDS, build_policy, exact_judge, policy_path
 from memcalib.monitor import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
@@ -28,8 +29,6 @@ from memcalib.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
-TOKENIZER = build_tokenizer()
-EXAMPLES = make_examples("short", 8, seed=5)
 
 
 def settings(**changes):

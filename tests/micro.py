@@ -1,0 +1,11 @@
+"""The tokenizer, the eight examples and the policy with which most tests train."""
+
+from memcalib.microworld import build_tokenizer, load_policy, make_examples
+
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
+
+
+def policy():
+    """A policy that has learnt some of its task."""
+    return load_policy("cold-short")[0]
