@@ -83,7 +83,29 @@ def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     pairs = [(g, total - e) for g, e in zip(found, exact, strict=True)]
     return [(g @ rest / (g.norm() * rest.norm())).item() for g, rest in pairs]
 
-# %% ../nbs/07d_probes.ipynb #994ec43d
+# %% ../nbs/07d_probes.ipynb #3e96ddf7
+def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -> None:
+    if count < 2 * batch:
+        raise ValueError(f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others")
+    if len(sizes := {config.generations for config in configs.values()}) > 1:
+        raise ValueError(f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers")
+
+# %% ../nbs/07d_probes.ipynb #c4cd6821
+def _batch_gradients(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: Judge,
+    configs: Mapping[str, TrainConfig],
+) -> dict[str, Tensor]:  # fmt: skip
+    "Policy gradient of one batch by each config, and by exact credit."
+    first, out = next(iter(configs.values())), {}
+    encode = prompt_encoder(tokenizer, first.text, first.layout)
+    prompts = [encode(example) for example in asked]
+    for name, config in configs.items():
+        desk, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
+        out[name] = policy_gradient(model, prompts, answers, found.advantages)
+    exact = exact_advantages(tokenizer, desk, first.generations)
+    return out | {"exact credit": policy_gradient(model, prompts, answers, exact)}
+
+# %% ../nbs/07d_probes.ipynb #537fc4f2
 def alignment(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
@@ -93,21 +115,13 @@ def alignment(
     `batch` prompts make a batch; the answers are the same for every config, sampled as the first one says. "exact credit" is added as
     the ceiling. Raises `ValueError` for examples that are no two whole batches, and when the configs have groups of different sizes.
     """
+    _check_batches(len(examples), batch, configs)
     first = next(iter(configs.values()))
-    if len(examples) < 2 * batch:
-        raise ValueError(f"{len(examples)} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others")
-    if len(sizes := {config.generations for config in configs.values()}) > 1:
-        raise ValueError(f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers")
     options = dict(samples=first.generations, text=first.text, layout=first.layout, max_tokens=first.max_tokens, seed=seed)
     rollouts = sample_answers(model, tokenizer, examples, **options)
-    encode, rows = prompt_encoder(tokenizer, first.text, first.layout), batch * first.generations
-    gradients: dict[str, list[Tensor]] = {name: [] for name in (*configs, "exact credit")}
-    for start in range(0, len(rollouts) - rows + 1, rows):
-        asked = [e for e in examples[start // first.generations :][:batch] for _ in range(first.generations)]
-        answers, prompts = [r.token_ids for r in rollouts[start : start + rows]], [encode(e) for e in asked]
-        for name, config in configs.items():
-            desk, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
-            gradients[name].append(policy_gradient(model, prompts, answers, found.advantages))
-        exact = exact_advantages(tokenizer, desk, first.generations)
-        gradients["exact credit"].append(policy_gradient(model, prompts, answers, exact))
-    return {name: _cosines(found, gradients["exact credit"]) for name, found in gradients.items()}
+    asked, answers = [e for e in examples for _ in range(first.generations)], [r.token_ids for r in rollouts]
+    rows = batch * first.generations
+    cuts = [slice(start, start + rows) for start in range(0, len(answers) - rows + 1, rows)]
+    found = [_batch_gradients(model, tokenizer, asked[cut], answers[cut], judge, configs) for cut in cuts]
+    exact = [each["exact credit"] for each in found]
+    return {name: _cosines([each[name] for each in found], exact) for name in found[0]}
