@@ -592,3 +592,76 @@ def test_what_nothing_was_localized_for_is_missing(why):
     assert stats["localized"] == 0 and len(missing) == 7 and all(math.isnan(stats[name]) for name in missing)
     moved = run(a_batch(1)).stats
     assert moved["localized"] > 0 and all(math.isfinite(moved[name]) for name in missing)
+
+
+@SETTINGS
+@given(seeds)
+def test_channel_numbers_are_counted_over_scored_answers_and_their_groups(seed):
+    batch = a_batch(seed, unscored=0.4)
+    out, valid = run(batch), batch["valid"].tolist()
+    rewards, group = batch["rewards"].tolist(), batch["group"].tolist()
+    advantages = group_advantages(batch["rewards"], batch["group"], batch["valid"]).tolist()
+    scored = [i for i, here in enumerate(valid) if here]
+    groups = sorted({group[i] for i in scored})
+    for h, name in enumerate(CHANNELS):
+        seen = [rewards[i][h] for i in scored]
+        moved = [any(advantages[i][h] for i in scored if group[i] == g) for g in groups]
+        wanted = {"trigger": [r != 0 for r in seen], "reward": seen, "nondegenerate": moved}
+        for kind, values in wanted.items():
+            mean = sum(values) / len(values) if values else NAN
+            assert out.stats[f"{kind}/{name}"] == pytest.approx(mean, nan_ok=True), (kind, name)
+
+
+@SETTINGS
+@given(seeds)
+def test_multiplier_numbers_are_of_the_localized_pairs_alone(seed):
+    batch = a_batch(seed)
+    out = run(batch)
+    pairs, stats = out.pairs, out.stats
+    on = [k for k, strength in enumerate(pairs.strength.tolist()) if strength > 0]
+    seen = [pairs.m[k][batch["mask"][pairs.row[k]]] for k in on]
+    capped = sum(bool((m >= 4 - 1e-6).any()) for m in seen)
+    assert stats["cap_share"] == pytest.approx(capped / len(on) if on else NAN, nan_ok=True)
+    if on:
+        assert stats["multiplier_max"] == pytest.approx(torch.cat(seen).max().item())
+        assert stats["multiplier_p50"] == pytest.approx(torch.cat(seen).quantile(0.5).item(), abs=1e-5)
+    for h, name in enumerate(CHANNELS):
+        assert stats[f"candidates/{name}"] == batch["pairs"].channels.count(h)
+        assert stats[f"localized/{name}"] == sum(batch["pairs"].channels[k] == h for k in on)
+
+
+@SETTINGS
+@given(seeds)
+def test_each_channel_has_its_own_eta(seed):
+    batch, eta = a_batch(seed), {name: (h + 1) / 10 for h, name in enumerate(CHANNELS)}
+    own, same = run(batch, eta=eta).pairs, run(batch, eta=1.0).pairs
+    wanted = same.strength * torch.tensor([(h + 1) / 10 for h in batch["pairs"].channels], dtype=torch.float64)
+    torch.testing.assert_close(own.strength.double(), wanted)
+
+
+@pytest.mark.parametrize("granularity", ["token", "sentence"])
+def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
+    """The thresholds move as if there were no such pairs."""
+    batch = a_batch(7, unscored=0)
+    pairs, lost = batch["pairs"], set(range(0, len(batch["pairs"]), 2))
+    some = [k for k in range(len(pairs)) if k not in lost]
+    only = Pairs(*([column[k] for k in some] for column in (pairs.rows, pairs.channels, pairs.atoms, pairs.prompts)))
+    failed = batch["ablated"].clone()
+    failed[sorted(lost)] = NAN
+    found = []
+    for change in ({"ablated": failed}, {"pairs": only, "ablated": batch["ablated"][some]}):
+        config = CreditConfig(granularity=granularity, threshold_minimum=1, sentence_minimum=1)
+        thresholds = new_thresholds(config)
+        credit(**batch | change, units=random_units(batch, 7), thresholds=thresholds, config=config)
+        found.append(thresholds.state_dict())
+    assert found[0] == found[1] != new_thresholds(config).state_dict()
+
+
+def test_either_gate_of_a_sentence_shuts_it():
+    batch = a_batch(3, unscored=0) | {"units": random_units(a_batch(3, unscored=0), 3)}
+    opened = sentences(batch)
+    assert opened.stats["localized"] and opened.pairs.signal.any()
+    for gates in ({"gate": 100.0}, {"sentence_gate": 100.0}):
+        shut = sentences(batch, **gates)
+        assert not shut.pairs.q.any() and not shut.pairs.signal.any()
+        assert shut.stats["fallback_weak"] == shut.stats["pairs"] == len(batch["pairs"])
