@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['log', 'OVERLONG', 'ChannelRewards', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples',
-           'assign_credit']
+           'held_out_answers', 'judge_held_out', 'Validation', 'assign_credit']
 
-# %% ../nbs/07g_desk.ipynb #5b8baedc
+# %% ../nbs/07g_desk.ipynb #9b6c28a6
 import json
 import logging
 from collections import Counter
@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .channels import CHANNELS, channel_rewards, direction_gate, group_advantages, judgment_tensors
 from .credit_settings import CreditConfig
-from .engines import prompt_encoder
+from .engines import prompt_encoder, sample_answers
 from .localization import Pairs, Thresholds, score_pairs
+from .metrics import summary
+from .patience import PatientJudge, patient_judge
 from .prefixes import response_mask
 from .problem import Example, Judge, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
 from .redistribution import Credit, credit
@@ -76,12 +80,17 @@ def _read(
 
 ChannelRewards.read = _read
 
-# %% ../nbs/07g_desk.ipynb #2c5b7d5f
+# %% ../nbs/07g_desk.ipynb #88d46760
 log, OVERLONG = logging.getLogger(__name__), "overlong.jsonl"
 
 
 def _main_process() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def _forget_overlong(out: str | Path | None) -> None:
+    if out is not None and _main_process():
+        (Path(out) / OVERLONG).unlink(missing_ok=True)
 
 
 def _report_overlong(dropped: list[dict], what: str, out: str | Path | None) -> None:
@@ -115,7 +124,7 @@ def fitting_examples(
         raise ValueError(f"no prompt of at most {limit} tokens ({name}) among {len(examples)} {prompt} examples{shortest}")
     return {k: size for k, size in enumerate(sizes) if size <= limit}
 
-# %% ../nbs/07g_desk.ipynb #8d4456ed
+# %% ../nbs/07g_desk.ipynb #45aba3bd
 def prompt_dataset(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], out: str | Path | None = None
 ) -> Dataset:
@@ -123,8 +132,7 @@ def prompt_dataset(
 
     Those are counted in a warning and listed in a new `out/overlong.jsonl`. Raises `ValueError` when no prompt is left.
     """
-    if out is not None and _main_process():
-        (Path(out) / OVERLONG).unlink(missing_ok=True)
+    _forget_overlong(out)
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     sizes = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
     control, rows = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, []
@@ -154,17 +162,53 @@ def check_context(
                 f"{config.max_tokens} exceed the model's context of {limit}; allowed: a smaller max_prompt or max_tokens"
             )
 
-# %% ../nbs/07g_desk.ipynb #6384ee4b
+# %% ../nbs/07g_desk.ipynb #9746c7f9
 def held_out_examples(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], context: int | None, out: str | Path | None = None
 ) -> list[Example]:  # fmt: skip
     """The validation examples whose prompt is within `max_prompt` and leaves room for an answer in the model's context.
 
-    The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none is left.
+    The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none is left, and for a
+    context that `max_tokens` alone would fill.
     """
+    if context and context <= config.max_tokens:
+        raise ValueError(f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context")
     limits = {"max_prompt": config.max_prompt} | ({"context_without_answer": context - config.max_tokens} if context else {})
     encode = prompt_encoder(tokenizer, config.eval_text, config.layout)
     return [examples[k] for k in fitting_examples("validation", encode, examples, out, **limits)]
+
+# %% ../nbs/07g_desk.ipynb #3bb7ad72
+def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, examples: Sequence[Example]) -> list[str]:
+    """An answer to each example as a validation asks for it: its text, the run's layout, length and seed."""
+    options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
+    return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
+
+
+def judge_held_out(judge: PatientJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+    """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
+    return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
+
+# %% ../nbs/07g_desk.ipynb #f08014f0
+class Validation:
+    """A function from a model to scores of its answers to held-out examples, and `overlong`: how many had no room for an answer.
+
+    Lists those in a new `out/overlong.jsonl`; raises `ValueError` when none is left. The judge is asked with the patience that `config` has.
+    """
+
+    def __init__(
+        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
+        context: int | None, out: str | Path | None = None,
+    ):  # fmt: skip
+        _forget_overlong(out)
+        self.config, self.tokenizer = config, tokenizer
+        self.examples = held_out_examples(config, tokenizer, examples, context, out)
+        self.overlong, self.judge = len(examples) - len(self.examples), patient_judge(judge, config)
+
+    def __call__(self, model: PreTrainedModel) -> dict[str, float]:
+        state = PartialState()
+        mine = slice(state.process_index, None, state.num_processes)
+        answers = held_out_answers(model, self.tokenizer, self.config, self.examples)
+        return summary(judge_held_out(self.judge, self.config, self.examples[mine], answers[mine])) | {"overlong": self.overlong}
 
 # %% ../nbs/07g_desk.ipynb #63df171b
 def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -> Tensor:

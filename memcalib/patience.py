@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'SPENT', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable', 'failed_call', 'ask_judge',
-           'PatientJudge', 'as_read', 'judge_spent', 'cache_path']
+           'PatientJudge', 'as_read', 'patient_judge', 'judge_spent', 'cache_path']
 
 # %% ../nbs/07l_patience.ipynb #044f7060
 import copy
@@ -111,6 +111,20 @@ class PatientJudge:
 def as_read(judge: Judge, text: str) -> Judge:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
+
+# %% ../nbs/07l_patience.ipynb #5033bd67
+def patient_judge(judge: Judge, config: Any) -> PatientJudge:
+    """The judge with the `max_failed` and `pause_minutes` of these settings; one that is patient already as it is."""
+    return judge if isinstance(judge, PatientJudge) else PatientJudge(judge, config.max_failed, config.pause_minutes)
+
+
+def _join(self: PatientJudge, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "PatientJudge":
+    """This judge itself, from now on with the processes and the signals of a run."""
+    self.total, self.signals = total, signals
+    return self
+
+
+PatientJudge.join = _join
 
 # %% ../nbs/07l_patience.ipynb #60f8044a
 def _batch(

@@ -24,8 +24,9 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #21248148
+# %% ../nbs/07e_sft.ipynb #87fb6357
 from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal, writing
+from .desk import Validation
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -43,7 +44,7 @@ from memcalib.microworld import (
 from .problem import encode_prompt, neutralise, text_hash
 from .randomness import random_state
 from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, check_loggers, check_model, trl_options
-from .stopping import Interrupted, StopSignals
+from .stopping import Interrupted, RunStopped, StopSignals
 
 # %% ../nbs/07e_sft.ipynb #980e386a
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, row: Mapping) -> tuple[list[int], list[int]]:
@@ -153,10 +154,10 @@ Scores = Callable[[PreTrainedModel], Mapping[str, float]]
 _NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
-# %% ../nbs/07e_sft.ipynb #3aa64ad8
+# %% ../nbs/07e_sft.ipynb #f99487cc
 class _Steps(TrainerCallback):
     def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
-        self.file, self.config, self.score, self.report, self.trainer = file, config, score, report, None
+        self.file, self.config, self.score, self.report, self.trainer, self.stop = file, config, score, report, None, None
 
     def _write(self, state, row: Mapping[str, float]) -> None:
         if state.is_world_process_zero:
@@ -173,12 +174,19 @@ class _Steps(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **_):
         self.trainer.random_state = random_state()
         if self.score and self.config.eval_every and state.global_step % self.config.eval_every == 0:
-            with torch.random.fork_rng(), evaluating(model):
-                scores = {f"valid_{name}": value for name, value in self.score(model).items()}
-            self._write(state, scores)
-            self.trainer.callback_handler.on_log(args, state, copy(control), {f"memcalib/{name}": value for name, value in scores.items() if value == value})
-        if self.trainer.signals.agreed():
+            try:
+                self._validate(args, state, control, model)
+            except RunStopped as error:
+                self.stop = error
+        if self.stop or self.trainer.signals.agreed():
             control.should_save = control.should_training_stop = True
+
+    def _validate(self, args, state, control, model):
+        with torch.random.fork_rng(), evaluating(model):
+            scores = {f"valid_{name}": value for name, value in self.score(model).items()}
+        self._write(state, scores)
+        told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
+        self.trainer.callback_handler.on_log(args, state, copy(control), told)
 
 # %% ../nbs/07e_sft.ipynb #f08e2e96
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
@@ -221,10 +229,12 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
     trainer.accelerator.wait_for_everyone()
     return start
 
-# %% ../nbs/07e_sft.ipynb #f27fb5c2
-def _train(trainer: _Trainer, start: Path | None) -> None:
+# %% ../nbs/07e_sft.ipynb #afa6201b
+def _train(trainer: _Trainer, start: Path | None, steps: _Steps) -> None:
     with trainer.signals.heard():
         trainer.train(resume_from_checkpoint=start and str(start))
+    if steps.stop:
+        raise steps.stop.told(trainer.rescue(steps.stop.once))
     if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
         raise Interrupted(number).told(trainer.rescue())
 
@@ -261,7 +271,7 @@ def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Da
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-# %% ../nbs/07e_sft.ipynb #0c34cf55
+# %% ../nbs/07e_sft.ipynb #b4f69032
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -270,7 +280,8 @@ def sft(
 
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
     place. Raises `ValueError` when no row fits, for a logger that is not installed and for settings that do not fit the model, and `CheckpointError` for a checkpoint of another run, or a named one that is
-    not whole; with `save_every`, `Interrupted` after a signal, when the last whole step is saved.
+    not whole; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
+    `RunStopped` that a function of scores raises, as a `Validation` does when its judge cannot be used.
     """
     out, score = Path(out), validation if callable(validation) else None
     kind = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
@@ -286,7 +297,9 @@ def sft(
     trainer = _trainer(model, tokenizer, config, arguments, data, held_out, steps)
     steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
     trainer.signals = StopSignals(config.save_every > 0, trainer.total)
-    _train(trainer, _begin(trainer, out, resume))
+    if isinstance(score, Validation):
+        score.judge.join(trainer.total, trainer.signals)
+    _train(trainer, _begin(trainer, out, resume), steps)
     final = _written(trainer, tokenizer, config, out / config.output)
     final.merged_in = out.absolute() if config.lora_rank and config.output == "merged" else None
     return SftResult(final, out / config.output, len(data), overlong)

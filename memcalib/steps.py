@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGED', 'LOST', 'log', 'describe', 'write_trace', 'StepRows']
 
-# %% ../nbs/07m_steps.ipynb #5ee22e78
+# %% ../nbs/07m_steps.ipynb #2663e328
 import json
 import logging
 import math
@@ -20,8 +20,8 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from .checkpoints import ROWS, keep_best, writing
-from .desk import held_out_examples
-from .engines import prompt_encoder, sample_answers
+from .desk import held_out_answers, held_out_examples, judge_held_out
+from .engines import prompt_encoder
 from .metrics import summary
 from .models import sharing_faults
 from .monitor import STATS, OnStep, answer_stats, merge_stats, quote_counts
@@ -137,7 +137,7 @@ def _write(self: StepRows, row: dict[str, Any]) -> None:
 
 StepRows._write = _write
 
-# %% ../nbs/07m_steps.ipynb #cc02d204
+# %% ../nbs/07m_steps.ipynb #02faf43b
 def _judged(self: StepRows, model) -> list[Judgment]:
     config, trainer = self.trainer.config, self.trainer
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
@@ -145,10 +145,8 @@ def _judged(self: StepRows, model) -> list[Judgment]:
     if getattr(trainer, "use_vllm", False):
         answers = _ask_vllm(trainer, examples, -(-len(self.validation) // processes))
     else:
-        options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
-        rollouts = sample_answers(model, trainer._tokenizer, self.validation, **options)
-        answers = [rollout.response for rollout in rollouts][process::processes]
-    return gather_object(trainer.judge.as_read(config.eval_text).batch(examples, answers, keep=True))
+        answers = held_out_answers(model, trainer._tokenizer, config, self.validation)[process::processes]
+    return judge_held_out(trainer.judge, config, examples, answers)
 
 
 def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> list[str]:

@@ -203,31 +203,27 @@ def _reinforce(self: TrainRun, bar: Bar) -> None:
             tokenizer.save_pretrained(part)
             _keep_policy(self.folder, part, self.recipe.start)
 
-# %% ../nbs/09g_train.ipynb #467e6e26
+# %% ../nbs/09g_train.ipynb #2494697f
 def _teach(self: TrainRun, bar: Bar) -> None:
     from memcalib.sft import sft
 
     start = self.recipe.begins(self.method)[1]
     model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
     tell = _watch(bar, self.method, self._units(), self.steps[-1]["step"] if self.steps else 0)
-    held_out = self._score(tokenizer) if self.examples.validation and self.config.eval_every else ()
+    held_out = self._validation(model, tokenizer) if self.examples.validation and self.config.eval_every else ()
     done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
     if self.main:
         _keep_policy(self.folder, done.folder, start)
 
 
-def _score(self: TrainRun, tokenizer: Any) -> Any:
-    from memcalib.engines import evaluate
-    from memcalib.metrics import summary
-    from memcalib.patience import as_read
+def _validation(self: TrainRun, model: Any, tokenizer: Any) -> Any:
+    from memcalib.desk import Validation
 
-    how = method_config(self.recipe, "grpo")
-    options = dict(text=how.eval_text, layout=how.layout, max_tokens=how.max_tokens, seed=self.config.seed)
-    judge = as_read(self.judge, how.eval_text)
-    return lambda model: summary(evaluate(model, tokenizer, self.examples.validation, judge, **options)[1])
+    how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Validation(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
 
 
-TrainRun._reinforce, TrainRun._teach, TrainRun._score = _reinforce, _teach, _score
+TrainRun._reinforce, TrainRun._teach, TrainRun._validation = _reinforce, _teach, _validation
 
 # %% ../nbs/09g_train.ipynb #1822308d
 def _keep_policy(folder: Path, made: Path, start: Start) -> None:
@@ -367,8 +363,14 @@ def _not_validated(self: TrainRun, done: int) -> str:
         return f"none of {len(self.examples.validation)} validation answers could be scored, after step {', '.join(map(str, tried[:5]))}"
     return f"eval_every is {self.config.eval_every}, more than {done} steps"
 
-# %% ../nbs/09g_train.ipynb #991943c1
+# %% ../nbs/09g_train.ipynb #e75468b1
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
+
+
+def _validated(self: TrainRun) -> str:
+    given, left = len(self.examples.validation), next((row["valid_overlong"] for row in self.steps if row.get("valid_overlong")), 0)
+    more = f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})" if left else ""
+    return f"{given} validation examples{more}"
 
 
 def _text(self: TrainRun) -> str:
@@ -388,7 +390,7 @@ def _text(self: TrainRun) -> str:
         places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
     told = {name: row | {"valid_unscored": row.get("valid_unscored")} for name, row in shown.items()}
     table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in (*METRICS, "unscored")} for name, row in told.items()])
-    lines = [f"{head}, {len(self.examples.validation)} validation examples", table.round(2).to_string(index=False), _READ]
+    lines = [f"{head}, {_validated(self)}", table.round(2).to_string(index=False), _READ]
     return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
 
 # %% ../nbs/09g_train.ipynb #bfadb328

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['log', 'Found', 'TRAINERS', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #61941633
+# %% ../nbs/07_training.ipynb #40922a65
 import logging
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from .desk import ChannelRewards, assign_credit, check_context, prompt_dataset
 from .engines import prompt_encoder, sample_tokens
 from .layers import SharingTrainer, padded
 from .monitor import DriftMonitor, OnStep, drift_limits
-from .patience import PatientJudge, judge_spent
+from .patience import judge_spent, patient_judge
 from .problem import Example, Judge, encode_prompt
 from .scoring import group_sync
 from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_sampler, credit_config, trl_config
@@ -126,12 +126,13 @@ class CreditTrainer(SharingTrainer):
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": padded(self.advantages, width)}
 
-# %% ../nbs/07_training.ipynb #c3b545e4
+# %% ../nbs/07_training.ipynb #ec484a12
 def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
     self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
     self.thresholds = new_thresholds(self.credit_config)
     self.signals = StopSignals(config.save_every > 0, self._total)
-    self.judge, self.credit, self.pairs, self.skipped = _patient(judge, config, self._total, self.signals), None, None, 0
+    self.judge = None if judge is None else patient_judge(judge, config).join(self._total, self.signals)
+    self.credit, self.pairs, self.skipped = None, None, 0
     judge = None if self.judge is None or config.method in DISTILLED else self.judge.as_read(config.text)
     self.desk = ChannelRewards(judge, examples, config.merge_over_use)
     self.encode = prompt_encoder(tokenizer, config.text, config.layout)
@@ -170,7 +171,7 @@ def _of_answers(trainer: CreditTrainer) -> list[float]:
     means = trainer.advantages.sum(1) / sizes
     return trainer.accelerator.gather(means.masked_fill(~trainer.desk.valid.to(means.device), torch.nan)).tolist()
 
-# %% ../nbs/07_training.ipynb #e0f2722d
+# %% ../nbs/07_training.ipynb #c2ff0a3b
 @contextmanager
 def _ending(trainer: CreditTrainer) -> Iterator[None]:
     try:
@@ -180,15 +181,6 @@ def _ending(trainer: CreditTrainer) -> Iterator[None]:
         raise
     except FloatingPointError as error:
         raise trainer.diverged(str(error)) from error
-
-
-def _patient(judge: Judge | None, config: TrainConfig, total: Callable, signals: StopSignals) -> PatientJudge | None:
-    if judge is None:
-        return None
-    if not isinstance(judge, PatientJudge):
-        judge = PatientJudge(judge, config.max_failed, config.pause_minutes)
-    judge.total, judge.signals = total, signals
-    return judge
 
 
 def _check_rewards(desk: ChannelRewards, step: int) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,9 +22,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loggers import hear
 from runs import weights
 from memcalib.checkpoints import CheckpointError, read_state
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, demonstrations, load_policy, make_examples
+from memcalib.desk import Validation
+from memcalib.microworld import (
+    WORLDS,
+    build_policy,
+    build_tokenizer,
+    demonstrations,
+    exact_judge,
+    load_policy,
+    make_examples,
+)
+from memcalib.patience import JudgeDown, JudgeFault, PatientJudge
 from memcalib.problem import encode_prompt, render
+from memcalib.settings import world_config
 from memcalib.sft import COLD_STARTS, SftConfig, _Steps, averaged, build_policies, cold_start, sft, tokenize_rows
+from memcalib.stopping import Interrupted
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -515,3 +528,94 @@ def test_a_logger_hears_every_row(tmp_path, monkeypatch):
         (6, {"memcalib/valid_SCS": 30.0, "memcalib/valid_bad": 2.0}),
     ]
     assert len(losses) == 6, "a row an update, validation or not"
+
+
+class Flaky:
+    """A judge that is down whenever `down` says so."""
+
+    def __init__(self, *down):
+        self.down, self.asked = iter(down), 0
+
+    def __call__(self, example, response):
+        self.asked += 1
+        if next(self.down, False):
+            raise ConnectionError("connection refused")
+        return exact_judge(example, response)
+
+
+HOW = world_config(WORLDS["short"], max_tokens=12, max_failed=0.5, pause_minutes=10)
+HELD_OUT = make_examples("short", 3, 8, "validation")
+
+
+def validated(out, judge, resume=False, config=SMALL, examples=HELD_OUT, **options):
+    now = [0.0]
+    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    patient = PatientJudge(judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep)
+    scores = Validation(HOW, TOKENIZER, examples, patient, 1024, out)
+    config = config.model_copy(update={"eval_every": 2})
+    done = sft(build_policy(0), TOKENIZER, ROWS, config, out, validation=scores, resume=resume, **options)
+    return done, [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()], now[0]
+
+
+def test_a_judge_that_is_down_for_a_while_is_waited_for(straight, tmp_path):
+    judge = Flaky(*[True] * 9)
+    done, rows, waited = validated(tmp_path, judge)
+    assert torch.equal(weights(done.model), straight[1])
+    assert waited == 5 + 10 + 20 and judge.asked == 9 + 3 * 3
+    assert [row["valid_unscored"] for row in rows if "valid_SCS" in row] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("save_every", [2, 0])
+def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_path, save_every):
+    """It is gone at the second validation: the loss of that step is kept, and only its scores are missing."""
+    config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
+    judge = Flaky(*[False] * 3, *[True] * 1000)
+    saved = tmp_path / "checkpoint-4"
+    with pytest.raises(JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10") as told:
+        validated(tmp_path, judge, config=config)
+    assert f"Everything so far is saved in {saved}: go on, once the judge answers again, with" in str(told.value)
+    assert read_state(saved)["updates"] == 4 and not (tmp_path / "merged").exists()
+    done, rows, waited = validated(tmp_path, exact_judge, resume=True, config=config)
+    assert torch.equal(weights(done.model), straight[1]) and waited == 0
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "valid_SCS" in row] == [2, 6]
+
+
+def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
+    def bug(example, response):
+        raise KeyError("no such level")
+
+    with pytest.raises(JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is mended"):
+        validated(tmp_path, bug)
+
+
+def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
+    """The judge never comes back, and the run is told to stop while it waits for it."""
+    waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
+    patient = PatientJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
+    scores = Validation(HOW, TOKENIZER, HELD_OUT, patient, 1024)
+    config = SMALL.model_copy(update={"eval_every": 2})
+    with pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2") as told:
+        sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=scores)
+    assert told.value.exit_code == 143
+
+
+def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(tmp_path):
+    long = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(HELD_OUT[:2])]
+    asked = []
+    judge = lambda example, response: asked.append(example.id) or exact_judge(example, response)
+    _, rows, _ = validated(tmp_path, judge, examples=[*long, *HELD_OUT])
+    listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
+    assert [(row["example_id"], row["context_without_answer"]) for row in listed] == [
+        ("long-0", 1012),
+        ("long-1", 1012),
+    ]
+    assert {*asked} == {e.id for e in HELD_OUT} and [r["valid_overlong"] for r in rows if "valid_SCS" in r] == [2] * 3
+    validated(tmp_path, judge, True, examples=[*long, *HELD_OUT])
+    assert len((tmp_path / "overlong.jsonl").read_text().splitlines()) == 2, "those of this start"
+    with pytest.raises(
+        ValueError, match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation"
+    ):
+        Validation(HOW, TOKENIZER, long, judge, 1024)
+    with pytest.raises(ValueError, match="max_tokens: found 12; allowed for a validation: fewer than 12, the model's"):
+        Validation(HOW, TOKENIZER, HELD_OUT, judge, 12)

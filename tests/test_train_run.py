@@ -21,6 +21,7 @@ from loggers import hear
 from memcalib.checkpoints import checkpoints, read_state, seal, writing
 from memcalib import recipe as recipes
 from memcalib.cli import main
+from memcalib.judge import LLMJudge
 from memcalib.manifest import read_rows
 from memcalib.metrics import METRICS
 from memcalib.microserve import MicroServer
@@ -609,6 +610,66 @@ def test_sft_on_own_demonstrations(tmp_path, mine):
     assert [row["step"] for row in run.steps if "loss" in row] == [1, 2]
 
 
+def taught(tmp_path, validation, **more) -> dict:
+    """A recipe that fine-tunes the cold start of `short` on six answers and validates after each of two updates."""
+    train, file = make_examples("short", 6, 5), tmp_path / "said.jsonl"
+    write_jsonl(tmp_path / "train.jsonl", train)
+    write_jsonl(tmp_path / "validation.jsonl", validation)
+    file.write_text("".join(json.dumps({"example_id": e.id, "response": "Keep July."}) + "\n" for e in train))
+    data = {"train": str(tmp_path / "train.jsonl"), "validation": str(tmp_path / "validation.jsonl")}
+    how = {"layout": "micro", "eval_text": "concat", "max_tokens": 12}
+    content = {
+        "start": {"model": "cold-short"},
+        "data": data,
+        "judge": "exact",
+        "train": how,
+        "demonstrations": str(file),
+    }
+    return content | {"sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1}} | more
+
+
+def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(capsys, tmp_path):
+    held_out = make_examples("short", 4, 5, "validation")
+    long = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(held_out[2:])]
+    out, recipe = tmp_path / "run", written(tmp_path, taught(tmp_path, [*held_out[:2], *long]))
+    code, said, err = call(capsys, recipe, "--method", "sft", "--out", out)
+    assert code == 0, err
+    listed = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
+    assert [(row["example_id"], row["prompt"], row["context_without_answer"]) for row in listed] == [
+        ("long-0", "validation", 1024 - 12),
+        ("long-1", "validation", 1024 - 12),
+    ]
+    assert f"4 validation examples, 2 of them left out for their length ({out / 'overlong.jsonl'})" in said
+    rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
+    assert [(row["step"], row["valid_overlong"], row["valid_unscored"]) for row in rows] == [(1, 2, 0), (2, 2, 0)]
+    recipe = written(tmp_path, taught(tmp_path, long))
+    code, _, err = call(capsys, recipe, "--method", "sft", "--out", tmp_path / "none")
+    assert code == 1 and "no prompt of at most 1012 tokens (context_without_answer) among 2 validation examples" in err
+    assert not (tmp_path / "none" / "steps.jsonl").exists()
+
+
+def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_path):
+    held_out, out = make_examples("short", 3, 5, "validation"), tmp_path / "run"
+    server = MicroServer(held_out)
+    server.start()
+    judge = {"model": "micro-judge", "base_url": server.base_url, "key_env": "", "attempts": 1, "backoff": 0}
+    content = taught(tmp_path, held_out, judge=judge)
+    content["train"] = content["train"] | {"pause_minutes": 0}
+    server.stop()
+    recipe = written(tmp_path, content)
+    code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache")
+    assert code == 1 and "3 of 3 judgments of this batch failed (limit max_failed 50%)" in err
+    assert f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err and "--resume" in err
+    assert read_state(out / "checkpoint-1")["updates"] == 1 and not (out / "policy").exists()
+    server.start()
+    code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache", "--resume")
+    server.stop()
+    assert code == 0, err
+    rows = read_rows(out / "steps.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2]
+    assert [row["step"] for row in rows if "valid_SCS" in row] == [2] and (out / "policy").is_dir()
+
+
 def test_hashes_tell_examples_and_their_order_apart():
     first, second = make_examples("short", 2, 1)
     there = {Examples(list(split)).hashes["train"] for split in ((first, second), (second, first), (first,))}
@@ -875,15 +936,20 @@ def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path,
 def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monkeypatch, read, configured):
     asked = []
 
-    def spy(model, tokenizer, examples, judge, *, text, **options):
-        asked.append((text, judge.config.text, judge.name))
-        return [], [exact_judge(example, "") for example in examples]
+    def answered(model, tokenizer, examples, *, text, **options):
+        asked.append(text)
+        return [SimpleNamespace(response="x") for _ in examples]
 
-    monkeypatch.setattr("memcalib.engines.evaluate", spy)
+    def judged(judge, examples, responses):
+        asked.append((judge.config.text, judge.name))
+        return [exact_judge(example, "") for example in examples]
+
+    monkeypatch.setattr("memcalib.desk.sample_answers", answered)
+    monkeypatch.setattr(LLMJudge, "batch", judged)
     changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
     run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")
-    assert "SCS" in run._score(None)(None)
-    assert asked == [(read, read, run.judge.name)] and run.judge.config.text == configured
+    assert "SCS" in run._validation(*load_start(run.recipe.start))(None)
+    assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
 
 
 def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_path):
