@@ -14,7 +14,7 @@ from memcalib.cli import main
 from memcalib.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
 from memcalib.microserve import MicroServer
-from memcalib.microworld import WORLDS, make_examples
+from memcalib.microworld import WORLDS, make_examples, policy_path
 from memcalib.problem import Rollout, read_jsonl, write_jsonl
 
 EXAMPLES = make_examples(WORLDS["short"], 10, 7, "test")
@@ -197,6 +197,24 @@ def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
     assert code == 1 and "context_too_long" in err
     rows = list(read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout))
     assert rows and all(row.finish_reason == "error" and "context_too_long" in row.error for row in rows)
+
+
+def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(capsys, tmp_path):
+    """Its length and the model's context stand in its row and on the page; the others are scored; missing is not zero."""
+    long = EXAMPLES[0].model_copy(update={"id": "too-long", "question": EXAMPLES[0].question * 300})
+    file, out = write_jsonl(tmp_path / "examples.jsonl", [long, *EXAMPLES[1:4]]), tmp_path / "run"
+    words = ["--weights", policy_path("cold-short"), "--framing", "micro", "--text", "concat", "--seeds", "1"]
+    code, said, err = run(
+        capsys, "evaluate", file, *words, "--judge", "micro-exact", "--max-tokens", "32", "--out", out
+    )
+    assert code == 0 and "1 of 4" in said, err
+    told = {row.example_id: row for row in read_jsonl(out / "rollouts.jsonl", Rollout) if row.condition == "micro"}
+    tokens = int(told["too-long"].usage["prompt_tokens"])
+    found = f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer included"
+    assert told["too-long"].error == f"context_too_long: {found}" and tokens > 1024
+    judged = {j.example_id: j for j in load_judgments(out / "judgments.jsonl") if j.condition == "micro"}
+    assert [name for name, j in judged.items() if not j.scored] == ["too-long"] and len(judged) == 4
+    assert "context_too_long" in (out / "tables" / "reasons.csv").read_text()
 
 
 def _start(arguments: list[str], **environment: str) -> subprocess.Popen:
