@@ -6,9 +6,9 @@
 __all__ = ['verbs', 'LOOPBACK', 'Data', 'Config', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'Engine', 'JudgeModel', 'JudgeUrl',
            'Cache', 'NoCache', 'Seeds', 'Limit', 'Framing', 'Temperature', 'TopP', 'MaxTokens', 'Text', 'Blind',
            'Quality', 'Prompt', 'Concurrency', 'PriceText', 'Rpm', 'Tpm', 'cache_verbs', 'role_options',
-           'judge_options', 'price_option', 'need_name', 'sampling_options', 'cache_of', 'command_line',
-           'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'demonstrations', 'stats', 'clear',
-           'microserve', 'train', 'step_numbers', 'traces']
+           'judge_options', 'model_options', 'price_option', 'need_name', 'sampling_options', 'cache_of',
+           'command_line', 'forecast_text', 'evaluate', 'generate', 'judge', 'report', 'compare', 'named_options',
+           'demonstrations', 'stats', 'clear', 'microserve', 'usual_folder', 'train', 'step_numbers', 'traces']
 
 # %% ../nbs/09c_verbs.ipynb #7e9004c6
 import shlex
@@ -46,6 +46,11 @@ def judge_options(name: str | None, url: str | None, key_env: str | None, model:
         url, key_env = model[0], model[1] if key_env is None else key_env
     return role_options(name, url, key_env, **more)
 
+# %% ../nbs/09c_verbs.ipynb #afb0afa4
+def model_options(weights: str | None, engine: str | None, name: str | None, url: str | None, key_env: str | None, **limits: Any) -> dict[str, Any]:
+    """The options of the model that answers: a folder of weights with its engine, or the endpoint of a server."""
+    return {"path": weights, "engine": engine} if weights else role_options(name, url, key_env, **limits)
+
 # %% ../nbs/09c_verbs.ipynb #1b393578
 def price_option(text: str | None) -> dict[str, float] | None:
     """The price that a text such as 0.5,1.5 stands for; raises `ValueError` for anything but two or three numbers."""
@@ -63,7 +68,7 @@ def need_name(option: str, name: str | None, more: dict[str, str | None]) -> Non
     if name is None and (found := [other for other, value in more.items() if value is not None]):
         raise ValueError(f"{found[0]}: given without {option}; allowed: {option} with the name of the model, or neither")
 
-# %% ../nbs/09c_verbs.ipynb #a202a12e
+# %% ../nbs/09c_verbs.ipynb #02cd702c
 Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; or an RPEval file.")]
 Config = Annotated[Path | None, typer.Option(help="YAML with any of the options, nested by role; chapter 9b has one.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model as its server knows it.")]
@@ -75,6 +80,8 @@ JudgeModel = Annotated[str | None, typer.Option(help="Name of the judge; micro-e
 JudgeUrl = Annotated[str | None, typer.Option(help="Address of the judge's server; the model's when left out, and then its key too.")]
 Cache = Annotated[Path | None, typer.Option(help="File of the call cache [~/.cache/memcalib/calls.sqlite].")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the call cache.")]
+
+# %% ../nbs/09c_verbs.ipynb #829ed3f3
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated; each seed asks every example once [42,43,44].")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
 Framing = Annotated[str | None, typer.Option(help="Words around the memory: plain (default), background, authoritative, bare, or a template file (.yaml).")]
@@ -90,7 +97,7 @@ PriceText = Annotated[str | None, typer.Option(help="US dollars per million toke
 Rpm = Annotated[float | None, typer.Option(help="Requests a minute.")]
 Tpm = Annotated[float | None, typer.Option(help="Tokens a minute.")]
 
-# %% ../nbs/09c_verbs.ipynb #95ad396c
+# %% ../nbs/09c_verbs.ipynb #b4809c8c
 def sampling_options(seeds: str | None, **given: Any) -> dict[str, Any]:
     """The sampling options that were given; raises `ValueError` for seeds that are no whole numbers."""
     if seeds is not None:
@@ -100,7 +107,7 @@ def sampling_options(seeds: str | None, **given: Any) -> dict[str, Any]:
             raise ValueError(f"--seeds: found {seeds!r}; allowed are whole numbers with commas between, such as 42,43,44") from None
     return {name: value for name, value in given.items() if value is not None}
 
-
+# %% ../nbs/09c_verbs.ipynb #2ce25921
 def cache_of(path: Path | None, none: bool) -> Any:
     """The call cache that a verb uses: the default one, another file, or none."""
     from memcalib.cache import CallCache
@@ -127,7 +134,14 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
     assumed = f"(answers assumed at {answer_tokens} tokens, four bytes to a token; a role without a price has no cost, which is not zero)"
     return f"{table.to_string(index=False)}\n{assumed}"
 
-# %% ../nbs/09c_verbs.ipynb #f2815acd
+# %% ../nbs/09c_verbs.ipynb #01c7d65f
+def _given(options: Any) -> Any:
+    if not isinstance(options, dict):
+        return options
+    inner = {name: _given(value) for name, value in options.items()}
+    return {name: value for name, value in inner.items() if value not in (None, {})}
+
+# %% ../nbs/09c_verbs.ipynb #83501804
 @verbs.command()
 def evaluate(
     data: Data = None, out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"), config: Config = None,
@@ -159,7 +173,7 @@ def evaluate(
     options = {"data": data, "limit": limit, "split": split, "format": format, "control": control, "sampling": how}
     options["judging"] = {"blind": blind, "quality": quality, "prompt": prompt}
     limits, paid = {"concurrency": concurrency, "rpm": rpm, "tpm": tpm}, {"price": price_option(price)}
-    options["model"] = {"path": weights, "engine": engine} if weights else role_options(model, base_url, key_env, **limits, **paid)
+    options["model"] = model_options(weights, engine, model, base_url, key_env, **limits, **paid)
     limits, paid = {"concurrency": judge_concurrency, "rpm": judge_rpm, "tpm": judge_tpm}, {"price": price_option(judge_price)}
     options["judge"] = judge_options(judge, judge_url, judge_key_env, (base_url, key_env), **limits, **paid)
     options["judge2"] = judge_options(judge2, judge2_url, judge2_key_env, (base_url, key_env), **limits if judge2 else {})
@@ -168,14 +182,7 @@ def evaluate(
     if not dry_run:
         print(run.finish())
 
-# %% ../nbs/09c_verbs.ipynb #01c7d65f
-def _given(options: Any) -> Any:
-    if not isinstance(options, dict):
-        return options
-    inner = {name: _given(value) for name, value in options.items()}
-    return {name: value for name, value in inner.items() if value not in (None, {})}
-
-# %% ../nbs/09c_verbs.ipynb #0a9f030a
+# %% ../nbs/09c_verbs.ipynb #6e14b6f2
 @verbs.command()
 def generate(
     data: Annotated[str, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.")],
@@ -190,7 +197,7 @@ def generate(
     from memcalib.evaluate import answer_file, load_evaluation
 
     how = sampling_options(seeds, framing=framing, temperature=temperature, top_p=top_p, max_tokens=max_tokens, text=text)
-    who = {"path": weights, "engine": engine} if weights else role_options(model, base_url, key_env, concurrency=concurrency, rpm=rpm, tpm=tpm)
+    who = model_options(weights, engine, model, base_url, key_env, concurrency=concurrency, rpm=rpm, tpm=tpm)
     options = {"data": data, "limit": limit, "model": who, "judge": "micro-exact", "sampling": how}
     print(answer_file(load_evaluation(None, _given(options)), out, no_memory, cache_of(cache, no_cache)))
 
@@ -212,7 +219,7 @@ def judge(
     options = {"data": data, "model": {"model": "none"}, "judge": who, "judging": judging}
     print(judgment_file(load_evaluation(None, _given(options)), rollouts, out, cache_of(cache, no_cache)))
 
-# %% ../nbs/09c_verbs.ipynb #8588c705
+# %% ../nbs/09c_verbs.ipynb #4848c507
 @verbs.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
     """Write tables, figures, model card and report.html of an evaluation from its rows."""
@@ -220,7 +227,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluat
 
     print(write_evaluation(folder))
 
-
+# %% ../nbs/09c_verbs.ipynb #fc64b944
 @verbs.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the one the others are compared with.")],
@@ -238,7 +245,19 @@ def compare(
     page = write_comparison(found, out)
     print(f"{comparison_text(found)}\n{page}")
 
-# %% ../nbs/09c_verbs.ipynb #0f4a59ea
+# %% ../nbs/09c_verbs.ipynb #c992875e
+def named_options(
+    option: str, name: str | None, url: str | None, key_env: str | None, price: str | None,
+    teacher: tuple[str | None, str | None] | None = None, **limits: Any,
+) -> Any:  # fmt: skip
+    """The options of the teacher, or of an evaluator beside `teacher` (its address and key's variable); `None` without a name."""
+    need_name(option, name, {f"{option}-url": url, f"{option}-key-env": key_env, f"{option}-price" if teacher else "--price": price})
+    if not name:
+        return None
+    limits = {"price": price_option(price)} | limits
+    return judge_options(name, url, key_env, teacher, **limits) if teacher else role_options(name, url, key_env, **limits)
+
+# %% ../nbs/09c_verbs.ipynb #bb82b4ec
 @verbs.command()
 def demonstrations(
     data: Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out.")] = None,
@@ -271,14 +290,10 @@ def demonstrations(
     from memcalib.demonstrate import DemonstrationRun, forecast, load_plan
 
     limits, there = {"concurrency": concurrency, "rpm": rpm, "tpm": tpm}, (teacher_url, teacher_key_env)
-    need_name("--teacher", teacher, {"--teacher-url": teacher_url, "--teacher-key-env": teacher_key_env, "--price": price})
-    need_name("--evaluator", evaluator, {"--evaluator-url": evaluator_url, "--evaluator-key-env": evaluator_key_env, "--evaluator-price": evaluator_price})
-    need_name("--evaluator2", evaluator2, {"--evaluator2-url": evaluator2_url, "--evaluator2-key-env": evaluator2_key_env, "--evaluator2-price": evaluator2_price})
     options: dict[str, Any] = {"data": data, "limit": limit, "split": split, "world": world}
-    options["teacher"] = role_options(teacher, teacher_url, teacher_key_env, price=price_option(price), **limits) if teacher else None
-    second = (evaluator2, evaluator2_url, evaluator2_key_env, price_option(evaluator2_price))
-    for name, (model, url, key_env, paid) in {"evaluator": (evaluator, evaluator_url, evaluator_key_env, price_option(evaluator_price)), "evaluator2": second}.items():
-        options[name] = judge_options(model, url, key_env, there, price=paid, **limits) if model else None
+    options["teacher"] = named_options("--teacher", teacher, *there, price, **limits)
+    options["evaluator"] = named_options("--evaluator", evaluator, evaluator_url, evaluator_key_env, evaluator_price, there, **limits)
+    options["evaluator2"] = named_options("--evaluator2", evaluator2, evaluator2_url, evaluator2_key_env, evaluator2_price, there, **limits)
     options["making"] = {"rounds": rounds, "min_quality": min_quality, "text": text, "layout": layout, "prompt": prompt}
     options["making"] |= {"temperature": temperature, "max_tokens": max_tokens}
     run = DemonstrationRun(load_plan(_given(options)), out, cache_of(cache, no_cache), dry_run, command_line())
@@ -286,7 +301,7 @@ def demonstrations(
     if not dry_run:
         print(run.finish())
 
-# %% ../nbs/09c_verbs.ipynb #93c55ec1
+# %% ../nbs/09c_verbs.ipynb #c958882d
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
 verbs.add_typer(cache_verbs, name="cache")
 
@@ -299,7 +314,7 @@ def stats(cache: Cache = None) -> None:
     for name, value in CallCache(cache).stats().items():
         print(f"{name}\t{', '.join(f'{n} {model}' for model, n in value.items()) if isinstance(value, dict) else value}")
 
-
+# %% ../nbs/09c_verbs.ipynb #f2986c6d
 @cache_verbs.command()
 def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Delete every reply in the cache; what was paid for them is gone."""
@@ -329,7 +344,12 @@ def microserve(
 
     serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
 
-# %% ../nbs/09c_verbs.ipynb #fa360426
+# %% ../nbs/09c_verbs.ipynb #d7008c68
+def usual_folder(recipe: str, method: str, seed: int) -> Path:
+    """Where a training goes when no folder was given."""
+    return Path("runs/train") / f"{Path(recipe).name.removesuffix('.yaml').removesuffix('.yml')}-{method}-{seed}"
+
+# %% ../nbs/09c_verbs.ipynb #42143374
 @verbs.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
@@ -354,14 +374,14 @@ def train(
     if dry_run:
         print(forecast_run(chosen, method, seed, set or ()))
         return
-    name = f"{Path(recipe).name.removesuffix('.yaml').removesuffix('.yml')}-{method}-{method_config(chosen, method, seed).seed}"
-    run = TrainRun(chosen, method, out or Path("runs/train") / name, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
+    out = out or usual_folder(recipe, method, method_config(chosen, method, seed).seed)
+    run = TrainRun(chosen, method, out, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
     run.run()
     if run.main:
         print(run.text())
     run.state.destroy_process_group()  # threads left to the interpreter's end can abort it
 
-# %% ../nbs/09c_verbs.ipynb #18a0aac4
+# %% ../nbs/09c_verbs.ipynb #fb0fcb50
 def step_numbers(text: str | None) -> list[int] | None:
     """The steps that a text such as 1,5,10 stands for; raises `ValueError` for anything but whole numbers."""
     try:
@@ -369,7 +389,7 @@ def step_numbers(text: str | None) -> list[int] | None:
     except ValueError:
         raise ValueError(f"--steps: found {text!r}; allowed are whole numbers with commas between, such as 1,5,10") from None
 
-
+# %% ../nbs/09c_verbs.ipynb #78348836
 @verbs.command()
 def traces(
     folder: Annotated[Path, typer.Argument(help="Run folder of a training with train.trace_every above 0, or its folder of traces.")],
