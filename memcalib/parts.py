@@ -23,7 +23,17 @@ def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
     inner = ((f"{name}.{key}" if name else str(key), value) for key, value in settings.items())
     return {place: leaf for key, value in inner for place, leaf in _leaves(value, key).items()}
 
-# %% ../nbs/09f_parts.ipynb #72b460ec
+# %% ../nbs/09f_parts.ipynb #b963860f
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: not the settings of a run; choose another folder or delete this one")
+    return found
+
+# %% ../nbs/09f_parts.ipynb #ad2b2581
 @dataclass
 class RunFolder:
     """Where a run keeps its parts; refuses a folder that holds a run of other settings.
@@ -44,45 +54,44 @@ class RunFolder:
             part = file.with_suffix(".part")
             part.write_text(json.dumps(wanted, indent=1) + "\n")
             part.replace(file)
-        elif differs := changed(*map(_leaves, (self._found(file), wanted, json.loads(json.dumps(self.usual))))):
+        elif differs := changed(*map(_leaves, (_settings(file), wanted, json.loads(json.dumps(self.usual))))):
             raise ValueError(f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it")
 
-    @staticmethod
-    def _found(file: Path) -> dict[str, Any]:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError(f"{file}: not the settings of a run; choose another folder or delete this one")
-        return found
+# %% ../nbs/09f_parts.ipynb #994a6b61
+def _part(self: RunFolder, name: str) -> Path:
+    """The folder of a part; parts are assembled in the order in which they are first asked for."""
+    self.order += [name] * (name not in self.order)
+    folder = self.path / "parts" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
-    def part(self, name: str) -> Path:
-        """The folder of a part; parts are assembled in the order in which they are first asked for."""
-        self.order += [name] * (name not in self.order)
-        folder = self.path / "parts" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
-    def assemble(self, file: str) -> None:
-        """Concatenate one file of every part, in order, into the run folder."""
-        whole = self.path / (file + ".part")
-        found = [part for part in (self.part(name) / file for name in list(self.order)) if part.exists()]
-        whole.write_bytes(b"".join(part.read_bytes() for part in found))
-        whole.replace(self.path / file)
+def _assemble(self: RunFolder, file: str) -> None:
+    """Concatenate one file of every part, in order, into the run folder."""
+    whole = self.path / (file + ".part")
+    found = [part for part in (self.part(name) / file for name in list(self.order)) if part.exists()]
+    whole.write_bytes(b"".join(part.read_bytes() for part in found))
+    whole.replace(self.path / file)
 
-# %% ../nbs/09f_parts.ipynb #af89730a
+
+RunFolder.part, RunFolder.assemble = _part, _assemble
+
+# %% ../nbs/09f_parts.ipynb #54e2ca8e
+def _progress():
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, *times, console=console, disable=not console.is_terminal)
+
+# %% ../nbs/09f_parts.ipynb #9396bf8b
 class Bar:
     """An overall progress bar in units of answers; silent when standard error is no terminal."""
 
     def __init__(self, total: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        console = Console(stderr=True)
-        self.bar = Progress(*columns, *times, console=console, disable=not console.is_terminal)
+        self.bar = _progress()
         self.task = self.bar.add_task("", total=total)
 
     def __enter__(self) -> "Bar":
@@ -105,7 +114,7 @@ class Bar:
         """Count finished units."""
         self.bar.advance(self.task, units)
 
-# %% ../nbs/09f_parts.ipynb #2099da53
+# %% ../nbs/09f_parts.ipynb #1b07e825
 def finished(folder: Path, count: int) -> bool:
     """True when a part holds `count` whole judgments and rollouts; one that is damaged counts as not done."""
     try:
@@ -114,7 +123,7 @@ def finished(folder: Path, count: int) -> bool:
     except (DataError, FileNotFoundError):
         return False
 
-
+# %% ../nbs/09f_parts.ipynb #4fc92b9a
 def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example], seeds: Sequence[int], bar: Bar, **options) -> None:
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl (last) of a part."""
     from memcalib.engines import evaluate
