@@ -4,7 +4,8 @@
     python benchmarks/bench_large.py step             # a step of TRL's GRPO against ours
     python benchmarks/bench_large.py distil           # a step of OPSD-GKD with shared prompts against one without
     python benchmarks/bench_large.py memory           # peak memory of scoring and update, each in a process of its own
-        [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1] [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
+        [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1]
+        [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
 The examples are the package's own records with blocks of other records added as distractors until the plain layout
 fills the prompt; the tokenizer is a byte-level BPE trained here on those records. Levels are drawn: an atom is
@@ -12,8 +13,7 @@ judged right with probability 0.95 (ideal level Ignore) or 0.75. Sampling is lef
 answers, pieces of the records' rubrics, so that what is compared is scoring and update. A step is one rollout batch with two
 optimizer updates and a KL term, in float32 on one thread of a CPU, bfloat16 elsewhere. Ratios are of processor time (on
 a GPU of wall time), because the machine may be shared. `100m-150k` has the vocabulary of Qwen3 (58 of its 100 million
-parameters are the head), `8b` has the shape of Qwen3-8B with LoRA adapters of rank 64 and
-wants a GPU of 80 GB.
+parameters are the head), `8b` the shape of Qwen3-8B with LoRA adapters of rank 64 and wants a GPU of 80 GB.
 """
 
 import argparse

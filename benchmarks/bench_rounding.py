@@ -65,7 +65,8 @@ def main() -> None:
                 batches += 1
                 for name, row in batch_rows(trainer, seen).items():
                     table.setdefault(name, []).append(row)
-    print(f"{batches} batches\n{'largest difference of':40}{'log-probs':>12}{'advantages':>12}{'relative':>12}{'over 1e-4':>12}")
+    heads = "".join(f"{head:>12}" for head in ("log-probs", "advantages", "relative", "over 1e-4"))
+    print(f"{batches} batches\n{'largest difference of':40}{heads}")
     for name, rows in table.items():
         over = sum(advantages > 1e-4 for _, advantages, _ in rows)
         print(f"{name:40}" + "".join(f"{max(values):12.1e}" for values in zip(*rows, strict=True)) + f"{over:12}")
