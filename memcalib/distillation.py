@@ -191,7 +191,7 @@ def _student_reading(model, packed: Packed | None, ids: Tensor, mask: Tensor, wi
     states, head = tree_states(model, packed) if packed else _plain_states(model, ids, mask, width)
     return read_head(head, states, *wanted, temperature=temperature)
 
-# %% ../nbs/07a_distillation.ipynb #36c680f1
+# %% ../nbs/07a_distillation.ipynb #709ef8e5
 class OpsdGKD(OpsdPG):
     """On-policy self-distillation with the top-k forward KL as loss (app:training-details). Needs TRL's loss type `dapo`."""
 
@@ -205,8 +205,8 @@ class OpsdGKD(OpsdPG):
         prompts = [self.teacher_prompt(example) for example in self.desk.examples]
         with _teacher(self) as model:
             self.lesson = teach(model, prompts, self.desk.ids, self.config.top_k, temperature=self.temperature)
-        self.seen = []
-        rewards = self._rewarded(batch, self.lesson.target)
+        rewards, self.seen = self._rewarded(batch, self.lesson.target), []
+        self.credit.stats |= _divergence_stats(torch.empty(0))  # until an update has seen one
         return torch.zeros_like(rewards)
 
     def _generate_and_score_completions(self, inputs):

@@ -38,6 +38,7 @@ from memcalib.teacher import (
     teacher_messages,
     teacher_of,
 )
+from memcalib import training
 from memcalib.training import train
 from memcalib.trees import trees_agree
 
@@ -456,6 +457,25 @@ def test_two_steps_learn_without_a_judge_and_leave_the_teacher_alone(tmp_path, m
         assert ("divergence" in row) == (method == "opsd-gkd")
     if method == "opsd-gkd":
         assert all(row["divergence"] >= 0 and row["closing_advantage"] is None for row in rows)
+
+
+@pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_skipped_step_has_a_row_like_the_others(tmp_path, monkeypatch, method, silent):
+    """In one of two steps nobody says a word, so its updates are skipped; what they would have seen is missing, not zero."""
+    sample, calls = training.sample_tokens, []
+
+    def sampled(model, prompts, **options):
+        calls.append(1)
+        return [[]] * len(prompts) if len(calls) == silent else sample(model, prompts, **options)
+
+    monkeypatch.setattr(training, "sample_tokens", sampled)
+    _, rows, _ = run(tmp_path, method)
+    quiet = rows.pop(silent - 1)
+    assert quiet["skipped"] > 0 and rows[0].keys() - {"overlong"} == quiet.keys() - {"overlong"}
+    told = {name for name in quiet if name.startswith(("divergence", "token_reward"))} | {"agreement"}
+    assert len(told) == 5 + 3 * (method == "opsd-gkd")
+    assert all(quiet[name] is None and rows[0][name] is not None for name in told)
 
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
