@@ -242,3 +242,9 @@ def test_levels_must_be_integers_and_integer_rewards_keep_their_advantages():
     assert torch.allclose(
         group_advantages(rewards, group, valid).abs(), torch.ones(2, 1, dtype=torch.float64), atol=1e-4
     )
+
+
+def test_a_spread_of_just_the_least_is_enough():
+    rewards, group, valid = torch.tensor([[0.0], [2.0]]).double(), torch.zeros(2).long(), torch.ones(2).bool()
+    assert group_advantages(rewards, group, valid, sigma_min=1.0)[:, 0].tolist() == pytest.approx([-1, 1], abs=1e-5)
+    assert not group_advantages(rewards, group, valid, sigma_min=1.0 + 1e-9).any()

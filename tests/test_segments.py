@@ -21,6 +21,7 @@ from memcalib.segments import (
     response_units,
     segment,
     sentence_splitter,
+    sentence_weights,
     span_fault,
 )
 
@@ -279,3 +280,13 @@ def test_an_answer_with_everything():
         "```\none. two. three\n```",
         "All of it is done now.",
     ]
+
+
+def test_coverage_counts_what_is_above_the_threshold_alone():
+    z, mask, units = (
+        torch.tensor([[0.5, 0.5, 0.75, 0.25]]).double(),
+        torch.ones(1, 4).bool(),
+        torch.tensor([[0, 0, 1, 1]]),
+    )
+    q, opened = sentence_weights(z, mask, torch.tensor([0.5]), torch.tensor([0.0]), units)
+    assert opened.all() and q.tolist() == [[0.0, 0.0, 0.125, 0.125]]

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import math
+import random
 from itertools import accumulate
 
 import pandas as pd
@@ -252,9 +253,41 @@ def test_the_base_trainers_table_has_our_advantages(tmp_path, method):
     assert [mean for mean in expected if mean == mean] == pytest.approx(scored, abs=2e-6) and len(scored) == 28
 
 
-def test_open_pairs_train_too(tmp_path):
-    trainer, rows = run(tmp_path, threshold_pool="open")
-    assert rows[0]["unscored"] == 0 and trainer.credit.advantages.isfinite().all()
+def any_level(example, response):
+    """Levels that depend on the answer's text alone."""
+    draw = random.Random(example.id + response)
+    return judgment_for(example, {atom: draw.choice(list(Level)) for atom in example.levels})
+
+
+def test_open_pairs_are_those_whose_reward_and_advantage_agree(tmp_path):
+    """The others are read for the thresholds alone, which move after they were used."""
+    whole, _ = run(tmp_path / "all", any_level, generations=8)
+    some, rows = run(tmp_path / "open", any_level, generations=8, threshold_pool="open")
+    agree = whole.desk.rewards * whole.credit.channels
+    looked = list(zip(whole.pairs.rows, whole.pairs.channels, strict=True))
+    assert any(agree[at] < 0 for at in looked) and rows[0]["unscored"] == 0
+    assert list(zip(some.pairs.rows, some.pairs.channels, strict=True)) == [at for at in looked if agree[at] > 0]
+    torch.testing.assert_close(some.credit.advantages, whole.credit.advantages, rtol=0, atol=1e-3)
+
+
+def test_a_part_without_a_scored_answer_does_not_hold_back_the_update(tmp_path):
+    """Two answers of a step are scored; of the four parts that make an update together some are empty."""
+
+    class Few:
+        def batch(self, examples, responses):
+            judged = judge_all(any_level, examples, responses)
+            lost = list(map(unscored, examples, responses))
+            return [*judged[:2], *lost[2:]]
+
+    start, found = weights(build_policy(0)), []
+    for count in (1, 4):
+        options = dict(method="gdpo", minibatches=1, accumulate=count, max_failed=1, lr=1.0, trl={"optim": "sgd"})
+        trainer, (row,) = run(tmp_path / str(count), Few(), **options)
+        assert row["unscored"] == 14 and row["skipped"] == 0 and trainer.credit.advantages.abs().sum() > 0
+        found.append(weights(trainer.model) - start)
+    parts = [int(part["completion_mask"].sum()) for part in trainer._buffered_inputs]
+    assert len(parts) == 4 and 0 in parts and found[0].norm() > 1e-3
+    assert (found[1] - found[0]).norm() < 1e-3 * found[0].norm()
 
 
 def test_on_step_sees_every_row(tmp_path):
@@ -606,11 +639,16 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
     assert rows[0]["unscored"] == 16 and rows[0]["reward"] is None
 
 
-def test_sizes_of_segments_and_thresholds_are_settings(tmp_path):
+def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
+    import memcalib.desk as desk
+
+    seen, plain = [], desk.response_units
+    monkeypatch.setattr(desk, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])
     trainer, rows = run(
         tmp_path, granularity="sentence", threshold_start=0.5, segment_min=2, segment_max=3, threshold_minimum=10**6
     )
     assert trainer.thresholds.value.tolist() == [0.5] * 9 and rows[0]["fallback_segments"] == 0
+    assert {row[row >= 0].bincount().max().item() for row in seen[0]} <= {1, 2, 3} and len(seen[0]) == 16
     assert trainer.identity["config"]["splitter"] in ("spacy", "pysbd")
     with pytest.raises(ValueError, match="segment_min 9"):
         settings(segment_min=9, segment_max=3)
