@@ -19,7 +19,7 @@ from .endpoint import CallError
 from .problem import Example, Judge, Judgment, check_judgment, judge_all, judgment_for
 from .stopping import Interrupted, RunStopped, StopSignals, elected
 
-# %% ../nbs/07l_patience.ipynb #2d9527d3
+# %% ../nbs/07l_patience.ipynb #79a54178
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class JudgeFault(JudgeStopped):
 
 
 class JudgeUnreadable(JudgeStopped):
-    """Too many answers of a batch could not be scored, though the judge replied."""
+    """The judge answered, and too many of its replies for a batch could not be read."""
 
     once = "once the judge's replies can be read, or with a greater max_failed"
 
@@ -152,13 +152,18 @@ def _batch(
 
 PatientJudge.batch = _batch
 
-# %% ../nbs/07l_patience.ipynb #df72f1b7
+# %% ../nbs/07l_patience.ipynb #a9079d0c
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
     first = next((judgment for judgment in lost if judgment.retry == failed), None)
     if first is None:
         return "on another process"
     unscored = ", ".join(atom.atom_id for atom in first.atoms if atom.actual is None)
     return f"example {first.example_id!r}: {first.error or f'no level for {unscored}'}"
+
+
+def _unread(lost: float, asked: float, limit: str, first: str) -> str:
+    share = f"{lost:.0f} of {asked:.0f} answers of this batch ({lost / asked:.0%}; {limit})"
+    return f"the judge answered, but its replies for {share} could not be read; the first of them: {first}; asking again would give the same"
 
 
 def _again(
@@ -174,8 +179,7 @@ def _again(
         return False
     limit = f"limit max_failed {self.max_failed:.0%}"
     if unscored - failed > self.max_failed * asked:
-        what = f"{unscored - failed:.0f} of {asked:.0f} answers of this batch could not be scored ({limit})"
-        raise JudgeUnreadable(f"{what}; the first reason: {_reason(lost, False)}; asking again would give the same")
+        raise JudgeUnreadable(_unread(unscored - failed, asked, limit, _reason(lost, False)))
     what = f"{failed:.0f} of {asked:.0f} judgments of this batch failed ({limit})"
     what += f", {unscored - failed:.0f} more could not be read" if unscored > failed else ""
     what += f"; the first error: {_reason(lost, True)}"

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -129,10 +130,13 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
         asked.append(1)
         return mumble(example, response)
 
-    with pytest.raises(JudgeUnreadable) as found:
+    with pytest.raises(JudgeUnreadable) as told:
         go(tmp_path / "first", judge)
-    text = str(found.value)
-    assert "16 of 16 answers" in text and "max_failed 50%" in text and "no JSON object" in text
+    text = str(told.value)
+    assert "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)" in text
+    found = re.search(r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking", text)
+    assert found[1] in {example.id for example in EXAMPLES}
+    assert "could not be scored" not in text
     assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
     assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
     turn = {"judge": exact_judge}
