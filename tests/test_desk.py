@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.desk import ChannelRewards, fitting_examples, held_out_examples
+from memcalib.desk import ChannelRewards, check_context, fitting_examples, held_out_examples
 from memcalib.engines import prompt_encoder
 from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
 from memcalib.patience import PatientJudge
@@ -141,3 +141,18 @@ def test_a_batch_of_nothing_but_silence_asks_nobody():
     reader.read(EXAMPLES[:2], ["", ""], [[1], [1]], [True, True])
     assert judge.asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
     assert not reader.valid.any() and reader.rewards.isnan().all()
+
+
+def test_a_fluent_prompt_leaves_room_for_its_ablations():
+    """They are cut from the text that lists the atoms, which may be longer than the fluent one."""
+    whole = len(prompt_encoder(TOKENIZER, "concat", "micro")(EXAMPLES[0]))
+    data, room = {"example": [0], "tokens": [10]}, whole + 8 + 12
+    check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room)
+    with pytest.raises(
+        ValueError, match=f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};"
+    ):
+        check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room - 1)
+    for other in ({"text": "concat"}, {"text": "fluent", "method": "gdpo"}):
+        check_context(settings(**other), TOKENIZER, EXAMPLES, data, 22)
+        with pytest.raises(ValueError, match=f"{EXAMPLES[0].id}.*a prompt of 10 tokens"):
+            check_context(settings(**other), TOKENIZER, EXAMPLES, data, 21)
