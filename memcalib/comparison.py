@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Side', 'check_sides', 'Comparison', 'compare_runs', 'comparison_text', 'comparison_tables', 'write_comparison']
 
-# %% ../nbs/08g_comparison.ipynb #0e096412
+# %% ../nbs/08g_comparison.ipynb #b3f7e884
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ from .accounts import quality_table
 from .breakdown import compare
 from .card import protocol
 from .dots import differences_figure
-from .figures import inline_svg, method_colours, plane_figure
+from .figures import inline_svg, plane_figure
+from .looks import method_looks
 from .metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from .page import chance, differences_grid, grid, render_page, results_grid
 from .problem import Judgment, printable, text_hash
@@ -238,7 +239,7 @@ def _differences(comparison: Comparison, domain: str) -> dict[str, list]:
     found = differences_grid(rows.assign(method=rows["run"], start="baseline"))
     return found | {"columns": ["run", *found["columns"][1:]]}
 
-# %% ../nbs/08g_comparison.ipynb #4b5a7e68
+# %% ../nbs/08g_comparison.ipynb #744d0d15
 def _changed(comparison: Comparison) -> "pd.DataFrame":
     changes = comparison.changes
     texts = examples_of(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
@@ -254,7 +255,7 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
     measured, constant = (comparison.scores[comparison.scores["status"] == s] for s in ("measured", "control"))
     figures = {
         "comparison-plane": plane_figure(measured, None, comparison.baseline, constant),
-        "comparison-differences": differences_figure(comparison.differences, colours=method_colours(comparison.scores["model"])),
+        "comparison-differences": differences_figure(comparison.differences, looks=method_looks(comparison.scores["model"])),
     }
     files = write_figures(folder / "figures", figures)
     drawn = {file.stem: inline_svg(file.read_text(encoding="utf-8"), file.stem) for file in files if file.suffix == ".svg"}

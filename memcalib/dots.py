@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['FEW', 'MEANINGS', 'parts_figure', 'differences_figure', 'metric_tiles']
 
-# %% ../nbs/08i_dots.ipynb #81aa20cf
+# %% ../nbs/08i_dots.ipynb #58dc0423
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .figures import PAPER, SOFT, _axes, method_colours, plain_label, style
+from .looks import PAPER, SOFT, Look, method_looks, panels, plain_label, style
 from .metrics import HIGHER_IS_BETTER, METRICS
 
 # %% ../nbs/08i_dots.ipynb #e5373461
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# %% ../nbs/08i_dots.ipynb #066ffb04
+# %% ../nbs/08i_dots.ipynb #5069d329
 FEW = 10  # questions
 
 
-def parts_figure(panels: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "SCS") -> "Figure":
-    """One panel for each title: a metric with its 95 % interval by the parts of a score table, a colour for each `name`.
+def parts_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "SCS") -> "Figure":
+    """One panel for each title: a metric with its 95 % interval by the parts of a score table, a look for each `name`.
 
     A panel is (score table with a column `name`, the column that holds the part); numbers and ranges are joined by lines.
     """
-    names = list(dict.fromkeys(name for table, _ in panels.values() for name in table["name"]))
-    columns = min(len(panels), 2)
-    rows = -(-len(panels) // columns)
+    names = list(dict.fromkeys(name for table, _ in cuts.values() for name in table["name"]))
+    columns = min(len(cuts), 2)
+    rows = -(-len(cuts) // columns)
     with style():
-        figure, axes = _axes(rows, columns, 4.6 * columns, 2.3 * rows + 0.3, sharey=True)
-        for ax, (title, (table, by)) in zip(axes.flat, panels.items(), strict=False):
-            _parts(ax, table, by, metric, method_colours(names))
+        figure, axes = panels(rows, columns, 4.6 * columns, 2.3 * rows + 0.3, sharey=True)
+        for ax, (title, (table, by)) in zip(axes.flat, cuts.items(), strict=False):
+            _parts(ax, table, by, metric, method_looks(names))
             ax.set_title(title)
-        for ax in axes.flat[len(panels) :]:
+        for ax in axes.flat[len(cuts) :]:
             ax.set_axis_off()
         for ax in axes[:, 0]:
             ax.set_ylabel(metric + (" ↑" if metric in HIGHER_IS_BETTER else " ↓"))
@@ -44,19 +44,19 @@ def parts_figure(panels: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str =
             figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
         return figure
 
-# %% ../nbs/08i_dots.ipynb #1940eb2a
-def _parts(ax, table: "pd.DataFrame", by: str, metric: str, colours: Mapping[str, str]) -> None:
+# %% ../nbs/08i_dots.ipynb #dfaf625f
+def _parts(ax, table: "pd.DataFrame", by: str, metric: str, looks: Mapping[str, Look]) -> None:
     parts, sources = sorted(table[by].unique(), key=_place(table[by])), list(dict.fromkeys(table["name"]))
     ordered = hasattr(table[by], "cat") or table[by].dtype.kind in "if"
     for k, name in enumerate(sources):
-        rows = table[table["name"] == name].set_index(by).reindex(parts)
+        rows, look = table[table["name"] == name].set_index(by).reindex(parts), looks[name]
         x = np.arange(len(parts)) + 0.12 * (k - (len(sources) - 1) / 2)
         value, low, high = (rows[f"{metric}{end}"].to_numpy(float) for end in ("", "_low", "_high"))
         spans = np.nan_to_num([np.maximum(value - low, 0), np.maximum(high - value, 0)])
-        ax.errorbar(x, value, yerr=spans, fmt="none", color=colours[name], elinewidth=1.2)
-        ax.plot(x, value, "o-" if ordered else "o", color=colours[name], lw=0.9, ms=5, label=plain_label(name))
+        ax.errorbar(x, value, yerr=spans, fmt="none", color=look.colour, elinewidth=1.2)
+        ax.plot(x, value, look.mark, ls=look.line if ordered else "", color=look.colour, lw=0.9, ms=5, label=plain_label(name))
         few = rows["questions"].to_numpy() < FEW
-        ax.plot(x[few], value[few], "o", mec=colours[name], mfc=PAPER, ms=5)
+        ax.plot(x[few], value[few], look.mark, mec=look.colour, mfc=PAPER, ms=5)
     questions = table.groupby(by, observed=True)["questions"].max()
     ax.set_xticks(range(len(parts)), [f"{plain_label(str(p))[:14]}\n{questions[p]:,}" for p in parts], size=7.5)
     ax.set(ylim=(0, 104), xlim=(-0.6, len(parts) - 0.4))
@@ -67,36 +67,38 @@ def _place(column: "pd.Series"):
     order = list(column.cat.categories) if hasattr(column, "cat") else None
     return order.index if order else lambda part: part
 
-# %% ../nbs/08i_dots.ipynb #aa0b9b93
+# %% ../nbs/08i_dots.ipynb #8665eec1
 def differences_figure(
-    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, colours: Mapping[str, str] | None = None
+    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, looks: Mapping[str, Look] | None = None
 ) -> "Figure":
-    """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a colour for each `run`; zero is no change."""
+    """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a look for each `run`; zero is no change."""
     runs, domains = list(dict.fromkeys(table["run"])), list(dict.fromkeys(table["domain"]))
-    colours = colours or method_colours(runs)
+    looks = looks or method_looks(runs)
     height = 1.1 + (0.16 + 0.2 * len(runs)) * len(domains)
     with style():
-        figure, axes = _axes(1, len(metrics), 1.75 * len(metrics) + 1, height, sharex=True, sharey=True)
+        figure, axes = panels(1, len(metrics), 1.75 * len(metrics) + 1, height, sharex=True, sharey=True)
         for ax, metric in zip(axes[0], metrics, strict=True):
             ax.axvline(0, color=SOFT, lw=0.9)
             for k, run in enumerate(runs):
                 rows = table[(table["run"] == run) & (table["metric"] == metric)]
                 y = [domains.index(d) + 0.62 * (k - (len(runs) - 1) / 2) / len(runs) for d in rows["domain"]]
-                _differences(ax, rows, y, colours[run], plain_label(run))
+                _differences(ax, rows, y, looks[run], plain_label(run))
             ax.set(title=f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}", ylim=(len(domains) - 0.45, -0.55))
             ax.set_yticks(range(len(domains)), [plain_label(str(d))[:18] for d in domains])
             ax.grid(axis="y", visible=False)
             ax.locator_params(axis="x", nbins=5)
+        figure.supxlabel("difference in points; better is to the right where ↑, to the left where ↓", size=8.5)
         if len(runs) > 1:
             figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
         return figure
 
 
-def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], colour: str, label: str) -> None:
-    ax.hlines(y, rows["low"], rows["high"], color=colour, lw=1.3)
+def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], look: Look, label: str) -> None:
+    ax.hlines(y, rows["low"], rows["high"], color=look.colour, lw=1.3)
     clear = (rows["low"] > 0) | (rows["high"] < 0)
-    ax.scatter(rows["difference"], y, s=26, facecolors=np.where(clear, colour, "none"), edgecolors=colour, linewidths=1.2, zorder=3)
-    ax.plot([], [], "o-", color=colour, label=label)
+    dots = {"marker": look.mark, "s": 26, "edgecolors": look.colour, "linewidths": 1.2, "zorder": 3}
+    ax.scatter(rows["difference"], y, facecolors=np.where(clear, look.colour, "none"), **dots)
+    ax.plot([], [], look.mark, ls="-", color=look.colour, label=label)
 
 # %% ../nbs/08i_dots.ipynb #487b5cc0
 MEANINGS = {

@@ -152,7 +152,7 @@ def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         tables |= {"Failures": failures_table(run), "Cost": costs(run)}
     return {name: rows for name, rows in tables.items() if len(rows)}
 
-# %% ../nbs/08f_evaluation.ipynb #0986c86a
+# %% ../nbs/08f_evaluation.ipynb #81e940a5
 def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
     """The figures that the rows allow: plane, channels, parts, and the levels of two judges."""
     figures: dict[str, Figure] = {}
@@ -161,7 +161,7 @@ def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]"
         constant = table["model"].str.startswith("all ") & (table["condition"] == "control")
         answered = table[(table["status"] != "not run") & ~constant]
         bare = answered.loc[answered["status"] == "control", "model"]
-        figures["plane"] = plane_figure(answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant])
+        figures["plane"] = plane_figure(answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant], enlarged=False)
     if "Channel proportions" in tables:
         names = source_names(run.responses)
         groups = {n: [j for j, name in zip(run.judgments, names, strict=True) if name == n] for n in names[_with_memory(run)].unique()[:4]}

@@ -7,11 +7,12 @@ import random
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import figures, heatmap, manifest, page, report, tables
+from memcalib import figures, heatmap, looks, manifest, page, report, tables
 from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, write_jsonl
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
@@ -180,6 +181,78 @@ def test_evaluations_logged_while_training_are_a_path_too(tmp_path):
     assert run.path["method"].tolist() == ["GRPO"] * 2 and run.path["sMUS"].tolist() == [35, 30]
     axes = report.run_figures(run)["plane"].axes[0]
     assert max(len(line.get_xdata()) for line in axes.lines) == 4
+
+
+def axis_texts(figure) -> list[tuple[str, ...]]:
+    """The numbers at the axes of a figure as drawn; the last text of an axis is what would be added or multiplied."""
+    figure.draw_without_rendering()
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    return [(*(t.get_text() for t in axis.get_ticklabels()), axis.get_offset_text().get_text()) for axis in axes]
+
+
+@drawn
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e3))
+def test_an_axis_keeps_its_values_and_is_a_tenth_of_the_largest_wide(low, width):
+    high = low + width
+    a, b = looks.wide_enough(low, high)
+    assert a <= low <= high <= b and (b - a) * 1.000001 >= max(abs(low), abs(high)) / 10
+    assert (a, b) == (low, high) or b - a <= max(abs(low), abs(high)) / 9
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([0.0, 1e-8, 3e-6, 0.02, 1.0, 2e5, 3e9]),
+    st.sampled_from([0.0, 1e-12, 1e-6, 0.3, 2.0]),
+    st.integers(1, 40),
+)
+def test_every_number_at_an_axis_is_the_whole_number(level, noise, count):
+    values = [level * (1 + noise * (k % 3)) for k in range(count)]
+    rows = [
+        {"method": m, "seed": 1, "step": k, "reward": v, "end_rate": 1.0}
+        for m in ("GRPO", "b")
+        for k, v in enumerate(values)
+    ]
+    figure = figures.curves_figure(pd.DataFrame(rows))
+    (*steps, below), (*numbers, above), *_ = axis_texts(figure)
+    assert below == above == "" and all(text.isdigit() or text[1:].isdigit() for text in steps)
+    low, high = figure.axes[0].get_ylim()
+    read = [float(text.replace("\N{MINUS SIGN}", "-")) for text in numbers]
+    assert read == pytest.approx(list(figure.axes[0].get_yticks()), rel=0.01, abs=0.01 * (high - low))
+    assert high - low >= 0.1 * level and figure.axes[1].get_ylim() == (-0.03, 1.03)
+
+
+def test_a_single_point_is_seen():
+    rows = [{"method": "GRPO", "seed": 1, "step": 3, "reward": 1.0, "trigger/AB-": 0.1}]
+    (line,) = figures.curves_figure(pd.DataFrame(rows)).axes[0].lines
+    assert line.get_marker() == looks.METHODS["GRPO"].mark
+    assert {line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines} == {"^"}
+
+
+def test_nine_equal_thresholds_are_seen_to_be_nine():
+    names = [f"threshold/{channel}" for channel in figures.CHANNEL_NAMES]
+    steps = pd.DataFrame(
+        [{"method": "MemCalib-RL", "seed": 1, "step": t} | dict.fromkeys(names, 0.02) for t in range(60)]
+    )
+    lines = figures.rates_figure(steps).axes[0].lines
+    first = [line.get_markevery()[0] for line in lines]
+    assert len(set(first)) == 9
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 9  # without any colour
+
+
+@pytest.mark.parametrize(("ends", "shown"), [(((3, 5), (4, 6)), 2), (((3, 5), (30, 6)), 1), (((3, 5),), 1)])
+def test_points_that_lie_close_together_are_enlarged(ends, shown):
+    rows = [
+        {"model": "Cold-start", "sMOS": 20.0, "sMUS": 40.0},
+        *({"model": f"m{k}", "sMOS": x, "sMUS": y} for k, (x, y) in enumerate(ends)),
+    ]
+    table = pd.DataFrame(
+        [row | {f"{m}_{end}": row[m] for m in ("sMOS", "sMUS") for end in ("low", "high")} for row in rows]
+    )
+    axes = figures.plane_figure(table).axes
+    assert len(axes) == shown and len(figures.plane_figure(table, enlarged=False).axes) == 1
+    if shown == 2:
+        (left, right), (down, up) = axes[1].get_xlim(), axes[1].get_ylim()
+        assert all(left <= x <= right and down <= y <= up for x, y in ends) and right - left == pytest.approx(up - down)
 
 
 def test_two_figures_share_no_id(tmp_path):

@@ -251,9 +251,9 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
 @pytest.mark.parametrize(
     ("template", "wide"),
     [
-        ("report.html.j2", ("channels", "curves", "rates")),
+        ("report.html.j2", ("plane", "channels", "curves", "rates")),
         ("evaluation.html.j2", ("parts",)),
-        ("comparison.html.j2", ("comparison-differences",)),
+        ("comparison.html.j2", ("comparison-plane", "comparison-differences")),
     ],
 )
 def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
