@@ -40,7 +40,7 @@ from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
 
-# %% ../nbs/07_training.ipynb #806b5310
+# %% ../nbs/07_training.ipynb #6c23d385
 log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
@@ -61,7 +61,7 @@ def _kept_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
         model.save_pretrained(folder)
         seal(folder, {})
 
-
+# %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found) -> Path | None:
     if not isinstance(model, PreTrainedModel) or not (config.beta or (config.method in DISTILLED and not config.teacher)):
         return None
@@ -93,7 +93,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
-# %% ../nbs/07_training.ipynb #3c3483e7
+# %% ../nbs/07_training.ipynb #a70af7c5
 class CreditTrainer(SharingTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists the departures from its base."""
 
@@ -114,17 +114,21 @@ class CreditTrainer(SharingTrainer):
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         check_context(config, tokenizer, examples, self.train_dataset, limit)
 
-    def _generate_and_score_completions(self, inputs):
-        self.lost = None
-        with _ending(self):
-            batch = super()._generate_and_score_completions(inputs)
-            self.check_logps(batch)
-            with self.accelerator.autocast():
-                self.advantages = self._advantages(batch)
-        self._logs["advantages"].extend(_of_answers(self))
-        width, valid = batch["completion_ids"].size(1), self.desk.valid.to(batch["completion_mask"].device)
-        batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
-        return batch | {"advantages": padded(self.advantages, width)}
+# %% ../nbs/07_training.ipynb #db938eae
+def _credited(self: CreditTrainer, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    self.lost = None
+    with _ending(self):
+        batch = super(CreditTrainer, self)._generate_and_score_completions(inputs)
+        self.check_logps(batch)
+        with self.accelerator.autocast():
+            self.advantages = self._advantages(batch)
+    self._logs["advantages"].extend(_of_answers(self))
+    width, valid = batch["completion_ids"].size(1), self.desk.valid.to(batch["completion_mask"].device)
+    batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
+    return batch | {"advantages": padded(self.advantages, width)}
+
+
+CreditTrainer._generate_and_score_completions = _credited
 
 # %% ../nbs/07_training.ipynb #ec484a12
 def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
@@ -142,11 +146,11 @@ def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example
 
 CreditTrainer._set_up = _set_up
 
-# %% ../nbs/07_training.ipynb #3f102ea5
+# %% ../nbs/07_training.ipynb #8c77bba0
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
 
-
+# %% ../nbs/07_training.ipynb #fd6fb0bd
 def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
     """Token advantages of the rollout batch that `self.desk` read last, 0 at padding and in unscored rows."""
     _check_rewards(self.desk, self.state.global_step // self.config.minibatches + 1)
@@ -171,7 +175,7 @@ def _of_answers(trainer: CreditTrainer) -> list[float]:
     means = trainer.advantages.sum(1) / sizes
     return trainer.accelerator.gather(means.masked_fill(~trainer.desk.valid.to(means.device), torch.nan)).tolist()
 
-# %% ../nbs/07_training.ipynb #c2ff0a3b
+# %% ../nbs/07_training.ipynb #de276b43
 @contextmanager
 def _ending(trainer: CreditTrainer) -> Iterator[None]:
     try:
@@ -182,7 +186,7 @@ def _ending(trainer: CreditTrainer) -> Iterator[None]:
     except FloatingPointError as error:
         raise trainer.diverged(str(error)) from error
 
-
+# %% ../nbs/07_training.ipynb #736402e7
 def _check_rewards(desk: ChannelRewards, step: int) -> None:
     bad = (desk.valid[:, None] & ~desk.rewards.isfinite()).nonzero()
     if len(bad):
@@ -198,7 +202,39 @@ def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
     return resolve_name(TRAINERS[method]) if method in TRAINERS else CreditTrainer
 
-# %% ../nbs/07_training.ipynb #d9467be8
+# %% ../nbs/07_training.ipynb #e8f4ad67
+def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
+    if not resume and (found := checkpoints(out)):
+        allowed = "resume=True to go on with it, or another folder"
+        raise CheckpointError(f"{out} holds {found[-1].name} of an earlier run; allowed: {allowed}")
+
+# %% ../nbs/07_training.ipynb #f60ecf69
+def _adapter(rank: int) -> LoraConfig | None:
+    return LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
+
+# %% ../nbs/07_training.ipynb #5b16f97a
+def _begin(trainer: CreditTrainer, out: Path, resume: bool | str | Path | None) -> Path | None:
+    start = trainer.load_run_state(trainer.found)
+    if start is None and resume:
+        log.warning("%s: no whole checkpoint to go on from, so the run starts at the beginning", out)
+    if start is None and trainer.accelerator.is_main_process:
+        (out / ROWS).unlink(missing_ok=True)
+    return start
+
+
+def _loop(trainer: CreditTrainer, out: Path, resume: bool | str | Path | None) -> CreditTrainer:
+    start = _begin(trainer, out, resume)
+    if start is not None and trainer.resumed[0] >= trainer.args.max_steps:
+        trainer._load_from_checkpoint(str(start))
+        return trainer
+    with trainer.signals.heard():
+        trainer.train(resume_from_checkpoint=start and str(start))
+    trainer.check_weights()
+    if trainer.state.global_step < trainer.args.max_steps and (number := trainer.signals.agreed()):
+        raise Interrupted(number).told(trainer.rescue())
+    return trainer
+
+# %% ../nbs/07_training.ipynb #3e3c9af3
 def train(
     model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: Judge, *,
     tokenizer: PreTrainedTokenizerBase, out: str | Path, validation: Sequence[Example] = (),
@@ -216,38 +252,8 @@ def train(
     _check_fresh(Path(out), resume)
     check_loggers(config.report_to)
     check_model(config, AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config)
-    rank = config.lora_rank
-    peft_config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
-    trainer = trainer_class(config.method)(model, config, examples, judge, tokenizer, out, peft_config, resume)
+    trainer = trainer_class(config.method)(model, config, examples, judge, tokenizer, out, _adapter(config.lora_rank), resume)
     if (found := len(trainer.train_dataset)) < config.prompts:
         raise ValueError(f"prompts {config.prompts} with {found} examples that can be used; allowed: as many prompts as examples, or fewer")
     trainer.add_callback(StepRows(trainer, validation, on_step))
-    start = _begin(trainer, Path(out), resume)
-    if start is not None and trainer.resumed[0] >= trainer.args.max_steps:
-        trainer._load_from_checkpoint(str(start))
-        return trainer
-    with trainer.signals.heard():
-        trainer.train(resume_from_checkpoint=start and str(start))
-    return _finished(trainer)
-
-# %% ../nbs/07_training.ipynb #da45bf69
-def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
-    if not resume and (found := checkpoints(out)):
-        allowed = "resume=True to go on with it, or another folder"
-        raise CheckpointError(f"{out} holds {found[-1].name} of an earlier run; allowed: {allowed}")
-
-
-def _begin(trainer: CreditTrainer, out: Path, resume: bool | str | Path | None) -> Path | None:
-    start = trainer.load_run_state(trainer.found)
-    if start is None and resume:
-        log.warning("%s: no whole checkpoint to go on from, so the run starts at the beginning", out)
-    if start is None and trainer.accelerator.is_main_process:
-        (out / ROWS).unlink(missing_ok=True)
-    return start
-
-
-def _finished(trainer: CreditTrainer) -> CreditTrainer:
-    trainer.check_weights()
-    if trainer.state.global_step < trainer.args.max_steps and (number := trainer.signals.agreed()):
-        raise Interrupted(number).told(trainer.rescue())
-    return trainer
+    return _loop(trainer, Path(out), resume)
