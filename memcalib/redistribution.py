@@ -33,7 +33,7 @@ def raw_multipliers(
     m = mask.sum(1, keepdim=True) * q / torch.where(total > 0, total, 1)
     return torch.where(total > 0, m, 1.0) * mask
 
-# %% ../nbs/06_redistribution.ipynb #0dde55f5
+# %% ../nbs/06_redistribution.ipynb #b7684c42
 class _BrokenLine:
     "Sum of clip(m - tau, 0, cap) over each row's real tokens, at any tau, from one sort."
 
@@ -46,21 +46,25 @@ class _BrokenLine:
         self.below = torch.nn.functional.pad(self.m.masked_fill(self.m.isinf(), 0).cumsum(1), (1, 0))
 
     def at(self, tau: Tensor) -> tuple[Tensor, Tensor]:
-        "Value and number of words strictly between floor and cap (those that move with tau)."
+        "Value and number of tokens strictly between floor and cap (those that move with tau)."
         low = torch.searchsorted(self.m, tau, right=True)
         high = torch.searchsorted(self.ceiling, tau, right=True)
         inside = self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
         return inside + (self.n - high).double() * self.cap, high - low
 
-    def last_bend(self, bends: Tensor, target: Tensor) -> Tensor:
-        "Of a row's sorted bends the last at which the line is still at or above the target; -inf where none is."
-        low, high = torch.full_like(self.n, -1), self.n.clone()
-        while bool((high - low > 1).any()):
-            middle = (low + high) // 2
-            bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
-            above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
-            low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
-        return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
+# %% ../nbs/06_redistribution.ipynb #2c45efb7
+def _last_bend(self: _BrokenLine, bends: Tensor, target: Tensor) -> Tensor:
+    "Of a row's sorted bends the last at which the line is still at or above the target; -inf where none is."
+    low, high = torch.full_like(self.n, -1), self.n.clone()
+    while bool((high - low > 1).any()):
+        middle = (low + high) // 2
+        bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
+        above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
+        low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
+    return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
+
+
+_BrokenLine.last_bend = _last_bend
 
 # %% ../nbs/06_redistribution.ipynb #4f78e905
 def project_multipliers(
