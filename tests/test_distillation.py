@@ -1,6 +1,7 @@
 """On-policy self-distillation: the teacher's prompt, both losses against slow references and TRL, two steps of each."""
 
 import json
+import math
 import os
 from types import SimpleNamespace
 
@@ -495,21 +496,32 @@ def test_where_the_teacher_comes_from(tmp_path, method, changes):
     assert all(row["token_reward"] is not None for row in rows) and rows[-1]["loss"] == rows[-1]["loss"]
 
 
-def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path):
-    trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, minibatches=1)
-    model = load_policy("cold-short")[0]
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "max_tokens": 9}, {"reward_clip": 0.05}]
+)
+def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
+    trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, minibatches=1, **changes)
+    model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
     desk, student = trainer.desk, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
     sides = [
-        response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids) for encode in (teacher, student)
+        response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids, **heat)
+        for encode in (teacher, student)
     ]
-    assert torch.allclose(trainer.advantages, sides[0] - sides[1], atol=1e-4)
-    wanted = (sides[0] - sides[1]).sum().item() / sum(map(len, desk.ids))
+    found, clip = sides[0] - sides[1], changes.get("reward_clip", math.inf)
+    assert clip == math.inf or (found.abs() > clip).any()
+    assert torch.allclose(trainer.advantages, found.clamp(-clip, clip), atol=1e-4)
+    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, desk.ids))
     assert rows[0]["token_reward"] == pytest.approx(wanted, abs=1e-4)
+    ended = [ids[-1] == TOKENIZER.eos_token_id for ids in desk.ids]
+    assert all(ended) == ("max_tokens" not in changes), "some are cut off where answers have little room"
 
 
-def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path):
-    trainer, rows, _ = run(tmp_path, "opsd-gkd", steps=1, minibatches=1, top_k=435)
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature, share):
+    changes = dict(steps=1, minibatches=1, top_k=435, temperature=temperature, share_prompts=share)
+    trainer, rows, _ = run(tmp_path, "opsd-gkd", **changes)
     model = load_policy("cold-short")[0]
     total, count = 0.0, 0
     encoders = teacher_encoder(TOKENIZER, layout="micro"), prompt_encoder(TOKENIZER, layout="micro")
@@ -518,7 +530,7 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path):
         for encode in encoders:
             prompt = encode(example)
             with torch.no_grad():
-                logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
+                logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0] / temperature
             logps.append(logits.log_softmax(-1)[len(prompt) - 1 : -1])
         total += (logps[0].exp() * (logps[0] - logps[1])).sum().item()
         count += len(answer)
