@@ -496,6 +496,16 @@ def test_where_the_teacher_comes_from(tmp_path, method, changes):
     assert all(row["token_reward"] is not None for row in rows) and rows[-1]["loss"] == rows[-1]["loss"]
 
 
+@pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
+def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
+    """Without a reference policy, which would be the teacher too."""
+    trainer, _, _ = run(tmp_path, method, str(policy_path("cold-short")), beta=0.0, steps=1)
+    start = load_policy("cold-short")[0].state_dict()
+    assert trainer.ref_model is None and trainer.reference is None
+    assert all(torch.equal(value, start[name]) for name, value in trainer.teacher.state_dict().items())
+    assert any(not torch.equal(value, start[name]) for name, value in trainer.model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "max_tokens": 9}, {"reward_clip": 0.05}]
 )
