@@ -1,5 +1,6 @@
 """Books of decisions, the walk through them and sheets, against dictionaries and the obvious code."""
 
+import asyncio
 import csv
 import json
 
@@ -209,6 +210,37 @@ def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
         book.close()
         books.append([(book.get(*place) or Said(item="-")).value for place in PLACES] + [page.session.index])
     assert books[0] == books[1]
+
+
+@given(st.lists(st.tuples(st.text("120npux", min_size=1, max_size=4), st.sampled_from(["", *"12n"])), max_size=6))
+def test_keys_count_once_when_the_field_is_emptied_between_them(tmp_path_factory, bursts):
+    """Keys come in bursts; after each the field is emptied, and a key may be typed before the browser hears of that."""
+    with ThingBook(tmp_path_factory.mktemp("rests") / "said", THINGS) as book:
+        page, pressed = type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book)), []
+        page.session.press = pressed.append
+        for keys, late in bursts:
+            for key in keys:
+                page._keys.set_state({"value": page._keys.value + key})
+            stood = page._keys.value
+            page.empty()
+            if late:
+                page._keys.set_state({"value": stood + late})
+        assert "".join(pressed) == "".join(keys + late for keys, late in bursts)
+
+
+def test_the_same_key_in_place_of_all_that_was_selected_counts(tmp_path, monkeypatch):
+    """A kernel empties the field when the hand rests, so that what a browser sends differs from what stood there."""
+
+    async def label(page, rounds=3):
+        monkeypatch.setattr("memcalib.keys.QUIET", 0)
+        for _ in range(rounds):
+            page._keys.set_state({"value": "1"})
+            while page._keys.value:
+                await asyncio.sleep(0)
+
+    with ThingBook(tmp_path / "said", THINGS) as book:
+        asyncio.run(label(type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book))))
+        assert book.counts()["labelled"] == 3
 
 
 @given(st.text("12", max_size=6), st.text("12", max_size=6), st.text("12", max_size=3))
