@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
-           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'decisive', 'examples_hash', 'check_same_run',
-           'restore_rows', 'keep_best', 'restore_best', 'Resumable', 'by_main']
+           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'decisive', 'with_reasons', 'examples_hash',
+           'check_same_run', 'restore_rows', 'keep_best', 'restore_best', 'Resumable', 'by_main']
 
 # %% ../nbs/07i_checkpoints.ipynb #f2b5dfe7
 import errno
@@ -172,14 +172,15 @@ def newest_checkpoint(out: str | Path) -> Path | None:
     """The latest whole checkpoint of a run, or None; others are skipped with a warning."""
     return found[0] if (found := find_checkpoint(out, True)) else None
 
-# %% ../nbs/07i_checkpoints.ipynb #0880db7d
+# %% ../nbs/07i_checkpoints.ipynb #452c86b6
 FREE = {
-    "steps", "save_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
+    "steps", "save_every", "eval_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
     "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
 }  # fmt: skip
 _FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_name", "dataloader_num_workers", "dataloader_pin_memory",
              "dataloader_persistent_workers", "dataloader_prefetch_factor")  # fmt: skip
-_MEMORY = ("accumulate", "trl.gradient_checkpointing", "trl.vllm_gpu_", "trl.vllm_mode", "trl.vllm_enable_sleep_mode", "trl.vllm_tensor_parallel_size")
+_MEMORY = ("accumulate", "share_prompts", "trl.gradient_checkpointing", "trl.vllm_gpu_", "trl.vllm_mode", "trl.vllm_enable_sleep_mode", "trl.vllm_tensor_parallel_size")
+_WHY = {"sampler": "another sampler draws other random numbers"}
 
 # %% ../nbs/07i_checkpoints.ipynb #b0873774
 def decisive(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -189,7 +190,12 @@ def decisive(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     memory = {name: value for name, value in given.items() if name.startswith(_MEMORY)}
     return {name: value for name, value in given.items() if name not in memory}, memory
 
-# %% ../nbs/07i_checkpoints.ipynb #2dde0080
+# %% ../nbs/07i_checkpoints.ipynb #432836f6
+def with_reasons(told: str) -> str:
+    """What was said of settings that changed, and why they must not where that is not plain."""
+    return told + "".join(f"; {why}" for name, why in _WHY.items() if re.search(rf"\b{name}: ", told))
+
+# %% ../nbs/07i_checkpoints.ipynb #a376577e
 def examples_hash(examples: Iterable[Example]) -> str:
     """Hash of examples and their order."""
     return hashlib.sha256("".join(example.content_hash for example in examples).encode()).hexdigest()[:16]
@@ -206,7 +212,10 @@ def check_same_run(
     if state["examples"] != now["examples"]:
         differs.append("other training examples, or in another order")
     if differs:
-        raise CheckpointError(f"{folder} is of another run ({'; '.join(differs)}); allowed: its own settings and data")
+        raise CheckpointError(f"{folder} is of another run ({with_reasons('; '.join(differs))}); allowed: its own settings and data")
+    every = [settings["config"].get("eval_every") for settings in (state, now)]
+    if every[0] != every[1]:
+        log.warning("%s goes on with eval_every %s, %s before: the best policy is chosen among other steps", folder, every[1], every[0])
     if memory:
         log.warning("%s goes on with other settings of memory: %s; its numbers may differ by rounding", folder, "; ".join(memory))
     if state["processes"] != now["processes"]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'saving', 'TrainRun', 'forecast_run']
 
-# %% ../nbs/09g_train.ipynb #a6400e37
+# %% ../nbs/09g_train.ipynb #d1b4e1ef
 import json
 import logging
 import os
@@ -21,7 +21,7 @@ from .journal import whole_rows
 from .llm import Endpoint
 from .manifest import manifest, write_manifest
 from .metrics import METRICS
-from .parts import Bar, RunFolder
+from .parts import Bar, RunFolder, _settings
 from .problem import write_jsonl
 from .recipe import Recipe, Start, method_config
 from .start import _merged, check_ready, judge_facts, load_start, run_judge
@@ -133,7 +133,7 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #64d685d8
+# %% ../nbs/09g_train.ipynb #8f196d02
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import decisive
 
@@ -143,8 +143,22 @@ def _identity(self: TrainRun) -> dict[str, Any]:
     return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
 
 
+def _freed(file: Path) -> dict[str, Any]:
+    from memcalib.checkpoints import decisive
+
+    there = _settings(file).get("config") if file.exists() else None
+    decides = decisive(there)[0] if isinstance(there, dict) else {}
+    return {name: value for name, value in there.items() if name not in decides} if decides else {}
+
+
 def _claim(self: TrainRun) -> None:
-    RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")})
+    from memcalib.checkpoints import with_reasons
+
+    mine, usual = self.identity, {"config": type(self.config)().model_dump(mode="json")}
+    try:
+        RunFolder(self.folder, mine | {"config": _freed(self.folder / "parameters.json") | mine["config"]}, usual)
+    except ValueError as error:
+        raise ValueError(with_reasons(str(error))) from None
 
 
 TrainRun.identity, TrainRun._claim = property(_identity), _claim

@@ -177,6 +177,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, straight, change, mess
     "change",
     [
         dict(accumulate=2),
+        dict(share_prompts=False),
         dict(trl={"gradient_checkpointing": True}),
         dict(
             accumulate=4,
@@ -195,6 +196,25 @@ def test_settings_of_memory_may_change(tmp_path, straight, caplog, change):
     assert last["step"] == whole["step"] == 6 and last["reward"] == pytest.approx(whole["reward"], abs=0.5)
     third = [next(row for row in rows(out) if row["step"] == 3) for out in (tmp_path, straight[1])]
     assert third[0]["reward"] == third[1]["reward"], "the same prompts and answers, from the same weights"
+
+
+def test_how_often_held_out_examples_are_answered_may_change(tmp_path, straight, caplog):
+    """The weights are those of a run that was not stopped; the best policy is the best of other steps, which is said."""
+    copied(straight, tmp_path, "best", "reference", "checkpoint-4")
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, resume=True, eval_every=1)
+    said = [text for text in caplog.messages if "eval_every" in text]
+    assert said == [
+        f"{tmp_path / 'checkpoint-4'} goes on with eval_every 1, 2 before: the best policy is chosen among other steps"
+    ]
+    assert torch.equal(weights(trainer.model), weights(straight[0].model))
+    assert [row["step"] for row in rows(tmp_path) if "valid_SCS" in row] == [0, 2, 3, 4, 5, 6]
+
+
+def test_the_sampler_may_not_change_and_it_is_said_why(tmp_path, straight):
+    why = "sampler: 'shared' there, 'generate' now; another sampler draws other random numbers"
+    with pytest.raises(CheckpointError, match=rf"of another run \({why}\); allowed"):
+        go(tmp_path, resume=straight[1] / "checkpoint-4", sampler="generate")
 
 
 def test_what_decides_the_result_is_not_memory(tmp_path, straight):

@@ -920,6 +920,27 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, ca
     assert "other settings of memory" in caplog.text
 
 
+def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path, caplog):
+    out = tmp_path / "run"
+    code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=1", "train.eval_every=2"))
+    assert code == 0, err
+    bound = out / "parameters.json"
+    older = json.loads(bound.read_text())
+    assert not {"eval_every", "share_prompts"} & older["config"].keys()
+    older["config"] |= {"eval_every": 2, "share_prompts": True}  # as an older version bound its folders
+    bound.write_text(json.dumps(older))
+    other = small("train.share_prompts=false")
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *other, "--set", "train.sampler=generate")
+    assert code == 1 and "config.sampler: 'shared' there, 'generate' now" in err
+    assert "another sampler draws other random numbers" in err
+    shutil.rmtree(out / "policy")
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *other)
+    assert code == 0 and (out / "policy").is_dir(), err
+    assert "other settings of memory: share_prompts: True there, False now" in caplog.text
+    assert "goes on with eval_every 1, 2 before: the best policy is chosen among other steps" in caplog.text
+    assert json.loads(bound.read_text()) == older, "a folder keeps what it was bound with"
+
+
 def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path, caplog):
     TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run").run()
     (tmp_path / "run" / "checkpoint-9").write_text("a file")
