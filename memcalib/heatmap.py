@@ -32,13 +32,15 @@ def heat_colour(value: float | None, scale: float) -> str:
     share = min(abs(value) / scale, 1.0) ** 0.8
     return f"rgba({'47,109,181' if value > 0 else '200,50,43'},{0.62 * share:.2f})"
 
-# %% ../nbs/08d_heatmap.ipynb #def2805a
+# %% ../nbs/08d_heatmap.ipynb #32d41217
 def heat_html(response: str, tokens: Sequence[str], values: Sequence[float | None], scale: float) -> str:
     """The answer as HTML with a background for each token and its value as hover text; all text is escaped."""
     parts = []
     for (gap, token), value in zip(token_spans(response, tokens), values, strict=True):
         title = "no value" if value is None else f"{value:+.4f}"
-        span = f'<span style="background:{heat_colour(value, scale)};border-radius:2px" title="{title}">'
+        colour = heat_colour(value, scale)
+        line = f";box-shadow:inset 0 -2px {colour}" if value is not None and value < 0 else ""
+        span = f'<span style="background:{colour}{line};border-radius:2px" title="{title}">'
         parts.append(f"{html.escape(gap)}{span}{html.escape(token)}</span>")
     return '<p style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.9;margin:.4em 0">' + "".join(parts) + "</p>"
 
