@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['audited_pairs', 'true_roles']
 
-# %% ../nbs/08pb_role_audit.ipynb #0f5e136b
+# %% ../nbs/08pb_role_audit.ipynb #f0651397
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .audit import ROLES, AuditedPair, sentence_credit
-from .decisions import of_one_person
+from .decisions import rows_that_count
 from .microworld import sentence_roles
-from .problem import DataError, Example, Violation
+from .problem import Example, Violation
 from .roles import RoleItem, RoleLabel, latest_roles, stale_labels
 
 # %% ../nbs/08pb_role_audit.ipynb #abf469f3
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08pb_role_audit.ipynb #8dd8ad14
+# %% ../nbs/08pb_role_audit.ipynb #4a5a6d71
 def audited_pairs(
     items: Sequence[RoleItem], labels: Iterable[RoleLabel], traces: "pd.DataFrame", labeller: str | None = None
 ) -> list[AuditedPair]:
@@ -31,12 +31,10 @@ def audited_pairs(
     Raises `ValueError` when several people's labels are mixed, and `DataError` listing stale labels and pairs that the traces do not have.
     """
     known = {item.item: item for item in items}
-    mine = [label for label in of_one_person(labels, labeller) if label.item in known]
     weights = {(t.step, t.row, t.channel): t.q for t in traces[traces["channel"].notna()].itertuples(index=False)}
-    faults = stale_labels(mine, known, "labels") + [fault for item in items for fault in _weight_faults(item, weights)]
-    if faults:
-        raise DataError(faults)
-    given, found = latest_roles(mine), []
+    lacking = [fault for item in items for fault in _weight_faults(item, weights)]
+    faults = lambda *about: stale_labels(*about) + lacking
+    given, found = latest_roles(rows_that_count(labels, known, faults, labeller)), []
     for item in items:
         tokens, credit = sentence_credit(weights[item.step, item.row, item.channel], item.units)
         roles = [given.get(item.item, {}).get(number) for number in range(1, len(item.sentences) + 1)]
