@@ -207,6 +207,22 @@ def test_a_run_goes_on_with_another_sampler_and_in_more_parts(tmp_path, method):
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [("launch: {processes: 4}\n", "found launch a second time, after line"), ("train: [\n", "not readable as YAML")],
+)
+@pytest.mark.parametrize("word", ["serve", "grpo"])
+def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(tmp_path, word, more, told):
+    mine = tmp_path / "mine"
+    shutil.copytree(FOLDERS / "qwen3-8b", mine)
+    with open(mine / "recipe.yaml", "a") as file:
+        file.write(more)
+    done, words = run_script(tmp_path, str(mine), word)
+    assert done.returncode == 1 and words == []
+    assert done.stderr.startswith(f"launch.sh: {mine / 'recipe.yaml'}: ") and told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_copied_folder_is_given_by_its_path(tmp_path):
     mine = tmp_path / "mine"
     shutil.copytree(FOLDERS / "qwen3-8b", mine)

@@ -30,9 +30,12 @@ said="$(
   python - "$here/recipe.yaml" <<'EOF_PYTHON'
 import sys
 
-import yaml
+from memcalib.fields import read_yaml
 
-recipe = yaml.safe_load(open(sys.argv[1], encoding="utf-8"))
+try:
+    recipe = read_yaml(sys.argv[1])
+except (ValueError, OSError) as error:
+    sys.exit(f"launch.sh: {error}")
 launch, train = recipe.get("launch", {}), recipe.get("train", {})
 nodes, processes = launch.get("nodes", 1), launch.get("processes", 1)
 longest = train.get("max_prompt", 4096) + train.get("max_tokens", 2048)
