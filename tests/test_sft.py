@@ -35,7 +35,17 @@ from memcalib.microworld import (
 from memcalib.patience import JudgeDown, JudgeFault, PatientJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.settings import world_config
-from memcalib.sft import COLD_STARTS, SftConfig, _Steps, averaged, build_policies, cold_start, sft, tokenize_rows
+from memcalib.sft import (
+    COLD_STARTS,
+    SftConfig,
+    _arguments,
+    _Steps,
+    averaged,
+    build_policies,
+    cold_start,
+    sft,
+    tokenize_rows,
+)
 from memcalib.stopping import Interrupted
 
 torch.set_num_threads(1)
@@ -195,6 +205,14 @@ def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
     assert torch.allclose(weights(done.model), wanted, atol=1e-5)
     assert (wanted - weights(build_policy(0))).abs().max() > 1e-3
+
+
+def test_settings_reach_the_base_trainer(tmp_path):
+    config = SftConfig(batch_size=12, accumulate=3, schedule="linear", weight_decay=0.25, warmup=0.1, lr=3e-4, seed=7)
+    given = _arguments(config, tmp_path, False)
+    assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (4, 3)
+    assert (given.lr_scheduler_type, given.weight_decay, given.warmup_steps) == ("linear", 0.25, 0.1)
+    assert (given.learning_rate, given.seed, given.num_train_epochs, given.completion_only_loss) == (3e-4, 7, 1, True)
 
 
 def test_nothing_to_train_on(tmp_path):
@@ -379,6 +397,8 @@ def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(strai
         sft(build_policy(0), TOKENIZER, ROWS, other, tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="of another run .other training examples"):
         sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="of another run .other training examples, or in another order"):
+        sft(build_policy(0), TOKENIZER, ROWS[::-1], SMALL, tmp_path, resume=True)
     anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
     assert not torch.equal(weights(anew.model), final)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 4
@@ -390,6 +410,8 @@ def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
     _, final = straight
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path)
     assert done.folder == tmp_path / "adapter" and not list(done.folder.glob("model*.safetensors"))
+    told = json.loads((done.folder / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (2, 64, 0.0)
     merged = PeftModel.from_pretrained(build_policy(0), done.folder).merge_and_unload()
     assert torch.allclose(weights(merged), final, atol=1e-7)
 

@@ -25,6 +25,7 @@ from memcalib.engines import sample_tokens
 from memcalib.microworld import WORLDS, build_policy, exact_judge, policy_path
 from memcalib.monitor import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
+from memcalib.scoring import response_logps_reference
 from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
 from memcalib.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
@@ -166,6 +167,37 @@ def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
     ended = sum(len(ids) for ids in trainer.desk.ids if ids[-1] == TOKENIZER.eos_token_id)
     assert kept == ended < sum(map(len, trainer.desk.ids))
     assert trainer.credit.advantages.isfinite().all()
+
+
+def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
+    """They are in the thresholds' pools: with the log-probabilities under the policy, not with the zeros of the mask."""
+    trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
+    found, model, ids = trainer.credit.pairs, build_policy(0), trainer.desk.ids
+    cut = [row for row in trainer.pairs.rows if ids[row][-1] != TOKENIZER.eos_token_id]
+    whole = [trainer.encode(trainer.desk.examples[row]) for row in trainer.pairs.rows]
+    answers = [ids[row] for row in trainer.pairs.rows]
+    full, ablated = (response_logps_reference(model, prompts, answers) for prompts in (whole, trainer.pairs.prompts))
+    assert cut and found.d.abs().max() > 1e-3
+    torch.testing.assert_close(found.d.float(), full - ablated, rtol=0, atol=1e-4)
+
+
+def test_answers_are_drawn_as_the_settings_say(tmp_path, monkeypatch):
+    import memcalib.training as training
+
+    asked, plain = [], training.sample_tokens
+    sample = lambda model, prompts, **options: asked.append(options) or plain(model, prompts, **options)
+    monkeypatch.setattr(training, "sample_tokens", sample)
+    trainer, (row,) = run(tmp_path, temperature=0.6, max_tokens=7, method="gdpo")
+    ends = trainer.eos_token_ids
+    assert asked == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}] and TOKENIZER.eos_token_id in ends
+    assert max(map(len, trainer.desk.ids)) == 7 and row["response_length"] <= 7
+
+
+def test_the_share_of_clipped_tokens_counts_both_sides(tmp_path):
+    trainer, (row,) = run(tmp_path, any_level, method="gdpo", clip=1e-3, lr=1e-2, minibatches=2, generations=8)
+    (logged,) = (entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry)
+    low, high = logged["clip_ratio/low_mean"], logged["clip_ratio/high_mean"]
+    assert low > 0 and high > 0 and row["clipped"] == pytest.approx(low + high, rel=1e-5)
 
 
 @pytest.mark.parametrize(
