@@ -152,7 +152,7 @@ def _batch(
 
 PatientJudge.batch = _batch
 
-# %% ../nbs/07l_patience.ipynb #a9079d0c
+# %% ../nbs/07l_patience.ipynb #a2e5e4f3
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
     first = next((judgment for judgment in lost if judgment.retry == failed), None)
     if first is None:
@@ -165,7 +165,7 @@ def _unread(lost: float, asked: float, limit: str, first: str) -> str:
     share = f"{lost:.0f} of {asked:.0f} answers of this batch ({lost / asked:.0%}; {limit})"
     return f"the judge answered, but its replies for {share} could not be read; the first of them: {first}; asking again would give the same"
 
-
+# %% ../nbs/07l_patience.ipynb #234bf3f4
 def _again(
     self: PatientJudge, sums: list[float], fault: Exception | None, lost: Sequence[Judgment], wait: float, keep: bool
 ) -> bool:
