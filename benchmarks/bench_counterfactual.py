@@ -19,7 +19,8 @@ import torch
 
 from memcalib.engines import evaluate
 from memcalib.localization import ablation_pairs
-from memcalib.scoring import _score_plain, _Scorer, response_logps, response_logps_reference
+from memcalib.scoring import response_logps, response_logps_reference
+from memcalib.strokes import _score_plain, _Scorer
 from memcalib.trees import tree_logps
 from memcalib.models import split_model, token_logps
 from memcalib.microworld import exact_judge, load_policy, make_examples

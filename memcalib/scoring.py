@@ -5,29 +5,17 @@
 # %% auto #0
 __all__ = ['response_logps_reference', 'read_answers', 'response_logps']
 
-# %% ../nbs/05ac_scoring.ipynb #a3360d0d
+# %% ../nbs/05ac_scoring.ipynb #f91bd04f
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .engines import evaluating, group_sync
-from memcalib.models import (
-    _out_of_memory,
-    _takes,
-    _takes_positions,
-    cache_fault,
-    in_one_call,
-    log,
-    sample_rows,
-    split_model,
-    token_logps,
-    verdict,
-)
-from .prefixes import Family, _buckets, _padded, _pieces, prompt_families, response_mask
+from .models import _out_of_memory, cache_fault, in_one_call, log, sample_rows, split_model, token_logps, verdict
+from .strokes import _Read, _score_plain, _score_shared, _Scorer
 
 # %% ../nbs/05ac_scoring.ipynb #550be6f1
 @torch.no_grad()
@@ -47,184 +35,6 @@ def response_logps_reference(
             logp = (model(input_ids=ids).logits[0].to(kind) / temperature).log_softmax(-1)
             for t, token in enumerate(response):
                 out[i, t] = logp[len(prompt) + t - 1, token]
-    return out
-
-# %% ../nbs/05ac_scoring.ipynb #e753f8a4
-_Read = Callable[[torch.nn.Module, Tensor, Tensor], Tensor]  # head, hidden states, answer tokens -> something of each token
-
-
-@dataclass
-class _Scorer:
-    network: torch.nn.Module
-    head: torch.nn.Module | None
-    reader: _Read
-    device: torch.device
-    sync: Callable[[bool], bool] | None = None
-
-    def read(self, states: Tensor, keep: Tensor, targets: list[int]) -> Tensor:
-        "What the reader says of the targets at the kept positions, from hidden states or (no head) from logits."
-        wanted = torch.tensor(targets, dtype=torch.long, device=states.device)
-        return self.reader(self.head or torch.nn.Identity(), states[keep[:, -states.shape[1] :]], wanted)
-
-    def idle(self) -> None:
-        "Empty forwards until no process has work left."
-        while self.sync and self.sync(False):
-            self.network(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
-
-# %% ../nbs/05ac_scoring.ipynb #4ecd4616
-def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
-    ids, mask = _padded(rows, self.device)
-    seen = torch.cat([seen, mask], 1)
-    inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
-    if cache is not None:
-        inputs["past_key_values"] = cache
-    if _takes_positions(self.network):
-        inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
-    if self.head is None and _takes(self.network, "logits_to_keep"):
-        inputs["logits_to_keep"] = wanted
-    if self.sync:
-        self.sync(True)
-    return self.network(**inputs)[0], mask, seen
-
-
-_Scorer.extend = _extend
-
-# %% ../nbs/05ac_scoring.ipynb #a83a56db
-_LOGITS = 2**24  # held at once, as in `token_scores`
-
-
-def _portions(self: _Scorer, part: list[int], first: Sequence[int], last: Sequence[int]) -> Iterator[list[int]]:
-    "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
-    if self.head is None and len(part) > 1:
-        positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
-        if positions * self.network.config.get_text_config().vocab_size > _LOGITS:
-            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
-                yield from self.portions(half, first, last)
-            return
-    yield part
-
-
-_Scorer.portions = _portions
-
-# %% ../nbs/05ac_scoring.ipynb #8b1e26d1
-def _select(cache, rows: Tensor, width: int | None = None):
-    "A new cache that holds these batch rows, cut to `width` positions."
-    from transformers import DynamicCache
-
-    return DynamicCache([(layer.keys[rows, :, :width], layer.values[rows, :, :width]) for layer in cache.layers])
-
-# %% ../nbs/05ac_scoring.ipynb #7d108944
-def _close_holes(cache, seen: Tensor) -> Tensor:
-    "Move real positions to the front, in order; returns the new mask."
-    lengths = seen.sum(1)
-    order = torch.argsort(~seen, dim=1, stable=True)[:, : int(lengths.max())]
-    for layer in cache.layers:
-        index = order[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
-        layer.keys = layer.keys.gather(2, index)
-        layer.values = layer.values.gather(2, index[..., :1].expand(*index.shape[:3], layer.values.shape[3]))
-    return torch.arange(order.shape[1], device=seen.device)[None] < lengths[:, None]
-
-# %% ../nbs/05ac_scoring.ipynb #6a1b61b8
-def _merge(parts: Sequence[tuple]):
-    "One cache of several, batch rows one after the other, positions padded to the widest."
-    from transformers import DynamicCache
-
-    if len(parts) == 1:
-        return parts[0]
-    caches, seen = zip(*parts, strict=True)
-    pad, width = torch.nn.functional.pad, max(mask.shape[1] for mask in seen)
-    wide = lambda x: pad(x, (0, 0, 0, width - x.shape[2]))
-    layers = zip(*(cache.layers for cache in caches), strict=True)
-    joined = [
-        (torch.cat([wide(x.keys) for x in layer]), torch.cat([wide(x.values) for x in layer])) for layer in layers
-    ]
-    return DynamicCache(joined), torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in seen])
-
-# %% ../nbs/05ac_scoring.ipynb #0a72f204
-def _spines(scorer: _Scorer, bodies, budget: int) -> tuple:
-    from transformers import DynamicCache
-
-    parts = []
-    for part in _buckets([len(body) for body in bodies], budget):
-        nothing, cache = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device), DynamicCache()
-        _, _, seen = scorer.extend([bodies[p] for p in part], cache, nothing, nothing.sum(1))
-        parts.append((cache, seen))
-    return _merge(parts)
-
-# %% ../nbs/05ac_scoring.ipynb #a4d5931a
-def _rests(scorer: _Scorer, spines: tuple, rows: Sequence[tuple[int, int, Sequence[int]]], budget: int) -> tuple:
-    "Cache and mask of each row (its spine, tokens shared with it, its other tokens)."
-    cache, parts = spines[0], []
-    for part in _buckets([max(len(rest), (n + len(rest)) / 4) for _, n, rest in rows], budget):
-        home, shared, rest = zip(*(rows[p] for p in part), strict=True)
-        at = torch.tensor(home, device=scorer.device)
-        inside = torch.arange(max(shared), device=scorer.device) < torch.tensor(shared, device=scorer.device)[:, None]
-        chosen = _select(cache, at, max(shared))
-        if any(rest):
-            _, _, inside = scorer.extend(rest, chosen, inside, inside.sum(1))
-        parts.append((chosen, _close_holes(chosen, inside)))
-    return _merge(parts)
-
-# %% ../nbs/05ac_scoring.ipynb #0291a078
-def _encode_prompts(scorer: _Scorer, bodies: Sequence, families: Sequence[Family], budget: int) -> tuple[list[int], tuple]:
-    "Prompts in the order in which they lie in the cache, and the cache with its mask."
-    area = lambda lengths: sum(len(b) * max(lengths[i] for i in b) for b in _buckets(lengths, budget))
-    members = [(i, f, n) for f, family in enumerate(families) for i, n in zip(family.members, family.shared, strict=True)]
-    members.sort(key=lambda row: len(bodies[row[0]]) - row[2])
-    spines = [bodies[family.spine] for family in families]
-    rest = [len(bodies[i]) - n for i, _, n in members]
-    plain = sorted((i for i, _, _ in members), key=lambda i: len(bodies[i]))
-    if area([len(s) for s in spines]) + area(rest) >= area([len(bodies[i]) for i in plain]):
-        return plain, _spines(scorer, [bodies[i] for i in plain], budget)
-    rows = [(f, n, bodies[i][n:]) for i, f, n in members]
-    return [i for i, _, _ in members], _rests(scorer, _spines(scorer, spines, budget), rows, budget)
-
-# %% ../nbs/05ac_scoring.ipynb #a3f7fa19
-def _third_stroke(scorer: _Scorer, prompts, jobs, rows: list[tuple[int, int, int]], past: tuple, budget: int) -> dict[int, Tensor]:
-    "rows: (tokens of the answer, row of the cache, position in `jobs`), shortest first; past: the cache and its mask."
-    cache, seen = past
-    lengths, out = [n for n, _, _ in rows], {}
-    whole = _buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
-    for part in (some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)):
-        at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
-        mask = seen[at]
-        width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
-        inputs = [[prompts[i][-1], *y[:-1]] for i, y in answers]
-        states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs)))
-        flat = scorer.read(states, keep, [t for _, y in answers for t in y])
-        out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
-    return out
-
-# %% ../nbs/05ac_scoring.ipynb #2cbc1deb
-def _score_shared(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
-    "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> log-probs."
-    bodies = [prompt[:-1] for prompt in prompts]
-    waiting: dict[int, list[int]] = {}
-    for k, (i, _) in enumerate(jobs):
-        waiting.setdefault(i, []).append(k)
-    out = {}
-    for families in _pieces(prompt_families(bodies), list(map(len, bodies)), 4 * budget):
-        order, past = _encode_prompts(scorer, bodies, families, budget)
-        rows = sorted((len(jobs[k][1]), r, k) for r, i in enumerate(order) for k in waiting[i])
-        out |= _third_stroke(scorer, prompts, jobs, rows, past, budget)
-    return out
-
-# %% ../nbs/05ac_scoring.ipynb #d66aa485
-def _score_plain(scorer: _Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
-    "Prompt and answer in one padded rectangle: position in `jobs` -> log-probs."
-    order = sorted(range(len(jobs)), key=lambda k: len(prompts[jobs[k][0]]) + len(jobs[k][1]))
-    rows = [[*prompts[jobs[k][0]], *jobs[k][1][:-1]] for k in order]
-    ends, out = [len(row) for row in rows], {}
-    starts = [end - len(jobs[k][1]) for end, k in zip(ends, order, strict=True)]
-    for part in (some for bucket in _buckets(ends, budget) for some in scorer.portions(bucket, starts, ends)):
-        answers, first = [jobs[order[p]][1] for p in part], [starts[p] for p in part]
-        empty = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device)
-        wanted = max(ends[p] for p in part) - min(first)
-        states, mask, _ = scorer.extend([rows[p] for p in part], None, empty, empty.sum(1), wanted)
-        keep = mask & (torch.arange(mask.shape[1], device=scorer.device) >= torch.tensor(first, device=scorer.device)[:, None])
-        flat = scorer.read(states, keep, [t for y in answers for t in y])
-        out |= zip((order[p] for p in part), flat.split([len(y) for y in answers]), strict=True)
     return out
 
 # %% ../nbs/05ac_scoring.ipynb #23407b34

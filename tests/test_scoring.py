@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import OTHERS, a_workload, tiny
 
-from memcalib import models, scoring
+from memcalib import models, scoring, strokes
 from memcalib.models import cache_fault, sample_rows, shares_cache, sharing_faults, split_model, token_scores
 from memcalib.prefixes import _pieces, prompt_families, response_mask
 from memcalib.scoring import response_logps, response_logps_reference
@@ -126,7 +126,7 @@ def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypat
     )
     for room, largest in ((2**24, 16 * 25), (50 * 60, 60), (1, 15)):
         made.clear()
-        monkeypatch.setattr(scoring, "_LOGITS", room)
+        monkeypatch.setattr(strokes, "_LOGITS", room)
         fast = response_logps(other, prompts, responses, share=share, token_budget=4096)
         assert (fast - slow).abs().max() < 1e-4
         assert max(made) <= largest and sum(made) <= 2 * sum(map(len, responses))
@@ -344,7 +344,7 @@ class Memory:
             return forward(**inputs)
 
         monkeypatch.setattr(network, "forward", limited)
-        monkeypatch.setattr(scoring, "_takes_positions", lambda network: True)
+        monkeypatch.setattr(strokes, "_takes_positions", lambda network: True)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -374,7 +374,7 @@ def test_a_row_that_never_fits_is_nan_and_counted(model, monkeypatch, caplog):
 
 def test_other_errors_are_not_swallowed(model, monkeypatch):
     monkeypatch.setattr(model.model, "forward", lambda **inputs: 1 / 0)
-    monkeypatch.setattr(scoring, "_takes_positions", lambda network: True)
+    monkeypatch.setattr(strokes, "_takes_positions", lambda network: True)
     with pytest.raises(ZeroDivisionError):
         response_logps(model, [[1, 2]], [[3]], share=True)
 

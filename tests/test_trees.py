@@ -218,7 +218,7 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
         **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
     )
     monkeypatch.setattr(model.model, "forward", careless)
-    for page in ("models", "scoring"):
+    for page in ("models", "strokes"):
         monkeypatch.setattr(f"memcalib.{page}._takes_positions", lambda network: True)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
