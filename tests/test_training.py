@@ -658,10 +658,16 @@ class Reader:
         return exact_judge(example, response)
 
 
-def test_the_judge_reads_what_the_policy_read(tmp_path):
+def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
+    import memcalib.desk as desk
+
+    asked, plain = [], desk.sample_answers
+    sample = lambda *given, **options: asked.append(options) or plain(*given, **options)
+    monkeypatch.setattr(desk, "sample_answers", sample)
     judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
     train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
     assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
+    assert asked == [{"text": "fluent", "layout": "micro", "max_tokens": 12, "seed": config.seed}] * 2
 
 
 def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
