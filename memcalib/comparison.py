@@ -84,7 +84,7 @@ def _label(sides: Sequence[Side]) -> None:
         if any(side.label == other.label for other in sides[:number]):
             raise ValueError(f"{side.run.folder}: found this folder twice; allowed: different folders")
 
-# %% ../nbs/08g_comparison.ipynb #23b70dcd
+# %% ../nbs/08g_comparison.ipynb #bbeed953
 def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = False) -> tuple[set[str], list[str]]:
     """The ids of the examples to compare on, and notes on what is not alike; raises `ValueError` for an unfair comparison."""
     base, notes = sides[0], []
@@ -107,7 +107,7 @@ def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = F
         notes.append(f"Compared on the {len(shared):,} examples that all runs share, of {len(everything):,}.")
     return {example_id for example_id, _ in shared}, notes
 
-
+# %% ../nbs/08g_comparison.ipynb #47c8d580
 def _place(side: Side) -> str:
     return f"{side.label} [{side.run.folder}]"
 
@@ -239,7 +239,7 @@ def _differences(comparison: Comparison, domain: str) -> dict[str, list]:
     found = differences_grid(rows.assign(method=rows["run"], start="baseline"))
     return found | {"columns": ["run", *found["columns"][1:]]}
 
-# %% ../nbs/08g_comparison.ipynb #744d0d15
+# %% ../nbs/08g_comparison.ipynb #1d272ebd
 def _changed(comparison: Comparison) -> "pd.DataFrame":
     changes = comparison.changes
     texts = examples_of(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
@@ -247,7 +247,7 @@ def _changed(comparison: Comparison) -> "pd.DataFrame":
     columns = ["run", "domain", "example_id", "before", "after", "change"]
     return changes[columns].assign(question=changes["example_id"].map(short)).rename(columns={"example_id": "example"})
 
-
+# %% ../nbs/08g_comparison.ipynb #58bff2b1
 def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
     """Write tables/, figures/ and comparison.html into a folder; returns the path of the page."""
     folder = Path(folder)

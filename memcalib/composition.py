@@ -22,13 +22,13 @@ from .tables import published
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../nbs/08n_composition.ipynb #eb221d2a
+# %% ../nbs/08n_composition.ipynb #193ba229
 def mixed_blocks(example: Example) -> list[Block]:
     """The blocks with atoms of at least two ideal levels (mixed-target blocks, app:benchmark-composition)."""
     levels = example.levels
     return [block for block in example.blocks if len({levels[name] for name in block.atom_ids}) > 1]
 
-
+# %% ../nbs/08n_composition.ipynb #db0bf43b
 @dataclass
 class Counts:
     """What is in a dataset; `domains` has examples, blocks and atoms of each domain."""

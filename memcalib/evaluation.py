@@ -74,7 +74,7 @@ def common(frame: "pd.DataFrame", condition: str) -> set[str]:
     asked = frame.groupby("condition")["question_id"].unique()
     return set(asked[condition]) & set(asked["no_memory"])
 
-# %% ../nbs/08f_evaluation.ipynb #bbdeefe6
+# %% ../nbs/08f_evaluation.ipynb #ca86b2cb
 def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge.
 
@@ -96,7 +96,7 @@ def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
         tables |= {"Second judge, levels": level_agreement(pairs), "Second judge, counts": counts}
     return tables | _two_scores(run)
 
-
+# %% ../nbs/08f_evaluation.ipynb #5172a9fc
 def _pairs(run: EvaluationRows) -> "pd.DataFrame | None":
     second = [j for j in run.second or [] if j.condition != "no_memory"]
     keys = {j.key[:-1] for j in second}
@@ -210,7 +210,7 @@ def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
     counts = {"questions": run.responses["question_id"].nunique(), "answers": len(run.responses), "atoms": int(run.responses["atoms"].sum())}
     return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
 
-# %% ../nbs/08f_evaluation.ipynb #a7282f2d
+# %% ../nbs/08f_evaluation.ipynb #12e4db2c
 _PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
 
 
@@ -241,7 +241,7 @@ def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: in
         "card": None if table is None else model_card(run, table),
     }
 
-
+# %% ../nbs/08f_evaluation.ipynb #d4a212da
 def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     counts = [name for name in ("seeds", "atoms", "unscored_atoms") if "responses" in table]
     table = table.drop(columns=counts).rename(columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"})

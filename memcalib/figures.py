@@ -119,7 +119,7 @@ def _enlarge(ax: Any, small: Any, square: tuple[float, float, float]) -> None:
     ax.set(xlim=(left, left + side), ylim=(down, down + side), title="the dashed square, enlarged", **_NAMES)
     ax.plot([0, 200], [0, 200], color=GRID, lw=1, zorder=0, scalex=False, scaley=False)
 
-# %% ../nbs/08a_figures.ipynb #a9e06c21
+# %% ../nbs/08a_figures.ipynb #1bce51ed
 ROOTS = ("Base", "SFT")  # do not come from the cold start
 
 
@@ -149,7 +149,7 @@ def plane_figure(
         axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         return figure
 
-
+# %% ../nbs/08a_figures.ipynb #f61c14f3
 def _draw_models(ax: Any, rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None) -> None:
     ends, looks = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}, method_looks(rows["model"])
     for row in rows.to_dict("records"):
@@ -222,7 +222,7 @@ def _lines(ax: Any, steps: "pd.DataFrame", column: str, window: int) -> None:
             low, high = (_smooth(bound.to_numpy(float), window) for bound in (by_step.min(), by_step.max()))
             ax.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
 
-# %% ../nbs/08a_figures.ipynb #bc67bcad
+# %% ../nbs/08a_figures.ipynb #4ed3b0b2
 FEW = 15  # points of a curve that is drawn with marks
 SHARES = ("end_rate",)
 
@@ -238,7 +238,7 @@ def _grid(count: int, columns: int) -> "tuple[Figure, list]":
         ax.set_axis_off()
     return figure, list(axes.flat[:count])
 
-
+# %% ../nbs/08a_figures.ipynb #45176d20
 def curves_figure(
     steps: "pd.DataFrame", curves: Mapping[str, str] = CURVES, window: int = 7, columns: int = 4
 ) -> "Figure":
@@ -281,7 +281,7 @@ def _channel_look(index: int, points: int) -> dict[str, Any]:
     marks = {"marker": mark, "ms": 3.5, "markevery": (index * every // 9, every)}
     return {"color": colour, "linestyle": line, "lw": 1.2, "label": CHANNEL_NAMES[index]} | marks
 
-# %% ../nbs/08a_figures.ipynb #9a7c1160
+# %% ../nbs/08a_figures.ipynb #9b907e15
 def _channel_means(steps: "pd.DataFrame", method: str) -> "pd.DataFrame":
     mean = steps[steps["method"] == method].groupby("step").mean(numeric_only=True)
     for channel in CHANNEL_NAMES:
@@ -290,7 +290,7 @@ def _channel_means(steps: "pd.DataFrame", method: str) -> "pd.DataFrame":
             mean[f"localized/{channel}"] = mean[f"localized/{channel}"] / candidates.where(candidates > 0)
     return mean
 
-
+# %% ../nbs/08a_figures.ipynb #6ba0ee7a
 def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int = 7) -> "Figure":
     """Per-channel rates and thresholds of one method over training, from columns such as `trigger/AB-`, seeds averaged.
 

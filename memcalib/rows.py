@@ -165,7 +165,7 @@ class EvaluationRows(Run):
         """The names of the judges of `judgments.jsonl`, in order of appearance."""
         return list(dict.fromkeys(j.judge for j in self.judgments or []))
 
-# %% ../nbs/08j_rows.ipynb #606f5c13
+# %% ../nbs/08j_rows.ipynb #ec7e7a3a
 def load_evaluation_rows(folder: str | Path) -> EvaluationRows:
     """Read the folder of an evaluation; what of it cannot be used is said in `notes`.
 
@@ -190,7 +190,7 @@ def load_evaluation_rows(folder: str | Path) -> EvaluationRows:
         _check_versions(run)
     return run
 
-
+# %% ../nbs/08j_rows.ipynb #1addb467
 def _rows_file(run: EvaluationRows, name: str) -> Path | None:
     file = run.folder / name
     if torn := torn_line(file):
