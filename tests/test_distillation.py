@@ -507,10 +507,11 @@ def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"temperature": 0.7}, {"mask_truncated": True, "max_tokens": 9}, {"reward_clip": 0.05}]
+    "changes",
+    [{}, {"temperature": 0.7}, {"mask_truncated": True, "max_tokens": 9, "minibatches": 2}, {"reward_clip": 0.05}],
 )
 def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
-    trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, minibatches=1, **changes)
+    trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, **({"minibatches": 1} | changes))
     model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
     desk, student = trainer.desk, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
