@@ -570,15 +570,15 @@ def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
 
 
 def test_validation_with_ruined_weights(tmp_path, monkeypatch):
-    import memcalib.steps as steps
+    import memcalib.desk as desk
 
     def nan(*args, **options):
         raise FloatingPointError("the policy's logits are NaN")
 
     config = settings(steps=2, eval_every=2, save_every=1)
     options = dict(tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
-    keep = steps.sample_answers
-    spoil = lambda row: monkeypatch.setattr(steps, "sample_answers", nan if row["step"] == 1 else keep)
+    keep = desk.sample_answers
+    spoil = lambda row: monkeypatch.setattr(desk, "sample_answers", nan if row["step"] == 1 else keep)
     with pytest.raises(Diverged, match=r"step 2: the policy's logits are NaN.*checkpoint-2"):
         train(build_policy(0), config, EXAMPLES, exact_judge, on_step=spoil, **options)
 
