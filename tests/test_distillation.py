@@ -39,11 +39,12 @@ from memcalib.teacher import (
     teacher_messages,
     teacher_of,
 )
-from memcalib import training
+from memcalib import distillation, training
 from memcalib.training import train
 from memcalib.trees import trees_agree
 
 torch.set_num_threads(1)
+GPT_NEO = dict(num_layers=2, num_heads=2, attention_types=[[["global"], 2]])  # absolute positions
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 SHORT = WORLDS["short"]
 TOKENIZER = build_tokenizer()
@@ -547,6 +548,36 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature
         count += len(answer)
     assert rows[0]["loss"] == pytest.approx(total / count, abs=1e-4)
     assert rows[0]["divergence"] == pytest.approx(total / count, abs=1e-4)
+
+
+def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
+    sizes, plain = [], distillation._divergence_stats
+    monkeypatch.setattr(distillation, "_divergence_stats", lambda seen: sizes.append(len(seen)) or plain(seen))
+    trainer, _, _ = run(tmp_path, "opsd-gkd", steps=2, minibatches=1)
+    assert sizes[-1] == sum(map(len, trainer.desk.ids)) < sum(sizes)
+
+
+@pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])
+def test_states_of_padded_rows_are_those_of_each_row_alone(kind, options):
+    """Also where positions are counted from the first word, not between two of them."""
+    model = small.tiny(kind, **options)
+    prompts, answers = [[5, 6, 7, 8], [9]], [[3, 4], [2, 3, 4]]
+    ids = torch.tensor(
+        [[*[0] * (4 - len(p)), *p, *y, *[0] * (3 - len(y))] for p, y in zip(prompts, answers, strict=True)]
+    )
+    mask = torch.tensor(
+        [
+            [*[0] * (4 - len(p)), *[1] * (len(p) + len(y)), *[0] * (3 - len(y))]
+            for p, y in zip(prompts, answers, strict=True)
+        ]
+    )
+    with torch.no_grad():
+        states, head = distillation._plain_states(model, ids, mask, 3)
+        alone = [
+            model(input_ids=torch.tensor([[*p, *y]])).logits[0, len(p) - 1 : -1]
+            for p, y in zip(prompts, answers, strict=True)
+        ]
+    torch.testing.assert_close(head(states), torch.cat(alone), rtol=0, atol=1e-5)
 
 
 def test_gkd_splits_into_parts_without_changing_the_loss(tmp_path):
