@@ -450,6 +450,8 @@ def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
         go(tmp_path / "cut", on_step=kill_at(3), **options)
     assert newest_checkpoint(tmp_path / "cut").name == "checkpoint-4"
     assert (tmp_path / "cut" / "checkpoint-4" / "adapter_model.safetensors").is_file()
+    told = json.loads((tmp_path / "cut" / "checkpoint-4" / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"]) == (4, 4), "the scale of an adapter is 1"
     resumed = go(tmp_path / "cut", resume=True, **options)
     runs.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
     trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}

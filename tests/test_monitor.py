@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.monitor import answer_stats, merge_stats
+from memcalib.monitor import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
 from memcalib.settings import world_config
 from memcalib.training import train
@@ -57,3 +57,29 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     closing = [trainer.advantages[k, len(desk.ids[k]) - 1].item() for k in ended]
     assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1
     assert rows[0]["closing_advantage"] == pytest.approx(sum(closing) / len(closing), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "inside", "beyond"),
+    [
+        (DriftLimit(by=-0.25), (0.75, 1.0, 2.0), (0.5, -1.0)),  # from 1: a fall alone
+        (DriftLimit(by=0.25), (1.25, 1.0, -1.0), (1.5, 2.0)),  # a rise alone
+        (DriftLimit(times=1.5), (1.5, 0.5, 0.0), (1.75, 9.0)),
+    ],
+)
+def test_a_limit_is_passed_in_its_direction_alone(limit, inside, beyond):
+    assert [limit.passed(1.0, now) for now in (*inside, *beyond)] == [False] * len(inside) + [True] * len(beyond)
+
+
+def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it():
+    monitor = DriftMonitor({"end_rate": DriftLimit(by=-0.25)}, 2)
+    told = [
+        monitor.update({"step": k, "end_rate": rate})
+        for k, rate in enumerate((1.0, 0.5, 0.5, 0.25, 0.25, 1.0, 1.0, 0.0, 0.0))
+    ]
+    assert [len(found) for found in told] == [0, 0, 0, 1, 0, 0, 0, 0, 1], (
+        "once when it is passed, and again after going back"
+    )
+    assert told[3] == [
+        "step 3: end_rate moved from 0.75 in the first 2 steps to 0.375 in the last 2; the limit is a change of -0.25"
+    ]
