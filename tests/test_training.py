@@ -241,11 +241,13 @@ def test_thresholds_are_kept_in_checkpoints(tmp_path):
 
 
 def test_validation_rows(tmp_path):
-    config = settings(eval_every=1, method="grpo")
+    config = settings(eval_every=2, method="grpo", steps=3)
     train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
     rows = read_rows(tmp_path)
-    assert [row["step"] for row in rows] == [0, 1] and "reward" not in rows[0]
-    assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in rows)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and "reward" not in rows[0]
+    seen = [row for row in rows if "valid_SCS" in row]
+    assert [row["step"] for row in seen] == [0, 2], "every second step, and once before the first"
+    assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in seen)
 
 
 def test_repetition():
@@ -597,7 +599,8 @@ def test_mean_preservation_over_a_run(tmp_path):
 def test_traces_are_written_when_asked(tmp_path):
     from memcalib.traces import read_traces
 
-    run(tmp_path, steps=2, trace_every=2)
+    trainer, _ = run(tmp_path, steps=2, trace_every=2, threshold_minimum=1)
+    assert trainer.thresholds_before.tolist() != trainer.thresholds.value.tolist(), "a trace has those that were used"
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["step-000002.parquet"]
     assert {"example_id", "channel", "advantage"} <= {*read_traces(tmp_path / "traces").columns}
 
