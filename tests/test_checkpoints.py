@@ -21,8 +21,9 @@ from runs import rows, weights
 from transformers import AutoModelForCausalLM
 
 from memcalib import checkpoints as module
+from memcalib import settings as settings_module
 from memcalib import steps
-from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best
+from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
 from memcalib.microworld import WORLDS, build_policy, exact_judge
 from memcalib.patience import JudgeFault
 from memcalib.settings import world_config
@@ -135,6 +136,16 @@ def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, 
         go(tmp_path / "new", resume=True)
     assert "must be the one of the first start" in caplog.text
     assert (tmp_path / "new" / file).read_bytes() == (straight[1] / file).read_bytes()
+    shutil.rmtree(tmp_path / "new" / "reference")
+    with pytest.raises(CheckpointError, match="given in its place: model.safetensors has checksum .* trained against"):
+        go(tmp_path / "new", resume=True, model=build_policy(3))
+    assert not (tmp_path / "new" / "reference").exists()
+    copied((None, tmp_path / "new"), tmp_path / "mixed", "checkpoint-6", "best")
+    build_policy(3).save_pretrained(tmp_path / "mixed" / "reference")
+    seal(tmp_path / "mixed" / "reference", {})
+    with pytest.raises(CheckpointError, match="mixed.reference: model.safetensors has checksum .* first start"):
+        go(tmp_path / "mixed", resume=True)
+    copied(straight, tmp_path / "new", "reference")
     (tmp_path / "new" / file).write_bytes(spoilt((straight[1] / file).read_bytes(), "flipped"))
     with pytest.raises(CheckpointError, match="reference.model.safetensors: checksum .* damaged"):
         go(tmp_path / "new", resume=True)
@@ -530,3 +541,23 @@ def test_sentence_thresholds_are_resumed(tmp_path):
     assert "sentence" in whole.thresholds.state_dict()
     assert resumed.thresholds.state_dict() == whole.thresholds.state_dict()
     assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (8, 100, 10, 9):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        module.seal(tmp_path / f"checkpoint-{number}", {"updates": number})
+    (tmp_path / "checkpoint-latest").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{number}" for number in (8, 9, 10, 100)]
+    assert newest_checkpoint(tmp_path).name == "checkpoint-100"
+
+
+def test_all_settings_of_learning_decide_the_result():
+    """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
+    pages = (settings_module._Update, settings_module._Answers, settings_module._Teacher)
+    pages += (settings_module._Credit, settings_module._Scale)
+    names = {name for page in pages for name in page.model_fields} - {"steps", "accumulate", "share_prompts"}
+    config = settings_module.TrainConfig().model_dump(mode="json")
+    result, memory = module.decisive(config)
+    assert {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"} <= names <= result.keys() - memory.keys()
+    assert {"eval_every"} <= result.keys() and not {"steps", "save_every", "report_to"} & {*result, *memory}
