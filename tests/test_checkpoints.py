@@ -560,4 +560,4 @@ def test_all_settings_of_learning_decide_the_result():
     config = settings_module.TrainConfig().model_dump(mode="json")
     result, memory = module.decisive(config)
     assert {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"} <= names <= result.keys() - memory.keys()
-    assert {"eval_every"} <= result.keys() and not {"steps", "save_every", "report_to"} & {*result, *memory}
+    assert not {"steps", "save_every", "report_to"} & {*result, *memory}

@@ -657,6 +657,17 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
     assert found[0] == found[1] != new_thresholds(config).state_dict()
 
 
+@SETTINGS
+@given(seeds)
+def test_where_nothing_was_found_nothing_is_moved(seed):
+    """An open direction is not enough: without a weight there is no place to move the advantage to."""
+    batch = a_batch(seed)
+    pairs, stats = run(batch, gate=0.5).pairs, run(batch, gate=0.5).stats
+    empty = pairs.q.sum(1) == 0
+    assert not pairs.strength[empty].any() and (pairs.m[empty] == batch["mask"][pairs.row[empty]]).all()
+    assert stats["localized"] == int((pairs.strength > 0).sum()) == sum(stats[f"localized/{name}"] for name in CHANNELS)
+
+
 def test_either_gate_of_a_sentence_shuts_it():
     batch = a_batch(3, unscored=0) | {"units": random_units(a_batch(3, unscored=0), 3)}
     opened = sentences(batch)
