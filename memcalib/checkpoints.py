@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'CheckpointError', 'checksum', 'seal', 'unseal', 'writing', 'read_state',
-           'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'decisive', 'with_reasons', 'examples_hash',
-           'check_same_run', 'restore_rows', 'keep_best', 'restore_best', 'Resumable', 'by_main']
+           'saved_weights', 'checkpoints', 'find_checkpoint', 'newest_checkpoint', 'decisive', 'with_reasons',
+           'examples_hash', 'check_same_run', 'restore_rows', 'keep_best', 'restore_best', 'Resumable', 'by_main']
 
 # %% ../nbs/07i_checkpoints.ipynb #f2b5dfe7
 import errno
@@ -128,7 +128,7 @@ def _opened(file: Path) -> tuple[dict[str, Any], dict[str, list]]:
         raise CheckpointError(f"{file}: checksum {_own(content)}; it was saved with {own}: the file was damaged since")
     return state, files
 
-# %% ../nbs/07i_checkpoints.ipynb #81bd2fbf
+# %% ../nbs/07i_checkpoints.ipynb #9e3f396d
 def read_state(folder: str | Path) -> dict[str, Any]:
     """The state of a whole checkpoint; raises `CheckpointError` for one that is missing, half-written, cut or damaged."""
     folder = Path(folder)
@@ -141,6 +141,11 @@ def read_state(folder: str | Path) -> dict[str, Any]:
         if fault := next(filter(None, faults), None):
             raise CheckpointError(fault)
     return state
+
+
+def saved_weights(folder: str | Path) -> dict[str, str]:
+    """Checksums of the weight files that the seal of a folder names, by file; no weights are read."""
+    return {name: xxh3 for name, (_, xxh3) in _opened(Path(folder) / SEAL)[1].items() if name.endswith(".safetensors")}
 
 # %% ../nbs/07i_checkpoints.ipynb #46deeb5f
 def _numbered(out: str | Path) -> list[Path]:

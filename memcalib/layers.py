@@ -31,9 +31,11 @@ from .steps import describe
 from .stopping import Diverged, damaged_weight, diverged, not_finite
 from .trees import tree_logps, trees_agree, unpad
 
-# %% ../nbs/07o_layers.ipynb #80fa1863
+# %% ../nbs/07o_layers.ipynb #8e886d35
 class WatchedTrainer(Resumable, GRPOTrainer):
     """The base trainer with a memory for its checkpoints, our rows in its logs, and an order of data that can be resumed."""
+
+    reference_weights: dict[str, str] | None = None  # checksums of the reference policy that the run keeps
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -57,10 +59,11 @@ class WatchedTrainer(Resumable, GRPOTrainer):
         numbers = torch.tensor([[float(value) for value in values]], device=self.accelerator.device)
         return self.accelerator.gather(numbers).sum(0).tolist()
 
-# %% ../nbs/07o_layers.ipynb #398c9cb9
+# %% ../nbs/07o_layers.ipynb #5caf2577
 def _memory(self: WatchedTrainer) -> dict[str, Any]:
     step, cache = self.state.global_step // self.config.minibatches, cache_path(self.judge)
     now = {"step": step, "skipped": self.skipped, "worst_mean": self.worst_mean, "best": self.best, "judge_cache": cache}
+    now |= {"reference": self.reference_weights}
     return now | {"thresholds": self.thresholds.state_dict(), "drift": self.drift.state_dict()}
 
 

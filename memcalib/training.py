@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'Found', 'TRAINERS', 'CreditTrainer', 'trainer_class', 'train']
 
-# %% ../nbs/07_training.ipynb #40922a65
+# %% ../nbs/07_training.ipynb #a0fd5546
 import logging
 import shutil
 import warnings
@@ -27,7 +27,7 @@ from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from .channels import CHANNELS
-from .checkpoints import ROWS, SEAL, CheckpointError, by_main, checkpoints, find_checkpoint, read_state, seal, unseal, writing
+from .checkpoints import ROWS, SEAL, CheckpointError, by_main, checkpoints, find_checkpoint, read_state, saved_weights, seal, unseal, writing
 from .credit_settings import new_thresholds
 from .desk import ChannelRewards, assign_credit, check_context, prompt_dataset
 from .engines import prompt_encoder, sample_tokens
@@ -40,7 +40,7 @@ from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
 
-# %% ../nbs/07_training.ipynb #6c23d385
+# %% ../nbs/07_training.ipynb #2e1250e0
 log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
@@ -49,17 +49,32 @@ def _kept_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
     places = [folder, found[0].parent / "reference"] if found else []
     if there := next((place for place in places if (place / SEAL).is_file()), None):
         read_state(there)
+        _check_reference(there, found)
         if there != folder:
             shutil.copytree(there, folder.with_suffix(".part"), dirs_exist_ok=True)
             unseal(folder)
             folder.with_suffix(".part").rename(folder)
         return
-    if found:
-        log.warning("%s: not there; the model that was given takes its place, which must be the one of the first start", folder)
     unseal(folder)
     with writing(folder, folder):
         model.save_pretrained(folder)
         seal(folder, {})
+    if found:
+        _check_reference(folder, found, given=True)
+        log.warning("%s: not there; the model that was given takes its place, which must be the one of the first start", folder)
+
+
+def _check_reference(folder: Path, found: Found, given: bool = False) -> None:
+    wanted, here = found[1].get("reference"), saved_weights(folder)
+    if wanted and here != wanted:
+        name = next(name for name in {**wanted, **here} if wanted.get(name) != here.get(name))
+        about = "the model that was given in its place" if given else str(folder)
+        if given:
+            unseal(folder)
+        raise CheckpointError(
+            f"{about}: {name} has checksum {here.get(name)}; {found[0]} was trained against the reference policy with "
+            f"{wanted.get(name)}; allowed: the reference/ of the run's first start, at {folder}"
+        )
 
 # %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found) -> Path | None:
@@ -93,7 +108,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
-# %% ../nbs/07_training.ipynb #a70af7c5
+# %% ../nbs/07_training.ipynb #d74436a7
 class CreditTrainer(SharingTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists the departures from its base."""
 
@@ -103,6 +118,7 @@ class CreditTrainer(SharingTrainer):
         args = trl_config(config, out)
         self.found = by_main(lambda: find_checkpoint(out, resume))
         self.reference = None if peft_config else _reference(model, config, out, self.found)
+        self.reference_weights = by_main(lambda: saved_weights(self.reference)) if self.reference else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(

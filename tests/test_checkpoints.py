@@ -140,7 +140,7 @@ def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, 
     with pytest.raises(CheckpointError, match="given in its place: model.safetensors has checksum .* trained against"):
         go(tmp_path / "new", resume=True, model=build_policy(3))
     assert not (tmp_path / "new" / "reference").exists()
-    copied((None, tmp_path / "new"), tmp_path / "mixed", "checkpoint-6", "best")
+    copied((None, tmp_path / "new"), tmp_path / "mixed", "checkpoint-12", "best")
     build_policy(3).save_pretrained(tmp_path / "mixed" / "reference")
     seal(tmp_path / "mixed" / "reference", {})
     with pytest.raises(CheckpointError, match="mixed.reference: model.safetensors has checksum .* first start"):
