@@ -23,11 +23,13 @@ torch.set_num_threads(1)
 
 def remembered():
     """As much of a trainer as its memory is made of, at the beginning of a run."""
-    return SimpleNamespace(
+    trainer = WatchedTrainer.__new__(WatchedTrainer)
+    vars(trainer).update(
         state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2), judge=None, skipped=0, worst_mean=0.0,
         best=None, thresholds=new_thresholds(CreditConfig(granularity="sentence")),
         drift=DriftMonitor(drift_limits(TrainConfig()), 2),
     )  # fmt: skip
+    return trainer
 
 
 def test_all_that_is_kept_comes_back_from_a_file():
@@ -35,11 +37,11 @@ def test_all_that_is_kept_comes_back_from_a_file():
     one.skipped, one.worst_mean, one.best = 3, 1e-7, {"step": 4, "SCS": 61.5}
     one.thresholds.value[1], one.thresholds.sentence.value[2] = 0.5, 0.25
     warned = [one.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0}) for k in range(1, 6)]
-    kept = json.loads(json.dumps(WatchedTrainer.memory(one)))
+    kept = json.loads(json.dumps(one.memory()))
     assert kept["step"] == 6 and [bool(found) for found in warned] == [False, False, False, True, False]
-    assert kept != json.loads(json.dumps(WatchedTrainer.memory(other)))
-    WatchedTrainer.recall(other, kept)
-    assert json.loads(json.dumps(WatchedTrainer.memory(other))) == kept
+    assert kept != json.loads(json.dumps(other.memory()))
+    other.recall(kept)
+    assert json.loads(json.dumps(other.memory())) == kept
     assert other.drift.update({"step": 6, "response_length": 40.0}) == [], "it was said before"
 
 
