@@ -1,5 +1,6 @@
 """On-policy self-distillation: the teacher's prompt, both losses against slow references and TRL, two steps of each."""
 
+import itertools
 import json
 import math
 import os
@@ -44,6 +45,7 @@ from memcalib.training import train
 from memcalib.trees import trees_agree
 
 torch.set_num_threads(1)
+TAILS = ("bucket", "renormalise", "truncate")
 GPT_NEO = dict(num_layers=2, num_heads=2, attention_types=[[["global"], 2]])  # absolute positions
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 SHORT = WORLDS["short"]
@@ -548,6 +550,14 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature
         count += len(answer)
     assert rows[0]["loss"] == pytest.approx(total / count, abs=1e-4)
     assert rows[0]["divergence"] == pytest.approx(total / count, abs=1e-4)
+
+
+def test_what_lies_outside_the_likeliest_tokens_is_counted_as_told(tmp_path):
+    """The bucket adds a divergence of its own to the truncated sum, whose parts may be negative."""
+    told = {tail: run(tmp_path / tail, "opsd-gkd", steps=1, minibatches=1, top_k=2, tail=tail)[1][0] for tail in TAILS}
+    found = [told[tail]["divergence"] for tail in TAILS]
+    assert min(abs(a - b) for a, b in itertools.combinations(found, 2)) > 1e-4 and told["bucket"]["divergence"] > 0
+    assert [told[tail]["loss"] for tail in TAILS] == pytest.approx(found, abs=1e-4)
 
 
 def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
