@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Side', 'check_sides', 'Comparison', 'compare_runs', 'comparison_text', 'comparison_tables', 'write_comparison']
 
-# %% ../nbs/08g_comparison.ipynb #b3f7e884
+# %% ../nbs/08g_comparison.ipynb #d6e43a77
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +17,11 @@ from .accounts import quality_table
 from .breakdown import compare
 from .card import protocol
 from .dots import differences_figure
-from .figures import inline_svg, plane_figure
+from .figures import inline_svg
 from .looks import method_looks
 from .metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from .page import chance, differences_grid, grid, render_page, results_grid
+from .plane import plane_figure
 from .problem import Judgment, printable, text_hash
 from .quotes import examples_of
 from .report import results_frame, write_figures

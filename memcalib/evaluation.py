@@ -6,7 +6,7 @@
 __all__ = ['PARTS', 'ROLES', 'parts_tables', 'memory_effect', 'common', 'second_judge', 'costs', 'evaluation_tables',
            'evaluation_figures', 'exhibits', 'summary', 'write_evaluation']
 
-# %% ../nbs/08f_evaluation.ipynb #56c43efc
+# %% ../nbs/08f_evaluation.ipynb #15a9d189
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from .agreement import agreement, confusion, level_agreement, pair_judgments
 from .breakdown import compare
 from .card import model_card, notices, protocol
 from .dots import metric_tiles, parts_figure
-from .figures import channel_figure, inline_svg, plane_figure
+from .figures import channel_figure, inline_svg
 from .metrics import METRICS, SOURCE, response_frame, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
+from .plane import plane_figure
 from .problem import Judgment, Level
 from .quotes import exhibit, examples_of, place_of, texts_of, worst_responses
 from .report import atom_slices, failures_table, results_frame, results_table, write_figures

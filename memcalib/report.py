@@ -7,7 +7,7 @@ __all__ = ['DEMONSTRATION', 'SLICE_TITLES', 'results_table', 'results_frame', 'r
            'run_figures', 'sampled_steps', 'start_of', 'write_figures', 'differences_table', 'about', 'atom_slices',
            'write_report']
 
-# %% ../nbs/08_report.ipynb #76d6cd93
+# %% ../nbs/08_report.ipynb #10339a60
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from memcalib.figures import (
     channel_figure,
     curves_figure,
     inline_svg,
-    plane_figure,
     rates_figure,
     save_figure,
 )
@@ -25,6 +24,7 @@ from .heatmap import credit_html
 from .manifest import manifest, write_manifest
 from .metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
+from .plane import plane_figure
 from .problem import Level, Rollout
 from .rows import BARE, Run, load_run, source_names
 from .tables import published_table, write_tables

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import figures, heatmap, looks, manifest, page, report, tables
+from memcalib import figures, heatmap, looks, manifest, page, plane, report, tables
 from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, write_jsonl
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
@@ -248,8 +248,8 @@ def test_points_that_lie_close_together_are_enlarged(ends, shown):
     table = pd.DataFrame(
         [row | {f"{m}_{end}": row[m] for m in ("sMOS", "sMUS") for end in ("low", "high")} for row in rows]
     )
-    axes = figures.plane_figure(table).axes
-    assert len(axes) == shown and len(figures.plane_figure(table, enlarged=False).axes) == 1
+    axes = plane.plane_figure(table).axes
+    assert len(axes) == shown and len(plane.plane_figure(table, enlarged=False).axes) == 1
     if shown == 2:
         (left, right), (down, up) = axes[1].get_xlim(), axes[1].get_ylim()
         assert all(left <= x <= right and down <= y <= up for x, y in ends) and right - left == pytest.approx(up - down)
