@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'WORLD_SFT', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config', 'setting_place',
            'with_settings', 'recipe_names', 'load_recipe', 'recipe_faults']
 
-# %% ../nbs/09h_recipe.ipynb #b0662672
+# %% ../nbs/09h_recipe.ipynb #770a70cc
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -17,17 +17,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from .endpoint import CallError, Endpoint, Price
 from .fields import fault_line, nearest, parse_yaml, read_yaml
 from .problem import Name, _quote
+from .rows import METHOD_LABELS
 from .verdict import JudgeConfig
 
-# %% ../nbs/09h_recipe.ipynb #fea72161
-METHODS = {
-    "SFT": "sft",
-    "OPSD-PG": "opsd-pg",
-    "OPSD-GKD": "opsd-gkd",
-    "GRPO": "grpo",
-    "GDPO": "gdpo",
-    "MemCalib-RL": "memcalib-rl",
-}
+# %% ../nbs/09h_recipe.ipynb #e49f7df9
+METHODS = {label: name for name, label in METHOD_LABELS.items()}
 
 # %% ../nbs/09h_recipe.ipynb #cd417ea5
 class Start(BaseModel):
