@@ -69,14 +69,15 @@ def as_seen(text: str) -> tuple[str, Sequence[int]]:
     seen = [(shown, place) for place, character in enumerate(text) if (shown := _as_seen(character))]
     return "".join(shown for shown, _ in seen), [place for _, place in seen]
 
-# %% ../nbs/01u_redaction_rules.ipynb #da5e9b1d
+# %% ../nbs/01u_redaction_rules.ipynb #136b16ea
 _PART = r"[\w.+%'-]"
 _DOT = r"(?:\.|\s?[(\[]dot[)\]]\s?)"
 _AT = r"(?:@|%40|&#(?:64|x40);|&commat;|\s?[(\[]at[)\]]\s?)"
 _SPOKEN = r" (?:(?:at|@) \w[\w-]*(?: dot \w[\w-]*)+|@ \w[\w-]*(?:\.\w[\w-]*)*\.[a-z]{2,}(?!\w))"
 EMAIL = pattern_rule("e-mail", rf"(?<!{_PART})\w{_PART}*(?:{_AT}\w[\w-]*(?:{_DOT}\w[\w-]*)+|{_SPOKEN})", flags=re.I)
 URL_LOGIN = pattern_rule("URL login", r"\b[a-z][a-z0-9+]*://(?P<value>[^\s/@]+)@", "login", re.I)
-URL_QUERY = pattern_rule("URL query", r"\b[a-z][a-z0-9+]*://[^\s?#<>\"')\]]+[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])", "query", re.I)
+_PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"  # up to the next link, which is found from its own start
+URL_QUERY = pattern_rule("URL query", rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])", "query", re.I)
 _PROFILES = r"linkedin\.com/in|(?:github|gitlab|instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me|reddit\.com/u(?:ser)?"
 HANDLE = pattern_rule("handle", rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/])|\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)", flags=re.I)
 
