@@ -34,7 +34,7 @@ def saving(config: Any) -> Any:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
-# %% ../nbs/09g_train.ipynb #3dfc2334
+# %% ../nbs/09g_train.ipynb #af87bd07
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
@@ -70,7 +70,7 @@ class TrainRun:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The rows written so far, as far as they can be read."""
-        return [row for row in whole_rows(self.folder / "steps.jsonl")[0] if isinstance(row.get("step"), int)]
+        return [row for row in whole_rows(self.folder / "steps.jsonl")[0] if type(row.get("step")) is int]
 
 # %% ../nbs/09g_train.ipynb #c1f84139
 @contextmanager
@@ -133,7 +133,7 @@ def _warn_of_damage(file: Path) -> None:
         lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
-# %% ../nbs/09g_train.ipynb #8f196d02
+# %% ../nbs/09g_train.ipynb #357ce6d5
 def _identity(self: TrainRun) -> dict[str, Any]:
     from memcalib.checkpoints import decisive
 
@@ -147,8 +147,9 @@ def _freed(file: Path) -> dict[str, Any]:
     from memcalib.checkpoints import decisive
 
     there = _settings(file).get("config") if file.exists() else None
-    decides = decisive(there)[0] if isinstance(there, dict) else {}
-    return {name: value for name, value in there.items() if name not in decides} if decides else {}
+    given = {name: value for name, value in there.items() if name != "trl"} if isinstance(there, dict) else {}
+    decides = decisive(given)[0]
+    return {name: value for name, value in given.items() if name not in decides}
 
 
 def _claim(self: TrainRun) -> None:
@@ -366,7 +367,7 @@ def _units(self: TrainRun) -> int:
 
 TrainRun.run, TrainRun._recorded, TrainRun._units = _run, _recorded, _units
 
-# %% ../nbs/09g_train.ipynb #26480485
+# %% ../nbs/09g_train.ipynb #79bf5029
 def _not_validated(self: TrainRun, done: int) -> str:
     if not self.examples.validation:
         return "no validation examples"
@@ -375,14 +376,21 @@ def _not_validated(self: TrainRun, done: int) -> str:
     tried = [row["step"] for row in self.steps if "valid_SCS" in row]
     if tried:
         return f"none of {len(self.examples.validation)} validation answers could be scored, after step {', '.join(map(str, tried[:5]))}"
+    if done >= self.config.eval_every:
+        return "no validation came to its end, and none is made again when a run goes on"
     return f"eval_every is {self.config.eval_every}, more than {done} steps"
 
-# %% ../nbs/09g_train.ipynb #e75468b1
+# %% ../nbs/09g_train.ipynb #2f3d6e16
 _READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
 def _validated(self: TrainRun) -> str:
-    given, left = len(self.examples.validation), next((row["valid_overlong"] for row in self.steps if row.get("valid_overlong")), 0)
+    given, found = len(self.examples.validation), [row.get("valid_overlong") for row in self.steps]
+    left = next((count for count in found if count and _number(count)), 0)
     more = f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})" if left else ""
     return f"{given} validation examples{more}"
 
@@ -393,7 +401,7 @@ def _text(self: TrainRun) -> str:
 
     done = self.steps[-1]["step"] if self.steps else self._units()
     head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
-    rows = [row for row in self.steps if row.get("valid_SCS") is not None]
+    rows = [row for row in self.steps if _number(row.get("valid_SCS"))]
     if not rows:
         return "\n".join([f"{head}, not validated: {_not_validated(self, done)}", *places, f"Measure it: {self.measuring}"])
     best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
@@ -402,8 +410,8 @@ def _text(self: TrainRun) -> str:
     places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
     if kept and best is None:
         places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
-    told = {name: row | {"valid_unscored": row.get("valid_unscored")} for name, row in shown.items()}
-    table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row[f"valid_{m}"] for m in (*METRICS, "unscored")} for name, row in told.items()])
+    columns = (*METRICS, "unscored")
+    table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns} for name, row in shown.items()])
     lines = [f"{head}, {_validated(self)}", table.round(2).to_string(index=False), _READ]
     return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
 

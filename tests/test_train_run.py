@@ -1,6 +1,7 @@
 """The verb `train`: six methods, kills and resumes, models of one's own, and everything that can be wrong before a step."""
 
 import json
+import math
 import logging
 import os
 import resource
@@ -753,6 +754,47 @@ def test_answers_that_were_not_scored_are_counted(tmp_path):
 def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
     said = validated(tmp_path, {0: 4, 2: 4})
     assert said[0].endswith("not validated: none of 4 validation answers could be scored, after step 0, 2")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"valid_SCS": "high"}, {"valid_SCS": math.nan}, {"valid_SCS": [1]}, {"step": True, "valid_SCS": 99.0}],
+)
+def test_a_row_whose_score_is_no_number_is_not_shown(tmp_path, row):
+    validated(tmp_path, {0: 0, 2: 3})
+    with open(tmp_path / "steps.jsonl", "a") as file:
+        file.write(json.dumps({"step": 4, "valid_overlong": "many"} | row) + "\n")
+    run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True)
+    said = run.text().splitlines()
+    assert said[0].endswith("4 validation examples") and said[3].split()[:3] == ["last", "2", "50.0"]
+
+
+def test_a_metric_that_a_row_lacks_is_shown_as_missing(tmp_path):
+    validated(tmp_path, {0: 0, 2: 3})
+    with open(tmp_path / "steps.jsonl", "a") as file:
+        file.write(json.dumps({"step": 4, "valid_SCS": 3.0}) + "\n")
+    said = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True).text().splitlines()
+    assert said[3].split() == ["last", "4", "3.0", *["NaN"] * len(METRICS)]
+
+
+def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
+    """Its judge went away at the last step; the run went on, and what is done is not done again."""
+    run = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=2"]), "sft", tmp_path)
+    (tmp_path / "steps.jsonl").write_text('{"step": 2, "loss": 0.5}\n')
+    assert (
+        run.text()
+        .splitlines()[0]
+        .endswith("2 steps, not validated: no validation came to its end, and none is made again when a run goes on")
+    )
+
+
+@pytest.mark.parametrize("config", [{"trl": None}, {"trl": 5, "eval_every": 3}, {"eval_every": 3}, {"kl": 1}, [], None])
+def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path, config):
+    run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
+    there = json.loads((tmp_path / "parameters.json").read_text()) | {"config": config, "method": "grpo"}
+    (tmp_path / "parameters.json").write_text(json.dumps(there))
+    with pytest.raises(ValueError, match="holds a run of other settings .*method: 'grpo' there, 'gdpo' now"):
+        run.run()
 
 
 # --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
