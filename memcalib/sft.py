@@ -24,7 +24,7 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #87fb6357
+# %% ../nbs/07e_sft.ipynb #3e99abce
 from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal, writing
 from .desk import Validation
 from .engines import evaluate, evaluating
@@ -44,7 +44,7 @@ from memcalib.microworld import (
 from .problem import encode_prompt, neutralise, text_hash
 from .randomness import random_state
 from .settings import Count, Every, Loggers, Page, Rank, Rate, Seed, Tokens, check_loggers, check_model, trl_options
-from .stopping import Interrupted, RunStopped, StopSignals
+from .stopping import Diverged, Interrupted, RunStopped, StopSignals, damaged_weight, diverged
 
 # %% ../nbs/07e_sft.ipynb #980e386a
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, row: Mapping) -> tuple[list[int], list[int]]:
@@ -154,7 +154,7 @@ Scores = Callable[[PreTrainedModel], Mapping[str, float]]
 _NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
-# %% ../nbs/07e_sft.ipynb #f99487cc
+# %% ../nbs/07e_sft.ipynb #c00dfea5
 class _Steps(TrainerCallback):
     def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
         self.file, self.config, self.score, self.report, self.trainer, self.stop = file, config, score, report, None, None
@@ -183,12 +183,12 @@ class _Steps(TrainerCallback):
 
     def _validate(self, args, state, control, model):
         with torch.random.fork_rng(), evaluating(model):
-            scores = {f"valid_{name}": value for name, value in self.score(model).items()}
+            scores = {f"valid_{name}": value for name, value in _scored(self.trainer, model, self.score).items()}
         self._write(state, scores)
         told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
         self.trainer.callback_handler.on_log(args, state, copy(control), told)
 
-# %% ../nbs/07e_sft.ipynb #f08e2e96
+# %% ../nbs/07e_sft.ipynb #30399787
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
@@ -211,6 +211,28 @@ class _Trainer(Resumable, SFTTrainer):
     def total(self, values: Sequence[float]) -> list[float]:
         return self.accelerator.reduce(torch.tensor(values, device=self.accelerator.device)).tolist()
 
+    def save_model(self, output_dir=None, _internal_call=False):
+        _check_weights(self)
+        super().save_model(output_dir, _internal_call)
+
+# %% ../nbs/07e_sft.ipynb #d903bd88
+def _diverged(trainer: _Trainer, what: str) -> Diverged:
+    step, last = trainer.state.global_step, trainer.saved or (trainer.resumed[1] if trainer.resumed else None)
+    return diverged(step, what, step, trainer.args.learning_rate, trainer.model.dtype, last)
+
+
+def _check_weights(trainer: _Trainer) -> None:
+    what = damaged_weight(trainer.model)
+    if trainer.total([float(bool(what))])[0]:
+        raise _diverged(trainer, f"after the update, {what or 'weights on another process'}")
+
+
+def _scored(trainer: _Trainer, model: PreTrainedModel, score: Scores) -> Mapping[str, float]:
+    try:
+        return score(model)
+    except FloatingPointError as error:
+        raise _diverged(trainer, str(error)) from error
+
 # %% ../nbs/07e_sft.ipynb #5e67a449
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
     damaged = whole_rows(out / ROWS)[1]
@@ -229,7 +251,7 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
     trainer.accelerator.wait_for_everyone()
     return start
 
-# %% ../nbs/07e_sft.ipynb #afa6201b
+# %% ../nbs/07e_sft.ipynb #0e073620
 def _train(trainer: _Trainer, start: Path | None, steps: _Steps) -> None:
     with trainer.signals.heard():
         trainer.train(resume_from_checkpoint=start and str(start))
@@ -237,6 +259,7 @@ def _train(trainer: _Trainer, start: Path | None, steps: _Steps) -> None:
         raise steps.stop.told(trainer.rescue(steps.stop.once))
     if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
         raise Interrupted(number).told(trainer.rescue())
+    _check_weights(trainer)
 
 # %% ../nbs/07e_sft.ipynb #e79d34ef
 @dataclass
@@ -271,7 +294,7 @@ def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Da
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-# %% ../nbs/07e_sft.ipynb #b4f69032
+# %% ../nbs/07e_sft.ipynb #1181a341
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -280,7 +303,7 @@ def sft(
 
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
     place. Raises `ValueError` when no row fits, for a logger that is not installed and for settings that do not fit the model, and `CheckpointError` for a checkpoint of another run, or a named one that is
-    not whole; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
+    not whole; `Diverged` when weights are no longer finite; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
     `RunStopped` that a function of scores raises, as a `Validation` does when its judge cannot be used.
     """
     out, score = Path(out), validation if callable(validation) else None

@@ -46,7 +46,7 @@ from memcalib.sft import (
     sft,
     tokenize_rows,
 )
-from memcalib.stopping import Interrupted
+from memcalib.stopping import Diverged, Interrupted
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -296,7 +296,7 @@ import signal, sys, torch
 torch.set_num_threads(1)
 from memcalib.microworld import build_policy, build_tokenizer, demonstrations
 from memcalib.sft import SftConfig, sft
-from memcalib.stopping import Interrupted
+from memcalib.stopping import Diverged, Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
 stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
 try:
@@ -641,3 +641,32 @@ def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(
         Validation(HOW, TOKENIZER, long, judge, 1024)
     with pytest.raises(ValueError, match="max_tokens: found 12; allowed for a validation: fewer than 12, the model's"):
         Validation(HOW, TOKENIZER, HELD_OUT, judge, 12)
+
+
+def ruined(model, at: int):
+    def ruin(row):
+        if row["step"] == at:
+            next(weight for weight in model.parameters() if weight.requires_grad).data.fill_(math.nan)
+
+    return ruin
+
+
+@pytest.mark.parametrize(("save_every", "at", "found"), [(2, 3, 4), (2, 6, 6), (0, 3, 6), (0, 6, 6)])
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, found):
+    """They are ruined when the row of a step is written, before its checkpoint; without checkpoints the end tells."""
+    model = build_policy(0)
+    config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
+    kept = tmp_path / f"checkpoint-{found - 2}"
+    left = f"The weights in {kept} are from before" if save_every else "No checkpoint was saved before"
+    with pytest.raises(Diverged, match=f"step {found}: after the update, weight .* of norm nan.*{left}"):
+        sft(model, TOKENIZER, ROWS, config, tmp_path, report=ruined(model, at))
+    assert not (tmp_path / "merged").exists() and not (tmp_path / f"checkpoint-{found}").exists()
+    assert kept.exists() == (save_every > 0)
+
+
+def test_a_model_that_cannot_answer_its_validation_has_diverged(tmp_path):
+    model = build_policy(0)
+    with pytest.raises(Diverged, match="step 2: the policy's logits are NaN.*No checkpoint was saved"):
+        scores = Validation(HOW, TOKENIZER, HELD_OUT, exact_judge, 1024, tmp_path)
+        config = SMALL.model_copy(update={"save_every": 0, "eval_every": 2, "log_every": 1})
+        sft(model, TOKENIZER, ROWS, config, tmp_path, validation=scores, report=ruined(model, 1))
