@@ -40,7 +40,7 @@ from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
 
-# %% ../nbs/07_training.ipynb #2e1250e0
+# %% ../nbs/07_training.ipynb #ee73a029
 log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
@@ -61,7 +61,8 @@ def _kept_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
         seal(folder, {})
     if found:
         _check_reference(folder, found, given=True)
-        log.warning("%s: not there; the model that was given takes its place, which must be the one of the first start", folder)
+        which = "its weights are those of the first start" if found[1].get("reference") else "it must be the one of the first start"
+        log.warning("%s: not there; the model that was given takes its place: %s", folder, which)
 
 
 def _check_reference(folder: Path, found: Found, given: bool = False) -> None:

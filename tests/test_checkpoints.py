@@ -134,7 +134,7 @@ def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, 
     shutil.rmtree(tmp_path / "new" / "reference")
     with caplog.at_level(logging.WARNING, "memcalib"):
         go(tmp_path / "new", resume=True)
-    assert "must be the one of the first start" in caplog.text
+    assert "takes its place: its weights are those of the first start" in caplog.text
     assert (tmp_path / "new" / file).read_bytes() == (straight[1] / file).read_bytes()
     shutil.rmtree(tmp_path / "new" / "reference")
     with pytest.raises(CheckpointError, match="given in its place: model.safetensors has checksum .* trained against"):
@@ -149,6 +149,18 @@ def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, 
     (tmp_path / "new" / file).write_bytes(spoilt((straight[1] / file).read_bytes(), "flipped"))
     with pytest.raises(CheckpointError, match="reference.model.safetensors: checksum .* damaged"):
         go(tmp_path / "new", resume=True)
+
+
+def test_an_older_checkpoint_does_not_know_its_reference(tmp_path, straight, caplog):
+    """It takes the model that it is given, and says what that must be."""
+    folder = copied(straight, tmp_path, "best", "checkpoint-6")
+    state = read_state(folder)
+    assert [*state.pop("reference")] == ["model.safetensors"]
+    seal(folder, state)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, resume=True)
+    assert "takes its place: it must be the one of the first start" in caplog.text
+    assert_same(trainer, tmp_path, straight)
 
 
 def test_a_new_start_has_a_new_reference(tmp_path, straight):
