@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from micro import EXAMPLES, TOKENIZER, policy
 from runs import assert_same, rows, timeless
 
-from memcalib import steps as steps_module
+from memcalib import desk as desk_module
 from memcalib import training as training_module
 from memcalib.checkpoints import checkpoints, newest_checkpoint, read_state
 from memcalib.microworld import WORLDS, build_policy, exact_judge
@@ -181,7 +181,7 @@ class Told:
     def __init__(self, monkeypatch, place: str, number: int, at: int):
         self.place, self.number, self.at, self.count = place, number, at, 0
         self.wrap(monkeypatch, training_module, "sample_tokens", "sampling")
-        self.wrap(monkeypatch, steps_module, "sample_answers", "validation")
+        self.wrap(monkeypatch, desk_module, "sample_answers", "validation")
         self.wrap(monkeypatch, training_module.GRPOTrainer, "compute_loss", "update")
 
     def wrap(self, monkeypatch, home, name, place):
