@@ -353,20 +353,20 @@ def _rescue(self: Resumable, once: str = "") -> str:
 
 Resumable.rescue = _rescue
 
-# %% ../nbs/07i_checkpoints.ipynb #6cc9cb2c
+# %% ../nbs/07i_checkpoints.ipynb #c65bd58b
 def by_main(find: Callable[[], Any]) -> Any:
-    """What `find` returns on the main process, on all of them; a `CheckpointError` there is raised on all."""
+    """What `find` returns on the main process, on all of them; a `CheckpointError` or `OSError` there is raised on all."""
     found = [None]
     if PartialState().is_main_process:
         try:
             found = [find()]
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             found = [error]
-    if isinstance(heard := broadcast_object_list(found)[0], CheckpointError):
+    if isinstance(heard := broadcast_object_list(found)[0], CheckpointError | OSError):
         raise heard
     return heard
 
-# %% ../nbs/07i_checkpoints.ipynb #64084525
+# %% ../nbs/07i_checkpoints.ipynb #e0b2fcb9
 def _load_run_state(self: Resumable, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
     """Go on from what `find_checkpoint` found; its folder, or None where there is none.
 
@@ -377,10 +377,8 @@ def _load_run_state(self: Resumable, found: tuple[Path, dict[str, Any]] | None) 
     folder, state = found
     check_same_run(folder, state, self.identity, self.usual)
     self.resumed = (state["updates"], folder)
-    if self.accelerator.is_main_process:
-        restore_rows(folder, self._out)
-        restore_best(folder, self._out, state["best"])
-    self.accelerator.wait_for_everyone()
+    by_main(lambda: restore_rows(folder, self._out))
+    by_main(lambda: restore_best(folder, self._out, state["best"]))
     self.recall(state | {"best": state["best"] if (self._out / "best").exists() else None})
     return folder
 

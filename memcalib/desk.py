@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'OVERLONG', 'ChannelRewards', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples',
-           'held_out_answers', 'judge_held_out', 'Validation', 'assign_credit']
+           'held_out_answers', 'judge_held_out', 'HeldOutScores', 'assign_credit']
 
 # %% ../nbs/07g_desk.ipynb #9b6c28a6
 import json
@@ -188,8 +188,8 @@ def judge_held_out(judge: PatientJudge, config: TrainConfig, examples: Sequence[
     """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
     return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
 
-# %% ../nbs/07g_desk.ipynb #f08014f0
-class Validation:
+# %% ../nbs/07g_desk.ipynb #f813f11d
+class HeldOutScores:
     """A function from a model to scores of its answers to held-out examples, and `overlong`: how many had no room for an answer.
 
     Lists those in a new `out/overlong.jsonl`; raises `ValueError` when none is left. The judge is asked with the patience that `config` has.

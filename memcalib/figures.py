@@ -115,7 +115,7 @@ def _grid(count: int, columns: int) -> "tuple[Figure, list]":
         ax.set_axis_off()
     return figure, list(axes.flat[:count])
 
-# %% ../nbs/08a_figures.ipynb #45176d20
+# %% ../nbs/08a_figures.ipynb #32636ec1
 def curves_figure(
     steps: "pd.DataFrame", curves: Mapping[str, str] = CURVES, window: int = 7, columns: int = 4
 ) -> "Figure":
@@ -134,14 +134,14 @@ def curves_figure(
             ax.set_title(curves[name])
             if name in SHARES:
                 share_axis(ax)
-        _method_legend(figure, steps[steps[present].notna().any(axis=1)]["method"])
+        _method_legend(figure, steps["method"], steps[steps[present].notna().any(axis=1)]["method"])
         return figure
 
-# %% ../nbs/08a_figures.ipynb #f6b62659
-def _method_legend(figure: "Figure", methods: Iterable[str]) -> None:
+# %% ../nbs/08a_figures.ipynb #894040b7
+def _method_legend(figure: "Figure", methods: Iterable[str], shown: Iterable[str]) -> None:
     from matplotlib.lines import Line2D
 
-    looks = method_looks(methods)
+    looks = {name: look for name, look in method_looks(methods).items() if name in set(shown)}
     lines = [Line2D([], [], color=look.colour, ls=look.line, marker=look.mark, ms=4, lw=1.3) for look in looks.values()]
     figure.legend(lines, [plain_label(name) for name in looks], loc="outside upper left", ncols=8)
 

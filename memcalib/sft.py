@@ -24,9 +24,9 @@ from pydantic import Field, field_validator, model_validator
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-# %% ../nbs/07e_sft.ipynb #3e99abce
+# %% ../nbs/07e_sft.ipynb #66708e9a
 from .checkpoints import ROWS, Resumable, by_main, checkpoints, find_checkpoint, unseal, writing
-from .desk import Validation
+from .desk import HeldOutScores
 from .engines import evaluate, evaluating
 from .journal import whole_rows
 from .metrics import summary
@@ -294,7 +294,7 @@ def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Da
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-# %% ../nbs/07e_sft.ipynb #1181a341
+# %% ../nbs/07e_sft.ipynb #0c2454fa
 def sft(
     model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
     validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
@@ -304,7 +304,7 @@ def sft(
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
     place. Raises `ValueError` when no row fits, for a logger that is not installed and for settings that do not fit the model, and `CheckpointError` for a checkpoint of another run, or a named one that is
     not whole; `Diverged` when weights are no longer finite; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
-    `RunStopped` that a function of scores raises, as a `Validation` does when its judge cannot be used.
+    `RunStopped` that a function of scores raises, as `HeldOutScores` does when its judge cannot be used.
     """
     out, score = Path(out), validation if callable(validation) else None
     kind = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
@@ -320,7 +320,7 @@ def sft(
     trainer = _trainer(model, tokenizer, config, arguments, data, held_out, steps)
     steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
     trainer.signals = StopSignals(config.save_every > 0, trainer.total)
-    if isinstance(score, Validation):
+    if isinstance(score, HeldOutScores):
         score.judge.join(trainer.total, trainer.signals)
     _train(trainer, _begin(trainer, out, resume), steps)
     final = _written(trainer, tokenizer, config, out / config.output)

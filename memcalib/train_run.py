@@ -218,7 +218,7 @@ def _reinforce(self: TrainRun, bar: Bar) -> None:
             tokenizer.save_pretrained(part)
             _keep_policy(self.folder, part, self.recipe.start)
 
-# %% ../nbs/09g_train.ipynb #2494697f
+# %% ../nbs/09g_train.ipynb #b906e72b
 def _teach(self: TrainRun, bar: Bar) -> None:
     from memcalib.sft import sft
 
@@ -232,10 +232,10 @@ def _teach(self: TrainRun, bar: Bar) -> None:
 
 
 def _validation(self: TrainRun, model: Any, tokenizer: Any) -> Any:
-    from memcalib.desk import Validation
+    from memcalib.desk import HeldOutScores
 
     how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Validation(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
+    return HeldOutScores(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
 
 
 TrainRun._reinforce, TrainRun._teach, TrainRun._validation = _reinforce, _teach, _validation

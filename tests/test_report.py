@@ -355,3 +355,13 @@ def test_cells_of_a_page():
     cells = page.grid(frame)["rows"][0]
     assert [c.text for c in cells] == ["a", "1.3", "3"] and cells[1].note == "1.0 to 2.0"
     assert list(page.flatten({"a": {}, "b": {"c": [1, 2]}})) == [("a", "{}"), ("b.c", "1, 2")]
+
+
+def test_the_legend_has_the_looks_of_the_lines_where_a_method_has_no_values():
+    values = {"A": float("nan"), "B": 1.0}
+    rows = [dict(method=name, seed=1, step=t, reward=value) for t in (0, 1) for name, value in values.items()]
+    figure = figures.curves_figure(pd.DataFrame(rows))
+    drawn, told = figure.axes[0].lines, figure.legends[0]
+    assert [text.get_text() for text in told.get_texts()] == ["B"]
+    assert {line.get_color() for line in drawn if line.get_xdata().size} >= {told.get_lines()[0].get_color()}
+    assert told.get_lines()[0].get_color() == looks.method_looks(["A", "B"])["B"].colour

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loggers import hear
 from runs import weights
 from memcalib.checkpoints import CheckpointError, read_state
-from memcalib.desk import Validation
+from memcalib.desk import HeldOutScores
 from memcalib.microworld import (
     WORLDS,
     build_policy,
@@ -573,7 +573,7 @@ def validated(out, judge, resume=False, config=SMALL, examples=HELD_OUT, **optio
     now = [0.0]
     sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
     patient = PatientJudge(judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep)
-    scores = Validation(HOW, TOKENIZER, examples, patient, 1024, out)
+    scores = HeldOutScores(HOW, TOKENIZER, examples, patient, 1024, out)
     config = config.model_copy(update={"eval_every": 2})
     done = sft(build_policy(0), TOKENIZER, ROWS, config, out, validation=scores, resume=resume, **options)
     return done, [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()], now[0]
@@ -615,7 +615,7 @@ def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     """The judge never comes back, and the run is told to stop while it waits for it."""
     waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
     patient = PatientJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
-    scores = Validation(HOW, TOKENIZER, HELD_OUT, patient, 1024)
+    scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
     with pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2") as told:
         sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=scores)
@@ -638,9 +638,9 @@ def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(
     with pytest.raises(
         ValueError, match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation"
     ):
-        Validation(HOW, TOKENIZER, long, judge, 1024)
+        HeldOutScores(HOW, TOKENIZER, long, judge, 1024)
     with pytest.raises(ValueError, match="max_tokens: found 12; allowed for a validation: fewer than 12, the model's"):
-        Validation(HOW, TOKENIZER, HELD_OUT, judge, 12)
+        HeldOutScores(HOW, TOKENIZER, HELD_OUT, judge, 12)
 
 
 def ruined(model, at: int):
@@ -667,6 +667,6 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, fou
 def test_a_model_that_cannot_answer_its_validation_has_diverged(tmp_path):
     model = build_policy(0)
     with pytest.raises(Diverged, match="step 2: the policy's logits are NaN.*No checkpoint was saved"):
-        scores = Validation(HOW, TOKENIZER, HELD_OUT, exact_judge, 1024, tmp_path)
+        scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, exact_judge, 1024, tmp_path)
         config = SMALL.model_copy(update={"save_every": 0, "eval_every": 2, "log_every": 1})
         sft(model, TOKENIZER, ROWS, config, tmp_path, validation=scores, report=ruined(model, 1))
