@@ -223,6 +223,18 @@ def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(tmp_path, word, 
     assert "Traceback" not in done.stderr
 
 
+NO_RECIPES = ["launch:\nstart: {model: m}\n", "train: {}\n", "launch: {nodes: 0}\nstart: {model: m}\n", "- 1\n"]
+
+
+@pytest.mark.parametrize("text", NO_RECIPES)
+def test_the_script_sends_on_who_has_no_recipe(tmp_path, text):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text(text)
+    done, words = run_script(tmp_path, str(tmp_path / "mine"), "serve")
+    assert done.returncode == 1 and words == []
+    assert "recipe.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_copied_folder_is_given_by_its_path(tmp_path):
     mine = tmp_path / "mine"
     shutil.copytree(FOLDERS / "qwen3-8b", mine)

@@ -32,14 +32,17 @@ import sys
 
 from memcalib.fields import read_yaml
 
+file = sys.argv[1]
 try:
-    recipe = read_yaml(sys.argv[1])
+    recipe = read_yaml(file)
+    launch, train = recipe.get("launch", {}), recipe.get("train", {})
+    nodes, processes = launch.get("nodes", 1), launch.get("processes", 1)
+    longest = train.get("max_prompt", 4096) + train.get("max_tokens", 2048)
+    print(nodes, processes // nodes, train.get("trl", {}).get("vllm_tensor_parallel_size", 1), longest, recipe["start"]["model"])
 except (ValueError, OSError) as error:
     sys.exit(f"launch.sh: {error}")
-launch, train = recipe.get("launch", {}), recipe.get("train", {})
-nodes, processes = launch.get("nodes", 1), launch.get("processes", 1)
-longest = train.get("max_prompt", 4096) + train.get("max_tokens", 2048)
-print(nodes, processes // nodes, train.get("trl", {}).get("vllm_tensor_parallel_size", 1), longest, recipe["start"]["model"])
+except (LookupError, TypeError, AttributeError, ArithmeticError):
+    sys.exit(f"launch.sh: {file}: not a recipe; what is wrong with it: memcalib train {file} --dry-run")
 EOF_PYTHON
 )"
 read -r nodes per_node server_gpus longest start <<<"$said"
