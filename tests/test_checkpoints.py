@@ -64,7 +64,7 @@ def assert_same(trainer, out: Path, straight) -> None:
     assert {**last, "drift": None} == {**read_state(there / "checkpoint-12"), "drift": None}
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_interrupted_run_goes_on_bit_for_bit(tmp_path, straight, step):
     with pytest.raises(Killed):
         go(tmp_path, on_step=kill_at(step))
@@ -92,7 +92,7 @@ t.go(t.Path({out!r}), on_step=kill)
 """
 
 
-@pytest.mark.parametrize("place", ["step", "save"])
+@pytest.mark.parametrize("place", [pytest.param("step", marks=pytest.mark.slow), "save"])
 def test_kill_nine(tmp_path, straight, place):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")
@@ -466,6 +466,7 @@ def test_no_best_policy_yet_means_none(tmp_path, straight):
     assert restore_best(tmp_path / "checkpoint-2", tmp_path, None)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     options = dict(lora_rank=4, steps=4, lr=1e-2)
     whole = go(tmp_path / "whole", **options)

@@ -307,7 +307,9 @@ except Interrupted as error:
 """
 
 
-@pytest.mark.parametrize(("name", "step", "code"), [("SIGTERM", 2, 143), ("SIGINT", 4, 130)])
+@pytest.mark.parametrize(
+    ("name", "step", "code"), [("SIGTERM", 2, 143), pytest.param("SIGINT", 4, 130, marks=pytest.mark.slow)]
+)
 def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, step, code):
     """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
     folder, final = straight
