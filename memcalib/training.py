@@ -40,11 +40,24 @@ from .settings import DISTILLED, TrainConfig, check_loggers, check_model, check_
 from .steps import StepRows
 from .stopping import Interrupted, RunStopped, StopSignals
 
-# %% ../nbs/07_training.ipynb #ee73a029
+# %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
 
+def _check_reference(folder: Path, found: Found, given: bool = False) -> None:
+    wanted, here = found[1].get("reference"), saved_weights(folder)
+    if wanted and here != wanted:
+        name = next(name for name in {**wanted, **here} if wanted.get(name) != here.get(name))
+        about = "the model that was given in its place" if given else str(folder)
+        if given:
+            unseal(folder)
+        raise CheckpointError(
+            f"{about}: {name} has checksum {here.get(name)}; {found[0]} was trained against the reference policy with "
+            f"{wanted.get(name)}; allowed: the reference/ of the run's first start, at {folder}"
+        )
+
+# %% ../nbs/07_training.ipynb #78400644
 def _kept_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
     places = [folder, found[0].parent / "reference"] if found else []
     if there := next((place for place in places if (place / SEAL).is_file()), None):
@@ -63,19 +76,6 @@ def _kept_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
         _check_reference(folder, found, given=True)
         which = "its weights are those of the first start" if found[1].get("reference") else "it must be the one of the first start"
         log.warning("%s: not there; the model that was given takes its place: %s", folder, which)
-
-
-def _check_reference(folder: Path, found: Found, given: bool = False) -> None:
-    wanted, here = found[1].get("reference"), saved_weights(folder)
-    if wanted and here != wanted:
-        name = next(name for name in {**wanted, **here} if wanted.get(name) != here.get(name))
-        about = "the model that was given in its place" if given else str(folder)
-        if given:
-            unseal(folder)
-        raise CheckpointError(
-            f"{about}: {name} has checksum {here.get(name)}; {found[0]} was trained against the reference policy with "
-            f"{wanted.get(name)}; allowed: the reference/ of the run's first start, at {folder}"
-        )
 
 # %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found) -> Path | None:
