@@ -276,3 +276,18 @@ def loss(rows: Sequence[tuple[Tensor, Tensor, Tensor, Sequence[float]]], clip_by
             gap = reference[t] - now[t]
             total, count = total + gain - beta * (gap.exp() - gap - 1), count + 1
     return -total / count
+
+
+def reasons(detail) -> list[str | None]:
+    """Of each pair of an answer and a channel, the first reason why its credit stays uniform; None where it was moved."""
+    found = []
+    for k in range(len(detail.row)):
+        if not detail.scored[k]:
+            found.append("scoring")
+        elif not detail.signal[k]:
+            found.append("weak")
+        elif not detail.q[k].sum() > 0:
+            found.append("empty")
+        else:
+            found.append(None if detail.strength[k] > 0 else "gate")
+    return found

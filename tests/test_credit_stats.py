@@ -5,6 +5,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,16 +49,7 @@ def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
 @given(seeds)
 def test_every_pair_is_localized_or_has_the_first_reason_that_applies(seed):
     detail = drawn_pairs(seed)
-    expected = []
-    for k in range(len(detail.row)):
-        if not detail.scored[k]:
-            expected.append("scoring")
-        elif not detail.signal[k]:
-            expected.append("weak")
-        elif detail.q[k].sum() == 0:
-            expected.append("empty")
-        else:
-            expected.append("gate" if detail.strength[k] == 0 else None)
+    expected = reference.reasons(detail)
     assert fallback_reasons(detail) == expected
     counts = pair_counts(detail, CreditConfig())
     assert counts["pairs"] == len(expected) == counts["localized"] + sum(counts[f"fallback_{x}"] for x in FALLBACKS)

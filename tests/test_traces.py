@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,16 +121,7 @@ def test_a_row_read_back_equals_the_row_made_from_the_tensors(tmp_path_factory, 
 def test_reasons_are_the_counts_of_the_statistics(seed):
     _, credit, _ = a_batch(seed)
     detail = credit.pairs
-    expected = []
-    for k in range(len(detail.row)):
-        if not detail.scored[k]:
-            expected.append("scoring")
-        elif not detail.signal[k]:
-            expected.append("weak")
-        elif not detail.q[k].sum() > 0:
-            expected.append("empty")
-        else:
-            expected.append(None if detail.strength[k] > 0 else "gate")
+    expected = reference.reasons(detail)
     assert fallback_reasons(detail) == expected
 
 
