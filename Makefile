@@ -44,7 +44,7 @@ export: setup ## notebooks to modules and README; clean the notebooks
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
-	sed -i -E 's#\]\(([0-9][0-9]|images|experiments|paper_index)#](nbs/\1#g' README.md
+	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
 
 lint: setup ## ruff on the package, tests and benchmarks
 	$(BIN)/ruff check memcalib tests benchmarks setup.py

@@ -27,7 +27,10 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require=extras,
-    entry_points={"console_scripts": [cfg["console_scripts"]], "inspect_ai": ["memcalib = memcalib.inspect_task"]},
+    entry_points={
+        "console_scripts": [cfg["console_scripts"]],
+        "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
+    },
     zip_safe=False,
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -39,9 +39,9 @@ def client(plan: dict) -> dict:
     import openai.resources.chat
     import tenacity
 
-    from memcalib.llm import Endpoint
+    from memcalib.inference.client import Endpoint
     from memcalib.problem import load_examples
-    from memcalib.rollout import EndpointBackend, Sampling, generate
+    from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
     limits = {name: plan[name] for name in ("rpm", "concurrency") if plan.get(name)}
     place = {"base_url": plan["url"], "key_env": KEY, "timeout": TIMEOUT, "backoff": 0.5} | limits
@@ -106,15 +106,16 @@ def server(examples: Path, faults: dict, **options):
 
 
 def serve_here(plan: dict) -> None:
-    from memcalib.microserve import Faults, serve
+    from memcalib.micro.server import Faults, serve
 
     serve(examples=plan["examples"], port=0, faults=Faults(**plan["faults"]), key_env=KEY, **plan["options"])
 
 
 def outcome(folder: Path) -> dict:
     """What a run came to, without what may differ: answers, levels, rows at fault, and the printed tables."""
-    from memcalib.breakdown import score_text
-    from memcalib.problem import Judgment, Rollout, read_jsonl
+    from memcalib.evaluation.breakdown import score_text
+    from memcalib.problem import Judgment, Rollout
+    from memcalib.io.records import read_jsonl
 
     digest = lambda text: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     rollouts = {
@@ -220,9 +221,9 @@ def keys_in(folder: Path, key: str) -> list[str]:
 
 
 def main(small: bool, folder: Path) -> int:
-    from memcalib.faults import CONTENT, TRANSPORT
-    from memcalib.microworld import make_examples
-    from memcalib.problem import write_jsonl
+    from memcalib.micro.server import CONTENT, TRANSPORT
+    from memcalib.micro.world import make_examples
+    from memcalib.io.records import write_jsonl
 
     count, large = (100, {"large": 2, "large_characters": 1_000_000}) if small else (1500, {"large": 20})
     key = os.environ[KEY] = "sk-" + secrets.token_hex(16)

@@ -99,7 +99,7 @@ def seen(address: str) -> dict:
 
 def ask(address: str, cache: str, calls: int, seconds: float, **limits) -> dict:
     """Ask `calls` questions, stop after so many seconds; what was achieved and what it cost this process."""
-    from memcalib.llm import Client, Endpoint, run_async, run_many
+    from memcalib.inference.client import Client, Endpoint, run_async, run_many
 
     client = Client(Endpoint(model="m", base_url=f"{address}/v1", key_env="", **limits), cache)
     system = {"role": "system", "content": "Judge. " * 600}

@@ -17,13 +17,13 @@ import time
 
 import torch
 
-from memcalib.engines import evaluate
+from memcalib.inference.local import evaluate
 from memcalib.localization import ablation_pairs
-from memcalib.scoring import response_logps, response_logps_reference
-from memcalib.strokes import _score_plain, _Scorer
-from memcalib.trees import tree_logps
-from memcalib.models import split_model, token_logps
-from memcalib.microworld import exact_judge, load_policy, make_examples
+from memcalib.credit.logprobs import response_logps, response_logps_reference
+from memcalib.credit.logprobs import _score_plain, _Scorer
+from memcalib.credit.tree_attention import tree_logps
+from memcalib.credit.prefix_groups import split_model, token_logps
+from memcalib.micro.world import exact_judge, load_policy, make_examples
 from memcalib.problem import encode_prompt, render
 
 

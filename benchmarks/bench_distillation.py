@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from memcalib.engines import prompt_encoder
-from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
-from memcalib.settings import world_config
-from memcalib.teacher import prompted_scores
+from memcalib.inference.local import prompt_encoder
+from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.teacher import prompted_scores
 from memcalib.training import train
 
 HINTED = {"teacher": "teacher-short", "teacher_layout": "micro-hinted"}

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from memcalib.boundaries import Parse
-from memcalib.evidence import grounded
-from memcalib.lint import lint_example
+from memcalib.credit.sentences import Parse
+from memcalib.judge import grounded
+from memcalib.dataset.lint import lint_example
 from memcalib.problem import sample_records
-from memcalib.redaction import Redactor
-from memcalib.screening import load_screen, screen_row
-from memcalib.segments import segment
-from memcalib.sources import SourceRow
-from memcalib.verdict import JudgeConfig, judge_request, read_reply
+from memcalib.memory_logs.redaction import Redactor
+from memcalib.dataset.screening import load_screen, screen_row
+from memcalib.credit.sentences import segment
+from memcalib.dataset.sources import SourceRow
+from memcalib.judge import JudgeConfig, judge_request, read_reply
 
 LEAST, LIMIT = 0.005, 50
 EXAMPLE = sample_records()[0]

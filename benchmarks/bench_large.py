@@ -37,14 +37,14 @@ from trl import GRPOTrainer
 
 from memcalib import training
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.desk import prompt_dataset
+from memcalib.trainer.rewards import prompt_dataset
 from memcalib.localization import ablation_pairs
-from memcalib.models import sharing_faults
-from memcalib.prefixes import prompt_families
+from memcalib.credit.prefix_groups import sharing_faults
+from memcalib.credit.prefix_groups import prompt_families
 from memcalib.problem import Example, Level, encode_prompt, judge_all, judgment_for, render, sample_records
-from memcalib.scoring import response_logps, response_logps_reference
-from memcalib.settings import TrainConfig, trl_config
-from memcalib.trees import tree_logps
+from memcalib.credit.logprobs import response_logps, response_logps_reference
+from memcalib.trainer.settings import TrainConfig, trl_config
+from memcalib.credit.tree_attention import tree_logps
 
 SIZES = {
     "tiny": dict(hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,

@@ -11,14 +11,14 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from memcalib.invented import invented_examples
+from memcalib.micro.defects import invented_examples
 from memcalib.problem import sample_records
 
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
 
 CODE = """
 import sys
-from memcalib.lint import lint_files
+from memcalib.dataset.lint import lint_files
 result = lint_files([sys.argv[1]], limits=None)
 print(f"{result.rows:,} rows, {len(result.errors)} errors, {len(result.findings) - len(result.errors)} warnings")
 """

@@ -11,9 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from memcalib.manifest import manifest, write_manifest
-from memcalib.microworld import answer, exact_judge, make_examples
-from memcalib.problem import Level, Rollout, write_jsonl
+from memcalib.io.manifest import manifest, write_manifest
+from memcalib.micro.world import answer, exact_judge, make_examples
+from memcalib.problem import Level, Rollout
+from memcalib.io.records import write_jsonl
 
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 letters = int(sys.argv[2]) if len(sys.argv) > 2 else 2_500
@@ -48,7 +49,7 @@ with tempfile.TemporaryDirectory() as home:
     folder = Path(home)
     answers, atoms = play(folder)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    code = "import sys; from memcalib.evaluation import write_evaluation; write_evaluation(sys.argv[1])"
+    code = "import sys; from memcalib.report.evaluation import write_evaluation; write_evaluation(sys.argv[1])"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
     seconds = time.perf_counter() - start

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import test_reference as steps
 
-from memcalib.microworld import exact_judge
+from memcalib.micro.world import exact_judge
 
 
 def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, float]:

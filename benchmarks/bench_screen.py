@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from memcalib.duplicates import NearConfig, deduplicate
-from memcalib.screening import load_screen, screen
-from memcalib.sources import SourceRow, collect
+from memcalib.dataset.duplicates import NearConfig, deduplicate
+from memcalib.dataset.screening import load_screen, screen
+from memcalib.dataset.sources import SourceRow, collect
 
 SMALL = """the of and to a in is that it for i my have with on be this was you at as are not but from or what when how
 which do does can could should if after since they there all would about me so up out just get has had been were will"""
@@ -148,8 +148,8 @@ def compare_libraries(count: int) -> None:
     from datasketch import MinHash, MinHashLSH
     from rensa import RMinHash, RMinHashLSH
 
-    from memcalib.duplicates import _shingles
-    from memcalib.screening import words
+    from memcalib.dataset.duplicates import _shingles
+    from memcalib.dataset.screening import words
 
     config = NearConfig()
     rows, pairs = documents(count, seed=1)

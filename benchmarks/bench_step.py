@@ -19,10 +19,10 @@ import torch
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.desk import prompt_dataset
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.rewards import prompt_dataset
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
 from memcalib.problem import judge_all
-from memcalib.settings import TrainConfig, trl_config, world_config
+from memcalib.trainer.settings import TrainConfig, trl_config, world_config
 from memcalib.training import CreditTrainer, StepRows
 
 VARIANTS = {

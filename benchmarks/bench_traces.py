@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from memcalib.credit_stats import PairDetail
-from memcalib.desk import ChannelRewards
+from memcalib.redistribution import PairDetail
+from memcalib.trainer.rewards import ChannelRewards
 from memcalib.localization import Pairs, token_spans
-from memcalib.microworld import build_tokenizer, make_examples
+from memcalib.micro.world import build_tokenizer, make_examples
 from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
-from memcalib.spans import decode_rows
-from memcalib.traces import TraceWriter, read_traces, trace_row
+from memcalib.credit.sentences import decode_rows
+from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
 
 
 def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewards, Credit, Pairs]:

@@ -1,5 +1,5 @@
 """`python -m memcalib` is the command line."""
 
-from memcalib.cli import main
+from memcalib.commands.cli import main
 
 main()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channel_names import CHANNELS
+from .metrics import CHANNELS, ORDERED_SIGN
 from .problem import AtomJudgment, Judgment, Level
 
 # %% ../nbs/04_channels.ipynb #dce0bf67

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .drafts import Draft, DraftAtom, DraftBlock, Drop, Fault, Passage, briefing, load_build_prompt
-from .replies import Form
-from .screening import load_screen, words
-from .stages import Stage, StageError, StageResult, merge_by, run_stage
+from .dataset.stages import Draft, DraftAtom, DraftBlock, Drop, Fault, Passage, briefing, load_build_prompt
+from .inference.json_replies import Form
+from .dataset.screening import load_screen, words
+from .dataset.stages import Stage, StageError, StageResult, merge_by, run_stage
 
 # %% ../nbs/01_construction.ipynb #4247e1ce
 def find_exact(quote: str, text: str) -> str:

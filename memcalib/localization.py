@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['MODES', 'UNDER_USE', 'signal_rule', 'channel_atoms', 'Pairs', 'ablation_pairs', 'localization_signal', 'clip_signal',
            'localization_weights', 'Thresholds', 'score_pairs', 'token_spans', 'carrying_tokens',
-           'localization_precision']
+           'localization_precision', 'eta_by_channel', 'CreditConfig', 'new_thresholds']
 
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channel_names import CHANNELS, ORDERED_SIGN
 from .channels import channel_index
+from .metrics import CHANNELS, ORDERED_SIGN
+from .credit.logprobs import response_logps
 from .problem import Example, Judgment, remove_atoms
-from .scoring import response_logps
 
 # %% ../nbs/05_localization.ipynb #f5fe9f1f
 MODES = ("ordered", "absolute", "positive_only")
@@ -221,3 +222,104 @@ def localization_precision(
     defined = (total > 0) & carries.any(1)
     share = (found * carries).sum(1) / torch.where(defined, total, 1)
     return torch.where(defined, share, torch.nan), torch.where(defined, uniform.double(), torch.nan)
+
+# %% ../nbs/05_localization.ipynb #040275c4
+@dataclass(frozen=True)
+class _Amount:
+    method: str = "memcalib-rl"  # 'grpo', 'gdpo', 'memcalib-rl'
+    eta: float | Mapping[str, float] = 0.75  # localization strength, or one per channel name (others 0)
+    cap: float = 4.0  # largest multiplier
+
+# %% ../nbs/05_localization.ipynb #1017580b
+@dataclass(frozen=True)
+class _Search:
+    d_max: float = 3.0  # clip of the signal, nats
+    gate: float = 0.02  # smallest signal that opens localization, nats
+    granularity: str = "token"  # 'token', or 'sentence' (needs units and thresholds for sentences)
+    sentence_gate: float = 0.01  # smallest sentence mean that opens localization, nats
+    gamma: float = 1.0  # how strongly low coverage counts against a sentence
+    mode: str = "ordered"  # 'ordered', 'absolute', 'positive_only'
+    under_use: str = "suppressed"  # 'suppressed', 'uniform', 'absolute'
+    threshold_pool: str = "all"  # 'all' pairs are scored, or 'open': only those whose direction gate can open
+    merge_over_use: bool = False  # AC- counts as AB-
+
+# %% ../nbs/05_localization.ipynb #5c4a950a
+@dataclass(frozen=True)
+class _Follow:
+    threshold_start: float = 0.02  # thresholds before the first batch, nats; they move towards values of at least `gate`
+    sentence_start: float = 0.01  # the same for sentence means, and `sentence_gate`
+    threshold_quantile: float = 0.75  # of a channel's scores: where its threshold moves to
+    sentence_quantile: float = 0.70
+    threshold_decay: float = 0.9  # share of the old threshold that stays
+    threshold_minimum: int = 256  # scores a channel needs in a batch before its threshold moves
+    sentence_minimum: int = 32
+
+# %% ../nbs/05_localization.ipynb #8a076c8c
+@dataclass(frozen=True)
+class _Scale:
+    segment_min: int = 4  # tokens of a segment, where no hard boundary makes it shorter
+    segment_max: int = 96
+    eps: float = 1e-6  # in the denominator of group normalization
+    sigma_min: float = 1e-6  # channels with a smaller deviation give 0
+    eps_scale: float = 1e-6  # inside the root of the RMS
+    ddof: int = 0  # 0 population, 1 sample deviation
+    center: bool = False  # remove the batch mean before scaling
+    scale_unit: str = "response"  # 'response' or 'token': what the RMS averages over
+
+# %% ../nbs/05_localization.ipynb #0c82f3cc
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} {value!r}, allowed are {', '.join(map(repr, allowed))}")
+
+# %% ../nbs/05_localization.ipynb #bdd0b1b1
+def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"]:
+    "$\\eta^{(h)}$ of the nine channels, float64. `ValueError` outside [0, 1] or for an unknown channel name."
+    given = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
+    for name, value in given.items():
+        _one_of("eta of channel", name, CHANNELS)
+        if not 0 <= value <= 1:
+            raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
+    return torch.tensor([given.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
+
+# %% ../nbs/05_localization.ipynb #8f1636f7
+_LEAST = {
+    "cap": 1, "d_max": 0, "gate": 0, "sentence_gate": 0, "gamma": 0, "sigma_min": 0, "ddof": 0, "eps": 1e-300, "eps_scale": 1e-300,
+    "threshold_start": 0, "sentence_start": 0, "threshold_minimum": 1, "sentence_minimum": 1,
+}  # fmt: skip
+
+
+def _check_numbers(config: "CreditConfig") -> None:
+    for name, least in _LEAST.items():
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value >= least):
+            raise ValueError(f"{name} {value}, must be a finite number of at least {least}")
+    shortest, longest = config.segment_min, config.segment_max
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"segment_min {shortest}, segment_max {longest}: allowed are 1 <= segment_min <= segment_max")
+    for name in ("threshold_quantile", "sentence_quantile", "threshold_decay"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} {getattr(config, name)}, must lie in [0, 1]")
+
+# %% ../nbs/05_localization.ipynb #96263db6
+@dataclass(frozen=True)
+class CreditConfig(_Scale, _Follow, _Search, _Amount):
+    "Credit assignment: the paper's settings by default. `ValueError` names a value that is not allowed."
+
+    def __post_init__(self):
+        signal_rule(self.mode, self.under_use)
+        _one_of("method", self.method, ("grpo", "gdpo", "memcalib-rl"))
+        _one_of("granularity", self.granularity, ("token", "sentence"))
+        _one_of("threshold_pool", self.threshold_pool, ("all", "open"))
+        _one_of("scale_unit", self.scale_unit, ("response", "token"))
+        eta_by_channel(self.eta)
+        _check_numbers(self)
+
+# %% ../nbs/05_localization.ipynb #17e501f2
+def new_thresholds(config: CreditConfig) -> Thresholds:
+    "Thresholds at their start, with those of sentences where the granularity asks for them."
+    sentence = None
+    if config.granularity == "sentence":
+        rule = (config.sentence_gate, config.sentence_quantile, config.threshold_decay, config.sentence_minimum)
+        sentence = Thresholds(config.sentence_start, *rule)
+    rule = (config.gate, config.threshold_quantile, config.threshold_decay, config.threshold_minimum)
+    return Thresholds(config.threshold_start, *rule, sentence)

@@ -14,11 +14,11 @@ from aiohttp import web
 from faulty import FaultyServer, completion
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.drafts import Draft
-from memcalib.endpoint import Endpoint
-from memcalib.llm import Client, run_async
-from memcalib.sources import SourceRow
-from memcalib.stages import run_stage
+from memcalib.dataset.stages import Draft
+from memcalib.inference.endpoint import Endpoint
+from memcalib.inference.client import Client, run_async
+from memcalib.dataset.sources import SourceRow
+from memcalib.dataset.stages import run_stage
 
 FACTS = (
     ("My yard is {n} metres long.", "The user's yard is {n} metres long."),

@@ -5,10 +5,10 @@ import json
 import builder
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.distractors import DISTRACTORS, RUBRICS
-from memcalib.drafts import Draft, DraftAtom
-from memcalib.plans import make_plans
-from memcalib.shapes import PlanConfig
+from memcalib.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.dataset.stages import Draft, DraftAtom
+from memcalib.dataset.plans import make_plans
+from memcalib.dataset.plans import PlanConfig
 
 HARD = {
     "same_user": "The user keeps a diary of every sunrise.",

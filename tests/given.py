@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
-from memcalib.microworld import (
+from memcalib.micro.world import (
     WORLDS,
     answer,
     build_tokenizer,
@@ -27,8 +27,8 @@ from memcalib.microworld import (
     noisy_levels,
 )
 from memcalib.problem import encode_prompt
-from memcalib.settings import DISTILLED, TrainConfig, world_config
-from memcalib.sft import SftConfig, sft
+from memcalib.trainer.settings import DISTILLED, TrainConfig, world_config
+from memcalib.trainer.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
 EXAMPLES = make_examples("short", 12, seed=5)

@@ -12,9 +12,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from memcalib.engines import evaluating
+from memcalib.inference.local import evaluating
 from memcalib.problem import LAYOUTS, Example, Judgment, encode_prompt
-from memcalib.credit_settings import CreditConfig
+from memcalib.localization import CreditConfig
 
 PAIRS = list(product(range(3), range(3)))  # (ideal, actual) of each channel
 NAMES = ["A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+"]

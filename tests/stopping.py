@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from runs import weights
 
-from memcalib.checkpoints import newest_checkpoint, read_state
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.patience import JudgeStopped, PatientJudge
-from memcalib.settings import world_config
+from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.stopping import JudgeStopped, PatientJudge
+from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
 EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
@@ -34,7 +34,7 @@ def go(out: Path, resume=None, step: int = 9):
     patient = PatientJudge(judge, 0.4, 10, clock=lambda: now[0], sleep=sleep)
     model, tokenizer = load_policy("cold-short")[0], build_tokenizer()
     options = dict(tokenizer=tokenizer, out=out, validation=EXAMPLES[:3], resume=resume)
-    from memcalib.steps import StepRows
+    from memcalib.trainer.callbacks import StepRows
 
     plain = StepRows.on_log
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import judgment_lists, levels, make
 
-from memcalib.agreement import (
+from memcalib.evaluation.agreement import (
     agreement,
     allocate,
     cell_counts,
@@ -29,7 +29,7 @@ from memcalib.agreement import (
     sample_atoms,
     wilson,
 )
-from memcalib.problem import write_jsonl
+from memcalib.io.records import write_jsonl
 
 pairs_of_levels = st.lists(st.tuples(levels, levels), min_size=1, max_size=40)
 
@@ -260,7 +260,7 @@ def test_bounds_resample_questions(rows):
 def test_resampled_counts_do_not_depend_on_the_slices(monkeypatch):
     counts = np.arange(27).reshape(3, 9)
     whole = resampled_counts(counts, 50, 1)
-    monkeypatch.setattr("memcalib.agreement._DRAWS_AT_ONCE", 21)
+    monkeypatch.setattr("memcalib.evaluation.agreement._DRAWS_AT_ONCE", 21)
     assert np.array_equal(resampled_counts(counts, 50, 1), whole) and whole.shape == (50, 9)
     assert len({tuple(row) for row in whole}) > 5
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memcalib.audit import (
+from memcalib.credit.audit import (
     ROLES,
     SUPPORT,
     UNDER,

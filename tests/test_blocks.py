@@ -12,14 +12,15 @@ from clutter import CLUTTERED, FIRST_STAGES, RATED, asked_of, done, made, planne
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.blocks import NATURALIZATION, SCHEMA_VERSION, NaturalReply, compose, natural_messages, to_example
-from memcalib.breakdown import distractor_kind
-from memcalib.distractors import DISTRACTORS, RUBRICS
-from memcalib.llm import Client, run_async
-from memcalib.paragraphs import claims, denied, exact_faults, names, numbers, stems, text_faults, word_faults
-from memcalib.plans import plan_of, plan_rows
-from memcalib.problem import DataError, Example, concat_text, sample_records, validate_examples, write_jsonl
-from memcalib.stages import run_stage
+from memcalib.dataset.writing import NATURALIZATION, SCHEMA_VERSION, NaturalReply, compose, natural_messages, to_example
+from memcalib.evaluation.breakdown import distractor_kind
+from memcalib.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.inference.client import Client, run_async
+from memcalib.dataset.text_checks import claims, denied, exact_faults, names, numbers, stems, text_faults, word_faults
+from memcalib.dataset.plans import plan_of, plan_rows
+from memcalib.problem import Example, concat_text, sample_records, validate_examples
+from memcalib.io.records import DataError, write_jsonl
+from memcalib.dataset.stages import run_stage
 
 # Paragraphs that are right ------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
-from memcalib import breakdown
+import memcalib
+from memcalib.evaluation import breakdown
 from memcalib.problem import Judgment, Level
 
-REFERENCE = Path(breakdown.__file__).parent / "data" / "reference"
+REFERENCE = Path(memcalib.__file__).parent / "data" / "reference"
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -116,7 +117,7 @@ def test_a_level_without_scored_atoms_has_no_accuracy():
 
 
 def test_kinds_of_the_micro_world_are_known():
-    from memcalib import microworld
+    from memcalib.micro import world as microworld
 
     examples = microworld.make_examples(microworld.WORLDS["short"], 20, 0, "test")
     kinds = {breakdown.distractor_kind(i) for example in examples for i in example.levels}
@@ -142,8 +143,9 @@ def test_score_text_prints_what_it_is_asked_for(tmp_path):
 
 
 def test_a_model_of_which_nothing_is_scored_does_not_hide_the_others(tmp_path):
-    from memcalib.breakdown import score_text
-    from memcalib.problem import judgment_for, sample_records, write_jsonl
+    from memcalib.evaluation.breakdown import score_text
+    from memcalib.problem import judgment_for, sample_records
+    from memcalib.io.records import write_jsonl
 
     records = sample_records()
     scored = [judgment_for(r, r.levels, model="good") for r in records]

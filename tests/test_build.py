@@ -6,14 +6,15 @@ import json
 import pytest
 from typed import run
 
-from memcalib import drafts
-from memcalib.build import Build, BuildRun, load_build, row_way, settings_of
-from memcalib.freeze import FreezeError, check_frozen, read_frozen
-from memcalib.microreview import micro_roles
-from memcalib.microserve import MicroServer
-from memcalib.pipeline import experiments, run_notebook
-from memcalib.problem import DataError, Example, load_examples, read_jsonl
-from memcalib.splits import read_splits
+from memcalib.dataset import stages as drafts
+from memcalib.commands.build import Build, BuildRun, load_build, row_way, settings_of
+from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
+from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.server import MicroServer
+from memcalib.commands.reproduce import experiments, run_notebook
+from memcalib.problem import Example, load_examples
+from memcalib.io.records import DataError, read_jsonl
+from memcalib.dataset.splits import read_splits
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.microlog import write_micro_log
-from memcalib.microreview import micro_roles
-from memcalib.microserve import MicroServer
+from memcalib.micro.log import write_micro_log
+from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.server import MicroServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
 BUILD = """

@@ -18,7 +18,7 @@ from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.cache import _SCHEMA, CacheError, CallCache, call_key, clear_cache, default_path
+from memcalib.inference.cache import _SCHEMA, CacheError, CallCache, call_key, clear_cache, default_path
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.floats(-9, 9),
@@ -118,7 +118,7 @@ def test_a_lease_that_ran_out_is_free_and_one_that_runs_is_not(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("memcalib.cache.time", clock)
+    monkeypatch.setattr("memcalib.inference.cache.time", clock)
     return clock
 
 
@@ -145,7 +145,7 @@ def test_a_claim_from_another_machine_lasts_as_long_as_its_lease(tmp_path):
 
 WORK = """
 import os, sys, time
-from memcalib.cache import CallCache
+from memcalib.inference.cache import CallCache
 cache, log = CallCache(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 print("ready", flush=True)
 for k in range(int(sys.argv[3])):

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.channels import (
-    CHANNELS,
     channel_rewards,
     direction_gate,
     group_advantages,
@@ -17,6 +16,7 @@ from memcalib.channels import (
     rms_scale,
     sequence_advantages,
 )
+from memcalib.metrics import CHANNELS
 from memcalib.problem import AtomJudgment, Judgment, Level
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)

@@ -20,13 +20,13 @@ from micro import EXAMPLES, TOKENIZER, policy
 from runs import rows, weights
 from transformers import AutoModelForCausalLM
 
-from memcalib import checkpoints as module
-from memcalib import settings as settings_module
-from memcalib import steps
-from memcalib.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
-from memcalib.microworld import WORLDS, build_policy, exact_judge
-from memcalib.patience import JudgeFault
-from memcalib.settings import world_config
+from memcalib.trainer import checkpoints as module
+from memcalib.trainer import settings as settings_module
+from memcalib.trainer import callbacks as steps
+from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
+from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.trainer.stopping import JudgeFault
+from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
 torch.set_num_threads(1)

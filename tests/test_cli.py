@@ -7,8 +7,9 @@ import sys
 import pytest
 from typed import run
 
-from memcalib.cli import main
-from memcalib.problem import sample_records, write_jsonl
+from memcalib.commands.cli import main
+from memcalib.problem import sample_records
+from memcalib.io.records import write_jsonl
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_unknown_option_in_a_profile(capsys, tmp_path):
 
 
 def test_a_closed_pipe_is_no_error(good):
-    command = f"'{sys.executable}' -c 'from memcalib.cli import main; main()' show '{good}' | head -1"
+    command = f"'{sys.executable}' -c 'from memcalib.commands.cli import main; main()' show '{good}' | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr and "Error" not in done.stderr
 

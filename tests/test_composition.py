@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import composition as c
-from memcalib.drafts import Drop
-from memcalib.microworld import make_examples
+from memcalib.dataset import card as c
+from memcalib.dataset.stages import Drop
+from memcalib.micro.world import make_examples
 from memcalib.problem import Level, sample_records
-from memcalib.sources import Dropped, Passed, SourceRow
-from memcalib.tables import published
+from memcalib.dataset.sources import Dropped, Passed, SourceRow
+from memcalib.report.tables import published
 
 EXAMPLES = make_examples("long", 80, 1, "rl") + sample_records()
 

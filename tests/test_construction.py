@@ -31,8 +31,8 @@ from memcalib.construction import (
     foreign_numbers,
     too_close,
 )
-from memcalib.drafts import Draft, Drop, Passage
-from memcalib.llm import Client, run_async
+from memcalib.dataset.stages import Draft, Drop, Passage
+from memcalib.inference.client import Client, run_async
 from memcalib.problem import Level
 
 DRAFT = rows(1)[0]

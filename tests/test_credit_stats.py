@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.channels import CHANNELS
-from memcalib.credit_settings import CreditConfig, new_thresholds
-from memcalib.credit_stats import (
+from memcalib.metrics import CHANNELS
+from memcalib.localization import CreditConfig, new_thresholds
+from memcalib.redistribution import (
     FALLBACKS,
     PairDetail,
     channel_stats,

@@ -8,13 +8,13 @@ from huggingface_hub import DatasetCard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import dataset_card as d
-from memcalib.composition import attrition_table, count_examples
-from memcalib.drafts import Drop
-from memcalib.freeze import Frozen, PilotRecord, freeze_without_pilot
+from memcalib.dataset import card as d
+from memcalib.dataset.card import attrition_table, count_examples
+from memcalib.dataset.stages import Drop
+from memcalib.dataset.freeze import Frozen, PilotRecord, freeze_without_pilot
 from memcalib.problem import sample_records
-from memcalib.sources import load_sources
-from memcalib.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files
+from memcalib.dataset.sources import load_sources
+from memcalib.dataset.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files
 
 RECORDS = sample_records()
 KNOWN = load_sources()

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from memcalib.decisions import Book, latest, of_one_person
-from memcalib.keys import MOVES, KeyPage, KeySession, Walk, typed
-from memcalib.problem import DataError, Record, Violation
-from memcalib.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
+from memcalib.io.decisions import Book, latest, of_one_person
+from memcalib.annotation.widgets import MOVES, KeyPage, KeySession, Walk, typed
+from memcalib.io.records import DataError, Record, Violation
+from memcalib.io.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
 
 
 class Thing(Record):
@@ -100,7 +100,7 @@ def test_added_rows_are_written_when_they_say_something_new(tmp_path_factory, sa
 
 
 def test_times_never_stand_still(tmp_path, monkeypatch):
-    monkeypatch.setattr("memcalib.decisions.time.time_ns", lambda: 7)
+    monkeypatch.setattr("memcalib.io.decisions.time.time_ns", lambda: 7)
     with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
         assert [book.put("a", 1, k).saved for k in (1, 2, 1)] == [7, 8, 9]
     with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
@@ -232,7 +232,7 @@ def test_the_same_key_in_place_of_all_that_was_selected_counts(tmp_path, monkeyp
     """A kernel empties the field when the hand rests, so that what a browser sends differs from what stood there."""
 
     async def label(page, rounds=3):
-        monkeypatch.setattr("memcalib.keys.QUIET", 0)
+        monkeypatch.setattr("memcalib.annotation.widgets.QUIET", 0)
         for _ in range(rounds):
             page._keys.set_state({"value": "1"})
             while page._keys.value:

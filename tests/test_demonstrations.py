@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.cli import main
-from memcalib.demonstrate import DemonstrationRun, forecast, load_plan
-from memcalib.demonstrations import (
+from memcalib.commands.cli import main
+from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
+from memcalib.trainer.demonstrations import (
     ACCEPTED,
     FILE,
     Demonstration,
@@ -28,13 +28,13 @@ from memcalib.demonstrations import (
     settled,
     verdict_of,
 )
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.faults import Faults
-from memcalib.llm import Client
-from memcalib.microserve import MicroServer
-from memcalib.microteacher import micro_teachers
-from memcalib.microworld import exact_judge, make_examples
-from memcalib.objections import (
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.micro.server import Faults
+from memcalib.inference.client import Client
+from memcalib.micro.server import MicroServer
+from memcalib.micro.models import micro_teachers
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.trainer.demonstrations import (
     CHECK,
     Attempt,
     DemonstrationConfig,
@@ -48,7 +48,8 @@ from memcalib.objections import (
     outcome_of,
     repair_messages,
 )
-from memcalib.problem import DataError, Level, judgment_for, render, sample_records, write_jsonl
+from memcalib.problem import Level, judgment_for, render, sample_records
+from memcalib.io.records import DataError, write_jsonl
 
 EXAMPLES = make_examples("short", 24, seed=5, split="coldstart")
 RECORDS = sample_records()
@@ -151,7 +152,7 @@ def test_ordinary_words_are_no_leaks(said):
 
 
 def test_shipped_answers_of_the_world_hold_no_leaks():
-    from memcalib.microroles import micro_answer
+    from memcalib.micro.models import micro_answer
 
     assert not any(find_leaks(example, micro_answer(example)) for example in EXAMPLES)
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.desk import ChannelRewards, check_context, fitting_examples, held_out_examples
-from memcalib.engines import prompt_encoder
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
-from memcalib.patience import PatientJudge
-from memcalib.settings import world_config
-from memcalib.teacher import teacher_encoder
+from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_examples, held_out_examples
+from memcalib.inference.local import prompt_encoder
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.trainer.stopping import PatientJudge
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.teacher import teacher_encoder
 from memcalib.training import train
 
 torch.set_num_threads(1)

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
-from memcalib.engines import prompt_encoder, sample_tokens
-from memcalib.lesson import Lesson, read_head, teach
-from memcalib.microworld import (
+from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
+from memcalib.inference.local import prompt_encoder, sample_tokens
+from memcalib.trainer.distillation import Lesson, read_head, teach
+from memcalib.micro.world import (
     WORLDS,
     build_policy,
     build_tokenizer,
@@ -26,10 +26,10 @@ from memcalib.microworld import (
     policy_path,
 )
 from memcalib.problem import LAYOUTS, Layout, Level, load_examples, render
-from memcalib.models import sharing_faults, split_model
-from memcalib.scoring import response_logps_reference
-from memcalib.settings import world_config
-from memcalib.teacher import (
+from memcalib.credit.prefix_groups import sharing_faults, split_model
+from memcalib.credit.logprobs import response_logps_reference
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.teacher import (
     TEACHER_VIEWS,
     answer_key,
     build_teachers,
@@ -40,9 +40,10 @@ from memcalib.teacher import (
     teacher_messages,
     teacher_of,
 )
-from memcalib import distillation, training
+from memcalib.trainer import distillation
+from memcalib import training
 from memcalib.training import train
-from memcalib.trees import trees_agree
+from memcalib.credit.tree_attention import trees_agree
 
 torch.set_num_threads(1)
 TAILS = ("bucket", "renormalise", "truncate")
@@ -625,7 +626,7 @@ def test_no_gkd_state_survives_a_step(tmp_path):
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(tmp_path, method, monkeypatch):
-    import memcalib.distillation as page
+    import memcalib.trainer.distillation as page
 
     whole = page.teach
 

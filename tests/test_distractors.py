@@ -9,8 +9,8 @@ from clutter import CLUTTERED, FACTS, HARD, RATED, asked_of, distractors, done, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.breakdown import distractor_kind
-from memcalib.distractors import (
+from memcalib.evaluation.breakdown import distractor_kind
+from memcalib.dataset.writing import (
     DISTRACTORS,
     RUBRICS,
     SIGNS,
@@ -24,13 +24,13 @@ from memcalib.distractors import (
     rubric_faults,
     rubric_text,
 )
-from memcalib.drafts import load_build_prompt
-from memcalib.llm import Client, run_async
-from memcalib.plans import plan_of
+from memcalib.dataset.stages import load_build_prompt
+from memcalib.inference.client import Client, run_async
+from memcalib.dataset.plans import plan_of
 from memcalib.problem import Level, sample_records
-from memcalib.screening import words
-from memcalib.shapes import FAMILIES
-from memcalib.stages import run_stage
+from memcalib.dataset.screening import words
+from memcalib.dataset.plans import FAMILIES
+from memcalib.dataset.stages import run_stage
 
 PLANNED = planned()
 PLAN = plan_of(PLANNED)

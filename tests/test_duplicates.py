@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib import duplicates as d
-from memcalib import sources as s
-from memcalib.problem import DataError, sample_records
+from memcalib.dataset import duplicates as d
+from memcalib.dataset import sources as s
+from memcalib.problem import sample_records
+from memcalib.io.records import DataError
 
 VOCABULARY = [f"{a}{b}{c}" for a in "bdfgk" for b in ("ra", "le", "mi", "no") for c in ("st", "nd", "p", "ck", "lm")]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from micro import EXAMPLES, TOKENIZER
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from memcalib.engines import (
+from memcalib.inference.local import (
     LocalBackend,
     VllmBackend,
     draw,
@@ -25,9 +25,10 @@ from memcalib.engines import (
     sample_tokens,
     uniform_dice,
 )
-from memcalib.microworld import build_policy, exact_judge, load_policy, policy_path
-from memcalib.problem import Rollout, read_jsonl
-from memcalib.rollout import Sampling, generate, requests
+from memcalib.micro.world import build_policy, exact_judge, load_policy, policy_path
+from memcalib.problem import Rollout
+from memcalib.io.records import read_jsonl
+from memcalib.inference.rollout import Sampling, generate, requests
 
 torch.set_num_threads(1)
 MICRO = Sampling(seeds=(42, 43), max_tokens=40, text="concat", framing="micro")

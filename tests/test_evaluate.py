@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.cli import main
-from memcalib.evaluate import Evaluation, forecast
+from memcalib.commands.cli import main
+from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
-from memcalib.microserve import MicroServer
-from memcalib.microworld import WORLDS, make_examples, policy_path
-from memcalib.problem import Rollout, read_jsonl, write_jsonl
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import WORLDS, make_examples, policy_path
+from memcalib.problem import Rollout
+from memcalib.io.records import read_jsonl, write_jsonl
 
 EXAMPLES = make_examples(WORLDS["short"], 10, 7, "test")
 KEY = "sk-test-" + "k9" * 12
@@ -218,7 +219,12 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
 
 
 def _start(arguments: list[str], **environment: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", "import sys; from memcalib.cli import main; main(sys.argv[1:])", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from memcalib.commands.cli import main; main(sys.argv[1:])",
+        *arguments,
+    ]
     env = os.environ | {"MICRO_KEY": KEY} | environment
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -323,7 +329,7 @@ def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
 
 
 def test_the_recorded_command_holds_no_key(monkeypatch):
-    from memcalib.verbs import command_line
+    from memcalib.commands.verbs import command_line
 
     monkeypatch.setattr(sys, "argv", ["memcalib", "evaluate", "x.jsonl", "--model", KEY])
     assert command_line() == "memcalib evaluate x.jsonl --model ***"

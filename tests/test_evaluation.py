@@ -16,11 +16,21 @@ from hypothesis import strategies as st
 from strategies import judgment_lists, make
 from test_report import HOSTILE, Tags, safe
 
-from memcalib import accounts, card, comparison, dots, evaluation, evidence, metrics, page, quotes, rows
-from memcalib.breakdown import TORN
-from memcalib.manifest import manifest, write_manifest
+from memcalib.report import run_data as accounts
+from memcalib.report import page as card
+from memcalib.report import comparison
+from memcalib.report import plane as dots
+from memcalib.report import evaluation
+from memcalib import judge as evidence
+from memcalib import metrics
+from memcalib.report import page
+from memcalib.report import page as quotes
+from memcalib.report import run_data as rows
+from memcalib.evaluation.breakdown import TORN
+from memcalib.io.manifest import manifest, write_manifest
 from memcalib.metrics import METRICS
-from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, text_hash, write_jsonl
+from memcalib.problem import Level, Rollout, judgment_for, sample_records, text_hash
+from memcalib.io.records import DataError, write_jsonl
 
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib.faults import CONTENT, TRANSPORT, Faults, Window, spoil
+from memcalib.micro.server import CONTENT, TRANSPORT, Faults, Window, spoil
 
 REPLY = {
     "atom_judgments": [

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 import memcalib
-from memcalib.build_config import load_build
-from memcalib.evaluate import load_evaluation
-from memcalib.fields import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
-from memcalib.framing import load_template
-from memcalib.pipeline import load_profile
-from memcalib.plans import load_phrases
-from memcalib.recipe import load_recipe
-from memcalib.redaction import load_redactor
-from memcalib.screening import load_screen
-from memcalib.sources import load_sources
+from memcalib.commands.build_settings import load_build
+from memcalib.commands.evaluate import load_evaluation
+from memcalib.io.settings import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
+from memcalib.inference.rollout import load_template
+from memcalib.commands.reproduce import load_profile
+from memcalib.dataset.plans import load_phrases
+from memcalib.commands.recipe import load_recipe
+from memcalib.memory_logs.redaction import load_redactor
+from memcalib.dataset.screening import load_screen
+from memcalib.dataset.sources import load_sources
 
 ENDS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -165,8 +165,10 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
 
 
 def test_there_is_one_reader_of_yaml():
-    sources = Path(memcalib.__file__).parent.glob("*.py")
-    assert [path.name for path in sources if re.search(r"yaml\.(safe_|full_)?load", path.read_text())] == ["fields.py"]
+    sources = Path(memcalib.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if re.search(r"yaml\.(safe_|full_)?load", path.read_text())] == [
+        "settings.py"
+    ]
 
 
 READERS = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_labelling import ITEMS
 
-from memcalib.forms import (
+from memcalib.annotation.labels import (
     COLUMNS,
     KEYS,
     LabelPage,
@@ -17,9 +17,10 @@ from memcalib.forms import (
     read_sheet,
     write_sheet,
 )
-from memcalib.labelling import Label, LabelBook, read_labels
-from memcalib.problem import DataError, Level, write_jsonl
-from memcalib.sheets import cell_text, sheet_cell
+from memcalib.annotation.labels import Label, LabelBook, read_labels
+from memcalib.problem import Level
+from memcalib.io.records import DataError, write_jsonl
+from memcalib.io.sheets import cell_text, sheet_cell
 
 # ---- page
 
@@ -128,8 +129,8 @@ def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
 
 
 KERNEL = """
-from memcalib.forms import LabelPage
-from memcalib.labelling import LabelItem
+from memcalib.annotation.labels import LabelPage
+from memcalib.annotation.labels import LabelItem
 from memcalib.problem import read_jsonl
 page = LabelPage(list(read_jsonl({items!r}, LabelItem)), {labels!r})
 print(page._keys.comm.comm_id)

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.framing import FRAMINGS, Template, bare_prompt, find_framing, load_template, wording_hash
-from memcalib.microworld import make_examples
-from memcalib.problem import LAYOUTS, DataError, Layout, plain_prompt, render
+from memcalib.inference.rollout import FRAMINGS, Template, bare_prompt, find_framing, load_template, wording_hash
+from memcalib.micro.world import make_examples
+from memcalib.problem import LAYOUTS, Layout, plain_prompt, render
+from memcalib.io.records import DataError
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
 memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size=4)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import freeze as z
+from memcalib.dataset import freeze as z
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.duplicates import NearConfig
-from memcalib.endpoint import Endpoint, Price
-from memcalib.microworld import make_examples
-from memcalib.pilot import Issue, ReviewBook, pilot_items, write_batch
-from memcalib.problem import DataError
-from memcalib.screening import load_screen
-from memcalib.shapes import PlanConfig
+from memcalib.dataset.duplicates import NearConfig
+from memcalib.inference.endpoint import Endpoint, Price
+from memcalib.micro.world import make_examples
+from memcalib.dataset.pilot import Issue, ReviewBook, pilot_items, write_batch
+from memcalib.io.records import DataError
+from memcalib.dataset.screening import load_screen
+from memcalib.dataset.plans import PlanConfig
 
 BUILDER = Endpoint(model="builder", base_url="https://models.example.org/v1")
 STAGES = (SCREENING, DERIVATION, ANNOTATION)

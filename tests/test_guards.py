@@ -13,12 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
-CHAPTERS = sorted(NBS.glob("[0-9]*.ipynb"))
+CHAPTERS = sorted(p for p in NBS.rglob("[0-9]*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+LIB = ROOT / "memcalib"
 EXPERIMENTS = sorted((NBS / "experiments").glob("e*.ipynb"))
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-MODULES = sorted(
-    p for p in (ROOT / "memcalib").glob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py")
-)
+MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(LIB).with_suffix("").parts)
 
 
 def cells(path: Path) -> list[dict]:
@@ -64,9 +67,9 @@ def run(command: str, cwd: Path) -> None:
 
 
 def test_export_leaves_no_difference(copy):
-    before = {p.name: p.read_text() for p in (ROOT / "memcalib").glob("*.py")}
+    before = {p.relative_to(ROOT): p.read_text() for p in LIB.rglob("*.py")}
     run("nbdev_export", copy)
-    after = {p.name: p.read_text() for p in (copy / "memcalib").glob("*.py")}
+    after = {p.relative_to(copy): p.read_text() for p in (copy / "memcalib").rglob("*.py")}
     assert after.keys() == before.keys()
     assert [name for name in after if after[name] != before[name]] == []
 
@@ -83,12 +86,12 @@ def test_readme_follows_index(tmp_path):
         [*command, "--output-dir", tmp_path, "--output", "README", NBS / "index.ipynb"], check=True, timeout=120
     )
     readme = (ROOT / "README.md").read_text()
-    page = re.sub(r"\]\((\d\d|images|experiments|paper_index)", r"](nbs/\1", (tmp_path / "README.md").read_text())
+    page = re.sub(r"\]\(((?:[\w/]+\.ipynb|images|experiments)\b)", r"](nbs/\1", (tmp_path / "README.md").read_text())
     assert page == readme
     assert len(readme.splitlines()) <= 200
 
 
-@pytest.mark.parametrize("path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_notebook_opens_with_title_and_one_line(path):
     first = next(cell for cell in cells(path) if cell["cell_type"] != "raw")
     assert first["cell_type"] == "markdown"
@@ -98,24 +101,35 @@ def test_notebook_opens_with_title_and_one_line(path):
 def test_each_chapter_has_one_module():
     names = [module_name(path) for path in CHAPTERS]
     assert len(set(names)) == len(names)
-    assert sorted(names) == [path.stem for path in MODULES]
+    assert sorted(names) == sorted(map(dotted, MODULES))
 
 
-def test_chapters_import_lower_numbers_and_siblings_only():
-    number = {module_name(path): path.name[:2] for path in CHAPTERS}
-    graph = {}
+ORDER = [
+    line.split("|")[0].strip()
+    for line in (NBS / "ORDER").read_text().splitlines()
+    if "|" in line and not line.startswith("#")
+]
+
+
+def test_exported_code_imports_what_stands_before_it():
+    """Exported code imports what stands before it in nbs/ORDER; examples may use records, the micro-world and commands."""
+    rank = {name: k for k, name in enumerate(ORDER)}
+    assert sorted(rank) == sorted(map(dotted, MODULES))
+    wrong = []
     for path in CHAPTERS:
-        used = {m[1] for source in code(path) for name in imports(source) if (m := re.match(r"memcalib\.(\w+)", name))}
-        used = (used & number.keys()) - {module_name(path)}
-        above = {name for name in used if number[name] > path.name[:2]}
-        assert not above, f"{path.name} imports {above}"
-        graph[module_name(path)] = used
-    while leaves := {name for name, used in graph.items() if not used}:
-        graph = {name: used - leaves for name, used in graph.items() if name not in leaves}
-    assert not graph, f"circular imports among {sorted(graph)}"
+        here = module_name(path)
+        for source in code(path):
+            ours = re.search(r"^#\|\s*exports?\b", source, re.M)
+            used = {name.removeprefix("memcalib.") for name in imports(source) if name.startswith("memcalib.")}
+            wrong += [
+                (here, name)
+                for name in used & rank.keys()
+                if rank[name] > rank[here] and (ours or not name.startswith(("micro.", "commands.", "problem")))
+            ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_import_cells_hold_imports_only(path):
     for source in code(path):
         body = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))).body
@@ -123,7 +137,7 @@ def test_import_cells_hold_imports_only(path):
         assert kinds != {True, False}, f"{path.name}: imports and code in one cell:\n{source[:200]}"
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_experiment_notebooks(path):
     tagged = [cell for cell in cells(path) if "parameters" in cell["metadata"].get("tags", [])]
     assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged parameters"
@@ -141,7 +155,7 @@ def test_clean_keeps_the_parameters_tag():
     assert "tags" in config["DEFAULT"]["allowed_cell_metadata_keys"].split()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_package_needs_no_development_tool(path):
     tops = {name.split(".")[0] for name in imports(path.read_text())}
     assert not tops & {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
@@ -150,7 +164,7 @@ def test_package_needs_no_development_tool(path):
 SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_no_key_or_home_path_in_notebooks(path):
     assert SECRETS.findall(path.read_text(encoding="utf-8")) == []
 
@@ -161,6 +175,6 @@ def test_secret_pattern_bites():
 
 def test_help_is_fast_because_nothing_heavy_is_imported():
     heavy = ("torch", "transformers", "trl", "datasets", "pandas", "matplotlib", "scipy", "seaborn")
-    probe = f"import sys, memcalib.cli; print([m for m in {heavy!r} if m in sys.modules])"
+    probe = f"import sys, memcalib.commands.cli; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.journal import Journal, rows_so_far, torn_line, whole_rows
-from memcalib.problem import DataError, Rollout, read_jsonl
+from memcalib.io.jsonl import Journal, rows_so_far, torn_line, whole_rows
+from memcalib.problem import Rollout
+from memcalib.io.records import DataError, read_jsonl
 
 
 def row(name, **more):
@@ -25,7 +26,7 @@ def fill(path, names):
 
 RIVAL = """
 import sys
-from memcalib.journal import Journal, rows_so_far
+from memcalib.io.jsonl import Journal, rows_so_far
 from memcalib.problem import Rollout
 with Journal(sys.argv[1], Rollout) as journal:
     journal.append(Rollout(example_id="rival"))

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.evidence import fold, grounded, quote_pieces
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.judge import fold, grounded, quote_pieces
 from memcalib.judge import LLMJudge, judge_name, judge_rollouts
-from memcalib.llm import Client, Reply
-from memcalib.microserve import Faults, MicroServer, micro_answer
-from memcalib.microworld import exact_judge, make_examples
-from memcalib.problem import DataError, Example, Judgment, Level, Rollout, read_jsonl, sample_records, write_jsonl
-from memcalib.verdict import (
+from memcalib.inference.client import Client, Reply
+from memcalib.micro.server import Faults, MicroServer, micro_answer
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.problem import Example, Judgment, Level, Rollout, sample_records
+from memcalib.io.records import DataError, read_jsonl, write_jsonl
+from memcalib.judge import (
     JudgeConfig,
     judge_payload,
     judge_request,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.agreement import judged_atoms, sample_atoms
-from memcalib.labelling import (
+from memcalib.evaluation.agreement import judged_atoms, sample_atoms
+from memcalib.annotation.labels import (
     Label,
     LabelBook,
     LabelItem,
@@ -19,10 +19,11 @@ from memcalib.labelling import (
     label_items,
     read_labels,
     rubric_lines,
-    shown,
 )
-from memcalib.microworld import exact_judge, make_examples
-from memcalib.problem import DataError, Level, Rollout, judgment_for, read_jsonl, write_jsonl
+from memcalib.io.records import display_text
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.problem import Level, Rollout, judgment_for
+from memcalib.io.records import DataError, read_jsonl, write_jsonl
 
 EXAMPLES = make_examples("short", 12, 5, "test")
 ROLLOUTS = [
@@ -148,8 +149,8 @@ def test_card_marks_the_atoms_block_and_shows_control_characters():
 
 
 def test_long_text_is_cut_visibly():
-    assert shown("x" * 50, 50) == "x" * 50
-    assert shown("x" * 51 + "y" * 999, 50) == "x" * 50 + " … [1,000 more characters are not shown]"
+    assert display_text("x" * 50, 50) == "x" * 50
+    assert display_text("x" * 51 + "y" * 999, 50) == "x" * 50 + " … [1,000 more characters are not shown]"
     assert len(item_html(ITEMS[0].model_copy(update={"response": "<" * 10_000_000}))) < 1_000_000
 
 

@@ -17,16 +17,16 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers.integrations import deepspeed
 
-import memcalib.settings as settings
-from memcalib.checkpoints import decisive
-from memcalib.budget import forecast, launch_file, strategy
-from memcalib.memory import GIB, model_shape
-from memcalib.microworld import build_tokenizer, exact_judge, make_examples
-from memcalib.patience import PatientJudge
-from memcalib.recipe import METHODS, load_recipe, method_config, recipe_names
-from memcalib.settings import TrainConfig, check_sampler, trl_config
-from memcalib.steps import StepRows
-from memcalib.train_data import Examples, teaching_rows
+import memcalib.trainer.settings as settings
+from memcalib.trainer.checkpoints import decisive
+from memcalib.commands.forecast import forecast, launch_file, strategy
+from memcalib.commands.preflight import GIB, model_shape
+from memcalib.micro.world import build_tokenizer, exact_judge, make_examples
+from memcalib.trainer.stopping import PatientJudge
+from memcalib.commands.recipe import METHODS, load_recipe, method_config, recipe_names
+from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
+from memcalib.trainer.callbacks import StepRows
+from memcalib.commands.recipe import Examples, teaching_rows
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ROOT / "memcalib" / "data" / "launch"

@@ -9,13 +9,13 @@ import torch
 from micro import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
-from memcalib.credit_settings import CreditConfig, new_thresholds
-from memcalib.layers import GuardedTrainer, WatchedTrainer
-from memcalib.microworld import WORLDS, build_policy, exact_judge
-from memcalib.monitor import DriftMonitor, drift_limits
-from memcalib.randomness import EpochSampler, random_state, set_random_state
-from memcalib.settings import TrainConfig, world_config
-from memcalib.stopping import Diverged
+from memcalib.localization import CreditConfig, new_thresholds
+from memcalib.training import GuardedTrainer, WatchedTrainer
+from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.trainer.callbacks import DriftMonitor, drift_limits
+from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
+from memcalib.trainer.settings import TrainConfig, world_config
+from memcalib.trainer.stopping import Diverged
 from memcalib.training import train
 
 torch.set_num_threads(1)

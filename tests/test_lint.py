@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.checks import RUBRIC_FIELDS, shares, strange_marks
+from memcalib.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
 from memcalib.construction import too_close
-from memcalib.defects import (
+from memcalib.micro.defects import (
     DEFECTS,
     catch_rate,
     clean_table,
@@ -21,12 +21,13 @@ from memcalib.defects import (
     with_rubric,
     with_text,
 )
-from memcalib.invented import invent_rubric, invented_examples
-from memcalib.lint import LintResult, choose_lints, lint_example, lint_files, lint_splits, sentence_vectors
-from memcalib.microworld import make_examples
-from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records, write_jsonl
-from memcalib.screening import words
-from memcalib.views import LINTS, Lint, LintLimits, View, cut, lint, telling
+from memcalib.micro.defects import invent_rubric, invented_examples
+from memcalib.dataset.lint import LintResult, choose_lints, lint_example, lint_files, lint_splits, sentence_vectors
+from memcalib.micro.world import make_examples
+from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records
+from memcalib.io.records import write_jsonl
+from memcalib.dataset.screening import words
+from memcalib.dataset.lint import LINTS, Lint, LintLimits, View, cut, lint, telling
 
 RECORDS = sample_records()
 RECORD = RECORDS[4]
@@ -482,7 +483,7 @@ def bag(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertModel
 
-    from memcalib.microworld import build_tokenizer
+    from memcalib.micro.world import build_tokenizer
 
     torch.manual_seed(1)
     folder, tokenizer = tmp_path_factory.mktemp("model"), build_tokenizer()

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib.cache import CacheError, CallCache
-from memcalib.endpoint import (
+from memcalib.inference.cache import CacheError, CallCache
+from memcalib.inference.endpoint import (
     CallError,
     Endpoint,
     Price,
@@ -33,8 +33,8 @@ from memcalib.endpoint import (
     retry_after,
     shorten,
 )
-from memcalib.llm import Client, Totals, _Pacer, run_async, run_many
-from memcalib.problem import printable
+from memcalib.inference.client import Client, Totals, _Pacer, run_async, run_many
+from memcalib.io.records import printable
 
 SECRET = "sk-test/a very+unlikely".replace(" ", "-") + "-value-0123456789"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -122,7 +122,7 @@ def test_ten_megabytes(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_reply_over_the_size_limit_is_a_fault_of_the_server(packed, monkeypatch):
-    monkeypatch.setattr("memcalib.llm._LARGEST", 100_000)
+    monkeypatch.setattr("memcalib.inference.client._LARGEST", 100_000)
     text = json.dumps(completion("x" * 300_000))
     step = (200, gzip.compress(text.encode()), {"Content-Encoding": "gzip"}) if packed else text
     with FaultyServer(step) as server, pytest.raises(CallError, match=r"a reply of \d{3},\d{3} bytes") as caught:
@@ -311,7 +311,7 @@ def waits(monkeypatch):
 @pytest.fixture
 def frozen(monkeypatch):
     """The client's clock stands still."""
-    monkeypatch.setattr("memcalib.llm.time", SimpleNamespace(monotonic=lambda: 1_000.0))
+    monkeypatch.setattr("memcalib.inference.client.time", SimpleNamespace(monotonic=lambda: 1_000.0))
 
 
 def test_retry_after_in_seconds_and_milliseconds(waits):
@@ -556,7 +556,7 @@ def test_a_full_disk_loses_no_paid_reply(tmp_path, monkeypatch):
 
 PROGRAM = textwrap.dedent("""
     import sys
-    from memcalib.llm import Client, Endpoint, run_async, run_many
+    from memcalib.inference.client import Client, Endpoint, run_async, run_many
 
     async def main(url, cache, texts):
         client = Client(Endpoint(model="m", base_url=url, key_env="", concurrency=8), cache)
@@ -836,7 +836,7 @@ def test_an_error_reaches_plain_code_inside_a_running_loop():
 
 NOTEBOOK = textwrap.dedent("""
     import asyncio, os, signal, sys, threading
-    from memcalib.llm import run_async
+    from memcalib.inference.client import run_async
 
     async def cell():
         try:
@@ -876,7 +876,7 @@ def test_a_client_that_is_not_open_or_open_elsewhere():
 
 def test_import_is_light():
     heavy = ("openai", "httpx2", "aiohttp", "tenacity", "torch")
-    probe = f"import sys, memcalib.llm; print([m for m in {heavy} if m in sys.modules])"
+    probe = f"import sys, memcalib.inference.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import tiny
 
-from memcalib.channels import CHANNELS
+from memcalib.metrics import CHANNELS
 from memcalib.localization import (
     Thresholds,
     ablation_pairs,

@@ -10,18 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typed import run
 
-from memcalib import disclosure, memory_build
-from memcalib.build_config import Build
-from memcalib.disclosure import FIELDS, SENT, WORK, NotAgreed, undisclosed
-from memcalib.drafts import Draft, briefing
-from memcalib.freeze import FreezeError, check_frozen, read_frozen
-from memcalib.memory_build import MemoryRun
-from memcalib.memory_logs import MEMORY_STAGES, RETRIEVED
-from memcalib.microlog import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.microreview import micro_roles
-from memcalib.microserve import MicroServer
-from memcalib.problem import DataError, check_example, load_examples
-from memcalib.review import review_stage
+from memcalib.memory_logs import consent as disclosure
+from memcalib.commands import build_memory as memory_build
+from memcalib.commands.build_settings import Build
+from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
+from memcalib.dataset.stages import Draft, briefing
+from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
+from memcalib.commands.build_memory import MemoryRun
+from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
+from memcalib.micro.log import LOST, MISHAPS, micro_memory_log, write_micro_log
+from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.server import MicroServer
+from memcalib.problem import check_example, load_examples
+from memcalib.io.records import DataError
+from memcalib.dataset.review import review_stage
 
 MICRO = Build(micro=1, memory={"log": "micro"}, seed=4)
 STAGES = {stage.task or stage.name: stage for stage in (*MEMORY_STAGES, review_stage("review-1"))}

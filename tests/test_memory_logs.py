@@ -11,23 +11,24 @@ from builder import Builder, endpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import disclosure as d
-from memcalib import memory_exports as me
-from memcalib import memory_logs as ml
-from memcalib import memory_rows as mr
-from memcalib import redaction as r
-from memcalib import redaction_rules as rr
-from memcalib.blocks import to_example
+from memcalib.memory_logs import consent as d
+from memcalib.memory_logs import exports as me
+from memcalib.memory_logs import examples as ml
+from memcalib.memory_logs import exports as mr
+from memcalib.memory_logs import redaction as r
+from memcalib.memory_logs import redaction as rr
+from memcalib.dataset.writing import to_example
 from memcalib.construction import AnnotationReply, _stems
-from memcalib.distractors import RUBRICS
-from memcalib.drafts import Draft, Drop
-from memcalib.endpoint import Endpoint
-from memcalib.llm import Client, run_async
-from memcalib.micromaker import make_annotation, make_rubrics
-from memcalib.microworld import make_examples
-from memcalib.problem import DataError, check_example
-from memcalib.sources import Dropped
-from memcalib.stages import run_stage
+from memcalib.dataset.writing import RUBRICS
+from memcalib.dataset.stages import Draft, Drop
+from memcalib.inference.endpoint import Endpoint
+from memcalib.inference.client import Client, run_async
+from memcalib.micro.builder import make_annotation, make_rubrics
+from memcalib.micro.world import make_examples
+from memcalib.problem import check_example
+from memcalib.io.records import DataError
+from memcalib.dataset.sources import Dropped
+from memcalib.dataset.stages import run_stage
 
 PLAIN = {"text": "The user is allergic to peanuts.", "id": "7", "score": 0.81, "created_at": "2025-03-02"}
 MEM0 = {

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
+import memcalib
 from memcalib import metrics
-from memcalib.breakdown import by_source, score_text
+from memcalib.evaluation.breakdown import by_source, score_text
 from memcalib.metrics import METRICS, calibration_metrics
-from memcalib.problem import DataError, Judgment, Level
+from memcalib.problem import Judgment, Level
+from memcalib.io.records import DataError
 
-REFERENCE = Path(metrics.__file__).parent / "data" / "reference"
+REFERENCE = Path(memcalib.__file__).parent / "data" / "reference"
 counts = st.integers(0, 40)
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 

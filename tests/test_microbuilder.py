@@ -11,17 +11,17 @@ from clutter import asked_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.blocks import NATURALIZATION, compose, to_example
+from memcalib.dataset.writing import NATURALIZATION, compose, to_example
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.distractors import DISTRACTORS, RUBRICS
-from memcalib.drafts import Draft, Drop
-from memcalib.duplicates import clean_rows
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.faults import Faults
-from memcalib.llm import Client, run_async
-from memcalib.microbuilder import BUILDERS, TASKS, Player, Slips, read_talk
-from memcalib.micromaker import MAKE, added_words, hard_distractor, paragraph, stray_facts
-from memcalib.microreview import (
+from memcalib.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.dataset.stages import Draft, Drop
+from memcalib.dataset.duplicates import clean_rows
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.micro.server import Faults
+from memcalib.inference.client import Client, run_async
+from memcalib.micro.builder import BUILDERS, TASKS, Player, Slips, read_talk
+from memcalib.micro.builder import MAKE, added_words, hard_distractor, paragraph, stray_facts
+from memcalib.micro.reviewer import (
     REVIEW,
     REVIEWERS,
     as_reviewed,
@@ -32,9 +32,9 @@ from memcalib.microreview import (
     slip_table,
     verdicts,
 )
-from memcalib.microroles import Shelf
-from memcalib.microserve import MicroServer
-from memcalib.microsource import (
+from memcalib.micro.models import Shelf
+from memcalib.micro.server import MicroServer
+from memcalib.micro.source import (
     ATTRIBUTES,
     BAD,
     DOMAIN_OF,
@@ -49,13 +49,13 @@ from memcalib.microsource import (
     stopped,
     weak_points,
 )
-from memcalib.microworld import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
-from memcalib.plans import make_plans, plan_rows
+from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
+from memcalib.dataset.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
-from memcalib.replies import read_form
-from memcalib.review import issues_of, review_drafts, review_stage
-from memcalib.shapes import FAMILIES
-from memcalib.stages import StageError, run_stage
+from memcalib.inference.json_replies import read_form
+from memcalib.dataset.review import issues_of, review_drafts, review_stage
+from memcalib.dataset.plans import FAMILIES
+from memcalib.dataset.stages import StageError, run_stage
 
 STAGES = (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION)
 
@@ -121,7 +121,7 @@ def test_levels_follow_the_rules_of_the_world(request, fact):
 
 
 def _letters(request):
-    from memcalib.microworld import TASKS as TABLE
+    from memcalib.micro.world import TASKS as TABLE
 
     return TABLE[request.domain][request.task]
 

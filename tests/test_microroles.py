@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.microroles import (
+from memcalib.micro.models import (
     MODELS,
     Shelf,
     facts_in,
@@ -18,7 +18,7 @@ from memcalib.microroles import (
     pad,
     unpad,
 )
-from memcalib.microworld import FORMS, NOUNS, WORLDS, exact_judge, make_examples
+from memcalib.micro.world import FORMS, NOUNS, WORLDS, exact_judge, make_examples
 from memcalib.problem import Level, remove_atoms, render, sample_records
 
 EXAMPLES = make_examples("long", 60, 3, "test") + make_examples("short", 60, 3, "test")

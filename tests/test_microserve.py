@@ -13,10 +13,10 @@ import urllib.request
 import aiohttp
 import pytest
 
-from memcalib.faults import CONTENT, TRANSPORT, Faults
-from memcalib.microroles import memoryless_answer, micro_answer, unpad
-from memcalib.microserve import MicroServer, serve
-from memcalib.microworld import exact_judge, make_examples
+from memcalib.micro.server import CONTENT, TRANSPORT, Faults
+from memcalib.micro.models import memoryless_answer, micro_answer, unpad
+from memcalib.micro.server import MicroServer, serve
+from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import load_examples, render
 from test_microroles import payload_for
 
@@ -345,7 +345,7 @@ def test_nothing_is_logged_about_faults(caplog):
 
 def test_serve_in_the_foreground_until_interrupted(tmp_path):
     path = tmp_path / "examples.jsonl"
-    code = f"from memcalib.microserve import serve; print(serve('short', {str(path)!r}, 7, port=0)['requests'])"
+    code = f"from memcalib.micro.server import serve; print(serve('short', {str(path)!r}, 7, port=0)['requests'])"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         first = process.stdout.readline()

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import microworld
-from memcalib.engines import evaluate
-from memcalib.microworld import (
+from memcalib.micro import world as microworld
+from memcalib.inference.local import evaluate
+from memcalib.micro.world import (
     FORMS,
     KINDS,
     MAX_CHARACTERS,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from small import a_workload, tiny
 
-from memcalib import models
-from memcalib.models import UNDECIDED, sharing_faults, verdict
-from memcalib.trees import trees_agree
+from memcalib.credit import prefix_groups as models
+from memcalib.credit.prefix_groups import UNDECIDED, sharing_faults, verdict
+from memcalib.credit.tree_attention import trees_agree
 
 FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
 

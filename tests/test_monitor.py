@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.monitor import DriftLimit, DriftMonitor, answer_stats, merge_stats
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
-from memcalib.settings import world_config
+from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
 moved = st.fixed_dictionaries(

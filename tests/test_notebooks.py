@@ -16,8 +16,8 @@ def _marked(path: Path):
 @pytest.fixture
 def registers():
     """Notebooks run in this process, and some enter their own copies of functions into a table of the package."""
-    import memcalib.lint
-    from memcalib.views import LINTS
+    import memcalib.dataset.lint
+    from memcalib.dataset.lint import LINTS
 
     before = dict(LINTS)
     yield

@@ -6,7 +6,7 @@ import gc
 import pytest
 from clock import run_jumping
 
-from memcalib.parallel import ALIVE, patiently, run_async, run_many
+from memcalib.inference.client import ALIVE, patiently, run_async, run_many
 
 
 def test_what_arrived_while_the_process_was_busy_is_read():

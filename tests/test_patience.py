@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import assert_same, rows, timeless, weights
 
-from memcalib.checkpoints import newest_checkpoint, read_state
-from memcalib.endpoint import CallError, Endpoint
+from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
-from memcalib.microserve import MicroServer
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.patience import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
-from memcalib.problem import DataError, judgment_for
-from memcalib.settings import world_config
-from memcalib.stopping import Interrupted, StopSignals
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
+from memcalib.problem import judgment_for
+from memcalib.io.records import DataError
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import Interrupted, StopSignals
 from memcalib.training import train
 
 torch.set_num_threads(1)

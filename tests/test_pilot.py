@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sheets import sheet_rows
 
-from memcalib import pilot as p
-from memcalib import pilot_page as f
-from memcalib.microworld import make_examples
-from memcalib.problem import DataError, Violation, sample_records
+from memcalib.dataset import pilot as p
+from memcalib.annotation import pilot_page as f
+from memcalib.micro.world import make_examples
+from memcalib.problem import sample_records
+from memcalib.io.records import DataError, Violation
 
 EXAMPLES = make_examples("short", 40, 0, "rl")
 RECORDS = sample_records()

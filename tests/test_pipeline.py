@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.pipeline import (
+from memcalib.commands.reproduce import (
     BASELINES,
     RunFolder,
     load_profile,
@@ -17,9 +17,10 @@ from memcalib.pipeline import (
     run_main_results,
     run_quickstart,
 )
-from memcalib.problem import Judgment, load_examples, read_jsonl
-from memcalib.recipe import METHODS
-from memcalib.report import load_run, results_table, sampled_steps
+from memcalib.problem import Judgment, load_examples
+from memcalib.io.records import read_jsonl
+from memcalib.commands.recipe import METHODS
+from memcalib.report.report import load_run, results_table, sampled_steps
 
 pytestmark = pytest.mark.xdist_group("pipeline")
 
@@ -83,7 +84,7 @@ def test_report_opens_offline(smoke):
 
 def test_a_finished_run_is_only_assembled_again(smoke, monkeypatch):
     before = {name: (smoke / name).read_bytes() for name in ROWS} | tables(smoke)
-    for work in ("engines.evaluate", "training.train", "sft.sft", "traces.trace_answers"):
+    for work in ("inference.local.evaluate", "training.train", "trainer.sft.sft", "trainer.traces.trace_answers"):
         monkeypatch.setattr(f"memcalib.{work}", None)
     run_quickstart(smoke, "smoke")
     assert {name: (smoke / name).read_bytes() for name in ROWS} | tables(smoke) == before

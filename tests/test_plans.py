@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.construction import content_words
-from memcalib.drafts import Draft, DraftAtom, DraftBlock
-from memcalib.plans import (
+from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock
+from memcalib.dataset.plans import (
     Plan,
     PhraseBook,
     cut,
@@ -23,8 +23,9 @@ from memcalib.plans import (
     plan_rows,
     spread,
 )
-from memcalib.problem import DataError, Level
-from memcalib.shapes import (
+from memcalib.problem import Level
+from memcalib.io.records import DataError
+from memcalib.dataset.plans import (
     FAMILIES,
     PlanConfig,
     assign_shapes,

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
-from memcalib.probes import _cosines, alignment
-from memcalib.settings import world_config
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.trainer.traces import _cosines, alignment
+from memcalib.trainer.settings import world_config
 
 
 @pytest.mark.parametrize(("count", "batch"), [(0, 4), (3, 4), (4, 4), (7, 4)])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib import problem as p
+from memcalib.io.records import append_jsonl
 
 RECORDS = p.sample_records()
 
@@ -254,7 +255,7 @@ def test_braces_in_memory_are_text():
 
 
 def test_neutralised_tokens_never_become_ids(tmp_path):
-    from memcalib.microworld import build_tokenizer
+    from memcalib.micro.world import build_tokenizer
 
     tokenizer = build_tokenizer()
     specials = set(tokenizer.all_special_ids)
@@ -318,7 +319,7 @@ def test_writing_again_replaces_only_when_complete(tmp_path):
     with pytest.raises(RuntimeError):
         p.write_jsonl(file, failing())
     assert len(p.load_examples(file)) == 2
-    p.append_jsonl(file, RECORDS[2:3])
+    append_jsonl(file, RECORDS[2:3])
     assert len(p.load_examples(file)) == 3
 
 

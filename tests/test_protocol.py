@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.protocol import Refusal, chat_turns, completion, message_text, read_request, tokens, within
+from memcalib.micro.server import Refusal, chat_turns, completion, message_text, read_request, tokens, within
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

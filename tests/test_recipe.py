@@ -7,10 +7,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.fields import allowed
-from memcalib.recipe import METHODS, Recipe, load_recipe, method_config, recipe_faults, recipe_names, with_settings
-from memcalib.settings import TrainConfig
-from memcalib.sft import SftConfig
+from memcalib.io.settings import allowed
+from memcalib.commands.recipe import (
+    METHODS,
+    Recipe,
+    load_recipe,
+    method_config,
+    recipe_faults,
+    recipe_names,
+    with_settings,
+)
+from memcalib.trainer.settings import TrainConfig
+from memcalib.trainer.sft import SftConfig
 
 MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
 words = st.text("abcdefg", min_size=1, max_size=3)

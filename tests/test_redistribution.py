@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.channels import CHANNELS, group_advantages, sequence_advantages
-from memcalib.credit_settings import CreditConfig, eta_by_channel, new_thresholds
+from memcalib.channels import group_advantages, sequence_advantages
+from memcalib.metrics import CHANNELS
+from memcalib.localization import CreditConfig, eta_by_channel, new_thresholds
 from memcalib.localization import Pairs, Thresholds
 from memcalib.redistribution import (
     credit,

@@ -10,11 +10,11 @@ import torch
 from micro import EXAMPLES, TOKENIZER
 
 import memcalib.training as training
-from memcalib.microworld import WORLDS, exact_judge, load_policy
-from memcalib.models import sharing_faults
+from memcalib.micro.world import WORLDS, exact_judge, load_policy
+from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
-from memcalib.segments import response_units
-from memcalib.settings import credit_config, world_config
+from memcalib.credit.sentences import response_units
+from memcalib.trainer.settings import credit_config, world_config
 
 torch.set_num_threads(1)
 SIZES = dict(prompts=4, generations=4, steps=2, minibatches=2, max_tokens=32, threshold_minimum=16, sentence_minimum=4)

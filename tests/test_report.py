@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import figures, heatmap, looks, manifest, page, plane, report, tables
-from memcalib.problem import DataError, Level, Rollout, judgment_for, sample_records, write_jsonl
+from memcalib.report import figures
+from memcalib.report import credit_viewer as heatmap
+from memcalib.report import figures as looks
+from memcalib.io import manifest
+from memcalib.report import page
+from memcalib.report import plane
+from memcalib.report import report
+from memcalib.report import tables
+from memcalib.problem import Level, Rollout, judgment_for, sample_records
+from memcalib.io.records import DataError, write_jsonl
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
 drawn = settings(max_examples=60, deadline=None, derandomize=True)

@@ -9,22 +9,22 @@ from faulty import FaultyServer, completion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.blocks import NATURALIZATION, compose, to_example
+from memcalib.dataset.writing import NATURALIZATION, compose, to_example
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.defects import DEFECTS, plant
-from memcalib.distractors import DISTRACTORS, RUBRICS
-from memcalib.drafts import Draft, DraftAtom, DraftBlock, Drop
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.invented import invented_examples
-from memcalib.lint import lint_example
-from memcalib.llm import Client, Reply
-from memcalib.microreview import as_reviewed, find_flaws, micro_roles
-from memcalib.microserve import MicroServer
-from memcalib.microsource import source_rows
-from memcalib.parallel import run_async
-from memcalib.plans import plan_rows
-from memcalib.replies import read_form
-from memcalib.review import (
+from memcalib.micro.defects import DEFECTS, plant
+from memcalib.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock, Drop
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.micro.defects import invented_examples
+from memcalib.dataset.lint import lint_example
+from memcalib.inference.client import Client, Reply
+from memcalib.micro.reviewer import as_reviewed, find_flaws, micro_roles
+from memcalib.micro.server import MicroServer
+from memcalib.micro.source import source_rows
+from memcalib.inference.client import run_async
+from memcalib.dataset.plans import plan_rows
+from memcalib.inference.json_replies import read_form
+from memcalib.dataset.review import (
     PARTS,
     REJECTED,
     Opinion,
@@ -41,8 +41,8 @@ from memcalib.review import (
     review_messages,
     review_stage,
 )
-from memcalib.stages import StageError, run_stage
-from memcalib.views import LINTS
+from memcalib.dataset.stages import StageError, run_stage
+from memcalib.dataset.lint import LINTS
 
 
 def as_draft(example):

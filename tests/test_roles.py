@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from sheets import sheet_rows
 from test_forms import press_in_a_kernel
 
-from memcalib.audit import ROLES, draw_pairs, hits_table, sentence_credit, shares_table
+from memcalib.credit.audit import ROLES, draw_pairs, hits_table, sentence_credit, shares_table
 from memcalib.localization import carrying_tokens
-from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples, sentence_roles
-from memcalib.problem import DataError, read_jsonl, write_jsonl
-from memcalib.role_audit import audited_pairs, true_roles
-from memcalib.role_sheet import SHEET, import_roles, read_role_sheet, write_role_page, write_role_sheet
-from memcalib.roles import (
+from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples, sentence_roles
+from memcalib.io.records import DataError, read_jsonl, write_jsonl
+from memcalib.annotation.sentence_roles import audited_pairs, true_roles
+from memcalib.annotation.sentence_roles import SHEET, import_roles, read_role_sheet, write_role_page, write_role_sheet
+from memcalib.annotation.sentence_roles import (
     KEYS,
     RoleBook,
     RoleItem,
@@ -36,8 +36,8 @@ from memcalib.roles import (
     role_html,
     role_items,
 )
-from memcalib.settings import world_config
-from memcalib.traces import TraceWriter, read_traces, sample_credit
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
 
 EVIL = '<script>alert("x")</script>\x1b[31m\u202e'
 roles = st.one_of(st.none(), st.sampled_from(ROLES))
@@ -257,7 +257,7 @@ def test_the_widget_labels_and_resumes(tmp_path):
 
 KERNEL = """
 from memcalib.problem import read_jsonl
-from memcalib.roles import RoleItem, RolePage
+from memcalib.annotation.sentence_roles import RoleItem, RolePage
 page = RolePage(list(read_jsonl({items!r}, RoleItem)), {labels!r}, "ann")
 print(page._keys.comm.comm_id)
 page

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from faulty import FaultyServer, completion
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.framing import FRAMINGS
-from memcalib.microserve import MicroServer
-from memcalib.microworld import make_examples
-from memcalib.problem import LAYOUTS, DataError, Rollout, plain_prompt, read_jsonl, render
-from memcalib.rollout import (
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.inference.rollout import FRAMINGS
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import make_examples
+from memcalib.problem import LAYOUTS, Rollout, plain_prompt, render
+from memcalib.io.records import DataError, read_jsonl
+from memcalib.inference.rollout import (
     EndpointBackend,
     Request,
     Sampling,
@@ -276,9 +277,9 @@ def test_a_stop_in_the_middle_loses_nothing(tmp_path):
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from memcalib.endpoint import Endpoint
-    from memcalib.microworld import make_examples
-    from memcalib.rollout import EndpointBackend, Sampling, generate
+    from memcalib.inference.endpoint import Endpoint
+    from memcalib.micro.world import make_examples
+    from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
     url, out, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     model = Endpoint(model="micro-model", base_url=url, key_env="", concurrency=1)

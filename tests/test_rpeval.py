@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
-from memcalib import rpeval
+from memcalib.evaluation import rpeval
 from memcalib.judge import LLMJudge, judge_rollouts
-from memcalib.llm import Endpoint
+from memcalib.inference.client import Endpoint
 from memcalib.metrics import constant_policy, load_judgments
-from memcalib.problem import DataError, Level, check_example, judgment_for
-from memcalib.rollout import EndpointBackend, generate
-from memcalib.rpeval import RPEVAL_FILES, RPEVAL_JUDGE, RPEVAL_METRICS, RPEVAL_SAMPLING, load_rpeval
-from memcalib.verdict import load_prompt, prompt_names
+from memcalib.problem import Level, check_example, judgment_for
+from memcalib.io.records import DataError
+from memcalib.inference.rollout import EndpointBackend, generate
+from memcalib.evaluation.rpeval import RPEVAL_FILES, RPEVAL_JUDGE, RPEVAL_METRICS, RPEVAL_SAMPLING, load_rpeval
+from memcalib.judge import load_prompt, prompt_names
 
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 FIVE = [("AAA", "AAA"), ("ABC", "ABB"), ("ACB", "CAA"), ("BBCA", "CBAB"), ("AC", "CC")]

@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import OTHERS, a_workload, tiny
 
-from memcalib import models, scoring, strokes
-from memcalib.models import cache_fault, sample_rows, shares_cache, sharing_faults, split_model, token_scores
-from memcalib.prefixes import _pieces, prompt_families, response_mask
-from memcalib.scoring import response_logps, response_logps_reference
-from memcalib.trees import trees_agree
+from memcalib.credit import prefix_groups as models
+from memcalib.credit import logprobs as scoring
+from memcalib.credit import logprobs as strokes
+from memcalib.credit.prefix_groups import (
+    cache_fault,
+    sample_rows,
+    shares_cache,
+    sharing_faults,
+    split_model,
+    token_scores,
+)
+from memcalib.credit.prefix_groups import _pieces, prompt_families, response_mask
+from memcalib.credit.logprobs import response_logps, response_logps_reference
+from memcalib.credit.tree_attention import trees_agree
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")

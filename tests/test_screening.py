@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import screening as sc
-from memcalib import sources as s
-from memcalib.problem import DataError
+from memcalib.dataset import screening as sc
+from memcalib.dataset import sources as s
+from memcalib.io.records import DataError
 
 CONFIG = sc.load_screen()
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.boundaries import Boundaries, Parse, boundaries
-from memcalib.microworld import build_tokenizer
-from memcalib.segments import (
+from memcalib.credit.sentences import Boundaries, Parse, boundaries
+from memcalib.micro.world import build_tokenizer
+from memcalib.credit.sentences import (
     cheapest_cuts,
     cut_costs,
     first_segments,

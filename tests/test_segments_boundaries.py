@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.boundaries import (
+from memcalib.credit.sentences import (
     BLOCK_RULES,
     Parse,
     blocks,
@@ -24,7 +24,7 @@ from memcalib.boundaries import (
     settle,
     speakers,
 )
-from memcalib.segments import segment, sentence_splitter, spacy_splitter, splitter_name
+from memcalib.credit.sentences import segment, sentence_splitter, spacy_splitter, splitter_name
 
 PYSBD = sentence_splitter("pysbd")
 NOTHING = lambda text: Parse()

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from memcalib.endpoint import CallError, Endpoint
-from memcalib.engines import LocalBackend
-from memcalib.microworld import fit, make_examples
-from memcalib.problem import Rollout, encode_prompt, read_jsonl, render
-from memcalib.rollout import EndpointBackend, Sampling, generate
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.inference.local import LocalBackend
+from memcalib.micro.world import fit, make_examples
+from memcalib.problem import Rollout, encode_prompt, render
+from memcalib.io.records import read_jsonl
+from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
 EXAMPLES = make_examples("short", 6, seed=11, split="test")
 TEMPLATE = (

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loggers import hear
 from runs import weights
-from memcalib.checkpoints import CheckpointError, read_state
-from memcalib.desk import HeldOutScores
-from memcalib.microworld import (
+from memcalib.trainer.checkpoints import CheckpointError, read_state
+from memcalib.trainer.rewards import HeldOutScores
+from memcalib.micro.world import (
     WORLDS,
     build_policy,
     build_tokenizer,
@@ -32,10 +32,10 @@ from memcalib.microworld import (
     load_policy,
     make_examples,
 )
-from memcalib.patience import JudgeDown, JudgeFault, PatientJudge
+from memcalib.trainer.stopping import JudgeDown, JudgeFault, PatientJudge
 from memcalib.problem import encode_prompt, render
-from memcalib.settings import world_config
-from memcalib.sft import (
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.sft import (
     COLD_STARTS,
     SftConfig,
     _arguments,
@@ -46,7 +46,7 @@ from memcalib.sft import (
     sft,
     tokenize_rows,
 )
-from memcalib.stopping import Diverged, Interrupted
+from memcalib.trainer.stopping import Diverged, Interrupted
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -274,8 +274,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     _, final = straight
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from memcalib.microworld import build_policy, build_tokenizer, demonstrations\n"
-        "from memcalib.sft import SftConfig, sft\n"
+        "from memcalib.micro.world import build_policy, build_tokenizer, demonstrations\n"
+        "from memcalib.trainer.sft import SftConfig, sft\n"
         f"config = SftConfig.model_validate_json({SMALL.model_dump_json()!r})\n"
         "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, sys.argv[1], resume=True)\n"
     )
@@ -294,9 +294,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
 STOPPED = """
 import signal, sys, torch
 torch.set_num_threads(1)
-from memcalib.microworld import build_policy, build_tokenizer, demonstrations
-from memcalib.sft import SftConfig, sft
-from memcalib.stopping import Diverged, Interrupted
+from memcalib.micro.world import build_policy, build_tokenizer, demonstrations
+from memcalib.trainer.sft import SftConfig, sft
+from memcalib.trainer.stopping import Diverged, Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
 stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
 try:

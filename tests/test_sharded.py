@@ -9,11 +9,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from small import tiny
 
-from memcalib.engines import group_sync, sample_tokens
-from memcalib.lesson import teach
-from memcalib.models import sharing_faults
-from memcalib.scoring import response_logps, response_logps_reference
-from memcalib.trees import tree_logps, trees_agree
+from memcalib.inference.local import group_sync, sample_tokens
+from memcalib.trainer.distillation import teach
+from memcalib.credit.prefix_groups import sharing_faults
+from memcalib.credit.logprobs import response_logps, response_logps_reference
+from memcalib.credit.tree_attention import tree_logps, trees_agree
 
 
 def rows(rank: int):

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import formats as f
-from memcalib import sources as s
-from memcalib.problem import DataError, write_jsonl
+from memcalib.dataset import sources as f
+from memcalib.dataset import sources as s
+from memcalib.io.records import DataError, write_jsonl
 
 TABLE = s.load_sources()
 

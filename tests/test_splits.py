@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib import splits as s
-from memcalib.duplicates import cross_split
-from memcalib.microworld import make_examples
-from memcalib.problem import DataError, Example, sample_records
+from memcalib.dataset import splits as s
+from memcalib.dataset.duplicates import cross_split
+from memcalib.micro.world import make_examples
+from memcalib.problem import Example, sample_records
+from memcalib.io.records import DataError
 
 EXAMPLES = make_examples("long", 120, 3, "rl")
 SIZES = {"train": {"cold_start": 30, "rl": 60}, "validation": 12, "test": 12}

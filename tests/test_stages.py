@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.drafts import (
+from memcalib.dataset.stages import (
     Draft,
     DraftAtom,
     DraftBlock,
@@ -28,11 +28,12 @@ from memcalib.drafts import (
     load_build_prompt,
     repair_briefing,
 )
-from memcalib.endpoint import CallError
-from memcalib.llm import Client, Reply, run_async
-from memcalib.problem import DataError, Level
-from memcalib.replies import Form
-from memcalib.stages import Stage, StageError, StageRow, merge_by, read_drops, read_kept, run_stage, stage_hash
+from memcalib.inference.endpoint import CallError
+from memcalib.inference.client import Client, Reply, run_async
+from memcalib.problem import Level
+from memcalib.io.records import DataError
+from memcalib.inference.json_replies import Form
+from memcalib.dataset.stages import Stage, StageError, StageRow, merge_by, read_drops, read_kept, run_stage, stage_hash
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,11 +7,11 @@ import torch
 from accelerate import Accelerator
 from runs import rows, weights
 
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
-from memcalib.models import sharing_faults
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import judgment_for
-from memcalib.settings import world_config
-from memcalib.steps import StepRows
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.callbacks import StepRows
 from memcalib.training import train
 
 torch.set_num_threads(1)

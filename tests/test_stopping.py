@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from micro import EXAMPLES, TOKENIZER, policy
 from runs import assert_same, rows, timeless
 
-from memcalib import desk as desk_module
+from memcalib.trainer import rewards as desk_module
 from memcalib import training as training_module
-from memcalib.checkpoints import checkpoints, newest_checkpoint, read_state
-from memcalib.microworld import WORLDS, build_policy, exact_judge
-from memcalib.parallel import run_async
-from memcalib.patience import PatientJudge
-from memcalib.settings import world_config
-from memcalib.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight, diverged, elected, not_finite
+from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_state
+from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.inference.client import run_async
+from memcalib.trainer.stopping import PatientJudge
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight, diverged, elected, not_finite
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def test_calls_under_way_are_given_up_and_cleared():
 
 SECOND = """
 import os, signal, sys
-from memcalib.stopping import StopSignals
+from memcalib.trainer.stopping import StopSignals
 now = [0.0]
 with StopSignals(active=True, clock=lambda: now[0]).heard() as signals:
     os.kill(os.getpid(), signal.{first})
@@ -298,7 +298,7 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 import test_stopping as t
-from memcalib.cli import stop
+from memcalib.commands.cli import stop
 
 def judge(example, response):
     rows = t.Path({out!r}, "steps.jsonl")

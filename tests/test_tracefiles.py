@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memcalib.channel_names import CHANNELS, ORDERED_SIGN, SUPPORT, UNDER
-from memcalib.problem import DataError
-from memcalib.tracefiles import SCHEMA, read_traces, trace_files, trace_of
+from memcalib.metrics import CHANNELS, ORDERED_SIGN, SUPPORT, UNDER
+from memcalib.io.records import DataError
+from memcalib.trainer.trace_files import SCHEMA, read_traces, trace_files, trace_of
 
 
 def step(folder: Path, number: int, answers: int = 2) -> Path:
@@ -40,7 +40,7 @@ def step(folder: Path, number: int, answers: int = 2) -> Path:
 def test_a_page_is_drawn_without_torch(tmp_path):
     step(tmp_path, 1)
     script = (
-        "import sys\nfrom memcalib.viewer import write_trace_page\n"
+        "import sys\nfrom memcalib.report.credit_viewer import write_trace_page\n"
         "print(write_trace_page(sys.argv[1]))\n"
         "print([name for name in ('torch', 'transformers', 'trl') if name in sys.modules])"
     )

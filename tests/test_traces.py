@@ -14,17 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.channels import CHANNELS
-from memcalib.credit_stats import PairDetail, fallback_reasons
-from memcalib.desk import ChannelRewards
+from memcalib.metrics import CHANNELS
+from memcalib.redistribution import PairDetail, fallback_reasons
+from memcalib.trainer.rewards import ChannelRewards
 from memcalib.localization import Pairs
-from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.problem import DataError
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.io.records import DataError
 from memcalib.redistribution import Credit
-from memcalib.settings import world_config
-from memcalib.spans import decode_rows
-from memcalib.tracefiles import SCHEMA, VERSION, drop_traces, read_traces, trace_files, trace_of
-from memcalib.traces import (
+from memcalib.trainer.settings import world_config
+from memcalib.credit.sentences import decode_rows
+from memcalib.trainer.trace_files import SCHEMA, VERSION, drop_traces, read_traces, trace_files, trace_of
+from memcalib.trainer.traces import (
     TraceWriter,
     answer_table,
     sample_credit,

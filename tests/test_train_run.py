@@ -19,20 +19,21 @@ import torch
 import yaml
 
 from loggers import hear
-from memcalib.checkpoints import checkpoints, read_state, seal, writing
-from memcalib import recipe as recipes
-from memcalib.cli import main
+from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
+from memcalib.commands import recipe as recipes
+from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
-from memcalib.manifest import read_rows
+from memcalib.io.manifest import read_rows
 from memcalib.metrics import METRICS
-from memcalib.microserve import MicroServer
-from memcalib.microworld import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
-from memcalib.problem import load_examples, render, sample_records, write_jsonl
-from memcalib.recipe import METHODS, Recipe, Start, load_recipe
-from memcalib.start import load_start
-from memcalib.steps import LOGGED, StepRows
-from memcalib.train_data import Examples, read_splits, teaching_rows
-from memcalib.train_run import TrainRun
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
+from memcalib.problem import load_examples, render, sample_records
+from memcalib.io.records import write_jsonl
+from memcalib.commands.recipe import METHODS, Recipe, Start, load_recipe
+from memcalib.commands.preflight import load_start
+from memcalib.trainer.callbacks import LOGGED, StepRows
+from memcalib.commands.recipe import Examples, read_splits, teaching_rows
+from memcalib.commands.train import TrainRun
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.xdist_group("train_run")
@@ -702,7 +703,7 @@ def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
 
 
 def test_a_teacher_may_live_on_the_hub(monkeypatch):
-    import memcalib.distillation as distillation
+    import memcalib.trainer.distillation as distillation
 
     asked = []
     student = load_policy("cold-short")[0]
@@ -1007,7 +1008,7 @@ def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monke
         asked.append((judge.config.text, judge.name))
         return [exact_judge(example, "") for example in examples]
 
-    monkeypatch.setattr("memcalib.desk.sample_answers", answered)
+    monkeypatch.setattr("memcalib.trainer.rewards.sample_answers", answered)
     monkeypatch.setattr(LLMJudge, "batch", judged)
     changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
     run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")

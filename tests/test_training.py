@@ -19,15 +19,15 @@ from safetensors.torch import load_file
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.checkpoints import checkpoints, read_state
-from memcalib.desk import prompt_dataset
-from memcalib.engines import sample_tokens
-from memcalib.microworld import WORLDS, build_policy, exact_judge, policy_path
-from memcalib.monitor import repetition
+from memcalib.trainer.checkpoints import checkpoints, read_state
+from memcalib.trainer.rewards import prompt_dataset
+from memcalib.inference.local import sample_tokens
+from memcalib.micro.world import WORLDS, build_policy, exact_judge, policy_path
+from memcalib.trainer.callbacks import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
-from memcalib.scoring import response_logps_reference
-from memcalib.settings import TrainConfig, credit_config, trl_config, world_config
-from memcalib.stopping import Diverged
+from memcalib.credit.logprobs import response_logps_reference
+from memcalib.trainer.settings import TrainConfig, credit_config, trl_config, world_config
+from memcalib.trainer.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
@@ -339,7 +339,7 @@ def test_on_step_sees_every_row(tmp_path):
 
 
 def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
-    from memcalib.probes import credit_answers, exact_advantages
+    from memcalib.trainer.traces import credit_answers, exact_advantages
 
     same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
     desk, found, _ = credit_answers(
@@ -349,7 +349,7 @@ def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
 
 
 def drifting(monkeypatch, lengths):
-    import memcalib.steps as module
+    import memcalib.trainer.callbacks as module
 
     steps, stats = iter(lengths), module.answer_stats
 
@@ -374,7 +374,7 @@ def test_drift_warns_once_and_may_stop_the_run(tmp_path, monkeypatch, caplog):
 
 
 def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
     import memcalib.training as training
 
     odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
@@ -427,7 +427,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(tmp_path, text):
 
 
 def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
 
     plain = desk.channel_rewards
     monkeypatch.setattr(desk, "channel_rewards", lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan))
@@ -436,7 +436,7 @@ def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
 
 
 def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
-    import memcalib.layers as layers
+    import memcalib.training as layers
 
     plain = layers.response_logps
 
@@ -451,7 +451,7 @@ def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
 
 
 def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
-    import memcalib.layers as layers
+    import memcalib.training as layers
 
     plain = layers.response_logps
 
@@ -470,7 +470,7 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
 
 
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
 
     plain = desk.score_pairs
 
@@ -497,7 +497,7 @@ def test_rows_reach_the_loggers(tmp_path):
 
 
 def test_rows_say_how_log_probabilities_were_computed(tmp_path, monkeypatch):
-    import memcalib.trees as trees
+    import memcalib.credit.tree_attention as trees
 
     _, (row,) = run(tmp_path / "shared")
     assert row["sharing_faults"] == {} and row["lost_context"] == row["lost_out_of_memory"] == 0
@@ -572,7 +572,7 @@ def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
 
 
 def test_validation_with_ruined_weights(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
 
     def nan(*args, **options):
         raise FloatingPointError("the policy's logits are NaN")
@@ -597,7 +597,7 @@ def test_mean_preservation_over_a_run(tmp_path):
 
 
 def test_traces_are_written_when_asked(tmp_path):
-    from memcalib.traces import read_traces
+    from memcalib.trainer.traces import read_traces
 
     trainer, _ = run(tmp_path, steps=2, trace_every=2, threshold_minimum=1)
     assert trainer.thresholds_before.tolist() != trainer.thresholds.value.tolist(), "a trace has those that were used"
@@ -662,7 +662,7 @@ class Reader:
 
 
 def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
 
     asked, plain = [], desk.sample_answers
     sample = lambda *given, **options: asked.append(options) or plain(*given, **options)
@@ -681,7 +681,7 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 
 
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
-    import memcalib.desk as desk
+    import memcalib.trainer.rewards as desk
 
     seen, plain = [], desk.response_units
     monkeypatch.setattr(desk, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])

@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import tiny
 
-from memcalib import trees
-from memcalib.models import sharing_faults
-from memcalib.scoring import response_logps_reference
-from memcalib.trees import attention_width, best_trees, pack, plant, tree_fault, tree_logps, trees_agree, unpad
+from memcalib.credit import tree_attention as trees
+from memcalib.credit.prefix_groups import sharing_faults
+from memcalib.credit.logprobs import response_logps_reference
+from memcalib.credit.tree_attention import (
+    attention_width,
+    best_trees,
+    pack,
+    plant,
+    tree_fault,
+    tree_logps,
+    trees_agree,
+    unpad,
+)
 
 SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
 torch.set_num_threads(1)
@@ -218,8 +227,8 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
         **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
     )
     monkeypatch.setattr(model.model, "forward", careless)
-    for page in ("models", "strokes"):
-        monkeypatch.setattr(f"memcalib.{page}._takes_positions", lambda network: True)
+    for page in ("prefix_groups", "logprobs"):
+        monkeypatch.setattr(f"memcalib.credit.{page}._takes_positions", lambda network: True)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
     assert "differs from the plain way" in sharing_faults(model)["tree"]
@@ -295,8 +304,8 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
-    from memcalib.microworld import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
-    from memcalib.settings import world_config
+    from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+    from memcalib.trainer.settings import world_config
     from memcalib.training import CreditTrainer
 
     tokenizer, examples = build_tokenizer(), make_examples("short", 4, seed=5)

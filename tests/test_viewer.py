@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib import viewer
-from memcalib.microworld import WORLDS, exact_judge, load_policy, make_examples
-from memcalib.problem import DataError
-from memcalib.settings import world_config
-from memcalib.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
-from memcalib.verbs import verbs
-from memcalib.viewer import (
+import memcalib
+from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.io.records import DataError
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.commands.verbs import verbs
+from memcalib.report.credit_viewer import (
     MEASURES,
     REASONS,
     TraceViewer,
@@ -258,7 +258,7 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
 )
 def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
     """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
-    data = Path(viewer.__file__).with_name("data")
+    data = Path(memcalib.__file__).with_name("data")
     base, style = ((data / name).read_text() for name in ("base.html.j2", template))
     assert re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M) and "figure svg { max-width: 100%;" in base
     (rule,) = re.findall(r"@media screen { (.*?) { max-width: none; } }", style)
@@ -485,7 +485,7 @@ def test_a_page_reads_the_long_columns_of_chosen_steps_only(run, tmp_path, monke
         asked.append((steps, columns))
         return read_traces(folder, steps, columns)
 
-    monkeypatch.setattr("memcalib.viewer.read_traces", read)
+    monkeypatch.setattr("memcalib.report.credit_viewer.read_traces", read)
     write_trace_page(run[0], tmp_path / "page.html", limit=1)
     (first, light), *others = asked
     assert first is None and not {"tokens", "response", "d", "q", "m"} & set(light)

@@ -11,9 +11,9 @@ import torch
 from runs import weights
 
 from memcalib import training
-from memcalib.microworld import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.settings import world_config
-from memcalib.stopping import Interrupted
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import Interrupted
 
 EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
 seen = {"sampling": 0, "judging": 0, "update": 0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalib.cli import main
+from memcalib.commands.cli import main
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

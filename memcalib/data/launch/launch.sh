@@ -30,7 +30,7 @@ said="$(
   python - "$here/recipe.yaml" <<'EOF_PYTHON'
 import sys
 
-from memcalib.fields import read_yaml
+from memcalib.io.settings import read_yaml
 
 file = sys.argv[1]
 try:
