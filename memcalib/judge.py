@@ -345,26 +345,54 @@ class LLMJudge:
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-# %% ../nbs/02_judge.ipynb #7b2dfd1c
-async def _ajudge(self: LLMJudge, example: Example, response: str, *, text: str | None = None, **fields: Any) -> Judgment:
-    """The judgment of one answer; `text` says how its memory was written, `fields` go into the judgment."""
-    settings = {"prompt": Path(self.config.prompt).stem, "blind": self.config.blind, "text": text or self.config.text}
-    fields = {"judge": self.name, "settings": settings} | fields
-    if not response.strip():
-        return _silent(example, self.config.quality, fields)
-    request = await _aside(judge_request, example, response, self.config, text, self.system)
-    usage: Counter[str] = Counter()
-    try:
-        readings = [reading async for reading in self._readings(request, usage)]
-    except CallError as error:
-        if error.fatal:
-            raise
-        failed = {"error": printable(f"{error.kind}: {error}"), "retry": error.kind != "context_too_long"}
-        return judgment_for(example, {}, **fields | failed | {"usage": usage})
-    return await _aside(judgment_from, example, response, request, readings, **fields | {"usage": usage})
+    async def ajudge(self, example: Example, response: str, *, text: str | None = None, **fields: Any) -> Judgment:
+        """The judgment of one answer; `text` says how its memory was written, `fields` go into the judgment."""
+        settings = {"prompt": Path(self.config.prompt).stem, "blind": self.config.blind, "text": text or self.config.text}
+        fields = {"judge": self.name, "settings": settings} | fields
+        if not response.strip():
+            return _silent(example, self.config.quality, fields)
+        request = await _aside(judge_request, example, response, self.config, text, self.system)
+        usage: Counter[str] = Counter()
+        try:
+            readings = [reading async for reading in self._readings(request, usage)]
+        except CallError as error:
+            if error.fatal:
+                raise
+            failed = {"error": printable(f"{error.kind}: {error}"), "retry": error.kind != "context_too_long"}
+            return judgment_for(example, {}, **fields | failed | {"usage": usage})
+        return await _aside(judgment_from, example, response, request, readings, **fields | {"usage": usage})
 
+    async def _readings(self, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
+        messages = request.messages
+        async with self.client:
+            for _ in range(1 + self.config.repair):
+                reply = await self.client.ask(messages, **self._call)
+                reading = read_reply(reply.text, request, reply.finish_reason)
+                usage.update(reply.usage | {"calls": 1} | ({"fenced": 1} if reading.fenced else {}))
+                yield reading
+                if not reading.faults:
+                    return
+                messages = repair_messages(request, reply.text, reading.faults)
 
-LLMJudge.ajudge = _ajudge
+    def batch(self, examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
+        """Judgments in the order of the answers; raises `CallError` when it is fatal, and `ValueError` for unequal lengths."""
+        pairs = list(zip(examples, responses, strict=True))
+
+        async def every() -> list[Judgment]:
+            found: dict[int, Judgment] = {}
+            async with self.client:
+                work = lambda i: self.ajudge(*pairs[i])
+                async for i, judgment in run_many(range(len(pairs)), work, self.client.endpoint.concurrency):
+                    found[i] = judgment
+            return [found[i] for i in range(len(pairs))]
+
+        return run_async(every())
+
+    def as_read(self, text: str) -> "LLMJudge":
+        """This judge, to be shown memory as `text` ('fluent' or 'concat'); everything else is shared."""
+        other = copy.copy(self)
+        other.config = self.config.model_validate(self.config.model_dump() | {"text": text})
+        return other
 
 # %% ../nbs/02_judge.ipynb #bd0660ea
 _HUGE = 500_000  # characters
@@ -374,50 +402,6 @@ async def _aside(work: Callable, example: Example, response: str, *more: Any, **
     if len(response) <= _HUGE:
         return work(example, response, *more, **fields)
     return await asyncio.to_thread(work, example, response, *more, **fields)
-
-# %% ../nbs/02_judge.ipynb #964cafe1
-async def _readings(self: LLMJudge, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
-    messages = request.messages
-    async with self.client:
-        for _ in range(1 + self.config.repair):
-            reply = await self.client.ask(messages, **self._call)
-            reading = read_reply(reply.text, request, reply.finish_reason)
-            usage.update(reply.usage | {"calls": 1} | ({"fenced": 1} if reading.fenced else {}))
-            yield reading
-            if not reading.faults:
-                return
-            messages = repair_messages(request, reply.text, reading.faults)
-
-
-LLMJudge._readings = _readings
-
-# %% ../nbs/02_judge.ipynb #7a026e11
-def _batch(self: LLMJudge, examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
-    """Judgments in the order of the answers; raises `CallError` when it is fatal, and `ValueError` for unequal lengths."""
-    pairs = list(zip(examples, responses, strict=True))
-
-    async def every() -> list[Judgment]:
-        found: dict[int, Judgment] = {}
-        async with self.client:
-            work = lambda i: self.ajudge(*pairs[i])
-            async for i, judgment in run_many(range(len(pairs)), work, self.client.endpoint.concurrency):
-                found[i] = judgment
-        return [found[i] for i in range(len(pairs))]
-
-    return run_async(every())
-
-
-LLMJudge.batch = _batch
-
-# %% ../nbs/02_judge.ipynb #3e5d8f8b
-def _as_read(self: LLMJudge, text: str) -> LLMJudge:
-    """This judge, to be shown memory as `text` ('fluent' or 'concat'); everything else is shared."""
-    other = copy.copy(self)
-    other.config = self.config.model_validate(self.config.model_dump() | {"text": text})
-    return other
-
-
-LLMJudge.as_read = _as_read
 
 # %% ../nbs/02_judge.ipynb #1b37e35c
 def _place(row: Rollout | Judgment) -> tuple:

@@ -154,24 +154,19 @@ class Thresholds:
                 candidate = max(self.floor, float(np.quantile(pool, self.quantile)))
                 self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
 
-# %% ../nbs/05_localization.ipynb #fe0a1c89
-def _state_dict(self: Thresholds) -> dict[str, list[float]]:
-    "What a checkpoint must keep."
-    return {"value": self.value.tolist()} | ({"sentence": self.sentence.value.tolist()} if self.sentence else {})
+    def state_dict(self) -> dict[str, list[float]]:
+        "What a checkpoint must keep."
+        return {"value": self.value.tolist()} | ({"sentence": self.sentence.value.tolist()} if self.sentence else {})
 
-
-def _load_state_dict(self: Thresholds, state: dict[str, list[float]]) -> None:
-    "The thresholds of a checkpoint."
-    if ("sentence" in state) != (self.sentence is not None):
-        raise ValueError(f"state of {sorted(state)}: granularity differs, must be the one it was saved with")
-    for keep, values in ((self, state["value"]), (self.sentence, state.get("sentence"))):
-        if keep is not None:
-            if len(values) != 9:
-                raise ValueError(f"{len(values)} thresholds, must be 9")
-            keep.value = torch.tensor(values, dtype=torch.float64)
-
-
-Thresholds.state_dict, Thresholds.load_state_dict = _state_dict, _load_state_dict
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        "The thresholds of a checkpoint."
+        if ("sentence" in state) != (self.sentence is not None):
+            raise ValueError(f"state of {sorted(state)}: granularity differs, must be the one it was saved with")
+        for keep, values in ((self, state["value"]), (self.sentence, state.get("sentence"))):
+            if keep is not None:
+                if len(values) != 9:
+                    raise ValueError(f"{len(values)} thresholds, must be 9")
+                keep.value = torch.tensor(values, dtype=torch.float64)
 
 # %% ../nbs/05_localization.ipynb #d71307b0
 def score_pairs(

@@ -188,19 +188,15 @@ class _BrokenLine:
         inside = self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
         return inside + (self.n - high).double() * self.cap, high - low
 
-# %% ../nbs/06_redistribution.ipynb #2c45efb7
-def _last_bend(self: _BrokenLine, bends: Tensor, target: Tensor) -> Tensor:
-    "Of a row's sorted bends the last at which the line is still at or above the target; -inf where none is."
-    low, high = torch.full_like(self.n, -1), self.n.clone()
-    while bool((high - low > 1).any()):
-        middle = (low + high) // 2
-        bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
-        above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
-        low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
-    return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
-
-
-_BrokenLine.last_bend = _last_bend
+    def last_bend(self, bends: Tensor, target: Tensor) -> Tensor:
+        "Of a row's sorted bends the last at which the line is still at or above the target; -inf where none is."
+        low, high = torch.full_like(self.n, -1), self.n.clone()
+        while bool((high - low > 1).any()):
+            middle = (low + high) // 2
+            bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
+            above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
+            low, high = torch.where(above, middle, low), torch.where(above | (high - low <= 1), high, middle)
+        return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
 
 # %% ../nbs/06_redistribution.ipynb #4f78e905
 def project_multipliers(

@@ -106,21 +106,16 @@ class WatchedTrainer(Resumable, GRPOTrainer):
         numbers = torch.tensor([[float(value) for value in values]], device=self.accelerator.device)
         return self.accelerator.gather(numbers).sum(0).tolist()
 
-# %% ../nbs/07_training.ipynb #5caf2577
-def _memory(self: WatchedTrainer) -> dict[str, Any]:
-    step, cache = self.state.global_step // self.config.minibatches, cache_path(self.judge)
-    now = {"step": step, "skipped": self.skipped, "worst_mean": self.worst_mean, "best": self.best, "judge_cache": cache}
-    now |= {"reference": self.reference_weights}
-    return now | {"thresholds": self.thresholds.state_dict(), "drift": self.drift.state_dict()}
+    def memory(self) -> dict[str, Any]:
+        step, cache = self.state.global_step // self.config.minibatches, cache_path(self.judge)
+        now = {"step": step, "skipped": self.skipped, "worst_mean": self.worst_mean, "best": self.best, "judge_cache": cache}
+        now |= {"reference": self.reference_weights}
+        return now | {"thresholds": self.thresholds.state_dict(), "drift": self.drift.state_dict()}
 
-
-def _recall(self: WatchedTrainer, state: Mapping[str, Any]) -> None:
-    self.skipped, self.worst_mean, self.best = state["skipped"], state["worst_mean"], state["best"]
-    self.thresholds.load_state_dict(state["thresholds"])
-    self.drift.load_state_dict(state["drift"])
-
-
-WatchedTrainer.memory, WatchedTrainer.recall = _memory, _recall
+    def recall(self, state: Mapping[str, Any]) -> None:
+        self.skipped, self.worst_mean, self.best = state["skipped"], state["worst_mean"], state["best"]
+        self.thresholds.load_state_dict(state["thresholds"])
+        self.drift.load_state_dict(state["drift"])
 
 # %% ../nbs/07_training.ipynb #2da21f12
 class GuardedTrainer(WatchedTrainer):
@@ -151,50 +146,39 @@ class GuardedTrainer(WatchedTrainer):
         self.check_weights()
         super().save_model(output_dir, _internal_call)
 
-# %% ../nbs/07_training.ipynb #0c924275
-def _told(self: GuardedTrainer, what: str, step: int | None = None, look: str = "") -> Diverged:
-    """The error for `what` was found, in this step if none is named."""
-    updates, last = self.state.global_step, self.saved or (self.resumed[1] if self.resumed else None)
-    step = updates // self.config.minibatches + 1 if step is None else step
-    return diverged(step, what, updates, self.args.learning_rate, self.model.dtype, last, look)
+    def end_logp(self) -> float:
+        prompt, bare = self.encode(self.desk.pool[self.train_dataset["example"][0]]), self.accelerator.unwrap_model(self.model)
+        with self.accelerator.autocast():
+            found = response_logps(bare, [prompt], [self.eos_token_ids[:1]], share=False).item()
+        for module in bare.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return found
 
+    def diverged(self, what: str, step: int | None = None, look: str = "") -> Diverged:
+        """The error for `what` was found, in this step if none is named."""
+        updates, last = self.state.global_step, self.saved or (self.resumed[1] if self.resumed else None)
+        step = updates // self.config.minibatches + 1 if step is None else step
+        return diverged(step, what, updates, self.args.learning_rate, self.model.dtype, last, look)
 
-def _check_weights(self: GuardedTrainer) -> None:
-    """Raises `Diverged`, on all processes, when the weights of the policy are ruined."""
-    what = damaged_weight(self.model)
-    if self.asked != self.state.global_step:
-        logp, self.asked = self.end_logp(), self.state.global_step
-        what = what or ("" if logp - logp == 0 else f"log-probability {logp} of a token")
-    if self._total([bool(what)])[0]:
-        raise self.diverged(f"after the update, {what or 'weights on another process'}", self.state.global_step // self.config.minibatches)
+    def check_weights(self) -> None:
+        """Raises `Diverged`, on all processes, when the weights of the policy are ruined."""
+        what = damaged_weight(self.model)
+        if self.asked != self.state.global_step:
+            logp, self.asked = self.end_logp(), self.state.global_step
+            what = what or ("" if logp - logp == 0 else f"log-probability {logp} of a token")
+        if self._total([bool(what)])[0]:
+            raise self.diverged(f"after the update, {what or 'weights on another process'}", self.state.global_step // self.config.minibatches)
 
-
-def _end_logp(self: GuardedTrainer) -> float:
-    prompt, bare = self.encode(self.desk.pool[self.train_dataset["example"][0]]), self.accelerator.unwrap_model(self.model)
-    with self.accelerator.autocast():
-        found = response_logps(bare, [prompt], [self.eos_token_ids[:1]], share=False).item()
-    for module in bare.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    return found
-
-
-GuardedTrainer.end_logp = _end_logp
-GuardedTrainer.diverged, GuardedTrainer.check_weights = _told, _check_weights
+    def check_logps(self, batch: dict[str, Any]) -> None:
+        look = f"answers could not be read ({dict(self.lost)}): look at the memory of the device and at max_tokens" if self.lost else ""
+        for key in sorted(batch.keys() & _NAMES):
+            found = not_finite(batch[key], batch["completion_mask"])
+            if self._total([bool(found)])[0]:
+                raise self.diverged(f"{_NAMES[key]} of {found or 'a row of another process is not finite'}", look=look)
 
 # %% ../nbs/07_training.ipynb #15d94f39
 _NAMES = {"old_per_token_logps": "the log-probability under the policy", "ref_per_token_logps": "the one under the reference"}
-
-
-def _check_logps(self: GuardedTrainer, batch: dict[str, Any]) -> None:
-    look = f"answers could not be read ({dict(self.lost)}): look at the memory of the device and at max_tokens" if self.lost else ""
-    for key in sorted(batch.keys() & _NAMES):
-        found = not_finite(batch[key], batch["completion_mask"])
-        if self._total([bool(found)])[0]:
-            raise self.diverged(f"{_NAMES[key]} of {found or 'a row of another process is not finite'}", look=look)
-
-
-GuardedTrainer.check_logps = _check_logps
 
 # %% ../nbs/07_training.ipynb #426cc438
 class SkippingTrainer(GuardedTrainer):
@@ -220,16 +204,12 @@ class SkippingTrainer(GuardedTrainer):
     def _get_grad_norm(self, model, grad_norm=None):
         return None if self.skips else super()._get_grad_norm(model, grad_norm)
 
-# %% ../nbs/07_training.ipynb #022b3167
-def _passed_over(self: SkippingTrainer) -> Tensor:
-    self._step += 1
-    if self._step % self.current_gradient_accumulation_steps == 0:
-        self._metrics["train"]["step_time"].append(self._current_train_step_time)
-        self._current_train_step_time = 0.0
-    return torch.zeros((), device=self.args.device)
-
-
-SkippingTrainer._passed_over = _passed_over
+    def _passed_over(self) -> Tensor:
+        self._step += 1
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._metrics["train"]["step_time"].append(self._current_train_step_time)
+            self._current_train_step_time = 0.0
+        return torch.zeros((), device=self.args.device)
 
 # %% ../nbs/07_training.ipynb #7c5f5353
 def padded(values: Float[Tensor, "row token"], width: int) -> Tensor:
@@ -276,22 +256,17 @@ class SharingTrainer(SkippingTrainer):
         if isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
             plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
-# %% ../nbs/07_training.ipynb #b078ffac
-def _score(self: SharingTrainer, model, rows: tuple, entropy: bool) -> tuple | None:
-    if entropy:
-        return None
-    self.lost = Counter() if self.lost is None else self.lost
-    return response_logps(self.accelerator.unwrap_model(model), *rows, temperature=self.temperature, lost=self.lost), None
+    def _score(self, model, rows: tuple, entropy: bool) -> tuple | None:
+        if entropy:
+            return None
+        self.lost = Counter() if self.lost is None else self.lost
+        return response_logps(self.accelerator.unwrap_model(model), *rows, temperature=self.temperature, lost=self.lost), None
 
-
-def _read(self: SharingTrainer, model, rows: tuple, entropy: bool) -> tuple | None:
-    bare = self.accelerator.unwrap_model(model)
-    if not trees_agree(bare, *rows, self.temperature, model):
-        return None
-    return tree_logps(bare, *rows, temperature=self.temperature, grad=True, entropy=entropy, fused=model)
-
-
-SharingTrainer._score, SharingTrainer._read = _score, _read
+    def _read(self, model, rows: tuple, entropy: bool) -> tuple | None:
+        bare = self.accelerator.unwrap_model(model)
+        if not trees_agree(bare, *rows, self.temperature, model):
+            return None
+        return tree_logps(bare, *rows, temperature=self.temperature, grad=True, entropy=entropy, fused=model)
 
 # %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
@@ -384,60 +359,48 @@ class CreditTrainer(SharingTrainer):
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         check_context(config, tokenizer, examples, self.train_dataset, limit)
 
-# %% ../nbs/07_training.ipynb #db938eae
-def _credited(self: CreditTrainer, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-    self.lost = None
-    with _ending(self):
-        batch = super(CreditTrainer, self)._generate_and_score_completions(inputs)
-        self.check_logps(batch)
-        with self.accelerator.autocast():
-            self.advantages = self._advantages(batch)
-    self._logs["advantages"].extend(_of_answers(self))
-    width, valid = batch["completion_ids"].size(1), self.desk.valid.to(batch["completion_mask"].device)
-    batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
-    return batch | {"advantages": padded(self.advantages, width)}
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.lost = None
+        with _ending(self):
+            batch = super()._generate_and_score_completions(inputs)
+            self.check_logps(batch)
+            with self.accelerator.autocast():
+                self.advantages = self._advantages(batch)
+        self._logs["advantages"].extend(_of_answers(self))
+        width, valid = batch["completion_ids"].size(1), self.desk.valid.to(batch["completion_mask"].device)
+        batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
+        return batch | {"advantages": padded(self.advantages, width)}
 
+    def _set_up(self, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
+        self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
+        self.thresholds = new_thresholds(self.credit_config)
+        self.signals = StopSignals(config.save_every > 0, self._total)
+        self.judge = None if judge is None else patient_judge(judge, config).join(self._total, self.signals)
+        self.credit, self.pairs, self.skipped = None, None, 0
+        judge = None if self.judge is None or config.method in DISTILLED else self.judge.as_read(config.text)
+        self.desk = ChannelRewards(judge, examples, config.merge_over_use)
+        self.encode = prompt_encoder(tokenizer, config.text, config.layout)
+        self.drift, self.best, self.worst_mean, self.stopped = DriftMonitor(drift_limits(config), config.drift_steps), None, 0.0, None
+        self.evaluated, self.spent, self.row = {}, judge_spent(judge), {}
 
-CreditTrainer._generate_and_score_completions = _credited
-
-# %% ../nbs/07_training.ipynb #ec484a12
-def _set_up(self: CreditTrainer, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
-    self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
-    self.thresholds = new_thresholds(self.credit_config)
-    self.signals = StopSignals(config.save_every > 0, self._total)
-    self.judge = None if judge is None else patient_judge(judge, config).join(self._total, self.signals)
-    self.credit, self.pairs, self.skipped = None, None, 0
-    judge = None if self.judge is None or config.method in DISTILLED else self.judge.as_read(config.text)
-    self.desk = ChannelRewards(judge, examples, config.merge_over_use)
-    self.encode = prompt_encoder(tokenizer, config.text, config.layout)
-    self.drift, self.best, self.worst_mean, self.stopped = DriftMonitor(drift_limits(config), config.drift_steps), None, 0.0, None
-    self.evaluated, self.spent, self.row = {}, judge_spent(judge), {}
-
-
-CreditTrainer._set_up = _set_up
+    def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+        """Token advantages of the rollout batch that `self.desk` read last, 0 at padding and in unscored rows."""
+        _check_rewards(self.desk, self.state.global_step // self.config.minibatches + 1)
+        known = batch.get("old_per_token_logps") if self.config.share_prompts and not self.config.mask_truncated else None
+        known = known if known is None else known[:, : max(map(len, self.desk.ids))]  # the batch may be padded further
+        if self.config.method == "memcalib-rl":
+            self.lost = Counter() if self.lost is None else self.lost
+        self.thresholds_before = self.thresholds.value.clone()
+        self.credit, self.pairs = assign_credit(
+            self.accelerator.unwrap_model(self.model), self.credit_config, self.desk, self.encode, self.thresholds,
+            generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
+            full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator), tokenizer=self._tokenizer, lost=self.lost,
+        )  # fmt: skip
+        return self.credit.advantages
 
 # %% ../nbs/07_training.ipynb #8c77bba0
 def _concatenate(accelerator, values: Tensor) -> Tensor:
     return torch.cat(gather_object([values.cpu()])).to(values.device)
-
-# %% ../nbs/07_training.ipynb #fd6fb0bd
-def _advantages(self: CreditTrainer, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-    """Token advantages of the rollout batch that `self.desk` read last, 0 at padding and in unscored rows."""
-    _check_rewards(self.desk, self.state.global_step // self.config.minibatches + 1)
-    known = batch.get("old_per_token_logps") if self.config.share_prompts and not self.config.mask_truncated else None
-    known = known if known is None else known[:, : max(map(len, self.desk.ids))]  # the batch may be padded further
-    if self.config.method == "memcalib-rl":
-        self.lost = Counter() if self.lost is None else self.lost
-    self.thresholds_before = self.thresholds.value.clone()
-    self.credit, self.pairs = assign_credit(
-        self.accelerator.unwrap_model(self.model), self.credit_config, self.desk, self.encode, self.thresholds,
-        generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
-        full=known, gather=self.accelerator.gather, concat=partial(_concatenate, self.accelerator), tokenizer=self._tokenizer, lost=self.lost,
-    )  # fmt: skip
-    return self.credit.advantages
-
-
-CreditTrainer._advantages = _advantages
 
 # %% ../nbs/07_training.ipynb #1aab9d52
 def _of_answers(trainer: CreditTrainer) -> list[float]:

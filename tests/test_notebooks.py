@@ -6,11 +6,12 @@ import pytest
 from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
-TRAINING = ("07_training", "07d_probes", "07e_sft", "08_report", "09a_pipeline")
+PAGES = [line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"]
+TRAINING = ("07_training", "trainer/07_sft", "trainer/11_traces", "report/07_report", "commands/03_reproduce")
 
 
-def _marked(path: Path):
-    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TRAINING))
+def _marked(page: str):
+    return pytest.param(NBS / f"{page}.ipynb", id=page, marks=[pytest.mark.slow] * (page in TRAINING))
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ def registers():
     LINTS.update(before)
 
 
-@pytest.mark.parametrize("path", [_marked(path) for path in sorted(NBS.glob("[0-9]*.ipynb"))])
+@pytest.mark.parametrize("path", map(_marked, PAGES))
 @pytest.mark.timeout(300)
 def test_notebook_runs(path, monkeypatch, registers):
-    monkeypatch.chdir(NBS)
+    monkeypatch.chdir(path.parent)
     passed, _ = execute_notebook(path, basepath=NBS)
     assert passed, f"{path.name} failed: see the traceback above"

@@ -57,6 +57,72 @@ class MemoryRun(BuildRun):
         write_jsonl(self.folder / "losses.jsonl", found.dropped)
         return found
 
+    def pool(self) -> Passed:
+        """The drafts, and every loss until then; raises `DataError` when no row may enter."""
+        found = self.found
+        require_rows(Passed(found.kept, found.dropped), "memory log", self.folder / "losses.jsonl", self.go_on)
+        if self.build.micro and not self.build.builder:
+            _same_world(found.kept, self.plan.log)
+        return Passed(found.kept, found.dropped)
+
+    def draw(self, pool: Sequence[Draft]) -> list[Draft]:
+        """The rows of a full build."""
+        count = min(self.plan.rows or len(pool), len(pool))
+        return choose_batch(pool, count, self.build.seed) if count < len(pool) else list(pool)
+
+    def settings(self) -> dict[str, str]:
+        """All that shapes the rows, as the pilot and the frozen file record it; consent and names are not among it."""
+        url = "http://127.0.0.1/v1"
+        calls = [(stage, role_endpoint(self.build, "builder", url)) for stage in self.made]
+        calls += [(stage, role_endpoint(self.build, role, url)) for role, stage in REVIEWED.items()]
+        limits = LogConfig.model_validate(self.plan.model_dump(include={"memories", "query_chars", "memory_chars", "answer_chars"}))
+        named = pipeline_settings(calls, {"log": limits, "lint": LintLimits()})
+        beside = ("log: consent", "log: without_consent", "log: domain")
+        return {name: value for name, value in named.items() if name not in beside} | {"redaction: hash": self.redactor.hash}
+
+    def start(self, row):
+        return row
+
+    def before(self, stage, drafts, place):
+        return drafts
+
+    def planned(self) -> CallPlan:
+        """What will be sent to whom."""
+        self.pool()
+        return plan_calls(self.found, {role: role_endpoint(self.build, role, "http://127.0.0.1/v1") for role in MICRO_ROLES})
+
+    def tell(self, shown: int = 3) -> str:
+        """What a person reads before agreeing: rows as they would be sent, names that are left, and the statement; sends nothing."""
+        plan, left = self.planned(), left_names(self.found.kept, 20)
+        names = ", ".join(f"{name} ({rows})" for name, rows in left.items()) or "none"
+        parts = ["Rows as they would be sent:", preview(self.found.kept, shown), f"Words with a capital that are left, by rows: {names}", str(plan)]
+        return printable("\n\n".join(parts), keep="\n\t")
+
+    def agree(self, yes: bool = False) -> "MemoryRun":
+        """Itself, allowed to make calls, when somebody said yes; raises `NotAgreed` with the way to go on otherwise."""
+        if yes is not True:
+            raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
+        self.agreed, self.go_on = True, f"{self.command} --yes"
+        return self
+
+    def stage(self, stage: Stage, drafts: Sequence[Draft], *rest: Any) -> list[Draft]:
+        """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a field that nobody was told of."""
+        if not self.agreed:
+            raise NotAgreed(f"{self.planned()}\n\nnothing has been sent. Go on with: {self.command} --yes")
+        for draft in drafts:
+            if strange := undisclosed(stage.task or stage.name, stage.messages(draft)):
+                raise NotAgreed(f"stage {stage.name}, row {draft.id!r}: {', '.join(strange)} would be sent, and the statement does not name it")
+        return BuildRun.stage(self, stage, drafts, *rest)
+
+    def examples(self, drafts: Iterable[Draft]) -> list[Example]:
+        """Finished rows as examples with their terms."""
+        return [with_terms(to_example(draft), draft) for draft in drafts]
+
+    def terms(self, made: Made) -> tuple[dict[str, Any], str]:
+        """The statement for the manifest, and the card's section on consent, licences and redaction."""
+        entry = {"disclosure": self.planned().to_dict(), "redaction": {"hash": self.redactor.hash, "rules": [rule.name for rule in self.redactor.rules]}}
+        return entry, terms_card(made.drafts, self.found)
+
 # %% ../../nbs/commands/07_build_memory.ipynb #054f7355
 _INVENTED = 60  # rows of the micro-world's log
 
@@ -65,83 +131,12 @@ def _invented(run: MemoryRun) -> Path:
     return write_micro_log(run.folder / "micro-log.jsonl", run.plan.rows or _INVENTED, run.build.seed)
 
 
-def _pool(self: MemoryRun) -> Passed:
-    """The drafts, and every loss until then; raises `DataError` when no row may enter."""
-    found = self.found
-    require_rows(Passed(found.kept, found.dropped), "memory log", self.folder / "losses.jsonl", self.go_on)
-    if self.build.micro and not self.build.builder:
-        _same_world(found.kept, self.plan.log)
-    return Passed(found.kept, found.dropped)
-
-
 def _same_world(drafts: Sequence[Draft], log: str) -> None:
     from memcalib.micro.source import read_request
 
     if not any(read_request(draft.query) for draft in drafts):
         allowed = "a log of the micro-world; for any other, a build file that names endpoints for builder, reviewer and reviewer2"
         raise DataError([Violation("query", f"{len(drafts)} rows without a request of the micro-world", allowed, file=log)])
-
-
-MemoryRun.pool = _pool
-
-# %% ../../nbs/commands/07_build_memory.ipynb #f3d79151
-def _draw(self: MemoryRun, pool: Sequence[Draft]) -> list[Draft]:
-    """The rows of a full build."""
-    count = min(self.plan.rows or len(pool), len(pool))
-    return choose_batch(pool, count, self.build.seed) if count < len(pool) else list(pool)
-
-
-def _settings(self: MemoryRun) -> dict[str, str]:
-    """All that shapes the rows, as the pilot and the frozen file record it; consent and names are not among it."""
-    url = "http://127.0.0.1/v1"
-    calls = [(stage, role_endpoint(self.build, "builder", url)) for stage in self.made]
-    calls += [(stage, role_endpoint(self.build, role, url)) for role, stage in REVIEWED.items()]
-    limits = LogConfig.model_validate(self.plan.model_dump(include={"memories", "query_chars", "memory_chars", "answer_chars"}))
-    named = pipeline_settings(calls, {"log": limits, "lint": LintLimits()})
-    beside = ("log: consent", "log: without_consent", "log: domain")
-    return {name: value for name, value in named.items() if name not in beside} | {"redaction: hash": self.redactor.hash}
-
-
-MemoryRun.draw, MemoryRun.settings, MemoryRun.start = _draw, _settings, lambda self, row: row
-MemoryRun.before = lambda self, stage, drafts, place: drafts
-
-# %% ../../nbs/commands/07_build_memory.ipynb #448e64e5
-def _planned(self: MemoryRun) -> CallPlan:
-    """What will be sent to whom."""
-    self.pool()
-    return plan_calls(self.found, {role: role_endpoint(self.build, role, "http://127.0.0.1/v1") for role in MICRO_ROLES})
-
-
-def _tell(self: MemoryRun, shown: int = 3) -> str:
-    """What a person reads before agreeing: rows as they would be sent, names that are left, and the statement; sends nothing."""
-    plan, left = self.planned(), left_names(self.found.kept, 20)
-    names = ", ".join(f"{name} ({rows})" for name, rows in left.items()) or "none"
-    parts = ["Rows as they would be sent:", preview(self.found.kept, shown), f"Words with a capital that are left, by rows: {names}", str(plan)]
-    return printable("\n\n".join(parts), keep="\n\t")
-
-
-MemoryRun.planned, MemoryRun.tell = _planned, _tell
-
-# %% ../../nbs/commands/07_build_memory.ipynb #deec1ac2
-def _agree(self: MemoryRun, yes: bool = False) -> "MemoryRun":
-    """Itself, allowed to make calls, when somebody said yes; raises `NotAgreed` with the way to go on otherwise."""
-    if yes is not True:
-        raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
-    self.agreed, self.go_on = True, f"{self.command} --yes"
-    return self
-
-
-def _stage(self: MemoryRun, stage: Stage, drafts: Sequence[Draft], *rest: Any) -> list[Draft]:
-    """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a field that nobody was told of."""
-    if not self.agreed:
-        raise NotAgreed(f"{self.planned()}\n\nnothing has been sent. Go on with: {self.command} --yes")
-    for draft in drafts:
-        if strange := undisclosed(stage.task or stage.name, stage.messages(draft)):
-            raise NotAgreed(f"stage {stage.name}, row {draft.id!r}: {', '.join(strange)} would be sent, and the statement does not name it")
-    return BuildRun.stage(self, stage, drafts, *rest)
-
-
-MemoryRun.agree, MemoryRun.stage = _agree, _stage
 
 # %% ../../nbs/commands/07_build_memory.ipynb #c2a9aa7d
 def ask_first(run: MemoryRun, yes: bool = False) -> MemoryRun:
@@ -152,20 +147,6 @@ def ask_first(run: MemoryRun, yes: bool = False) -> MemoryRun:
     return run.agree(yes)
 
 # %% ../../nbs/commands/07_build_memory.ipynb #1041a02e
-def _examples(self: MemoryRun, drafts: Iterable[Draft]) -> list[Example]:
-    """Finished rows as examples with their terms."""
-    return [with_terms(to_example(draft), draft) for draft in drafts]
-
-
-def _terms(self: MemoryRun, made: Made) -> tuple[dict[str, Any], str]:
-    """The statement for the manifest, and the card's section on consent, licences and redaction."""
-    entry = {"disclosure": self.planned().to_dict(), "redaction": {"hash": self.redactor.hash, "rules": [rule.name for rule in self.redactor.rules]}}
-    return entry, terms_card(made.drafts, self.found)
-
-
-MemoryRun.examples, MemoryRun.terms = _examples, _terms
-
-
 def build_run(build: Build, out: str | Path, cache: Any = None, command: str = "the same command") -> BuildRun:
     """The run of a build: from a memory log when it has one, from sources otherwise."""
     return (MemoryRun if build.memory else BuildRun)(build, out, cache, command)

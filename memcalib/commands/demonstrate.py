@@ -172,6 +172,26 @@ class DemonstrationRun:
         ids = {example.id for example in self.examples}
         return [row for row in read_demonstrations(self.folder) if row.example_id in ids]
 
+    def make(self) -> "pd.DataFrame":
+        """Make what is missing, with a progress bar; returns the acceptance table."""
+        settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
+        with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
+            teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
+            bar.name("demonstrations")
+            try:
+                make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
+            finally:
+                self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
+                table = _describe(self)
+        return table
+
+    def finish(self) -> str:
+        """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
+        table = self.make()
+        shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
+        lines = [shown.to_string(index=False), *(_spent(role, spent) for role, spent in self.spent.items())]
+        return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
+
 # %% ../../nbs/commands/11_demonstrate.ipynb #5e118927
 def _describe(run: DemonstrationRun) -> "pd.DataFrame":
     rows = run.rows()
@@ -187,35 +207,7 @@ def _describe(run: DemonstrationRun) -> "pd.DataFrame":
     write_manifest(run.folder, manifest(run.parameters, (), data, ", ".join(judges) or None, run.started, **more))
     return table
 
-# %% ../../nbs/commands/11_demonstrate.ipynb #585dbc32
-def _make(self: DemonstrationRun) -> "pd.DataFrame":
-    """Make what is missing, with a progress bar; returns the acceptance table."""
-    settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
-    with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
-        teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
-        bar.name("demonstrations")
-        try:
-            make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
-        finally:
-            self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
-            table = _describe(self)
-    return table
-
-
-DemonstrationRun.make = _make
-
 # %% ../../nbs/commands/11_demonstrate.ipynb #d4a2342a
-def _finish(self: DemonstrationRun) -> str:
-    """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
-    table = self.make()
-    shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
-    lines = [shown.to_string(index=False), *(_spent(role, spent) for role, spent in self.spent.items())]
-    return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
-
-
 def _spent(role: str, spent: Totals) -> str:
     cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
     return f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"
-
-
-DemonstrationRun.finish = _finish

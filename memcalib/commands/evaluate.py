@@ -248,6 +248,64 @@ class EvaluationRun:
             (self.folder / "parameters.json").unlink()
             RunFolder(self.folder, self.parameters)
 
+    def generate(self, on_row: Any = None) -> None:
+        """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
+        how, out = self.evaluation.sampling, self.file("rollouts.jsonl")
+        backend = make_backend(self.evaluation.model, self.cache)
+        try:
+            generate(self.examples, backend, how, out, on_row=on_row)
+            if self.evaluation.control:
+                generate(self.examples, backend, _first_seed(how), out, no_memory=True, on_row=on_row)
+        finally:
+            self.usage["model"] = _spent(backend)
+
+    def judge(self, on_row: Any = None) -> None:
+        """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a second judge, grow row by row."""
+        for role, file in (("judge", "judgments.jsonl"), ("judge2", "judgments2.jsonl")):
+            if (who := getattr(self.evaluation, role)) is not None:
+                judge = make_judge(who, self.evaluation.judging, self.cache)
+                try:
+                    judge_rollouts(self.examples, self.file("rollouts.jsonl"), judge, self.file(file), on_row=on_row)
+                finally:
+                    self.usage[role] = _spent(judge)
+
+    def report(self) -> Path:
+        """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
+        from memcalib.report.evaluation import write_evaluation
+
+        files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
+        usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
+        data = {name: self.file(name) for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")}
+        judges = {row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)}
+        more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
+        content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
+        write_manifest(self.folder, content)
+        return write_evaluation(self.folder)
+
+    def run(self) -> Path:
+        """Generate, judge and report, with a progress bar; returns the path of report.html."""
+        left = sum(row["to ask"] for row in forecast(self.evaluation, self.examples, self.folder))
+        with Bar(left) as bar:
+            for name, step in (("asking the model", self.generate), ("judging", self.judge)):
+                bar.name(name)
+                step(on_row=lambda row: bar.add(1))
+            bar.name("writing the report")
+            return self.report()
+
+    def finish(self) -> str:
+        """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
+        from memcalib.metrics import controls, load_judgments, readable, score
+
+        page, judgments = self.run(), load_judgments(self.file("judgments.jsonl"))
+        if not any(judgment.scored for judgment in judgments):
+            return f"none of {len(judgments)} answers could be scored; the reasons are in {page}"
+        tables = [readable(score(judgments), 1), readable(controls(judgments), 1)]
+        if self.evaluation.format == "rpeval":
+            from memcalib.evaluation.rpeval import rpeval_table
+
+            tables.append(rpeval_table([judgment for judgment in judgments if judgment.condition != "no_memory"]))
+        return "\n\n".join([*(table.to_string(index=False) for table in tables), f"Report: {page}"])
+
 # %% ../../nbs/commands/04_evaluate.ipynb #96c1606b
 def _can_change(folder: Path, parameters: dict[str, Any]) -> bool:
     """Whether nothing in a folder was made under settings that differ from these. Drops rows of failed calls from it."""
@@ -275,38 +333,9 @@ def _earlier_calls(file: Path) -> dict[str, Any]:
         return {}  # none yet, or damaged: the report writes it anew
 
 # %% ../../nbs/commands/04_evaluate.ipynb #616ac91d
-def _generate(self: EvaluationRun, on_row: Any = None) -> None:
-    """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
-    how, out = self.evaluation.sampling, self.file("rollouts.jsonl")
-    backend = make_backend(self.evaluation.model, self.cache)
-    try:
-        generate(self.examples, backend, how, out, on_row=on_row)
-        if self.evaluation.control:
-            generate(self.examples, backend, _first_seed(how), out, no_memory=True, on_row=on_row)
-    finally:
-        self.usage["model"] = _spent(backend)
-
-
 def _spent(role: Any) -> dict[str, Any]:
     totals = getattr(role, "totals", None)
     return totals.to_dict() if totals else {}
-
-
-EvaluationRun.generate = _generate
-
-# %% ../../nbs/commands/04_evaluate.ipynb #af35057b
-def _judge(self: EvaluationRun, on_row: Any = None) -> None:
-    """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a second judge, grow row by row."""
-    for role, file in (("judge", "judgments.jsonl"), ("judge2", "judgments2.jsonl")):
-        if (who := getattr(self.evaluation, role)) is not None:
-            judge = make_judge(who, self.evaluation.judging, self.cache)
-            try:
-                judge_rollouts(self.examples, self.file("rollouts.jsonl"), judge, self.file(file), on_row=on_row)
-            finally:
-                self.usage[role] = _spent(judge)
-
-
-EvaluationRun.judge = _judge
 
 # %% ../../nbs/commands/04_evaluate.ipynb #2cab7e36
 def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
@@ -322,53 +351,7 @@ def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
 def _sum_calls(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     return (Totals(**before) + Totals(**now)).to_dict() if before and now else now or before or {}
 
-
-def _report(self: EvaluationRun) -> Path:
-    """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
-    from memcalib.report.evaluation import write_evaluation
-
-    files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
-    usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
-    data = {name: self.file(name) for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")}
-    judges = {row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)}
-    more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
-    content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
-    write_manifest(self.folder, content)
-    return write_evaluation(self.folder)
-
-
-EvaluationRun.report = _report
-
 # %% ../../nbs/commands/04_evaluate.ipynb #9dcbd93b
-def _run(self: EvaluationRun) -> Path:
-    """Generate, judge and report, with a progress bar; returns the path of report.html."""
-    left = sum(row["to ask"] for row in forecast(self.evaluation, self.examples, self.folder))
-    with Bar(left) as bar:
-        for name, step in (("asking the model", self.generate), ("judging", self.judge)):
-            bar.name(name)
-            step(on_row=lambda row: bar.add(1))
-        bar.name("writing the report")
-        return self.report()
-
-
-def _finish(self: EvaluationRun) -> str:
-    """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
-    from memcalib.metrics import controls, load_judgments, readable, score
-
-    page, judgments = self.run(), load_judgments(self.file("judgments.jsonl"))
-    if not any(judgment.scored for judgment in judgments):
-        return f"none of {len(judgments)} answers could be scored; the reasons are in {page}"
-    tables = [readable(score(judgments), 1), readable(controls(judgments), 1)]
-    if self.evaluation.format == "rpeval":
-        from memcalib.evaluation.rpeval import rpeval_table
-
-        tables.append(rpeval_table([judgment for judgment in judgments if judgment.condition != "no_memory"]))
-    return "\n\n".join([*(table.to_string(index=False) for table in tables), f"Report: {page}"])
-
-
-EvaluationRun.run, EvaluationRun.finish = _run, _finish
-
-
 def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path:
     """Evaluate a model into a folder and return its report.html; the same call goes on after a stop."""
     return EvaluationRun(evaluation, out, cache).run()

@@ -320,6 +320,17 @@ class Forecast:
         """Plain values for JSON; memory in bytes."""
         return asdict(self) | {"memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}}
 
+    def text(self) -> str:
+        """The forecast as a page for a terminal."""
+        settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
+        lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
+        lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
+        lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
+        refused = ("A run on this machine would be refused", self.refused)
+        for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings), refused):
+            lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
+        return "\n".join(lines[1:])
+
 # %% ../../nbs/commands/09_forecast.ipynb #046d3d2a
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     wide = max((len(name) for name, _ in rows), default=0)
@@ -345,21 +356,6 @@ def _memory_rows(memory: Mapping[str, Memory]) -> list[tuple[str, str]]:
 
 def _both(memory: Mapping[str, Memory], value: Any) -> str:
     return "  ".join(f"{value(memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
-
-# %% ../../nbs/commands/09_forecast.ipynb #16f00944
-def _text(self: Forecast) -> str:
-    """The forecast as a page for a terminal."""
-    settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
-    lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
-    lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
-    lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
-    refused = ("A run on this machine would be refused", self.refused)
-    for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings), refused):
-        lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
-    return "\n".join(lines[1:])
-
-
-Forecast.text = _text
 
 # %% ../../nbs/commands/09_forecast.ipynb #5ffbd99f
 def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> tuple[dict[str, Memory], list[str]]:

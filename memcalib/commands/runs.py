@@ -58,24 +58,19 @@ class RunFolder:
         elif differs := changed(*map(_leaves, (_settings(file), wanted, json.loads(json.dumps(self.usual))))):
             raise ValueError(f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it")
 
-# %% ../../nbs/commands/02_runs.ipynb #994a6b61
-def _part(self: RunFolder, name: str) -> Path:
-    """The folder of a part; parts are assembled in the order in which they are first asked for."""
-    self.order += [name] * (name not in self.order)
-    folder = self.path / "parts" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    def part(self, name: str) -> Path:
+        """The folder of a part; parts are assembled in the order in which they are first asked for."""
+        self.order += [name] * (name not in self.order)
+        folder = self.path / "parts" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
-
-def _assemble(self: RunFolder, file: str) -> None:
-    """Concatenate one file of every part, in order, into the run folder."""
-    whole = self.path / (file + ".part")
-    found = [part for part in (self.part(name) / file for name in list(self.order)) if part.exists()]
-    whole.write_bytes(b"".join(part.read_bytes() for part in found))
-    whole.replace(self.path / file)
-
-
-RunFolder.part, RunFolder.assemble = _part, _assemble
+    def assemble(self, file: str) -> None:
+        """Concatenate one file of every part, in order, into the run folder."""
+        whole = self.path / (file + ".part")
+        found = [part for part in (self.part(name) / file for name in list(self.order)) if part.exists()]
+        whole.write_bytes(b"".join(part.read_bytes() for part in found))
+        whole.replace(self.path / file)
 
 # %% ../../nbs/commands/02_runs.ipynb #54e2ca8e
 def _progress():

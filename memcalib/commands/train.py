@@ -72,6 +72,156 @@ class TrainRun:
         """The rows written so far, as far as they can be read."""
         return [row for row in whole_rows(self.folder / "steps.jsonl")[0] if type(row.get("step")) is int]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        from memcalib.trainer.checkpoints import decisive
+
+        started = self.recipe.begins(self.method)[1]
+        config = {name: value for name, value in decisive(self.config.model_dump(mode="json"))[0].items() if name not in ("log_every", "output")}
+        who = judge_facts(self.recipe, self.judge)["judge"]
+        return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
+
+    def _claim(self) -> None:
+        from memcalib.trainer.checkpoints import with_reasons
+
+        mine, usual = self.identity, {"config": type(self.config)().model_dump(mode="json")}
+        try:
+            RunFolder(self.folder, mine | {"config": _freed(self.folder / "parameters.json") | mine["config"]}, usual)
+        except ValueError as error:
+            raise ValueError(with_reasons(str(error))) from None
+
+    def _bind(self) -> None:
+        import yaml
+
+        trained = _trained(self.folder, self.steps)
+        if not self.resume and trained:
+            last = self.steps[-1]["step"] if self.steps else 0
+            raise ValueError(f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder")
+        if self.method != "sft":  # whose page says it by itself
+            _warn_of_damage(self.folder / "steps.jsonl")
+        with _alone(self.folder):
+            if not trained:
+                _clear(self.folder)
+            self._claim()
+        content = self.recipe.model_dump(mode="json", exclude_none=True)
+        (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        if self.examples.test:
+            write_jsonl(self.folder / "test.jsonl", self.examples.test)
+
+    def _reinforce(self, bar: Bar) -> None:
+        from memcalib.trainer.checkpoints import writing
+        from memcalib.trainer.stopping import RunStopped
+        from memcalib.training import train
+
+        model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
+        tell = _watch(bar, self.method, self.config.steps, self.steps[-1]["step"] if self.steps else 0)
+        options = dict(tokenizer=tokenizer, out=self.folder, validation=self.examples.validation, on_step=tell, resume=self.resume)
+        trainer = train(model, self.config, self.examples.train, self.judge, **options)
+        if trainer.stopped:
+            raise RunStopped(trainer.stopped).told(trainer.rescue("with wider limits of drift or without stop_on_drift"))
+        part = self.folder / "policy.part"
+        with writing(self.folder / "policy", part):
+            trainer.save_model(str(part))
+            if self.main:
+                tokenizer.save_pretrained(part)
+                _keep_policy(self.folder, part, self.recipe.start)
+
+    def _teach(self, bar: Bar) -> None:
+        from memcalib.trainer.sft import sft
+
+        start = self.recipe.begins(self.method)[1]
+        model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
+        tell = _watch(bar, self.method, self._units(), self.steps[-1]["step"] if self.steps else 0)
+        held_out = self._validation(model, tokenizer) if self.examples.validation and self.config.eval_every else ()
+        done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
+        if self.main:
+            _keep_policy(self.folder, done.folder, start)
+
+    def _validation(self, model: Any, tokenizer: Any) -> Any:
+        from memcalib.trainer.rewards import HeldOutScores
+
+        how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        return HeldOutScores(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
+
+    def _write(self) -> None:
+        recipe = self.recipe.model_dump(mode="json", exclude_none=True)
+        settings = {"recipe": recipe, "method": self.method, "config": self.config.model_dump(mode="json")}
+        files = {name: self.folder / name for name in ("steps.jsonl",) if (self.folder / name).is_file()}
+        facts, sessions = judge_facts(self.recipe, self.judge), _sessions(self)
+        costs = [session["judge"].get("cost") for session in sessions]
+        more = {"judge_prompt": facts["prompt"], "examples": self.examples.hashes, "sessions": sessions, "command": self.command}
+        more["cost"] = sum(costs) if None not in costs else None if isinstance(self.recipe.judge, Endpoint) else 0.0
+        write_manifest(self.folder, manifest(settings, {"train": self.config.seed}, files, facts["judge"], self.started, **more))
+
+    def _has_policy(self) -> bool:
+        policy = self.folder / "policy"
+        if not policy.exists() or not (fault := _unreadable(policy)):
+            return policy.exists()
+        if not any(self.folder.glob("checkpoint-*")):
+            raise ValueError(f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder")
+        log.warning("%s; the policy is made again from the newest checkpoint", fault)
+        return False
+
+    def run(self) -> Path:
+        """Train, or go on; returns the folder of the policy."""
+        if self.main:
+            self._claim()  # still ours
+        total = getattr(self.config, "steps", None)
+        if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
+            return self.folder / "policy"
+        with _alone(self.folder) if self.main else nullcontext(), self._recorded(), Bar(self._units()) as bar:
+            bar.name(f"{self.method}: loading")
+            self._teach(bar) if self.method == "sft" else self._reinforce(bar)
+        return self.folder / "policy"
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        from memcalib.trainer.checkpoints import writing
+
+        failed = True
+        with writing(self.folder):
+            try:
+                yield
+                failed = False
+            finally:
+                with suppress(OSError) if failed else nullcontext():
+                    if self.main:
+                        self._write()
+
+    def _units(self) -> int:
+        if self.method != "sft":
+            return self.config.steps
+        return round(-(-len(self.taught) // self.config.batch_size) * self.config.epochs)
+
+    def text(self) -> str:
+        """First, last and best validation metrics, how to read them, and where the policies lie."""
+        import pandas as pd
+
+        done = self.steps[-1]["step"] if self.steps else self._units()
+        head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
+        rows = [row for row in self.steps if _number(row.get("valid_SCS"))]
+        if not rows:
+            return "\n".join([f"{head}, not validated: {_not_validated(self, done)}", *places, f"Measure it: {self.measuring}"])
+        best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
+        of_best = [row for row in rows if row["step"] == best] if kept or best is not None else [max(rows, key=lambda row: row["valid_SCS"])]
+        shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
+        places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
+        if kept and best is None:
+            places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
+        columns = (*METRICS, "unscored")
+        table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns} for name, row in shown.items()])
+        lines = [f"{head}, {_validated(self)}", table.round(2).to_string(index=False), _READ]
+        return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
+
+    @property
+    def measuring(self) -> str:
+        how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
+        test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"
+        command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--framing", how.layout, "--text", how.eval_text]
+        command += ["--max-tokens", str(how.max_tokens), "--judge", judge.model if isinstance(judge, Endpoint) else "micro-exact"]
+        command += ["--judge-url", judge.url, "--judge-key-env", judge.key_env] if isinstance(judge, Endpoint) else []
+        return shlex.join([*command, "--out", str(self.folder / "evaluation")])
+
 # %% ../../nbs/commands/10_train.ipynb #c1f84139
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
@@ -134,15 +284,6 @@ def _warn_of_damage(file: Path) -> None:
         log.warning("%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place", file, lines, len(rows))
 
 # %% ../../nbs/commands/10_train.ipynb #357ce6d5
-def _identity(self: TrainRun) -> dict[str, Any]:
-    from memcalib.trainer.checkpoints import decisive
-
-    started = self.recipe.begins(self.method)[1]
-    config = {name: value for name, value in decisive(self.config.model_dump(mode="json"))[0].items() if name not in ("log_every", "output")}
-    who = judge_facts(self.recipe, self.judge)["judge"]
-    return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
-
-
 def _freed(file: Path) -> dict[str, Any]:
     from memcalib.trainer.checkpoints import decisive
 
@@ -150,41 +291,6 @@ def _freed(file: Path) -> dict[str, Any]:
     given = {name: value for name, value in there.items() if name != "trl"} if isinstance(there, dict) else {}
     decides = decisive(given)[0]
     return {name: value for name, value in given.items() if name not in decides}
-
-
-def _claim(self: TrainRun) -> None:
-    from memcalib.trainer.checkpoints import with_reasons
-
-    mine, usual = self.identity, {"config": type(self.config)().model_dump(mode="json")}
-    try:
-        RunFolder(self.folder, mine | {"config": _freed(self.folder / "parameters.json") | mine["config"]}, usual)
-    except ValueError as error:
-        raise ValueError(with_reasons(str(error))) from None
-
-
-TrainRun.identity, TrainRun._claim = property(_identity), _claim
-
-# %% ../../nbs/commands/10_train.ipynb #4ac3cd93
-def _bind(self: TrainRun) -> None:
-    import yaml
-
-    trained = _trained(self.folder, self.steps)
-    if not self.resume and trained:
-        last = self.steps[-1]["step"] if self.steps else 0
-        raise ValueError(f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder")
-    if self.method != "sft":  # whose page says it by itself
-        _warn_of_damage(self.folder / "steps.jsonl")
-    with _alone(self.folder):
-        if not trained:
-            _clear(self.folder)
-        self._claim()
-    content = self.recipe.model_dump(mode="json", exclude_none=True)
-    (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    if self.examples.test:
-        write_jsonl(self.folder / "test.jsonl", self.examples.test)
-
-
-TrainRun._bind = _bind
 
 # %% ../../nbs/commands/10_train.ipynb #eb6c9743
 def _watch(bar: Bar, method: str, total: int, begin: int = 0) -> Any:
@@ -198,47 +304,6 @@ def _watch(bar: Bar, method: str, total: int, begin: int = 0) -> Any:
         seen[0] = max(seen[0], row["step"])
 
     return tell
-
-# %% ../../nbs/commands/10_train.ipynb #96d8a6a6
-def _reinforce(self: TrainRun, bar: Bar) -> None:
-    from memcalib.trainer.checkpoints import writing
-    from memcalib.trainer.stopping import RunStopped
-    from memcalib.training import train
-
-    model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
-    tell = _watch(bar, self.method, self.config.steps, self.steps[-1]["step"] if self.steps else 0)
-    options = dict(tokenizer=tokenizer, out=self.folder, validation=self.examples.validation, on_step=tell, resume=self.resume)
-    trainer = train(model, self.config, self.examples.train, self.judge, **options)
-    if trainer.stopped:
-        raise RunStopped(trainer.stopped).told(trainer.rescue("with wider limits of drift or without stop_on_drift"))
-    part = self.folder / "policy.part"
-    with writing(self.folder / "policy", part):
-        trainer.save_model(str(part))
-        if self.main:
-            tokenizer.save_pretrained(part)
-            _keep_policy(self.folder, part, self.recipe.start)
-
-# %% ../../nbs/commands/10_train.ipynb #b906e72b
-def _teach(self: TrainRun, bar: Bar) -> None:
-    from memcalib.trainer.sft import sft
-
-    start = self.recipe.begins(self.method)[1]
-    model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
-    tell = _watch(bar, self.method, self._units(), self.steps[-1]["step"] if self.steps else 0)
-    held_out = self._validation(model, tokenizer) if self.examples.validation and self.config.eval_every else ()
-    done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
-    if self.main:
-        _keep_policy(self.folder, done.folder, start)
-
-
-def _validation(self: TrainRun, model: Any, tokenizer: Any) -> Any:
-    from memcalib.trainer.rewards import HeldOutScores
-
-    how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return HeldOutScores(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
-
-
-TrainRun._reinforce, TrainRun._teach, TrainRun._validation = _reinforce, _teach, _validation
 
 # %% ../../nbs/commands/10_train.ipynb #1822308d
 def _keep_policy(folder: Path, made: Path, start: Start) -> None:
@@ -281,20 +346,6 @@ def _sessions(self: TrainRun) -> list[dict[str, Any]]:
     last = self.steps[-1]["step"] if self.steps else 0
     return [*before, now | {"step": last, "processes": self.state.num_processes, "judge": totals.to_dict() if totals else {}}]
 
-
-def _write(self: TrainRun) -> None:
-    recipe = self.recipe.model_dump(mode="json", exclude_none=True)
-    settings = {"recipe": recipe, "method": self.method, "config": self.config.model_dump(mode="json")}
-    files = {name: self.folder / name for name in ("steps.jsonl",) if (self.folder / name).is_file()}
-    facts, sessions = judge_facts(self.recipe, self.judge), _sessions(self)
-    costs = [session["judge"].get("cost") for session in sessions]
-    more = {"judge_prompt": facts["prompt"], "examples": self.examples.hashes, "sessions": sessions, "command": self.command}
-    more["cost"] = sum(costs) if None not in costs else None if isinstance(self.recipe.judge, Endpoint) else 0.0
-    write_manifest(self.folder, manifest(settings, {"train": self.config.seed}, files, facts["judge"], self.started, **more))
-
-
-TrainRun._write = _write
-
 # %% ../../nbs/commands/10_train.ipynb #3ae93270
 def forecast_run(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> str:
     """Resolved settings and forecast of a run as text; `settings` are marked as given by the command. Raises `ValueError` for faults."""
@@ -316,56 +367,6 @@ def _unreadable(policy: Path) -> str | None:
         except (SafetensorError, OSError) as error:
             return f"{file}: cannot be read ({error})"
     return None
-
-
-def _has_policy(self: TrainRun) -> bool:
-    policy = self.folder / "policy"
-    if not policy.exists() or not (fault := _unreadable(policy)):
-        return policy.exists()
-    if not any(self.folder.glob("checkpoint-*")):
-        raise ValueError(f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder")
-    log.warning("%s; the policy is made again from the newest checkpoint", fault)
-    return False
-
-
-TrainRun._has_policy = _has_policy
-
-# %% ../../nbs/commands/10_train.ipynb #d371c03e
-def _run(self: TrainRun) -> Path:
-    """Train, or go on; returns the folder of the policy."""
-    if self.main:
-        self._claim()  # still ours
-    total = getattr(self.config, "steps", None)
-    if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
-        return self.folder / "policy"
-    with _alone(self.folder) if self.main else nullcontext(), self._recorded(), Bar(self._units()) as bar:
-        bar.name(f"{self.method}: loading")
-        self._teach(bar) if self.method == "sft" else self._reinforce(bar)
-    return self.folder / "policy"
-
-# %% ../../nbs/commands/10_train.ipynb #edb1e322
-@contextmanager
-def _recorded(self: TrainRun) -> Iterator[None]:
-    from memcalib.trainer.checkpoints import writing
-
-    failed = True
-    with writing(self.folder):
-        try:
-            yield
-            failed = False
-        finally:
-            with suppress(OSError) if failed else nullcontext():
-                if self.main:
-                    self._write()
-
-
-def _units(self: TrainRun) -> int:
-    if self.method != "sft":
-        return self.config.steps
-    return round(-(-len(self.taught) // self.config.batch_size) * self.config.epochs)
-
-
-TrainRun.run, TrainRun._recorded, TrainRun._units = _run, _recorded, _units
 
 # %% ../../nbs/commands/10_train.ipynb #79bf5029
 def _not_validated(self: TrainRun, done: int) -> str:
@@ -393,36 +394,3 @@ def _validated(self: TrainRun) -> str:
     left = next((count for count in found if count and _number(count)), 0)
     more = f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})" if left else ""
     return f"{given} validation examples{more}"
-
-
-def _text(self: TrainRun) -> str:
-    """First, last and best validation metrics, how to read them, and where the policies lie."""
-    import pandas as pd
-
-    done = self.steps[-1]["step"] if self.steps else self._units()
-    head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
-    rows = [row for row in self.steps if _number(row.get("valid_SCS"))]
-    if not rows:
-        return "\n".join([f"{head}, not validated: {_not_validated(self, done)}", *places, f"Measure it: {self.measuring}"])
-    best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
-    of_best = [row for row in rows if row["step"] == best] if kept or best is not None else [max(rows, key=lambda row: row["valid_SCS"])]
-    shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
-    places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
-    if kept and best is None:
-        places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
-    columns = (*METRICS, "unscored")
-    table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns} for name, row in shown.items()])
-    lines = [f"{head}, {_validated(self)}", table.round(2).to_string(index=False), _READ]
-    return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
-
-# %% ../../nbs/commands/10_train.ipynb #bfadb328
-def _measuring(self: TrainRun) -> str:
-    how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
-    test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"
-    command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--framing", how.layout, "--text", how.eval_text]
-    command += ["--max-tokens", str(how.max_tokens), "--judge", judge.model if isinstance(judge, Endpoint) else "micro-exact"]
-    command += ["--judge-url", judge.url, "--judge-key-env", judge.key_env] if isinstance(judge, Endpoint) else []
-    return shlex.join([*command, "--out", str(self.folder / "evaluation")])
-
-
-TrainRun.text, TrainRun.measuring = _text, property(_measuring)

@@ -55,41 +55,33 @@ class _Scorer:
         while self.sync and self.sync(False):
             self.network(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
 
-# %% ../../nbs/credit/02_logprobs.ipynb #f187a33e
-def _extend(self: _Scorer, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
-    ids, mask = _padded(rows, self.device)
-    seen = torch.cat([seen, mask], 1)
-    inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
-    if cache is not None:
-        inputs["past_key_values"] = cache
-    if _takes_positions(self.network):
-        inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
-    if self.head is None and _takes(self.network, "logits_to_keep"):
-        inputs["logits_to_keep"] = wanted
-    if self.sync:
-        self.sync(True)
-    return self.network(**inputs)[0], mask, seen
+    def extend(self, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
+        ids, mask = _padded(rows, self.device)
+        seen = torch.cat([seen, mask], 1)
+        inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
+        if cache is not None:
+            inputs["past_key_values"] = cache
+        if _takes_positions(self.network):
+            inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
+        if self.head is None and _takes(self.network, "logits_to_keep"):
+            inputs["logits_to_keep"] = wanted
+        if self.sync:
+            self.sync(True)
+        return self.network(**inputs)[0], mask, seen
 
-
-_Scorer.extend = _extend
+    def portions(self, part: list[int], first: Sequence[int], last: Sequence[int]) -> Iterator[list[int]]:
+        "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
+        if self.head is None and len(part) > 1:
+            positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
+            if positions * self.network.config.get_text_config().vocab_size > _LOGITS:
+                for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+                    yield from self.portions(half, first, last)
+                return
+        yield part
 
 # %% ../../nbs/credit/02_logprobs.ipynb #52e22f0c
 _LOGITS = 2**24  # held at once, as in `token_scores`
-
-
-def _portions(self: _Scorer, part: list[int], first: Sequence[int], last: Sequence[int]) -> Iterator[list[int]]:
-    "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
-    if self.head is None and len(part) > 1:
-        positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
-        if positions * self.network.config.get_text_config().vocab_size > _LOGITS:
-            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
-                yield from self.portions(half, first, last)
-            return
-    yield part
-
-
-_Scorer.portions = _portions
 
 # %% ../../nbs/credit/02_logprobs.ipynb #b358012c
 def _select(cache, rows: Tensor, width: int | None = None):

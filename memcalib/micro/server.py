@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRANSPORT', 'CONTENT', 'Rate', 'Refusal', 'message_text', 'chat_turns', 'tokens', 'within', 'read_request',
-           'completion', 'Faults', 'spoil', 'Window', 'Line', 'MicroServer', 'successes', 'serve']
+           'completion', 'Faults', 'spoil', 'Window', 'Line', 'MicroServer', 'serve']
 
 # %% ../../nbs/micro/06_server.ipynb #962e3516
 import asyncio
@@ -254,27 +254,43 @@ class MicroServer:
     def __exit__(self, *_) -> None:
         self.stop()
 
-# %% ../../nbs/micro/06_server.ipynb #99281630
-def _start(self: MicroServer) -> str:
-    """Run in a daemon thread; returns `base_url`."""
-    ready: threading.Event = threading.Event()
-    self._error: OSError | None = None
-    self._thread = threading.Thread(target=lambda: asyncio.run(_run(self, ready)), daemon=True)
-    self._thread.start()
-    ready.wait()
-    if self._error:
-        raise self._error
-    return self.base_url
+    def start(self) -> str:
+        """Run in a daemon thread; returns `base_url`."""
+        ready: threading.Event = threading.Event()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(_run(self, ready)), daemon=True)
+        self._thread.start()
+        ready.wait()
+        if self._error:
+            raise self._error
+        return self.base_url
 
+    def stop(self) -> None:
+        """Close the port and drop what is in flight; the book stays readable."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
 
-def _stop(self: MicroServer) -> None:
-    """Close the port and drop what is in flight; the book stays readable."""
-    if self._thread.is_alive():
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
+    def stats(self) -> dict:
+        """What happened so far: counts, faults given, and every request that had a clean reply and came again."""
+        lines = list(self._lines.values())
+        again = [{"label": li.label, "tries": li.tries, "clean": li.clean, "again": li.again} for li in lines if li.again]
+        return {
+            "requests": sum(line.tries for line in lines),
+            "keys": len(lines),
+            "answered": sum(bool(line.clean) for line in lines),
+            "successes": sum(len(line.clean) for line in lines),
+            "answered_twice": sum(len(line.clean) > 1 for line in lines),
+            "asked_again": again,
+            "faults": {name: count for name, count in self._given.items() if count},
+            "max_at_once": self._most,
+            **{name: self._counts[name] for name in ("limited", "large", "unknown")},
+            "refused": {name: count for name, count in self._counts.items() if name.startswith("status")},
+        }
 
-
-MicroServer.start, MicroServer.stop = _start, _stop
+    def successes(self) -> dict[str, int]:
+        """Clean replies by request key."""
+        return {key: len(line.clean) for key, line in list(self._lines.items())}
 
 # %% ../../nbs/micro/06_server.ipynb #475dd5f1
 async def _run(server: MicroServer, ready: threading.Event) -> None:
@@ -481,32 +497,6 @@ async def _break(server: MicroServer, request, fault: str):
         wait = f"{server.faults.retry_after:g}"
         raise Refusal(429, "Rate limit reached.", "requests", code="rate_limit_exceeded", Retry_After=wait)
     raise Refusal(500, "The server had an error.", "server_error")
-
-# %% ../../nbs/micro/06_server.ipynb #8739b738
-def _stats(self: MicroServer) -> dict:
-    """What happened so far: counts, faults given, and every request that had a clean reply and came again."""
-    lines = list(self._lines.values())
-    again = [{"label": li.label, "tries": li.tries, "clean": li.clean, "again": li.again} for li in lines if li.again]
-    return {
-        "requests": sum(line.tries for line in lines),
-        "keys": len(lines),
-        "answered": sum(bool(line.clean) for line in lines),
-        "successes": sum(len(line.clean) for line in lines),
-        "answered_twice": sum(len(line.clean) > 1 for line in lines),
-        "asked_again": again,
-        "faults": {name: count for name, count in self._given.items() if count},
-        "max_at_once": self._most,
-        **{name: self._counts[name] for name in ("limited", "large", "unknown")},
-        "refused": {name: count for name, count in self._counts.items() if name.startswith("status")},
-    }
-
-
-def successes(self: MicroServer) -> dict[str, int]:
-    """Clean replies by request key."""
-    return {key: len(line.clean) for key, line in list(self._lines.items())}
-
-
-MicroServer.stats, MicroServer.successes = _stats, successes
 
 # %% ../../nbs/micro/06_server.ipynb #87e5935d
 def serve(

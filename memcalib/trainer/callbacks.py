@@ -126,42 +126,33 @@ class DriftMonitor:
         """Take in a row; one message for each number that has just passed its limit."""
         return [text for name in self.limits if (text := self._update(name, row.get(name), row.get("step")))]
 
-# %% ../../nbs/trainer/06_callbacks.ipynb #6aff1344
-def _update(self: DriftMonitor, name: str, value: float | None, step: int | None) -> str | None:
-    if value is None or not math.isfinite(value):
-        return None
-    if len(self.first[name]) < self.steps:
-        self.first[name].append(value)
-        return None
-    self.last[name].append(value)
-    start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
-    full = len(self.last[name]) == self.steps
-    already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
-    (self.drifting.add if passed else self.drifting.discard)(name)
-    if already or not passed:
-        return None
-    span = f"the first {self.steps} steps to {now:.4g} in the last {self.steps}"
-    return f"step {step}: {name} moved from {start:.4g} in {span}; the limit is {self.limits[name].told}"
+    def _update(self, name: str, value: float | None, step: int | None) -> str | None:
+        if value is None or not math.isfinite(value):
+            return None
+        if len(self.first[name]) < self.steps:
+            self.first[name].append(value)
+            return None
+        self.last[name].append(value)
+        start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
+        full = len(self.last[name]) == self.steps
+        already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
+        (self.drifting.add if passed else self.drifting.discard)(name)
+        if already or not passed:
+            return None
+        span = f"the first {self.steps} steps to {now:.4g} in the last {self.steps}"
+        return f"step {step}: {name} moved from {start:.4g} in {span}; the limit is {self.limits[name].told}"
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        last = {name: list(values) for name, values in self.last.items()}
+        return {"first": self.first, "last": last, "drifting": sorted(self.drifting)}
 
-DriftMonitor._update = _update
-
-# %% ../../nbs/trainer/06_callbacks.ipynb #396e8939
-def _state_dict(self: DriftMonitor) -> dict[str, Any]:
-    """What a checkpoint must keep."""
-    last = {name: list(values) for name, values in self.last.items()}
-    return {"first": self.first, "last": last, "drifting": sorted(self.drifting)}
-
-
-def _load_state_dict(self: DriftMonitor, state: Mapping[str, Any]) -> None:
-    """Go on from a checkpoint; numbers that were not watched then begin now."""
-    for name in self.limits.keys() & state["first"].keys():
-        self.first[name] = list(state["first"][name])[: self.steps]
-        self.last[name] = deque(state["last"][name], maxlen=self.steps)
-    self.drifting = {*state["drifting"]} & self.limits.keys()
-
-
-DriftMonitor.state_dict, DriftMonitor.load_state_dict = _state_dict, _load_state_dict
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; numbers that were not watched then begin now."""
+        for name in self.limits.keys() & state["first"].keys():
+            self.first[name] = list(state["first"][name])[: self.steps]
+            self.last[name] = deque(state["last"][name], maxlen=self.steps)
+        self.drifting = {*state["drifting"]} & self.limits.keys()
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #d9f7de68
 LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
@@ -234,6 +225,89 @@ class StepRows(TrainerCallback):
     def on_epoch_begin(self, args, state, control, **_):
         self.trainer.sampler.set_epoch(int(state.epoch or 0))
 
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if self.trainer.skips:
+            self.trainer.skipped += 1
+            what = "its mini-batch has no token to learn from"
+            log.warning("update %d skipped: %s; %s", state.global_step + 1, what, _left_out(self.trainer))
+            self.trainer.accelerator.gradient_state._set_sync_gradients(False)
+
+    def on_optimizer_step(self, args, state, control, **_):
+        self.trainer.accelerator.gradient_state._set_sync_gradients(True)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self.trainer.accelerator.is_main_process:
+            rows = Path(self.trainer.args.output_dir) / ROWS
+            with writing(rows), open(rows, "a", encoding="utf-8") as file:
+                file.write(json.dumps({name: None if value != value else value for name, value in row.items()}) + "\n")
+            if self.on_step:
+                self.on_step(row)
+
+    def _judged(self, model) -> list[Judgment]:
+        config, trainer = self.trainer.config, self.trainer
+        process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        examples = list(self.validation)[process::processes]
+        if getattr(trainer, "use_vllm", False):
+            answers = _ask_vllm(trainer, examples, -(-len(self.validation) // processes))
+        else:
+            answers = held_out_answers(model, trainer._tokenizer, config, self.validation)[process::processes]
+        return judge_held_out(trainer.judge, config, examples, answers)
+
+    def _evaluate(self, model, step: int) -> dict[str, float]:
+        trainer, out = self.trainer, self.trainer.args.output_dir
+        try:
+            scores = summary(self._judged(model))
+        except FloatingPointError as error:
+            raise trainer.diverged(str(error), step) from error
+        score = scores["SCS"]
+        if trainer.config.keep_best and score == score and (trainer.best is None or score > trainer.best["SCS"]):
+            trainer.best = {"step": step, "SCS": score}
+            keep_best(out, trainer.save_model, trainer.best, trainer.accelerator.is_main_process)
+        return {f"valid_{name}": value for name, value in scores.items()}
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        config, traces = self.trainer.config, Path(self.trainer.args.output_dir) / "traces"
+        if traces.is_dir() and self.trainer.accelerator.is_main_process:
+            drop_traces(traces, state.global_step // config.minibatches)  # these steps are made again
+        if not (self.validation and config.eval_every):
+            return
+        given, self.validation = len(self.validation), _with_room(self.trainer, self.validation)
+        if not state.global_step:
+            scores = self._evaluate(model, 0) | {"valid_overlong": given - len(self.validation)}
+            self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)
+            told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
+            self.trainer.callback_handler.on_log(args, state, copy(control), told)  # the loggers; the base trainer knows of no step 0
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        config, (step, part) = self.trainer.config, divmod(state.global_step, self.trainer.config.minibatches)
+        if part:
+            return
+        self.trainer.random_state = random_state()
+        if self.validation and config.eval_every and step % config.eval_every == 0:
+            try:
+                self.trainer.evaluated = self._evaluate(model, step)
+            except RunStopped as error:
+                self.stop = error
+        if self.trainer.signals.agreed():
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if "loss" not in logs:
+            return
+        trainer, config = self.trainer, self.trainer.config
+        row = trainer.row | {name: logs.get(key) for name, key in LOGGED.items()}
+        trainer.evaluated, moved = {}, trainer.drift.update(row)
+        for message in moved:
+            log.warning("drift: %s", message)
+        if moved and config.stop_on_drift:
+            control.should_save = control.should_training_stop = True
+            trainer.stopped = "; ".join(moved)
+        if config.trace_every and row["step"] % config.trace_every == 0:
+            write_trace(trainer, row["step"])
+        self._write(row | ({"drift": moved} if moved else {}))
+        if self.stop:
+            raise self.stop.told(trainer.rescue(self.stop.once))
+
 # %% ../../nbs/trainer/06_callbacks.ipynb #ea6beec4
 def _left_out(trainer: GRPOTrainer) -> str:
     desk, ends = trainer.desk, trainer.eos_token_ids
@@ -241,45 +315,7 @@ def _left_out(trainer: GRPOTrainer) -> str:
     unscored, masked = trainer._total([int((~desk.valid).sum()), sum(cut) * trainer.config.mask_truncated])
     return f"of the answers of this step {unscored:.0f} are not scored and {masked:.0f} were cut off and are masked"
 
-
-def _hold_back(self: StepRows, args, state, control, **_):
-    if self.trainer.skips:
-        self.trainer.skipped += 1
-        what = "its mini-batch has no token to learn from"
-        log.warning("update %d skipped: %s; %s", state.global_step + 1, what, _left_out(self.trainer))
-        self.trainer.accelerator.gradient_state._set_sync_gradients(False)
-
-
-def _let_go(self: StepRows, args, state, control, **_):
-    self.trainer.accelerator.gradient_state._set_sync_gradients(True)
-
-
-StepRows.on_pre_optimizer_step, StepRows.on_optimizer_step = _hold_back, _let_go
-
-# %% ../../nbs/trainer/06_callbacks.ipynb #a18055a7
-def _write(self: StepRows, row: dict[str, Any]) -> None:
-    if self.trainer.accelerator.is_main_process:
-        rows = Path(self.trainer.args.output_dir) / ROWS
-        with writing(rows), open(rows, "a", encoding="utf-8") as file:
-            file.write(json.dumps({name: None if value != value else value for name, value in row.items()}) + "\n")
-        if self.on_step:
-            self.on_step(row)
-
-
-StepRows._write = _write
-
 # %% ../../nbs/trainer/06_callbacks.ipynb #02faf43b
-def _judged(self: StepRows, model) -> list[Judgment]:
-    config, trainer = self.trainer.config, self.trainer
-    process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
-    examples = list(self.validation)[process::processes]
-    if getattr(trainer, "use_vllm", False):
-        answers = _ask_vllm(trainer, examples, -(-len(self.validation) // processes))
-    else:
-        answers = held_out_answers(model, trainer._tokenizer, config, self.validation)[process::processes]
-    return judge_held_out(trainer.judge, config, examples, answers)
-
-
 def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> list[str]:
     encode = prompt_encoder(trainer._tokenizer, trainer.config.eval_text, trainer.config.layout)
     prompts = [encode(example) for example in examples]
@@ -287,78 +323,7 @@ def _ask_vllm(trainer: GRPOTrainer, examples: Sequence[Example], count: int) -> 
     ids, _ = trainer._generate_single_turn(prompts + filler * (count - len(prompts)), None, {}, 1)
     return trainer._tokenizer.batch_decode(ids[: len(prompts)], skip_special_tokens=True)
 
-
-StepRows._judged = _judged
-
 # %% ../../nbs/trainer/06_callbacks.ipynb #79b594ca
-def _evaluate(self: StepRows, model, step: int) -> dict[str, float]:
-    trainer, out = self.trainer, self.trainer.args.output_dir
-    try:
-        scores = summary(self._judged(model))
-    except FloatingPointError as error:
-        raise trainer.diverged(str(error), step) from error
-    score = scores["SCS"]
-    if trainer.config.keep_best and score == score and (trainer.best is None or score > trainer.best["SCS"]):
-        trainer.best = {"step": step, "SCS": score}
-        keep_best(out, trainer.save_model, trainer.best, trainer.accelerator.is_main_process)
-    return {f"valid_{name}": value for name, value in scores.items()}
-
-
-def _first_scores(self: StepRows, args, state, control, model=None, **_):
-    config, traces = self.trainer.config, Path(self.trainer.args.output_dir) / "traces"
-    if traces.is_dir() and self.trainer.accelerator.is_main_process:
-        drop_traces(traces, state.global_step // config.minibatches)  # these steps are made again
-    if not (self.validation and config.eval_every):
-        return
-    given, self.validation = len(self.validation), _with_room(self.trainer, self.validation)
-    if not state.global_step:
-        scores = self._evaluate(model, 0) | {"valid_overlong": given - len(self.validation)}
-        self._write({"step": 0, "method": config.method, "seed": config.seed} | scores)
-        told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
-        self.trainer.callback_handler.on_log(args, state, copy(control), told)  # the loggers; the base trainer knows of no step 0
-
-
 def _with_room(trainer: GRPOTrainer, examples: Sequence[Example]) -> list[Example]:
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     return held_out_examples(trainer.config, trainer._tokenizer, examples, context, trainer.args.output_dir)
-
-
-StepRows._evaluate, StepRows.on_train_begin = _evaluate, _first_scores
-
-# %% ../../nbs/trainer/06_callbacks.ipynb #4a72838c
-def _end_of_step(self: StepRows, args, state, control, model=None, **_):
-    config, (step, part) = self.trainer.config, divmod(state.global_step, self.trainer.config.minibatches)
-    if part:
-        return
-    self.trainer.random_state = random_state()
-    if self.validation and config.eval_every and step % config.eval_every == 0:
-        try:
-            self.trainer.evaluated = self._evaluate(model, step)
-        except RunStopped as error:
-            self.stop = error
-    if self.trainer.signals.agreed():
-        control.should_save = control.should_training_stop = True
-
-
-StepRows.on_step_end = _end_of_step
-
-# %% ../../nbs/trainer/06_callbacks.ipynb #8806705a
-def _finish_row(self: StepRows, args, state, control, logs=None, **_):
-    if "loss" not in logs:
-        return
-    trainer, config = self.trainer, self.trainer.config
-    row = trainer.row | {name: logs.get(key) for name, key in LOGGED.items()}
-    trainer.evaluated, moved = {}, trainer.drift.update(row)
-    for message in moved:
-        log.warning("drift: %s", message)
-    if moved and config.stop_on_drift:
-        control.should_save = control.should_training_stop = True
-        trainer.stopped = "; ".join(moved)
-    if config.trace_every and row["step"] % config.trace_every == 0:
-        write_trace(trainer, row["step"])
-    self._write(row | ({"drift": moved} if moved else {}))
-    if self.stop:
-        raise self.stop.told(trainer.rescue(self.stop.once))
-
-
-StepRows.on_log = _finish_row

@@ -353,48 +353,55 @@ class Resumable:
     def _checkpoint_folder(self) -> Path:
         return self._out / f"checkpoint-{self.state.global_step}"
 
-# %% ../../nbs/trainer/03_checkpoints.ipynb #4a5bb73f
-def _save_checkpoint(self: Resumable, model, trial) -> None:
-    folder, main, limit = self._checkpoint_folder(), self.accelerator.is_main_process, self.args.save_total_limit
-    if main:
-        unseal(folder)
-    self.accelerator.wait_for_everyone()
-    self.args.save_total_limit = None
-    try:
-        with writing(folder, folder):
-            super(Resumable, self)._save_checkpoint(model, trial)
-    finally:
-        self.args.save_total_limit = limit
-    self.accelerator.wait_for_everyone()
-    if main:
-        with writing(folder, folder):
-            seal(folder, self.identity | {"updates": self.state.global_step} | self.memory(), self._out / ROWS)
-        rotate_checkpoints(str(self._out), limit, self.state.best_model_checkpoint, use_mtime=True)
-    self.saved = folder
-    self.accelerator.wait_for_everyone()
+    def _save_checkpoint(self, model, trial) -> None:
+        folder, main, limit = self._checkpoint_folder(), self.accelerator.is_main_process, self.args.save_total_limit
+        if main:
+            unseal(folder)
+        self.accelerator.wait_for_everyone()
+        self.args.save_total_limit = None
+        try:
+            with writing(folder, folder):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if main:
+            with writing(folder, folder):
+                seal(folder, self.identity | {"updates": self.state.global_step} | self.memory(), self._out / ROWS)
+            rotate_checkpoints(str(self._out), limit, self.state.best_model_checkpoint, use_mtime=True)
+        self.saved = folder
+        self.accelerator.wait_for_everyone()
 
+    def rescue(self, once: str = "") -> str:
+        """Save the last whole step unless it is saved already, on all processes together; returns what to do next.
 
-Resumable._save_checkpoint = _save_checkpoint
+        `once` is what has to be done before, e.g. "once the key is right".
+        """
+        once = f", {once}," if once else ""
+        if not self.state.global_step:
+            return f"Nothing was trained yet: start again{once.rstrip(',')}"
+        folder = self._checkpoint_folder()
+        if self.resumed and self.resumed[0] == self.state.global_step:
+            folder = self.resumed[1]
+        elif folder != self.saved:
+            set_random_state(self.random_state)
+            self._save_checkpoint(self.model, trial=None)
+        return f"Everything so far is saved in {folder}: go on{once} with resume=True, or with --resume on the command line"
 
-# %% ../../nbs/trainer/03_checkpoints.ipynb #1b4781f5
-def _rescue(self: Resumable, once: str = "") -> str:
-    """Save the last whole step unless it is saved already, on all processes together; returns what to do next.
+    def load_run_state(self, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
+        """Go on from what `find_checkpoint` found; its folder, or None where there is none.
 
-    `once` is what has to be done before, e.g. "once the key is right".
-    """
-    once = f", {once}," if once else ""
-    if not self.state.global_step:
-        return f"Nothing was trained yet: start again{once.rstrip(',')}"
-    folder = self._checkpoint_folder()
-    if self.resumed and self.resumed[0] == self.state.global_step:
-        folder = self.resumed[1]
-    elif folder != self.saved:
-        set_random_state(self.random_state)
-        self._save_checkpoint(self.model, trial=None)
-    return f"Everything so far is saved in {folder}: go on{once} with resume=True, or with --resume on the command line"
-
-
-Resumable.rescue = _rescue
+        Raises `CheckpointError` for a checkpoint of another run.
+        """
+        if found is None:
+            return None
+        folder, state = found
+        check_same_run(folder, state, self.identity, self.usual)
+        self.resumed = (state["updates"], folder)
+        by_main(lambda: restore_rows(folder, self._out))
+        by_main(lambda: restore_best(folder, self._out, state["best"]))
+        self.recall(state | {"best": state["best"] if (self._out / "best").exists() else None})
+        return folder
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #c65bd58b
 def by_main(find: Callable[[], Any]) -> Any:
@@ -408,22 +415,3 @@ def by_main(find: Callable[[], Any]) -> Any:
     if isinstance(heard := broadcast_object_list(found)[0], CheckpointError | OSError):
         raise heard
     return heard
-
-# %% ../../nbs/trainer/03_checkpoints.ipynb #e0b2fcb9
-def _load_run_state(self: Resumable, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
-    """Go on from what `find_checkpoint` found; its folder, or None where there is none.
-
-    Raises `CheckpointError` for a checkpoint of another run.
-    """
-    if found is None:
-        return None
-    folder, state = found
-    check_same_run(folder, state, self.identity, self.usual)
-    self.resumed = (state["updates"], folder)
-    by_main(lambda: restore_rows(folder, self._out))
-    by_main(lambda: restore_best(folder, self._out, state["best"]))
-    self.recall(state | {"best": state["best"] if (self._out / "best").exists() else None})
-    return folder
-
-
-Resumable.load_run_state = _load_run_state

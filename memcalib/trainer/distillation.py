@@ -305,24 +305,31 @@ class OpsdGKD(OpsdPG):
         self.lesson = None
         return batch | grown
 
-# %% ../../nbs/trainer/09_distillation.ipynb #6b6e15d5
-def _read_student(self: OpsdGKD, model, ids, mask, width, *args, **options):
-    if self.lesson is None or not torch.is_grad_enabled():
-        return super(OpsdGKD, self)._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
-    bare, rows, keep = self.accelerator.unwrap_model(model), unpad(ids, mask, width), mask[:, -width:].bool()
-    wanted = ids[:, -width:][keep], self.lesson.ids[keep].long()
-    with self.accelerator.autocast():
-        share = self.config.share_prompts and split_model(bare)[1] is not None and trees_agree(bare, *rows, self.temperature, model)
-        packed = best_pack(bare, *rows) if share else None
-        given = (bare, packed, ids, mask, width, *wanted)
-        read = _ForwardRedirection()(model, bare, _student_reading, *given, temperature=self.temperature)
-    told = self.lesson.target[keep].isfinite()
-    sides = [side[told] for side in (read.top, read.rest, self.lesson.top[keep], self.lesson.rest[keep])]
-    self.divergence = topk_forward_kl(*sides, self.config.tail)
-    return spread(read.target, keep), spread(read.entropy, keep), None
+    def _get_per_token_logps_and_entropies(self, model, ids, mask, width, *args, **options):
+        if self.lesson is None or not torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
+        bare, rows, keep = self.accelerator.unwrap_model(model), unpad(ids, mask, width), mask[:, -width:].bool()
+        wanted = ids[:, -width:][keep], self.lesson.ids[keep].long()
+        with self.accelerator.autocast():
+            share = self.config.share_prompts and split_model(bare)[1] is not None and trees_agree(bare, *rows, self.temperature, model)
+            packed = best_pack(bare, *rows) if share else None
+            given = (bare, packed, ids, mask, width, *wanted)
+            read = _ForwardRedirection()(model, bare, _student_reading, *given, temperature=self.temperature)
+        told = self.lesson.target[keep].isfinite()
+        sides = [side[told] for side in (read.top, read.rest, self.lesson.top[keep], self.lesson.rest[keep])]
+        self.divergence = topk_forward_kl(*sides, self.config.tail)
+        return spread(read.target, keep), spread(read.entropy, keep), None
 
-
-OpsdGKD._get_per_token_logps_and_entropies = _read_student
+    def compute_loss(self, model, inputs, *args, **options) -> Tensor:
+        self.lesson = Lesson(*(inputs[f"lesson_{name}"] for name in Lesson._fields))
+        loss = super().compute_loss(model, inputs, *args, **options)
+        self.lesson = None
+        window = self.current_gradient_accumulation_steps / self.args.steps_per_generation / self.accelerator.num_processes
+        tokens = inputs["num_items_in_batch"].clamp(min=1) * window
+        divergence, self.divergence = self.divergence, None
+        self.seen.append(_concatenate(self.accelerator, divergence.detach()))
+        self.credit.stats |= _divergence_stats(torch.cat(self.seen))
+        return loss + divergence.sum() / tokens
 
 # %% ../../nbs/trainer/09_distillation.ipynb #eaa98fa2
 def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
@@ -330,18 +337,3 @@ def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
         return dict.fromkeys(("divergence", "divergence_p50", "divergence_p95"), torch.nan)
     middle, high = seen.double().quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device)).tolist()
     return {"divergence": seen.mean().item(), "divergence_p50": middle, "divergence_p95": high}
-
-# %% ../../nbs/trainer/09_distillation.ipynb #6cf52712
-def _add_divergence(self: OpsdGKD, model, inputs, *args, **options) -> Tensor:
-    self.lesson = Lesson(*(inputs[f"lesson_{name}"] for name in Lesson._fields))
-    loss = super(OpsdGKD, self).compute_loss(model, inputs, *args, **options)
-    self.lesson = None
-    window = self.current_gradient_accumulation_steps / self.args.steps_per_generation / self.accelerator.num_processes
-    tokens = inputs["num_items_in_batch"].clamp(min=1) * window
-    divergence, self.divergence = self.divergence, None
-    self.seen.append(_concatenate(self.accelerator, divergence.detach()))
-    self.credit.stats |= _divergence_stats(torch.cat(self.seen))
-    return loss + divergence.sum() / tokens
-
-
-OpsdGKD.compute_loss = _add_divergence

@@ -62,24 +62,20 @@ class ChannelRewards:
         reward.__name__ = name
         return reward
 
-# %% ../../nbs/trainer/04_rewards.ipynb #80c18a57
-def _read(
-    self: ChannelRewards, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()
-) -> None:
-    """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment) and `valid` [row]: in the loss."""
-    self.examples, self.ids, self.texts = examples, ids, texts
-    empty = list(empty) or [False] * len(texts)
-    if self.judge is None:
-        self.judgments, self.valid = [], ~torch.tensor(empty)
-        self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
-        return
-    self.judgments = _judgments(self.judge, examples, texts, empty)
-    ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-    rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
-    self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
-
-
-ChannelRewards.read = _read
+    def read(
+        self, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()
+    ) -> None:
+        """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment) and `valid` [row]: in the loss."""
+        self.examples, self.ids, self.texts = examples, ids, texts
+        empty = list(empty) or [False] * len(texts)
+        if self.judge is None:
+            self.judgments, self.valid = [], ~torch.tensor(empty)
+            self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
+            return
+        self.judgments = _judgments(self.judge, examples, texts, empty)
+        ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
+        rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
+        self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
 
 # %% ../../nbs/trainer/04_rewards.ipynb #88d46760
 log, OVERLONG = logging.getLogger(__name__), "overlong.jsonl"

@@ -121,59 +121,47 @@ class StopSignals:
         """The signal that some process has heard, or 0; the same answer on all, which must ask together."""
         return elected(self.total(self.votes())) if self.active else 0
 
-# %% ../../nbs/trainer/02_stopping.ipynb #70b7f7ff
-def _handle(self: StopSignals, number: int, frame: object) -> None:
-    if self.found:
-        if self.clock() - self.since > self.echo:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        return
-    self.found, self.since, ends, self.ends = number, self.clock(), self.ends, False
-    with suppress(OSError):
-        os.write(2, f"\n{signal.Signals(number).name}: the run saves its last whole step and ends; again to end at once\n".encode())
-    if ends:
-        raise _Now
+    def _handle(self, number: int, frame: object) -> None:
+        if self.found:
+            if self.clock() - self.since > self.echo:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self.found, self.since, ends, self.ends = number, self.clock(), self.ends, False
+        with suppress(OSError):
+            os.write(2, f"\n{signal.Signals(number).name}: the run saves its last whole step and ends; again to end at once\n".encode())
+        if ends:
+            raise _Now
 
-
-StopSignals._handle = _handle
-
-# %% ../../nbs/trainer/02_stopping.ipynb #7baeee95
-@contextmanager
-def _heard(self: StopSignals) -> Iterator["StopSignals"]:
-    """Listen, and put the handlers back afterwards."""
-    before = {}
-    if self.active and threading.current_thread() is threading.main_thread():
-        default = (signal.SIG_DFL, signal.default_int_handler)
-        before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) in default}
-    for number in before:
-        signal.signal(number, self._handle)
-    try:
-        yield self
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-StopSignals.heard = _heard
-
-# %% ../../nbs/trainer/02_stopping.ipynb #ff5d9926
-def _run(self: StopSignals, work: Callable[[], Result], keep: bool = False) -> Result | None:
-    """The result of work(), or None when a signal ended it; nothing in it may talk to another process."""
-    if keep:
-        return work()
-    if self.found:
-        return None
-    try:
-        self.ends = True
+    @contextmanager
+    def heard(self) -> Iterator["StopSignals"]:
+        """Listen, and put the handlers back afterwards."""
+        before = {}
+        if self.active and threading.current_thread() is threading.main_thread():
+            default = (signal.SIG_DFL, signal.default_int_handler)
+            before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) in default}
+        for number in before:
+            signal.signal(number, self._handle)
         try:
-            return work()
+            yield self
         finally:
-            self.ends = False
-    except _Now:
-        return None
+            for number, old in before.items():
+                signal.signal(number, old)
 
-
-StopSignals.run = _run
+    def run(self, work: Callable[[], Result], keep: bool = False) -> Result | None:
+        """The result of work(), or None when a signal ended it; nothing in it may talk to another process."""
+        if keep:
+            return work()
+        if self.found:
+            return None
+        try:
+            self.ends = True
+            try:
+                return work()
+            finally:
+                self.ends = False
+        except _Now:
+            return None
 
 # %% ../../nbs/trainer/02_stopping.ipynb #79a54178
 log = logging.getLogger(__name__)
@@ -263,6 +251,58 @@ class PatientJudge:
         other.judge = as_read(self.judge, text)
         return other
 
+    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "PatientJudge":
+        """This judge itself, from now on with the processes and the signals of a run."""
+        self.total, self.signals = total, signals
+        return self
+
+    def batch(
+        self, examples: Sequence[Example], responses: Sequence[str], keep: bool = False
+    ) -> list[Judgment]:
+        """Judgments in order; at most `max_failed` of those of all processes are unscored."""
+        start, wait = self.clock(), self.first_wait
+        ask = lambda rows: self.signals.run(
+            lambda: ask_judge(self.judge, [examples[i] for i in rows], [responses[i] for i in rows]), keep
+        )
+        found, fault = ask(range(len(examples))) or ([], None)
+        while True:
+            failed = [i for i, judgment in enumerate(found) if judgment.retry]
+            lost = [judgment for judgment in found if not judgment.scored]
+            over = self.clock() - start >= 60 * self.minutes
+            sums = self.total([fault is not None, len(failed), len(lost), len(examples), over, *self.signals.votes()])
+            if not self._again(sums, fault, lost, wait, keep):
+                return found
+            self.signals.run(lambda wait=wait: self.sleep(wait))
+            wait = min(2 * wait, self.longest)
+            again, fault = ask(failed) or ([], None)
+            for i, judgment in zip(failed, again, strict=False):
+                found[i] = judgment
+
+    def _again(
+        self, sums: list[float], fault: Exception | None, lost: Sequence[Judgment], wait: float, keep: bool
+    ) -> bool:
+        faults, failed, unscored, asked, over, *votes = sums
+        if (stop := elected(votes)) and not keep:
+            raise Interrupted(stop)
+        if faults:
+            where = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
+            raise JudgeFault(f"the judge stopped with a fault that waiting does not mend: {where}") from fault
+        if unscored <= self.max_failed * asked:
+            return False
+        limit = f"limit max_failed {self.max_failed:.0%}"
+        if unscored - failed > self.max_failed * asked:
+            raise JudgeUnreadable(_unread(unscored - failed, asked, limit, _reason(lost, False)))
+        what = f"{failed:.0f} of {asked:.0f} judgments of this batch failed ({limit})"
+        what += f", {unscored - failed:.0f} more could not be read" if unscored > failed else ""
+        what += f"; the first error: {_reason(lost, True)}"
+        if over:
+            raise JudgeDown(f"{what}; nothing got better within {self.minutes:g} minutes")
+        if stop:
+            raise Interrupted(stop)
+        self.counts["pauses"] += 1
+        log.warning("%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all", what, wait, self.minutes)
+        return True
+
 # %% ../../nbs/trainer/02_stopping.ipynb #b6430e68
 def as_read(judge: Judge, text: str) -> Judge:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
@@ -272,41 +312,6 @@ def as_read(judge: Judge, text: str) -> Judge:
 def patient_judge(judge: Judge, config: Any) -> PatientJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; one that is patient already as it is."""
     return judge if isinstance(judge, PatientJudge) else PatientJudge(judge, config.max_failed, config.pause_minutes)
-
-
-def _join(self: PatientJudge, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "PatientJudge":
-    """This judge itself, from now on with the processes and the signals of a run."""
-    self.total, self.signals = total, signals
-    return self
-
-
-PatientJudge.join = _join
-
-# %% ../../nbs/trainer/02_stopping.ipynb #60f8044a
-def _batch(
-    self: PatientJudge, examples: Sequence[Example], responses: Sequence[str], keep: bool = False
-) -> list[Judgment]:
-    """Judgments in order; at most `max_failed` of those of all processes are unscored."""
-    start, wait = self.clock(), self.first_wait
-    ask = lambda rows: self.signals.run(
-        lambda: ask_judge(self.judge, [examples[i] for i in rows], [responses[i] for i in rows]), keep
-    )
-    found, fault = ask(range(len(examples))) or ([], None)
-    while True:
-        failed = [i for i, judgment in enumerate(found) if judgment.retry]
-        lost = [judgment for judgment in found if not judgment.scored]
-        over = self.clock() - start >= 60 * self.minutes
-        sums = self.total([fault is not None, len(failed), len(lost), len(examples), over, *self.signals.votes()])
-        if not self._again(sums, fault, lost, wait, keep):
-            return found
-        self.signals.run(lambda wait=wait: self.sleep(wait))
-        wait = min(2 * wait, self.longest)
-        again, fault = ask(failed) or ([], None)
-        for i, judgment in zip(failed, again, strict=False):
-            found[i] = judgment
-
-
-PatientJudge.batch = _batch
 
 # %% ../../nbs/trainer/02_stopping.ipynb #a2e5e4f3
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
@@ -320,35 +325,6 @@ def _reason(lost: Sequence[Judgment], failed: bool) -> str:
 def _unread(lost: float, asked: float, limit: str, first: str) -> str:
     share = f"{lost:.0f} of {asked:.0f} answers of this batch ({lost / asked:.0%}; {limit})"
     return f"the judge answered, but its replies for {share} could not be read; the first of them: {first}; asking again would give the same"
-
-# %% ../../nbs/trainer/02_stopping.ipynb #234bf3f4
-def _again(
-    self: PatientJudge, sums: list[float], fault: Exception | None, lost: Sequence[Judgment], wait: float, keep: bool
-) -> bool:
-    faults, failed, unscored, asked, over, *votes = sums
-    if (stop := elected(votes)) and not keep:
-        raise Interrupted(stop)
-    if faults:
-        where = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
-        raise JudgeFault(f"the judge stopped with a fault that waiting does not mend: {where}") from fault
-    if unscored <= self.max_failed * asked:
-        return False
-    limit = f"limit max_failed {self.max_failed:.0%}"
-    if unscored - failed > self.max_failed * asked:
-        raise JudgeUnreadable(_unread(unscored - failed, asked, limit, _reason(lost, False)))
-    what = f"{failed:.0f} of {asked:.0f} judgments of this batch failed ({limit})"
-    what += f", {unscored - failed:.0f} more could not be read" if unscored > failed else ""
-    what += f"; the first error: {_reason(lost, True)}"
-    if over:
-        raise JudgeDown(f"{what}; nothing got better within {self.minutes:g} minutes")
-    if stop:
-        raise Interrupted(stop)
-    self.counts["pauses"] += 1
-    log.warning("%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all", what, wait, self.minutes)
-    return True
-
-
-PatientJudge._again = _again
 
 # %% ../../nbs/trainer/02_stopping.ipynb #9d75aa8d
 SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_tokens", "cost")
