@@ -37,7 +37,7 @@ from .credit.sentences import splitter_name
 from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.local import prompt_encoder, sample_tokens
 from .localization import new_thresholds
-from .problem import Example, Judge, encode_prompt
+from .problem import Example, JudgeLike, encode_prompt
 from .trainer.callbacks import DriftMonitor, OnStep, StepRows, describe, drift_limits
 from memcalib.trainer.checkpoints import (
     ROWS,
@@ -341,7 +341,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
 class CreditTrainer(SharingTrainer):
     """GRPO, GDPO and MemCalib-RL on one trainer; the first cell of this chapter lists the departures from its base."""
 
-    def __init__(self, model, config: TrainConfig, examples, judge: Judge, tokenizer, out, peft_config=None, resume=None):
+    def __init__(self, model, config: TrainConfig, examples, judge: JudgeLike, tokenizer, out, peft_config=None, resume=None):
         check_sampler(config)
         self._set_up(config, examples, judge, tokenizer)
         args = trl_config(config, out)
@@ -371,7 +371,7 @@ class CreditTrainer(SharingTrainer):
         batch["completion_mask"] = batch["completion_mask"] * valid[:, None]
         return batch | {"advantages": padded(self.advantages, width)}
 
-    def _set_up(self, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
+    def _set_up(self, config: TrainConfig, examples: Sequence[Example], judge: JudgeLike, tokenizer) -> None:
         self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
         self.thresholds = new_thresholds(self.credit_config)
         self.signals = StopSignals(config.save_every > 0, self._total)
@@ -469,7 +469,7 @@ def _loop(trainer: CreditTrainer, out: Path, resume: bool | str | Path | None) -
 
 # %% ../nbs/07_training.ipynb #3e3c9af3
 def train(
-    model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: Judge, *,
+    model: str | PreTrainedModel, config: TrainConfig, examples: Sequence[Example], judge: JudgeLike, *,
     tokenizer: PreTrainedTokenizerBase, out: str | Path, validation: Sequence[Example] = (),
     on_step: OnStep | None = None, resume: bool | str | Path | None = None,
 ) -> CreditTrainer:  # fmt: skip

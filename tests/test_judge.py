@@ -665,7 +665,7 @@ def test_the_name_covers_what_may_change_a_verdict(tmp_path):
 def test_the_name_covers_the_repair(monkeypatch):
     here = Endpoint(model="m", key_env="")
     before = judge_name(here, JudgeConfig())
-    monkeypatch.setattr("memcalib.judge._part", lambda name: "Once more, please.")
+    monkeypatch.setattr("memcalib.judge.prompt_part", lambda name: "Once more, please.")
     assert judge_name(here, JudgeConfig()) != before
 
 

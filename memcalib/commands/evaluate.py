@@ -24,7 +24,7 @@ from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
 from ..io.manifest import manifest, write_manifest
 from .reproduce import Bar, RunFolder
-from ..problem import Example, Judge, Judgment, Name, Rollout, iter_examples, text_hash
+from ..problem import Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
 from ..io.records import short_repr, write_jsonl
 from ..inference.rollout import Backend, EndpointBackend, Sampling, generate, requests
 from ..report.run_data import read_object
@@ -197,7 +197,7 @@ def make_backend(model: Endpoint | Weights, cache: Any = None) -> Backend:
     return engine(model.path, **model.options | {"name": _model_name(model)})
 
 
-def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) -> Judge:
+def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) -> JudgeLike:
     """What judges: an LLM at an endpoint, or the micro-world's exact judge, which needs its own examples."""
     if isinstance(judge, Endpoint):
         return LLMJudge(judge, config, cache)

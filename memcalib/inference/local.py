@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..problem import Example, Judge, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
+from ..problem import Example, JudgeLike, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
 from .rollout import CONDITIONS, FINISH, Request, check_conditions, without_thoughts
 
 # %% ../../nbs/inference/06_local.ipynb #0a17c5a8
@@ -200,7 +200,7 @@ def sample_answers(
 
 # %% ../../nbs/inference/06_local.ipynb #56628882
 def evaluate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge, **options: Any
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike, **options: Any
 ) -> tuple[list[Rollout], list[Judgment]]:
     """Sample answers (`sample_answers` names the options) and judge each one against its full example."""
     rollouts = sample_answers(model, tokenizer, examples, **options)

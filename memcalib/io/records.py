@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUFFIXES', 'RecordT', 'Record', 'printable', 'display_text', 'Violation', 'DataError', 'short_repr',
-           'pydantic_violation', 'is_hub_id', 'iter_rows', 'only_dicts', 'append_jsonl', 'write_jsonl', 'read_jsonl']
+           'pydantic_violation', 'without_nulls', 'is_hub_id', 'iter_rows', 'only_dicts', 'append_jsonl', 'write_jsonl',
+           'read_jsonl']
 
 # %% ../../nbs/io/01_records.ipynb #316a8b79
 import gzip
@@ -117,10 +118,11 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             yield number + 1, Violation("gzip", str(error), "a complete gzip file", line=number + 1, file=str(path))
 
 # %% ../../nbs/io/01_records.ipynb #0b32a604
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """The value without keys whose value is null, at any depth."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -130,7 +132,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         batches = pq.ParquetFile(path).iter_batches(batch_size=256)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((number, _without_nulls(row)) for number, row in enumerate(rows, 1))
+        yield from ((number, without_nulls(row)) for number, row in enumerate(rows, 1))
     except (pa.ArrowException, OSError) as error:
         yield 1, Violation("parquet", short_repr(str(error)), "a readable Parquet file", line=1, file=str(path))
 
@@ -142,7 +144,7 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
     try:
         data = load_from_disk(name) if saved else load_dataset(name, split=split, streaming=True)
         data = data[split] if saved and isinstance(data, dict) else data
-        yield from ((number, _without_nulls(row)) for number, row in enumerate(data, 1))
+        yield from ((number, without_nulls(row)) for number, row in enumerate(data, 1))
     except (OSError, ValueError, KeyError) as error:
         allowed = f"a dataset that `datasets` can load, with a split {split!r}"
         yield 1, Violation("dataset", short_repr(str(error), 200), allowed, line=1, file=name)

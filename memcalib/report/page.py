@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.manifest import file_hash
-from ..judge import _places, fold, quote_pieces
+from ..judge import fold, quote_pieces, quote_places
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
 from ..io.records import Violation, iter_rows, printable
@@ -258,7 +258,7 @@ def locate(quotes: Sequence[str], response: str, stretch: int = 1024) -> list[li
         offsets = list(accumulate(len(fold(letter)) for letter in letters))
         return part * stretch + bisect_right(offsets, place - (ends[part - 1] if part else 0))
 
-    found = [_places(quote_pieces(quote), folded) or [] for quote in quotes]
+    found = [quote_places(quote_pieces(quote), folded) or [] for quote in quotes]
     return [[(original(start), original(end - 1) + 1) for start, end in places] for places in found]
 
 # %% ../../nbs/report/05_page.ipynb #1ab0e219

@@ -29,14 +29,14 @@ from ..localization import Pairs, Thresholds, score_pairs
 from ..metrics import summary
 from .stopping import PatientJudge, patient_judge
 from ..credit.prefix_groups import response_mask
-from ..problem import Example, Judge, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
+from ..problem import Example, JudgeLike, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
 from ..redistribution import Credit, credit
 from ..credit.logprobs import response_logps
 from ..credit.sentences import response_units
 from .settings import TrainConfig
 
 # %% ../../nbs/trainer/04_rewards.ipynb #5ade6e77
-def _judgments(judge: Judge, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
+def _judgments(judge: JudgeLike, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
     blank = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
     asked = [k for k, none in enumerate(blank) if not none]
     told = iter(judge_all(judge, [examples[k] for k in asked], [texts[k] for k in asked]))
@@ -49,7 +49,7 @@ class ChannelRewards:
     With `merge_over_use` the rewards of AC- stand in the column of AB-.
     """
 
-    def __init__(self, judge: Judge | None, examples: Sequence[Example], merge_over_use: bool = False):
+    def __init__(self, judge: JudgeLike | None, examples: Sequence[Example], merge_over_use: bool = False):
         self.judge, self.pool, self.merge_over_use = judge, examples, merge_over_use
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
@@ -193,7 +193,7 @@ class HeldOutScores:
     """
 
     def __init__(
-        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
+        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
         context: int | None, out: str | Path | None = None,
     ):  # fmt: skip
         _forget_overlong(out)

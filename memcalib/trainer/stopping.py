@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..inference.endpoint import CallError
-from ..problem import Example, Judge, Judgment, check_judgment, judge_all, judgment_for
+from ..problem import Example, JudgeLike, Judgment, check_judgment, judge_all, judgment_for
 
 # %% ../../nbs/trainer/02_stopping.ipynb #6c226181
 class RunStopped(RuntimeError):
@@ -198,7 +198,7 @@ def _passing(error: Exception) -> bool:
     return not error.fatal if isinstance(error, CallError) else isinstance(error, ConnectionError | TimeoutError)
 
 
-def _one(judge: Judge, example: Example, response: str) -> Judgment:
+def _one(judge: JudgeLike, example: Example, response: str) -> Judgment:
     try:
         return check_judgment(example, judge(example, response))
     except Exception as error:
@@ -208,7 +208,7 @@ def _one(judge: Judge, example: Example, response: str) -> Judgment:
 
 # %% ../../nbs/trainer/02_stopping.ipynb #7d7a5b89
 def ask_judge(
-    judge: Judge, examples: Sequence[Example], responses: Sequence[str]
+    judge: JudgeLike, examples: Sequence[Example], responses: Sequence[str]
 ) -> tuple[list[Judgment], Exception | None]:
     """Judgments in order, failed calls among them, and None; or no judgments and the fault that came instead. Of no answers nobody is asked."""
     if not responses:
@@ -229,7 +229,7 @@ class PatientJudge:
     """
 
     def __init__(
-        self, judge: Judge, max_failed: float = 0.5, minutes: float = 30.0, *, first_wait: float = 5.0, longest: float = 300.0,
+        self, judge: JudgeLike, max_failed: float = 0.5, minutes: float = 30.0, *, first_wait: float = 5.0, longest: float = 300.0,
         total: Callable[[list[float]], list[float]] = list, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep, signals: StopSignals | None = None,
     ):  # fmt: skip
@@ -304,12 +304,12 @@ class PatientJudge:
         return True
 
 # %% ../../nbs/trainer/02_stopping.ipynb #b6430e68
-def as_read(judge: Judge, text: str) -> Judge:
+def as_read(judge: JudgeLike, text: str) -> JudgeLike:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../../nbs/trainer/02_stopping.ipynb #5033bd67
-def patient_judge(judge: Judge, config: Any) -> PatientJudge:
+def patient_judge(judge: JudgeLike, config: Any) -> PatientJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; one that is patient already as it is."""
     return judge if isinstance(judge, PatientJudge) else PatientJudge(judge, config.max_failed, config.pause_minutes)
 

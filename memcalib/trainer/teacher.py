@@ -17,7 +17,7 @@ import torch
 
 from ..inference.json_replies import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
-from ..judge import _part
+from ..judge import prompt_part
 from ..metrics import summary
 from memcalib.micro.world import (
     WORLDS,
@@ -33,7 +33,7 @@ from memcalib.micro.world import (
     noisy_levels,
     save_policy,
 )
-from ..problem import LAYOUTS, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
+from ..problem import LAYOUTS, Example, JudgeLike, Level, encode_prompt, judge_all, remove_atoms, render
 from .sft import COLD_STARTS
 
 # %% ../../nbs/trainer/08_teacher.ipynb #af018265
@@ -54,7 +54,7 @@ def written_key(example: Example, text: str = "concat", layout: str = "plain") -
     """The ordinary prompt with instructions and answer key in its system turn."""
     turns = render(example, text=text, layout=layout)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(part for part in (given, _part(PROMPT), to_data(answer_key(example))) if part)
+    system = "\n\n".join(part for part in (given, prompt_part(PROMPT), to_data(answer_key(example))) if part)
     return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #9c89139f
@@ -100,7 +100,7 @@ def teacher_encoder(tokenizer, text: str = "concat", layout: str = "plain") -> C
 
 # %% ../../nbs/trainer/08_teacher.ipynb #df6428e7
 def prompted_scores(
-    model, tokenizer, examples: Sequence[Example], judge: Judge, encode: Callable[[Example], list[int]], *,
+    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, encode: Callable[[Example], list[int]], *,
     max_tokens: int = 2048, temperature: float = 1.0, seed: int = 42,
 ) -> dict[str, float]:  # fmt: skip
     """The six metrics of one sampled answer for each example, its prompt made by `encode`; see `summary`."""

@@ -27,7 +27,7 @@ from ..credit.sentences import decode_rows, linear_spans
 from ..inference.local import prompt_encoder, sample_answers
 from ..localization import Pairs, Thresholds, carrying_tokens, new_thresholds
 from ..micro.world import sentence_roles
-from ..problem import AtomJudgment, Example, Judge, Judgment
+from ..problem import AtomJudgment, Example, JudgeLike, Judgment
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from .rewards import ChannelRewards, assign_credit
 from .settings import TrainConfig, credit_config
@@ -61,7 +61,7 @@ def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, 
 
 # %% ../../nbs/trainer/11_traces.ipynb #4f59558a
 def sample_credit(
-    model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0
+    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
     size, rules = config.generations, credit_config(config)
@@ -74,7 +74,7 @@ def sample_credit(
     return desk, *assign_credit(model, rules, desk, encode, new_thresholds(rules), **options)
 
 # %% ../../nbs/trainer/11_traces.ipynb #dd0da8b5
-def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
+def trace_answers(model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
     """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
 
     Raises `ValueError` for a method that localizes nothing.
@@ -227,7 +227,7 @@ class TraceWriter:
 # %% ../../nbs/trainer/11_traces.ipynb #602e8480
 def credit_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], answers: Sequence[list[int]],
-    judge: Judge, config: TrainConfig, thresholds: Thresholds | None = None,
+    judge: JudgeLike, config: TrainConfig, thresholds: Thresholds | None = None,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
     rules, desk = credit_config(config), ChannelRewards(judge, examples, config.merge_over_use)
@@ -293,7 +293,7 @@ def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -
 
 # %% ../../nbs/trainer/11_traces.ipynb #c4cd6821
 def _batch_gradients(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: Judge,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: JudgeLike,
     configs: Mapping[str, TrainConfig],
 ) -> dict[str, Tensor]:  # fmt: skip
     "Policy gradient of one batch by each config, and by exact credit."
@@ -308,7 +308,7 @@ def _batch_gradients(
 
 # %% ../../nbs/trainer/11_traces.ipynb #537fc4f2
 def alignment(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.
