@@ -16,9 +16,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / name) for name in ("trainer", "helpers")]
 
-import test_reference as steps
+import test_reference_steps as steps
 
 from memcalib.micro.world import exact_judge
 
