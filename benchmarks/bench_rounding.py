@@ -16,7 +16,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / name) for name in ("trainer", "helpers")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "trainer"))
 
 import test_reference_steps as steps
 
