@@ -16,9 +16,10 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "trainer"))
 
-import test_reference as steps
+import test_reference_steps as steps
 
 from memcalib.micro.world import exact_judge
 

@@ -4,7 +4,19 @@ import json
 import re
 
 import pytest
-from builder import ANSWER, ASK, Builder, annotation, build, derivation, endpoint, good, rows, screening, source_row
+from builder_server import (
+    ANSWER,
+    ASK,
+    Builder,
+    annotation,
+    build,
+    derivation,
+    endpoint,
+    good,
+    rows,
+    screening,
+    source_row,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import tiny
+from small_models import tiny
 
 from memcalib.metrics import CHANNELS
 from memcalib.localization import (

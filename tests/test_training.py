@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from loggers import hear
-from micro import EXAMPLES, TOKENIZER
-from runs import rows as read_rows
-from runs import weights
+from trainer_logger import hear
+from micro_policy import EXAMPLES, TOKENIZER
+from run_files import rows as read_rows
+from run_files import weights
 from safetensors.torch import load_file
 from trl import GRPOTrainer
 

@@ -1,0 +1,36 @@
+"""The chaos benchmark in its small form: an evaluation through every fault, killed and resumed, ends in the same table."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_chaos.py"
+
+
+@pytest.fixture(scope="module")
+def report():
+    done = subprocess.run([sys.executable, BENCHMARK, "--small"], capture_output=True, text=True, timeout=280)
+    print(done.stdout, done.stderr)
+    return done
+
+
+def test_every_check_of_the_small_benchmark_holds(report):
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert "FAIL" not in report.stdout and "0 checks failed" in report.stdout
+
+
+@pytest.mark.parametrize(
+    "claim", ["without faults", "5 % of each fault", "killed three times", "two processes", "600 requests"]
+)
+def test_no_scenario_was_left_out(report, claim):
+    assert claim.lower() in report.stdout.lower()
+
+
+def test_the_checks_compare_something(report):
+    lines = report.stdout.splitlines()
+    assert sum("answers: 300" in line for line in lines) == 5
+    assert sum("the printed table is the same: True" in line for line in lines) == 4
+    assert report.stdout.count("faults given") == 3

@@ -1,0 +1,503 @@
+"""Pilots: balanced, fresh batches; reviews that survive; a rate over all rows; forms that run nothing and lose nothing."""
+
+import csv
+import json
+import math
+import random
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spreadsheets import sheet_rows
+
+from memcalib.dataset import pilot as p
+from memcalib.annotation import pilot_page as f
+from memcalib.micro.world import make_examples
+from memcalib.problem import sample_records
+from memcalib.io.records import DataError, Violation
+
+EXAMPLES = make_examples("short", 40, 0, "rl")
+RECORDS = sample_records()
+EVIL = "<script>alert(1)</script>\x1b[2J\u202e =1+1 \"'>"
+
+
+@pytest.fixture
+def batch(tmp_path):
+    return p.write_batch(tmp_path / "pilot", p.pilot_items(RECORDS), {"annotation: prompt": "annotation-1"})
+
+
+def issue(stage="rubrics", text="wrong", item=""):
+    return p.Issue(stage=stage, text=text, item=item)
+
+
+def decide(batch, decisions, reviewer=""):
+    book = p.ReviewBook(batch.reviews, batch.items, reviewer)
+    for item, passed in zip(batch.items, decisions, strict=False):
+        if passed is not None:
+            book.put(item.id, passed, [] if passed else [issue()])
+    book.close()
+
+
+# ---- batches
+
+row_lists = st.lists(st.sampled_from("abcd"), max_size=60).map(
+    lambda domains: [SimpleNamespace(id=f"{d}{n}", domain=d) for n, d in enumerate(domains)]
+)
+
+
+@given(row_lists, st.integers(1, 30), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_a_batch_is_as_balanced_as_can_be_and_minds_no_order(rows, count, seed, rng):
+    seen = {row.id for row in rows if rng.random() < 0.2}
+    fresh = [row for row in rows if row.id not in seen]
+    if len(fresh) < count:
+        with pytest.raises(ValueError, match=f"found {len(fresh)} fresh rows"):
+            p.choose_batch(rows, count, seed, seen)
+        return
+    chosen = p.choose_batch(rows, count, seed, seen)
+    assert len({row.id for row in chosen}) == count and not {row.id for row in chosen} & seen
+    assert p.choose_batch(rng.sample(rows, len(rows)), count, seed, seen) == chosen
+    here, there = Counter(row.domain for row in chosen), Counter(row.domain for row in fresh)
+    most = max(here.values())
+    assert all(here[domain] >= most - 1 for domain in there if here[domain] < there[domain])
+
+
+def test_a_batch_of_none_is_refused():
+    with pytest.raises(ValueError, match="pilot of 0"):
+        p.choose_batch(EXAMPLES, 0)
+
+
+def test_another_seed_draws_other_rows():
+    drawn = [tuple(row.id for row in p.choose_batch(EXAMPLES, 9, seed)) for seed in range(4)]
+    assert len(set(drawn)) == 4
+
+
+def test_what_is_read_is_what_was_written(batch):
+    again = p.read_batch(batch.folder)
+    assert again == batch and [item.example for item in again.items] == RECORDS
+    assert batch.folder.name == "batch-01" and p.seen_ids(batch.folder.parent) == {r.id for r in RECORDS}
+
+
+def test_batches_are_numbered_and_fresh(batch):
+    folder = batch.folder.parent
+    second = p.write_batch(folder, p.pilot_items(EXAMPLES[:3]), {})
+    assert second.number == 2 and [path.name for path in p.list_batches(folder)] == ["batch-01", "batch-02"]
+    with pytest.raises(DataError, match="a row of an earlier batch"):
+        p.write_batch(folder, p.pilot_items([EXAMPLES[3], RECORDS[0]]), {})
+    with pytest.raises(DataError, match="2 times"):
+        p.write_batch(folder, p.pilot_items([EXAMPLES[3], EXAMPLES[3]]), {})
+    with pytest.raises(DataError, match="no rows"):
+        p.write_batch(folder, [], {})
+    assert len(p.list_batches(folder)) == 2
+
+
+def test_a_batch_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(p, "write_jsonl", fail)
+    with pytest.raises(OSError, match="disk full"):
+        p.write_batch(tmp_path, p.pilot_items(RECORDS), {})
+    assert p.list_batches(tmp_path) == []
+    monkeypatch.undo()
+    assert p.write_batch(tmp_path, p.pilot_items(RECORDS), {}).number == 1
+
+
+def test_changed_items_are_noticed(batch):
+    path = batch.folder / "items.jsonl"
+    path.write_text(path.read_text().replace(RECORDS[0].question, "Another question?"))
+    with pytest.raises(DataError, match="as written"):
+        p.read_batch(batch.folder)
+    (batch.folder / "batch.json").write_text('{"number": "x"}')
+    with pytest.raises(DataError, match="number"):
+        p.read_batch(batch.folder)
+
+
+def test_findings_go_to_their_rows():
+    findings = [
+        Violation("leak", "a", "b", example_id=RECORDS[1].id),
+        Violation("leak", "c", "d", "atom 'x'", RECORDS[1].id),
+    ]
+    items = p.pilot_items(RECORDS, findings, ["leak", "person"])
+    assert [len(item.checks["leak"]) for item in items[:3]] == [0, 2, 0]
+    assert items[1].checks["leak"][1] == "atom 'x': found c; allowed: d" and items[0].checks["person"] == []
+
+
+# ---- reviews
+
+
+def test_a_decision_is_on_disk_at_once_and_the_last_one_counts(batch):
+    book = p.ReviewBook(batch.reviews, batch.items)
+    name = batch.items[0].id
+    for n, passed in enumerate((True, False, None, True), 1):
+        book.put(name, passed, [issue()] if passed is False else [])
+        assert len(batch.reviews.read_text().splitlines()) == n
+        assert book.get(name) == (None if passed is None else p.read_reviews(batch.reviews)[0])
+    assert p.ReviewBook(batch.reviews, batch.items).get(name).passed is True
+
+
+def test_impossible_decisions_save_nothing(batch):
+    book = p.ReviewBook(batch.reviews, batch.items)
+    name = batch.items[0].id
+    for passed, issues, error in (
+        (False, [], ValueError),
+        (True, [issue()], ValueError),
+        (None, [issue()], ValueError),
+        (False, [issue("prompt")], ValueError),
+    ):
+        with pytest.raises(error):
+            book.put(name, passed, issues)
+    with pytest.raises(KeyError):
+        book.put("nobody", True)
+    with pytest.raises(ValueError):
+        issue(text="")
+    assert batch.reviews.read_text() == "" and book.get(name) is None
+
+
+def test_a_torn_line_is_cut_and_the_rest_stays(batch):
+    decide(batch, [True, False])
+    batch.reviews.write_text(batch.reviews.read_text() + '{"item": "h')
+    book = p.ReviewBook(batch.reviews, batch.items)
+    assert book.get(batch.items[1].id).issues == [issue()] and len(batch.reviews.read_text().splitlines()) == 2
+
+
+def test_reviews_of_other_texts_are_refused(batch):
+    decide(batch, [True])
+    changed = [p.PilotItem(example=RECORDS[0].model_copy(update={"question": "Another?"})), *batch.items[1:]]
+    reviews = p.read_reviews(batch.reviews)
+    for fail in (lambda: p.ReviewBook(batch.reviews, changed), lambda: p.pass_rate(changed, reviews)):
+        with pytest.raises(DataError, match="given for another text"):
+            fail()
+    with pytest.raises(DataError, match="no such row"):
+        p.pass_rate(batch.items[1:], reviews)
+    with pytest.raises(ValueError, match="at least one"):
+        p.ReviewBook(batch.reviews, [])
+
+
+def wilson(k, n, z=1.959963984540054):
+    centre = (k + z * z / 2) / (n + z * z)
+    half = z * math.sqrt(k * (n - k) / n + z * z / 4) / (n + z * z)
+    return centre - half, centre + half
+
+
+@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=40))
+def test_the_rate_is_over_all_rows(decisions):
+    items = p.pilot_items(EXAMPLES[: len(decisions)])
+    reviews = [
+        p.Review(item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash)
+        for item, passed in zip(items, decisions, strict=True)
+        if passed is not None
+    ]
+    random.Random(0).shuffle(reviews)
+    rate, n = p.pass_rate(items, reviews), len(items)
+    k = decisions.count(True)
+    assert (rate.items, rate.passed, rate.failed, rate.left) == (n, k, decisions.count(False), decisions.count(None))
+    if None in decisions:
+        assert math.isnan(rate.rate) and not rate.unlocks and "left" in str(rate)
+    else:
+        assert rate.rate == k / n and (rate.low, rate.high) == pytest.approx(wilson(k, n))
+        assert rate.unlocks == (k * 10 >= n * 9) and rate.lost == (not rate.unlocks)
+    assert rate.lost == ((n - rate.failed) * 10 < 9 * n)
+
+
+def test_one_person_who_fails_a_row_is_enough(batch):
+    decide(batch, [True] * 9, "first")
+    decide(batch, [False, True], "second")
+    rate = p.pass_rate(batch.items, p.read_reviews(batch.reviews))
+    assert (rate.passed, rate.failed, rate.left) == (8, 1, 0) and not rate.unlocks
+    assert p.pass_rate([], []).left == 0 and math.isnan(p.pass_rate([], []).rate)
+
+
+def test_a_decision_taken_back_is_no_decision(batch):
+    decide(batch, [True] * 9)
+    p.ReviewBook(batch.reviews, batch.items).put(batch.items[0].id, None)
+    assert p.pass_rate(batch.items, p.read_reviews(batch.reviews)).left == 1
+
+
+def test_issues_by_stage(batch):
+    book = p.ReviewBook(batch.reviews, batch.items)
+    book.put(batch.items[0].id, False, [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")])
+    book.put(batch.items[1].id, False, [issue("rubrics", "d")])
+    table = p.issue_table(p.read_reviews(batch.reviews))
+    assert table.to_numpy().tolist() == [["rubrics", 2, 3, "a"], ["sources", 1, 1, "c"]]
+    assert p.issue_table([]).empty
+
+
+# ---- the page
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and whether every one that was opened was closed."""
+
+    VOID = ("meta", "br", "img", "link", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.names, self.open, self.attributes = Counter(), [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.names[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def evil_example():
+    record = RECORDS[0]
+    atoms = [
+        a.model_copy(update={"text": EVIL, "usage_rubric": {EVIL: [EVIL], "x": {"y": EVIL}}}) for a in record.atoms
+    ]
+    blocks = [b.model_copy(update={"memory_text": EVIL}) for b in record.blocks]
+    told = {"source_dataset": EVIL, "source_license": EVIL, "raw_query": EVIL, "source_answer": EVIL}
+    return record.model_copy(
+        update={"id": EVIL, "domain": EVIL, "question": EVIL, "atoms": atoms, "blocks": blocks} | told
+    )
+
+
+def test_foreign_text_stays_text_on_the_page(tmp_path):
+    example = evil_example()
+    finding = Violation(EVIL, EVIL, EVIL, EVIL, EVIL)
+    batch = p.write_batch(tmp_path, p.pilot_items([example, *RECORDS[1:3]], [finding], [EVIL]), {EVIL: EVIL})
+    p.ReviewBook(batch.reviews, batch.items).put(EVIL, False, [issue(text=EVIL, item=EVIL)])
+    for text in (f.write_review_page(batch).read_text(), f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])):
+        tags = Tags(text)
+        assert tags.open == [] and not tags.names["script"] and not tags.names["img"]
+        assert not {name for name in tags.attributes if name.startswith("on")}
+        assert "\x1b" not in text and "\\x1b" in text and "\u202e" not in text
+
+
+def test_the_page_has_all_that_a_reader_needs(batch):
+    decide(batch, [True, False])
+    text = f.write_review_page(batch).read_text()
+    assert "1 passed, 1 failed, 7 left of 9" in text and "annotation-1" in text and "default-src 'none'" in text
+    assert not re.search(r"(src|href)=\"(?!#)", text)
+    for record in RECORDS:
+        for atom in record.atoms:
+            assert atom.atom_id in text
+        assert record.domain in text
+    for name in p.STAGES:
+        assert f"<td>{name}</td>" in text
+    assert text.count('class="atom') == sum(len(record.atoms) for record in RECORDS)
+
+
+def test_a_failure_is_shown_before_the_pass_of_another_person(batch):
+    decide(batch, [True] * 9, "first")
+    decide(batch, [False], "second")
+    text = f.write_review_page(batch).read_text()
+    assert text.count('<p class="verdict">fail</p>') == 1 and text.count('<p class="verdict">pass</p>') == 8
+
+
+def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook(batch):
+    page = f.row_html(batch.items[0])
+    for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
+        assert re.search(rf"\.pilot dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
+    assert "max-content) 1fr" not in page
+
+
+def test_very_long_texts_are_cut_visibly(tmp_path):
+    record = RECORDS[0].model_copy(update={"source_answer": "x" * 1_000_000})
+    batch = p.write_batch(tmp_path, p.pilot_items([record]), {})
+    text = f.write_review_page(batch).read_text()
+    assert len(text) < 200_000 and "more characters are not shown" in text
+
+
+# ---- session and widgets
+
+
+def test_a_session_goes_on_where_the_file_stops(batch):
+    session = f.PilotSession(batch)
+    session.accept()
+    session.complain("sources", " broken ")
+    session.complain("rubrics", "and this", "p1_a1")
+    assert session.index == 1 and [i.text for i in session.label.issues] == ["broken", "and this"]
+    session.move(0)
+    assert session.index == 2
+    again = f.PilotSession(batch)
+    assert again.index == 2 and again.progress.startswith("1 passed, 1 failed, 7 left")
+    again.move(-1)
+    again.withdraw()
+    assert again.label is None and again.status == "Saved: row 2 is undecided."
+    again.move(-5)
+    assert again.index == 0
+    again.move(99)
+    assert again.index == 8
+
+
+def test_accepting_withdraws_issues(batch):
+    session = f.PilotSession(batch)
+    session.complain("sources", "broken")
+    session.accept()
+    session.move(-1)
+    assert session.label.passed is True and session.label.issues == []
+
+
+@pytest.mark.parametrize(("stage", "text"), [("", "words"), ("rubrics", ""), ("rubrics", " \n"), ("nowhere", "words")])
+def test_a_complaint_needs_stage_and_words(batch, stage, text):
+    session = f.PilotSession(batch)
+    session.complain(stage, text)
+    assert session.status.startswith("NOT saved") and batch.reviews.read_text() == "" and session.label is None
+
+
+def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
+    session = f.PilotSession(batch)
+
+    def full(row):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(session.book._journal, "append", full)
+    session.accept()
+    assert "NOT saved" in session.status and session.index == 0 and session.label is None
+    monkeypatch.undo()
+    session.accept()
+    assert session.index == 1
+
+
+def test_the_widgets_do_what_the_session_does(batch):
+    page = f.PilotPage(batch)
+    page._issue.value, page._stage.value = "too vague", "distractors"
+    page._buttons["pass"].click()
+    assert "typed and not added" in page._status.value and batch.reviews.read_text() == ""
+    page._about.value = batch.items[0].example.atoms[0].atom_id
+    page._add.click()
+    assert page.session.label.issues[0].item == batch.items[0].example.atoms[0].atom_id
+    assert page._issue.value == page._stage.value == ""
+    page._buttons["next"].click()
+    page._buttons["pass"].click()
+    assert page.session.index == 2 and "1 passed, 1 failed" in page._head.value
+    page._buttons["previous"].click()
+    assert page._buttons["pass"].button_style == "success"
+    page._buttons["take back"].click()
+    assert page._buttons["pass"].button_style == "" and page.session.label is None
+    assert batch.items[1].example.question[:20] in page._body.value
+    assert page._repr_mimebundle_()
+
+
+@pytest.mark.parametrize("name", ["pass", "take back", "previous", "next", "next unread"])
+def test_an_issue_that_was_typed_stays_with_its_row(batch, name):
+    page = f.PilotPage(batch)
+    page._buttons["pass"].click()
+    page.session.complain("sources", "broken")
+    page._issue.value, saved = "too vague", batch.reviews.read_text()
+    page._buttons[name].click()
+    assert "typed and not added" in page._status.value and page.session.index == 1
+    assert batch.reviews.read_text() == saved and page._issue.value == "too vague"
+    page._issue.value = "  "
+    page._buttons[name].click()
+    assert "typed and not added" not in page._status.value
+
+
+def test_foreign_names_do_no_harm_in_widgets(tmp_path):
+    batch = p.write_batch(tmp_path, p.pilot_items([evil_example()]), {})
+    page = f.PilotPage(batch)
+    page.session.status = EVIL
+    page.show()
+    assert "<script" not in page._body.value + page._status.value + page._head.value
+
+
+# ---- the sheet
+
+
+def write_rows(path, rows, delimiter=","):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_a_sheet_comes_back_as_it_went(batch, tmp_path):
+    book = p.ReviewBook(batch.reviews, batch.items)
+    book.put(batch.items[0].id, True)
+    book.put(batch.items[1].id, False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")])
+    sheet = f.write_review_sheet(batch, tmp_path / "s.csv")
+    assert all(not re.match(r"\s*[=+\-@]", cell) for row in sheet_rows(sheet) for cell in row.values())
+    found = f.read_review_sheet(sheet, batch)
+    assert found == {
+        batch.items[0].id: (True, []),
+        batch.items[1].id: (False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]),
+    }
+    assert f.import_reviews(sheet, batch) == 0
+
+
+@given(st.data())
+def test_any_decisions_survive_the_sheet(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("sheet")
+    batch = p.write_batch(folder, p.pilot_items(RECORDS), {})
+    words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
+    issues = st.lists(st.builds(issue, st.sampled_from(list(p.STAGES)), words, words), min_size=1, max_size=3)
+    book, want = p.ReviewBook(batch.reviews, batch.items), {}
+    for item in batch.items:
+        made = data.draw(st.one_of(st.none(), st.just([]), issues))
+        if made is not None:
+            book.put(item.id, not made, made)
+            want[item.id] = (not made, book.get(item.id).issues)
+    sheet = f.write_review_sheet(batch, folder / "s.csv")
+    assert f.read_review_sheet(sheet, batch) == want
+
+
+def test_a_sheet_filled_in_elsewhere(batch, tmp_path):
+    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    random.Random(0).shuffle(rows)
+    for row in rows:
+        row["result"] = " PASS "
+    rows[0] |= {"result": "Fail", "stage": "other", "issue": "odd", "extra": "1"}
+    rows = [row | {"extra": row.get("extra", "")} for row in rows]
+    write_rows(tmp_path / "back.csv", rows, ";")
+    assert f.import_reviews(tmp_path / "back.csv", batch, "reader") == 9
+    rate = p.pass_rate(batch.items, p.read_reviews(batch.reviews))
+    assert (rate.passed, rate.failed) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"item": "nobody"}, "item"),
+        ({"result": "maybe"}, "result"),
+        ({"result": "fail"}, "stage"),
+        ({"result": "fail", "stage": "rubrics"}, "stage"),
+        ({"result": "fail", "stage": "prompt", "issue": "x"}, "stage"),
+        ({"result": "pass", "issue": "x"}, "issue"),
+        ({"stage": "rubrics"}, "issue"),
+        ({"query": "Another?"}, "query"),
+    ],
+)
+def test_a_sheet_with_a_fault_saves_nothing(batch, tmp_path, change, rule):
+    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    for row in rows[:3]:
+        row["result"] = "pass"
+    rows[4] |= change
+    write_rows(tmp_path / "bad.csv", rows)
+    with pytest.raises(DataError) as caught:
+        f.import_reviews(tmp_path / "bad.csv", batch)
+    assert [(v.rule, v.line) for v in caught.value.violations] == [(rule, 6)]
+    assert not batch.reviews.exists() or batch.reviews.read_text() == ""
+
+
+def test_pass_and_fail_for_one_row_contradict(batch, tmp_path):
+    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    bad = rows[0] | {"result": "fail", "stage": "rubrics", "issue": "x"}
+    for pair in ([rows[0] | {"result": "pass"}, bad], [bad, rows[0]], [rows[0], rows[0]]):
+        write_rows(tmp_path / "bad.csv", pair)
+        with pytest.raises(DataError, match="one line for each row"):
+            f.read_review_sheet(tmp_path / "bad.csv", batch)
+    write_rows(tmp_path / "good.csv", [bad, bad | {"issue": "y"}])
+    assert [i.text for i in f.read_review_sheet(tmp_path / "good.csv", batch)[batch.items[0].id][1]] == ["x", "y"]
+
+
+@pytest.mark.parametrize("data", [b"", b"item,result\na,pass\n", b"\xff\xfe\x00"])
+def test_no_sheet_at_all(batch, tmp_path, data):
+    (tmp_path / "x.csv").write_bytes(data)
+    with pytest.raises(DataError):
+        f.read_review_sheet(tmp_path / "x.csv", batch)
+
+
+def test_review_json_is_plain(batch):
+    decide(batch, [False])
+    line = json.loads(batch.reviews.read_text())
+    assert line["passed"] is False and line["issues"] == [{"stage": "rubrics", "text": "wrong", "item": ""}]

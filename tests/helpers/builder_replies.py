@@ -1,0 +1,98 @@
+"""Sound replies of a builder that is asked for distractors, rubrics and paragraphs, and rows to ask about."""
+
+import json
+
+import builder_server
+
+from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
+from memcalib.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.dataset.stages import Draft, DraftAtom
+from memcalib.dataset.plans import make_plans
+from memcalib.dataset.plans import PlanConfig
+
+HARD = {
+    "same_user": "The user keeps a diary of every sunrise.",
+    "near_topic": "The user once read a novel in which hens speak Latin.",
+    "other_person": "The user's cousin Olga breeds silent ducks.",
+    "other_occasion": "For the village fete the user needs cardboard cockerels.",
+    "outdated": "The user used to keep geese and sold them all.",
+}
+VERBS = ("sketched", "described", "remembered", "photographed", "mentioned", "dreamed of", "wrote down", "asked about")
+
+
+def distractors(asked: dict) -> dict:
+    others = []
+    for i, wanted in enumerate(asked["want"]["phrases"]):
+        text = f"The user {VERBS[i % len(VERBS)]} {', then '.join(wanted['phrases'])}."
+        others.append({"atom_id": wanted["atom_id"], "text": text})
+    return {"hard": {"text": HARD[asked["want"]["family"]], "why_tempting": "It sounds related."}, "others": others}
+
+
+def rubric(level: str, text: str) -> dict:
+    used = {"A": "No sentence is there because of this", "B": "A remark rests on this", "C": "The plan rests on this"}
+    under = "Not applicable." if level == "A" else f"The answer passes over this: {text}"
+    return {
+        "expected_answer_behavior": f"{used[level]}: {text}",
+        "memory_usage_weight": {"A": "none", "B": "supporting", "C": "controlling"}[level],
+        "validity_scope": "The whole request.",
+        "correct_use": f"{used[level]}: {text}",
+        "under_use": under,
+        "over_use": f"The answer speaks of nothing else than this: {text}",
+        "forbidden_memory_role": "A reason to refuse.",
+        "failure_direction": "Too much.",
+        "observable_checks": [f"One sentence repeats: {text}"],
+    }
+
+
+def rubrics(asked: dict) -> dict:
+    made = [{"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])} for a in asked["atoms"]]
+    return {"rubrics": made}
+
+
+def naturalization(asked: dict) -> dict:
+    return {"blocks": [{"block_id": b["block_id"], "memory_text": " ".join(b["atoms"])} for b in asked["blocks"]]}
+
+
+builder_server.MAKE |= {"distractors": distractors, "rubrics": rubrics, "naturalization": naturalization}
+
+FACTS = (
+    ("p1_a1", "The user's yard is 12 metres long.", "A"),
+    ("p2_a1", "A fox came to the user twice in May 2003.", "C"),
+    ("p3_a1", "The user's neighbour complains about noise.", "B"),
+)
+COUNTS = PlanConfig(blocks={4: 1}, difficulty={2: 1}, largest={2: {4: 1}}, atoms=(8, 63))
+
+
+def planned(family: str = "other_person", i: int = 0) -> Draft:
+    """A row with atoms and a plan."""
+    atoms = [
+        DraftAtom(
+            atom_id=name, text=text, ideal=level, origin="grounded", passage=n, without_memory="a", with_memory="b"
+        )
+        for n, (name, text, level) in enumerate(FACTS, 1)
+    ]
+    draft = Draft(id=f"hens:{i}", domain="general", question=builder_server.ASK, query=builder_server.ASK, atoms=atoms)
+    plan = make_plans([draft], COUNTS.model_copy(update={"families": (family,)}))[draft.id]
+    return draft.model_copy(update={"notes": {"plan": plan.model_dump(mode="json")}})
+
+
+def asked_of(stage, draft: Draft) -> dict:
+    """The data of a stage's first message."""
+    return json.loads(stage.messages(draft)[1]["content"])
+
+
+def made(stage, draft: Draft) -> dict:
+    """The reply of a builder without mistakes."""
+    return builder_server.MAKE[stage.name](asked_of(stage, draft))
+
+
+def done(stage, draft: Draft) -> Draft:
+    """The row after a stage with a builder without mistakes."""
+    reply = stage.reply.model_validate(made(stage, draft))
+    assert stage.check(draft, reply) == []
+    return stage.accept(draft, reply)
+
+
+FIRST_STAGES = (SCREENING, DERIVATION, ANNOTATION)
+CLUTTERED = done(DISTRACTORS, planned())
+RATED = done(RUBRICS, CLUTTERED)

@@ -1,0 +1,105 @@
+"""A loopback server that answers chat completions by a script of faults, for the tests of the client.
+
+As a program it prints its address and answers everything after a delay: `faulty_server.py [seconds]`; GET /seen gives
+the number of requests by the content of their last message.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+from collections import Counter
+
+from aiohttp import web
+
+
+def completion(text="ok", finish="stop", usage=(8, 3)):
+    """A good body in OpenAI's shape."""
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+    message = {"role": "assistant", "content": text}
+    body["choices"] = [{"index": 0, "finish_reason": finish, "message": message}]
+    if usage:
+        body["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
+    return body
+
+
+class FaultyServer:
+    """Takes one step of `script` for each request, and is good when the script is empty.
+
+    A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body is a dict, raw text, or
+    bytes that the headers say how to decode.
+    """
+
+    def __init__(self, *script, delay=0.0):
+        self.script, self.delay = list(script), delay
+        self.seen, self.headers, self.at_once, self.most = [], [], 0, 0
+
+    def __enter__(self):
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True)
+        self._thread.start()
+        assert ready.wait(20)
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def counts(self):
+        return Counter(request["messages"][-1]["content"] for request in self.seen)
+
+    async def _serve(self, ready=None):
+        app = web.Application(client_max_size=1 << 27)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/seen", self._report)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        if ready is None:
+            print(self.url, flush=True)
+        else:
+            ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _report(self, request):
+        return web.json_response(self.counts)
+
+    async def _chat(self, request):
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            return await self._step(request)
+        finally:
+            self.at_once -= 1
+
+    async def _step(self, request):
+        asked = await request.json()
+        self.seen.append(asked)
+        self.headers.append(request.headers.copy())
+        step = self.script.pop(0) if self.script else completion()
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if step == "hang":
+            await asyncio.sleep(3600)
+        if step == "drop":
+            request.transport.close()
+            return web.Response()
+        status, body, headers = (*step, {})[:3] if isinstance(step, tuple) else (200, step, {})
+        kind = {} if "Content-Type" in headers else {"content_type": "application/json"}
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body, headers=headers, **kind)
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text, headers=headers, **kind)
+
+
+if __name__ == "__main__":
+    asyncio.run(FaultyServer(delay=float(sys.argv[1]) if len(sys.argv) > 1 else 0.0)._serve())

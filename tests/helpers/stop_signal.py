@@ -1,0 +1,77 @@
+"""A run on two processes that is told to stop: `torchrun stop_signal.py FOLDER WHERE`.
+
+Both stop together, and go on together.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from run_files import weights
+
+from memcalib import training
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import Interrupted
+
+EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
+seen = {"sampling": 0, "judging": 0, "update": 0}
+places = {"sampling": 3, "judging": 20, "update": 5}  # in the third step; a process has 8 answers a step
+
+
+def tell(place: str, where: str) -> None:
+    """The second process hears a signal; under the launcher both wait in their judge until it comes."""
+    seen[place] += 1
+    if where == place and seen[place] == places[place] and RANK == 1:
+        signal.raise_signal(signal.SIGTERM)
+    if where == "launcher" and place == "judging" and seen[place] == places[place]:
+        if RANK == 0:
+            print("judging", flush=True)
+        time.sleep(600)
+
+
+def go(out: Path, where: str = "", resume=None):
+    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=4, max_tokens=12, save_every=50)
+    plain = training.sample_tokens, training.GRPOTrainer.compute_loss
+
+    def sample(*args, **options):
+        tell("sampling", where)
+        return plain[0](*args, **options)
+
+    def loss(*args, **options):
+        tell("update", where)
+        return plain[1](*args, **options)
+
+    def judge(example, response):
+        tell("judging", where)
+        return exact_judge(example, response)
+
+    seen.update(dict.fromkeys(seen, 0))
+    training.sample_tokens, training.GRPOTrainer.compute_loss = sample, loss
+    try:
+        model, options = load_policy("cold-short")[0], dict(tokenizer=build_tokenizer(), out=out, resume=resume)
+        return training.train(model, config, EXAMPLES, judge, **options)
+    finally:
+        training.sample_tokens, training.GRPOTrainer.compute_loss = plain
+
+
+def main(folder: Path, where: str) -> None:
+    torch.set_num_threads(1)
+    try:
+        go(folder / "cut", where)
+    except Interrupted as error:
+        found = {"message": str(error), "code": error.exit_code}
+    if where != "launcher":
+        found["same"] = torch.equal(
+            *(weights(run.model) for run in (go(folder / "cut", resume=True), go(folder / "whole")))
+        )
+    (folder / f"{RANK}.json").write_text(json.dumps(found))
+    sys.exit(found["code"] if where == "launcher" else 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

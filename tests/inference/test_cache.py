@@ -1,0 +1,356 @@
+"""The cache under several threads and processes, under violence, and on files that are not what they should be."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fake_clock import Clock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.inference.cache import _SCHEMA, CacheError, CallCache, call_key, clear_cache, default_path
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.floats(-9, 9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def same(a, b):
+    """Equality of JSON values where 1 equals 1.0 but not true."""
+    if isinstance(a, bool) or isinstance(b, bool) or a is None or b is None:
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return not isinstance(a, dict | list) and a == b
+
+
+@given(json_values, json_values)
+def test_keys_are_equal_exactly_where_values_are(a, b):
+    assert (call_key(x=a) == call_key(x=b)) == same(a, b)
+    assert call_key(x=a) == call_key(x=json.loads(json.dumps(a)))
+
+
+def test_key_takes_lone_surrogates_and_refuses_nan():
+    assert call_key(x="\ud800") != call_key(x="\ud801")
+    with pytest.raises(ValueError):
+        call_key(x=float("nan"))
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_text_comes_back_as_it_was(tmp_path_factory, text):
+    cache = CallCache(tmp_path_factory.mktemp("cache") / "calls.sqlite")
+    cache.put("k", {"text": text})
+    assert cache.get("k") == {"text": text}
+    cache.close()
+
+
+def test_default_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMCALIB_CACHE", str(tmp_path / "mine"))
+    assert default_path() == tmp_path / "mine" and CallCache().path == tmp_path / "mine"
+    monkeypatch.delenv("MEMCALIB_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path() == tmp_path / ".cache" / "memcalib" / "calls.sqlite"
+
+
+def test_nothing_is_created_before_it_is_needed(tmp_path):
+    cache = CallCache(tmp_path / "a" / "calls.sqlite")
+    assert cache.stats()["replies"] == 0 and clear_cache(cache.path) == 0
+    assert not (tmp_path / "a").exists()
+
+
+def test_modes_under_an_open_umask(tmp_path):
+    old = os.umask(0)
+    try:
+        cache = CallCache(tmp_path / "new" / "calls.sqlite")
+        cache.put("k", {"text": "private"})
+        modes = {file.name: file.stat().st_mode & 0o777 for file in cache.files()}
+        assert modes == dict.fromkeys(["calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"], 0o600)
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(old)
+
+
+def test_an_open_file_is_closed_to_others(tmp_path):
+    CallCache(tmp_path / "calls.sqlite").put("k", {})
+    (tmp_path / "calls.sqlite").chmod(0o644)
+    cache = CallCache(tmp_path / "calls.sqlite")
+    cache.get("k")
+    assert cache.path.stat().st_mode & 0o777 == 0o600
+
+
+# Claims -----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_of_many_threads_gets_the_claim(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    others = [CallCache(cache.path) for _ in range(4)]
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda k: (k % 10, [cache, *others][k % 5].claim(f"key {k % 10}")), range(200)))
+    assert Counter(key for key, ours in won if ours) == dict.fromkeys(range(10), 1)
+
+
+def test_a_lease_that_ran_out_is_free_and_one_that_runs_is_not(tmp_path):
+    one, two = (CallCache(tmp_path / "calls.sqlite", lease=60) for _ in range(2))
+    assert one.claim("k") and not two.claim("k")
+    with two._connection() as db:
+        db.execute("UPDATE claims SET expires = ?", (time.time() - 1,))
+    assert two.claim("k") and not one.claim("k")
+    one.release("k")  # no longer its own: changes nothing
+    assert two.stats()["claims"] == 1
+    one.put("k", {"text": "late, and still good"})
+    assert two.get("k") and not two.claim("k")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("memcalib.inference.cache.time", clock)
+    return clock
+
+
+def test_a_lease_is_renewed_while_the_call_is_under_way(tmp_path, clock):
+    one, two = (CallCache(tmp_path / "calls.sqlite", lease=60) for _ in range(2))
+    assert one.claim("k") and clock.asleep.acquire(timeout=30)
+    for _ in range(9):  # three leases
+        assert not two.claim("k")
+        clock.advance(20)
+        assert clock.asleep.acquire(timeout=30), "renewed, and asleep again"
+    one.release("k")
+    assert two.claim("k")
+    two.release("k")
+    clock.advance(20)  # nothing is held: both threads end
+
+
+def test_a_claim_from_another_machine_lasts_as_long_as_its_lease(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    with cache._connection() as db:
+        db.execute("INSERT INTO claims VALUES ('k', 'elsewhere/1 999999999 x', ?)", (time.time() + 60,))
+        db.execute("INSERT INTO claims VALUES ('j', 'elsewhere/1 999999999 x', ?)", (time.time() - 1,))
+    assert not cache.claim("k") and cache.claim("j")
+
+
+WORK = """
+import os, sys, time
+from memcalib.inference.cache import CallCache
+cache, log = CallCache(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+print("ready", flush=True)
+for k in range(int(sys.argv[3])):
+    key = str(k)
+    while not (found := cache.get(key)) and not cache.claim(key):
+        time.sleep(0.001)
+    if not found:
+        os.write(log, (key + "\\n").encode())
+        cache.put(key, {"text": key * 100})
+"""
+
+
+def worker(path, log, count):
+    command = [sys.executable, "-c", WORK, str(path), str(log), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_the_work_and_double_none(tmp_path):
+    path, log = tmp_path / "new" / "calls.sqlite", tmp_path / "log"
+    workers = [worker(path, log, 300) for _ in range(4)]  # all of them create the file at once
+    assert [process.wait(60) for process in workers] == [0] * 4
+    assert Counter(log.read_text().split()) == {str(k): 1 for k in range(300)}
+    assert CallCache(path).stats()["replies"] == 300
+    for process in workers:
+        process.stdout.close()
+
+
+def test_a_file_that_another_process_fills_between_two_looks_is_ours(tmp_path, monkeypatch):
+    path, looks, connect = tmp_path / "calls.sqlite", [], sqlite3.connect
+
+    class Between(sqlite3.Connection):
+        def execute(self, statement, *values):
+            looks.append(statement)
+            if len(looks) == 2:
+                connect(path, isolation_level=None).executescript(_SCHEMA)
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Between))
+    assert CallCache(path).get("k") is None
+    assert "sqlite_master" in looks[0] and "application_id" in looks[1]
+
+
+def test_killed_at_any_moment_nothing_committed_is_lost(tmp_path):
+    path, log = tmp_path / "calls.sqlite", tmp_path / "log"
+    for lines in (4, 20, 60):
+        with worker(path, log, 100_000) as process:
+            assert process.stdout.readline() == "ready\n"
+            while not log.exists() or log.read_bytes().count(b"\n") < lines:
+                os.sched_yield()
+            process.send_signal(signal.SIGKILL)
+    cache = CallCache(path)
+    asked = Counter(log.read_text().split())
+    stored = cache.stats()["replies"]
+    assert stored > 10 and len(asked) - stored in (0, 1)
+    assert sum(asked.values()) - stored <= 3  # at most the one that was under way at each death
+    assert all(cache.get(key) == {"text": key * 100} for key in list(asked)[:stored])
+    last = str(stored)
+    assert cache.get(last) is None and cache.claim(last)  # the dead process's claim is free at once
+
+
+def test_a_forked_child_opens_the_file_for_itself(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    assert cache.claim("mine")
+
+    def child(answers):
+        answers.put([cache.claim("mine"), cache.claim("its"), cache.owner.split()[1]])
+        cache.put("its", {"text": "child"})
+
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=child, args=(answers,))
+    process.start()
+    mine, its, pid = answers.get()
+    process.join(20)
+    assert (mine, its, pid) == (False, True, str(process.pid))
+    cache.put("mine", {"text": "parent"})
+    assert cache.get("its") == {"text": "child"} and cache.stats()["replies"] == 2
+
+
+def test_threads_write_and_read_at_once(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+
+    def write(k):
+        cache.put(str(k), {"text": "x" * k})
+        return cache.get(str(k)) == {"text": "x" * k}
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(200)))
+
+
+# Files that are not what they should be ---------------------------------------------------------------------------------
+
+
+def damaged(path):
+    cache = CallCache(path)
+    for k in range(50):
+        cache.put(str(k), {"text": "x" * 2000})
+    cache.close()
+    data = bytearray(path.read_bytes())
+    data[100:8000] = bytes(7900)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"not a database" * 100), damaged])
+def test_a_damaged_file_is_named_with_the_way_out(tmp_path, make):
+    path = tmp_path / "calls.sqlite"
+    make(path)
+    with pytest.raises(CacheError, match=r"calls\.sqlite.*memcalib cache clear"):
+        CallCache(path).get("1")
+    clear_cache(path)
+    cache = CallCache(path)
+    cache.put("k", {"text": "new"})
+    assert cache.get("k") == {"text": "new"}
+
+
+def test_another_programs_database_is_left_alone(tmp_path):
+    path = tmp_path / "accounts.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE money (amount)")
+    db.close()
+    before = path.read_bytes()
+    for use in (lambda: CallCache(path).get("k"), lambda: clear_cache(path)):
+        with pytest.raises(CacheError, match="another program"):
+            use()
+    assert path.read_bytes() == before
+
+
+def test_a_text_file_is_not_deleted(tmp_path):
+    path = tmp_path / "thesis.tex"
+    path.write_text("years of work " * 100)
+    with pytest.raises(CacheError, match=r"thesis.tex: .*choose another file"):
+        clear_cache(path)
+    assert path.read_text().startswith("years of work")
+
+
+def test_a_later_version_is_refused(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    cache = CallCache(path)
+    with cache._connection() as db:
+        db.execute("PRAGMA user_version = 7")
+    cache.close()
+    with pytest.raises(CacheError, match="version 7, this memcalib reads version 1"):
+        cache.get("k")
+
+
+@pytest.mark.parametrize("path", ["", "file/calls.sqlite"])
+def test_a_place_where_no_file_can_be(tmp_path, path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"(directory|exists).*MEMCALIB_CACHE"):
+        CallCache(tmp_path / path).get("k")
+
+
+def test_a_full_disk_keeps_what_is_stored(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    cache.put("k", {"text": "old"})
+    size = max(file.stat().st_size for file in cache.files())
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, before[1]))
+    try:
+        with pytest.raises(CacheError, match=r"calls\.sqlite"):
+            cache.put("big", {"text": "x" * 10**6})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert cache.get("k") == {"text": "old"} and cache.get("big") is None
+    cache.put("big", {"text": "later"})
+    assert cache.stats()["replies"] == 2
+
+
+def test_clear_leaves_running_claims_and_no_text(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    cache.put("k", {"text": "a very private sentence"})
+    assert cache.claim("j") and cache.clear() == 1
+    assert cache.stats() | {"bytes": 0} == {
+        "path": str(cache.path),
+        "replies": 0,
+        "models": {},
+        "claims": 1,
+        "bytes": 0,
+    }
+    assert not any(b"very private" in file.read_bytes() for file in cache.files())
+
+
+def test_no_thread_stays_when_nothing_is_held(tmp_path, clock):
+    cache = CallCache(tmp_path / "calls.sqlite", lease=60)
+    cache.claim("k")
+    renewer = cache._renewer
+    cache.release("k")
+    assert renewer.is_alive() and clock.asleep.acquire(timeout=30)
+    clock.advance(20)
+    renewer.join(30)
+    assert not renewer.is_alive() and cache._renewer is None
+    assert cache.claim("k") and cache._renewer.is_alive() and clock.asleep.acquire(timeout=30)
+    cache.release("k")
+    clock.advance(20)
+
+
+def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_path):
+    text, other = tmp_path / "examples.jsonl", tmp_path / "other.db"
+    text.write_text("{}\n" * 100)
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE t (a)")
+    for file in (text, other):
+        file.chmod(0o644)
+        with pytest.raises(CacheError, match="choose another file with MEMCALIB_CACHE") as caught:
+            CallCache(file).get("key")
+        assert file.stat().st_mode & 0o777 == 0o644 and "cache clear" not in str(caught.value)

@@ -1,0 +1,394 @@
+"""A judge that fails: what is left out, what pauses a run, what ends it, and how it goes on."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from run_files import assert_same, rows, timeless, weights
+
+from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.judge import LLMJudge
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
+from memcalib.problem import judgment_for
+from memcalib.io.records import DataError
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import Interrupted, StopSignals
+from memcalib.training import train
+
+torch.set_num_threads(1)
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
+
+
+class Time:
+    """A clock that moves only when somebody sleeps, and does something when it is ten minutes later."""
+
+    def __init__(self, until=600.0, then=lambda: None):
+        self.now, self.waits, self.until, self.then = 0.0, [], until, then
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        before, self.now = self.now, self.now + seconds
+        if before < self.until <= self.now:
+            self.then()
+
+
+def patient(judge, time, **options):
+    return PatientJudge(judge, clock=time.clock, sleep=time.sleep, **options)
+
+
+def go(out, judge, resume=None, on_step=None, **changes):
+    sizes = dict(prompts=4, generations=4, steps=3, max_tokens=16)
+    config = world_config(WORLDS["short"], **(sizes | changes))
+    options = dict(tokenizer=TOKENIZER, out=out, resume=resume, on_step=on_step)
+    return train(load_policy("cold-short")[0], config, EXAMPLES, judge, **options)
+
+
+def llm_judge(server, cache=None):
+    endpoint = Endpoint(model="micro-judge", base_url=server.base_url, key_env="", attempts=1, backoff=0)
+    return LLMJudge(endpoint, cache=cache)
+
+
+@given(
+    fails=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    unread=st.lists(st.booleans(), min_size=8, max_size=8),
+    share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    minutes=st.sampled_from([0.0, 1.0, 30.0]),
+)
+def test_rounds_against_plain_code(fails, unread, share, minutes):
+    """Answer i fails `fails[i]` times, and then its reply may be unreadable; plain code says how many rounds there are."""
+    time, asked = Time(), [0] * len(fails)
+
+    def judge(example, response):
+        i = int(response)
+        asked[i] += 1
+        if asked[i] <= fails[i]:
+            raise TimeoutError("slow")
+        return mumble(example, "") if unread[i] else exact_judge(example, "")
+
+    rounds, now, wait, ends = 1, 0.0, 5.0, None
+    while True:
+        failed = sum(f >= rounds for f in fails)
+        mumbled = sum(f < rounds and bad for f, bad in zip(fails, unread, strict=False))
+        if failed + mumbled <= share * len(fails):
+            break
+        if mumbled > share * len(fails):
+            ends = JudgeUnreadable, f"{mumbled} of {len(fails)} answers"
+            break
+        if now >= 60 * minutes:
+            ends = JudgeDown, f"{failed} of {len(fails)} judgments"
+            break
+        now, wait, rounds = now + wait, min(300.0, 2 * wait), rounds + 1
+    left = [f >= rounds for f in fails]
+    examples, answers = [EXAMPLES[0]] * len(fails), [str(i) for i in range(len(fails))]
+    whole = patient(judge, time, max_failed=share, minutes=minutes)
+    if ends:
+        with pytest.raises(ends[0], match=ends[1]):
+            whole.batch(examples, answers)
+    else:
+        found = whole.batch(examples, answers)
+        assert [j.retry for j in found] == left
+        assert [j.scored for j in found] == [not (gone or bad) for gone, bad in zip(left, unread, strict=False)]
+    assert asked == [min(rounds, f + 1) for f in fails]
+    assert time.now == now and whole.pauses == rounds - 1
+
+
+def mumble(example, response):
+    return judgment_for(example, {}, error="reply is no JSON object")
+
+
+def half(example, response):
+    """Every second answer has no level, and no reason for it."""
+    state["n"] += 1
+    if state["n"] % 2:
+        return exact_judge(example, response)
+    return judgment_for(example, {})
+
+
+state = {"n": 0}
+
+
+def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
+    """It answers every call, so nothing is asked again, and nothing would be learned to the last step."""
+    asked = []
+
+    def judge(example, response):
+        asked.append(1)
+        return mumble(example, response)
+
+    with pytest.raises(JudgeUnreadable) as told:
+        go(tmp_path / "first", judge)
+    text = str(told.value)
+    assert "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)" in text
+    found = re.search(r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking", text)
+    assert found[1] in {example.id for example in EXAMPLES}
+    assert "could not be scored" not in text
+    assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
+    assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
+    turn = {"judge": exact_judge}
+    later = lambda row: turn.update(judge=mumble if row["step"] == 2 else exact_judge)
+    with pytest.raises(
+        JudgeUnreadable, match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True"
+    ):
+        go(tmp_path / "later", lambda *pair: turn["judge"](*pair), on_step=later)
+    trainer = go(tmp_path / "later", exact_judge, resume=True)
+    whole = go(tmp_path / "whole", exact_judge)
+    assert_same((trainer, tmp_path / "later"), (whole, tmp_path / "whole"), "judge_")
+
+
+def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
+    state["n"] = 0
+    go(tmp_path, half, steps=1)
+    (row,) = rows(tmp_path)
+    assert row["unscored"] == 8 and row["failed_calls"] == 0
+    state["n"] = 0
+    with pytest.raises(JudgeUnreadable, match=r"8 of 16 answers .*40%.*no level for "):
+        go(tmp_path / "less", half, steps=1, max_failed=0.4)
+    more = go(tmp_path / "more", mumble, steps=1, max_failed=1)
+    assert more.skipped == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError("gone"), True),
+        (TimeoutError("slow"), True),
+        (CallError("server", "500"), True),
+        (CallError("auth", "wrong key"), False),
+        (CallError("unreachable", "never", fatal=True), False),
+        (ValueError("a bug"), False),
+        (KeyError("a bug"), False),
+    ],
+)
+def test_what_is_a_failed_call(error, passes):
+    def judge(example, response):
+        raise error
+
+    found, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"])
+    assert (fault is None) == passes and [j.retry for j in found] == [True] * (2 * passes)
+
+
+def test_another_process_decides_too():
+    busy = PatientJudge(exact_judge, total=lambda sums: [sums[0] + 1, *sums[1:]])
+    with pytest.raises(JudgeFault, match="another process"):
+        busy.batch(EXAMPLES[:1], [""])
+    time, rest = Time(), [12, 4, 0]
+
+    def total(sums):
+        faults, failed, lost, _, *more = sums
+        return [faults, failed + rest[0], lost + rest.pop(0), 16, *more]
+
+    elsewhere = patient(exact_judge, time, total=total)
+    assert elsewhere.batch(EXAMPLES[:1], [""])[0].scored
+    assert time.waits == [5.0]
+    unread = PatientJudge(exact_judge, total=lambda sums: [0, 0, sums[2] + 9, 16, *sums[4:]])
+    with pytest.raises(JudgeUnreadable, match="9 of 16 answers .* on another process"):
+        unread.batch(EXAMPLES[:1], [""])
+    signals = StopSignals(active=True)
+    told = PatientJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        told.batch(EXAMPLES[:1], [""])
+    assert told.batch(EXAMPLES[:1], [""], keep=True)[0].scored and not signals.found
+
+
+def test_messages(caplog):
+    logging.disable(logging.NOTSET)
+    time = Time()
+
+    def judge(example, response):
+        raise ConnectionError("connection refused")
+
+    with caplog.at_level(logging.WARNING, "memcalib"), pytest.raises(JudgeDown) as found:
+        patient(judge, time, minutes=2).batch(EXAMPLES[:3], [""] * 3)
+    for text in (caplog.messages[0], str(found.value)):
+        assert "3 of 3 judgments" in text and "50%" in text and "ConnectionError: connection refused" in text
+    assert "pauses" in caplog.messages[0] and "2 minutes" in str(found.value)
+    assert len(caplog.messages) == len(time.waits)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight")
+    with MicroServer(EXAMPLES) as server:
+        trainer = go(out, llm_judge(server), max_failed=0.5)
+    return trainer, out
+
+
+def test_a_judge_behind_a_server_is_the_reward(straight):
+    trainer, out = straight
+    first = rows(out)[0]
+    assert first["judge_calls"] >= 1 and first["judge_failures"] == 0 and first["judge_prompt_tokens"] > 0
+    assert 0 <= first["evidence_mismatch"] <= 1 and first["failed_calls"] == 0
+    assert first["judge_cost"] is None
+    spent = judge_spent(trainer.judge)["calls"]
+    assert sum(row["judge_calls"] for row in rows(out)) == spent
+
+
+def test_judge_down_for_ten_minutes(tmp_path, straight, caplog):
+    logging.disable(logging.NOTSET)
+    server = MicroServer(EXAMPLES)
+    server.start()
+    time = Time(then=lambda: server.start())
+    judge = patient(llm_judge(server), time)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        trainer = go(tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None)
+    server.stop()
+    assert 600 <= time.now < 1200 and len(time.waits) >= 7
+    assert_same((trainer, tmp_path), straight, "judge_")
+    assert "16 of 16 judgments" in caplog.text and "no connection" in caplog.text
+
+
+def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
+    server = MicroServer(EXAMPLES)
+    server.start()
+    time = Time()
+    stop = lambda row: server.stop() if row["step"] == 2 else None
+    judge = patient(llm_judge(server, tmp_path / "replies.sqlite"), time, minutes=30)
+    with pytest.raises(
+        JudgeDown, match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True"
+    ):
+        go(tmp_path / "run", judge, on_step=stop)
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
+    assert read_state(tmp_path / "run" / "checkpoint-4")["judge_cache"] == str(tmp_path / "replies.sqlite")
+    assert len(rows(tmp_path / "run")) == 2
+    server.start()
+    trainer = go(tmp_path / "run", llm_judge(server), resume=True)
+    server.stop()
+    assert_same((trainer, tmp_path / "run"), straight, "judge_")
+
+
+def test_down_again_right_after_going_on(tmp_path):
+    time = Time()
+    down = []
+
+    def judge(example, response):
+        if down:
+            raise ConnectionError("refused")
+        return exact_judge(example, response)
+
+    with pytest.raises(JudgeDown, match="checkpoint-2"):
+        go(tmp_path / "a", patient(judge, time), on_step=lambda row: down.append(1))
+    with pytest.raises(JudgeDown, match="a.checkpoint-2"):
+        go(tmp_path / "b", patient(judge, time), resume=tmp_path / "a" / "checkpoint-2")
+    assert newest_checkpoint(tmp_path / "b") is None
+    down.clear()
+    whole, resumed = (
+        go(tmp_path / "whole", exact_judge),
+        go(tmp_path / "b", judge, resume=tmp_path / "a" / "checkpoint-2"),
+    )
+    assert torch.equal(weights(whole.model), weights(resumed.model))
+
+
+def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
+    def judge(example, response):
+        state["n"] += 1
+        if state["n"] in (2, 3):
+            raise ConnectionError("reset")
+        return exact_judge(example, response)
+
+    state = {"n": 0}
+    trainer = go(tmp_path, judge, steps=1)
+    (row,) = rows(tmp_path)
+    assert row["failed_calls"] == row["unscored"] == 2
+    assert trainer.credit.advantages[1:3].abs().sum() == 0 and state["n"] == 16
+
+
+def foreign(example, response):
+    judgment = exact_judge(example, response)
+    return judgment.model_copy(
+        update={"atoms": [*judgment.atoms[1:], judgment.atoms[0].model_copy(update={"atom_id": "x9"})]}
+    )
+
+
+def bug(example, response):
+    raise KeyError("no such level")
+
+
+@pytest.mark.parametrize(("wrong", "message"), [(foreign, "'x9'"), (bug, "KeyError: 'no such level'")])
+def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
+    state = {"judge": exact_judge}
+    turn = lambda row: state.update(judge=wrong)
+    with pytest.raises(JudgeFault, match=message) as found:
+        go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
+    assert "checkpoint-2" in str(found.value) and newest_checkpoint(tmp_path).name == "checkpoint-2"
+    cause = found.value.__cause__
+    assert "go on, once this is mended, with resume=True" in str(found.value)
+    assert isinstance(cause, DataError | KeyError)
+
+
+def test_a_fault_before_the_first_step_saves_nothing(tmp_path):
+    with pytest.raises(JudgeFault, match="Nothing was trained yet: start again, once this is mended$"):
+        go(tmp_path, bug)
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_judge_that_stops_in_validation(tmp_path):
+    state, held_out = {"down": False}, EXAMPLES[:2]
+
+    def judge(example, response):
+        if state["down"] and len(response) > 0 and state["calls"] >= 16:
+            raise KeyError("bug")
+        state["calls"] = state.get("calls", 0) + 1
+        return exact_judge(example, response)
+
+    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=12, eval_every=1)
+    options = dict(tokenizer=TOKENIZER, validation=held_out)
+    swap = lambda row: state.update(down=row["step"] == 1, calls=0)
+    model = lambda: load_policy("cold-short")[0]
+    with pytest.raises(JudgeFault, match="Everything so far is saved in .*checkpoint-4"):
+        train(model(), config, EXAMPLES, judge, on_step=swap, out=tmp_path / "cut", **options)
+    state["down"] = False
+    resumed = train(model(), config, EXAMPLES, judge, out=tmp_path / "cut", resume=True, **options)
+    whole = train(model(), config, EXAMPLES, judge, out=tmp_path / "whole", **options)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert [("valid_SCS" in row, row["step"]) for row in rows(tmp_path / "cut")] == [
+        (True, 0),
+        (True, 1),
+        (False, 2),
+        (True, 3),
+    ]
+
+
+def test_partial_is_no_judge_with_totals():
+    assert judge_spent(partial(exact_judge)) == {} and judge_spent(PatientJudge(exact_judge)) == {}
+
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+
+
+@pytest.mark.slow
+def test_two_processes_stop_and_go_on_together(tmp_path):
+    """The judge of the second process alone is down: half of all calls fail, over the limit of two in five."""
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    script, root = HELPERS / "failing_judge.py", str(HELPERS.parents[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, tmp_path]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=os.environ | quiet | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for found in (first, second):
+        assert found["same"] and found["step"] == 2 and found["processes"] == 2 and found["waited"] >= 600
+        assert "8 of 16 judgments" in found["message"] and "checkpoint-4" in found["message"]
+    assert "another process" in first["message"] and "refused" in second["message"]
+    whole, cut = (timeless(tmp_path / name, "judge_") for name in ("whole", "cut"))
+    assert [row["step"] for row in whole] == [0, 1, 2, 3] and whole == cut

@@ -1,0 +1,351 @@
+"""A run that is told to stop saves its last whole step and goes on from there as if nothing had happened."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from micro_policy import EXAMPLES, TOKENIZER, policy
+from run_files import assert_same, rows, timeless
+
+from memcalib.trainer import rewards as desk_module
+from memcalib import training as training_module
+from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_state
+from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.inference.client import run_async
+from memcalib.trainer.stopping import PatientJudge
+from memcalib.trainer.settings import world_config
+from memcalib.trainer.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight, diverged, elected, not_finite
+from memcalib.training import train
+
+torch.set_num_threads(1)
+SETTINGS = dict(prompts=4, generations=4, steps=4, max_tokens=12, save_every=50, eval_every=2)
+ROOT = Path(__file__).parents[2]
+QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Both signals have their default handlers before a test, and again after it."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_handlers_of_others_stay():
+    mine = lambda number, frame: None
+    for other in (mine, signal.SIG_IGN):
+        signal.signal(signal.SIGTERM, other)
+        with StopSignals(active=True).heard() as signals:
+            assert signal.getsignal(signal.SIGTERM) == other and signal.getsignal(signal.SIGINT) == signals._handle
+        assert signal.getsignal(signal.SIGTERM) == other
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_handlers_are_back_after_an_error():
+    with pytest.raises(KeyError), StopSignals(active=True).heard():
+        raise KeyError
+
+
+def test_not_off_the_main_thread():
+    found = []
+
+    def work():
+        with StopSignals(active=True).heard() as signals:
+            found.extend(signal.getsignal(number) == signals._handle for number in SIGNALS)
+            found.append(signals.run(lambda: "done"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False, False, "done"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6))
+def test_all_processes_elect_the_same(heard):
+    processes = [StopSignals(active=True) for _ in heard]
+    for process, (term, interrupt) in zip(processes, heard, strict=True):
+        process.found = signal.SIGTERM if term else signal.SIGINT if interrupt else 0
+    sums = [sum(votes) for votes in zip(*(process.votes() for process in processes), strict=True)]
+    for process in processes:
+        process.total = lambda votes: sums
+    expected = signal.SIGTERM if any(t for t, _ in heard) else signal.SIGINT if any(i for _, i in heard) else 0
+    assert {process.agreed() for process in processes} == {expected} == {elected(sums)}
+
+
+def test_calls_under_way_are_given_up_and_cleared():
+    """The judge's calls run in an event loop; what they hold is given back."""
+    left = []
+
+    async def call(number):
+        try:
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(3600)
+        finally:
+            left.append(number)
+
+    async def calls():
+        await asyncio.gather(*map(call, range(4)))
+
+    with StopSignals(active=True).heard() as signals:
+        assert signals.run(lambda: run_async(calls())) is None
+    assert sorted(left) == [0, 1, 2, 3] and signals.agreed() == signal.SIGINT
+
+
+SECOND = """
+import os, signal, sys
+from memcalib.trainer.stopping import StopSignals
+now = [0.0]
+with StopSignals(active=True, clock=lambda: now[0]).heard() as signals:
+    os.kill(os.getpid(), signal.{first})
+    now[0] = 2.9
+    os.kill(os.getpid(), signal.{second})
+    print("echo", signals.found, flush=True)
+    now[0] = 3.1
+    os.kill(os.getpid(), signal.{second})
+    print("never", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")])
+def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(first, second):
+    script = SECOND.format(first=first, second=second)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | QUIET, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == -getattr(signal, second), done.stderr
+    assert done.stdout.split() == ["echo", str(int(getattr(signal, first)))]
+    assert done.stderr.strip() == f"{first}: the run saves its last whole step and ends; again to end at once"
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, -1.5, math.nan, math.inf, -math.inf]), min_size=3, max_size=3), max_size=4)
+)
+def test_not_finite_against_plain_code(values):
+    mask = [[(row + token) % 3 != 0 for token in range(3)] for row in range(len(values))]
+    places = [(r, t) for r in range(len(values)) for t in range(3) if mask[r][t] and not math.isfinite(values[r][t])]
+    found = not_finite(torch.tensor(values).view(-1, 3), torch.tensor(mask, dtype=torch.bool).view(-1, 3))
+    expected = f"row {places[0][0]}, token {places[0][1]} is {values[places[0][0]][places[0][1]]}" if places else ""
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_damaged_weights_in_every_precision(dtype):
+    policy = build_policy(0).to(dtype)
+    assert damaged_weight(policy) == ""
+    name, weight = list(policy.named_parameters())[5]
+    with torch.no_grad():
+        weight.view(-1)[7] = 1e300 if dtype == torch.float64 else 1e38
+    assert damaged_weight(policy) == f"weight {name} of norm inf"
+    weight.requires_grad_(False)
+    assert damaged_weight(policy) == ""
+
+
+def test_messages_say_what_to_do_and_not_to_go_on():
+    said = str(diverged(7, "loss nan", 12, 0.5, torch.bfloat16, "run/checkpoint-6"))
+    for part in ("step 7: loss nan", "finite", "learning rate (0.5)", "(bfloat16)", "run/checkpoint-6 are from before"):
+        assert part in said
+    assert "resume" not in said and "memory" in str(diverged(1, "x", 3, 1, torch.float32, look="look at the memory"))
+
+
+def go(out, judge=exact_judge, resume=None, on_step=None, model=None, **changes):
+    config = world_config(WORLDS["short"], **(SETTINGS | changes))
+    options = dict(tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume)
+    return train(model or policy(), config, EXAMPLES, judge, **options)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight")
+    return go(out), out
+
+
+class Told:
+    """Raises a signal when the run is at one place, once."""
+
+    def __init__(self, monkeypatch, place: str, number: int, at: int):
+        self.place, self.number, self.at, self.count = place, number, at, 0
+        self.wrap(monkeypatch, training_module, "sample_tokens", "sampling")
+        self.wrap(monkeypatch, desk_module, "sample_answers", "validation")
+        self.wrap(monkeypatch, training_module.GRPOTrainer, "compute_loss", "update")
+
+    def wrap(self, monkeypatch, home, name, place):
+        plain = getattr(home, name)
+
+        def watched(*args, **options):
+            self.tell(place)
+            return plain(*args, **options)
+
+        monkeypatch.setattr(home, name, watched)
+
+    def tell(self, place: str) -> None:
+        if place == self.place:
+            self.count += 1
+            if self.count == self.at:
+                signal.raise_signal(self.number)
+
+    def judge(self, example, response):
+        self.tell("judging")
+        return exact_judge(example, response)
+
+    def on_step(self, row):
+        self.tell("row")
+
+
+PLACES = [
+    ("sampling", 3, 2),  # the third rollout: given up
+    ("judging", 2 + 32 + 5, 2),  # two of validation, two batches, and into the third
+    ("update", 5, 3),  # the first mini-batch of the third step: both are finished
+    ("update", 6, 3),
+    ("validation", 2, 2),  # the scores of the second step are in its row
+    ("row", 3, 2),  # rows 0, 1 and 2; the next rollout does not begin
+]
+
+
+@pytest.mark.parametrize(("place", "at", "step"), PLACES)
+def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(tmp_path, straight, monkeypatch, place, at, step):
+    number = SIGNALS[at % 2]
+    with monkeypatch.context() as patches:
+        told = Told(patches, place, number, at)
+        with pytest.raises(Interrupted) as found:
+            go(tmp_path, told.judge, on_step=told.on_step)
+    assert told.count == (2 * step if place == "update" else at), "an update is finished, and nothing else goes on"
+    assert found.value.exit_code == 128 + number and newest_checkpoint(tmp_path).name == f"checkpoint-{2 * step}"
+    said, folder = f"{signal.Signals(number).name}: the run was told to stop", tmp_path / f"checkpoint-{2 * step}"
+    advice = "go on with resume=True, or with --resume on the command line"
+    assert str(found.value) == f"{said}. Everything so far is saved in {folder}: {advice}"
+    assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)] and "valid_SCS" in rows(tmp_path)[2]
+    assert len(checkpoints(tmp_path)) == 1
+    assert_same((go(tmp_path, resume=True), tmp_path), straight)
+
+
+def test_a_signal_in_the_last_step_comes_too_late(tmp_path, straight, monkeypatch):
+    told = Told(monkeypatch, "update", signal.SIGTERM, 8)
+    trainer = go(tmp_path, told.judge)
+    assert_same((trainer, tmp_path), straight)
+
+
+def test_before_the_first_step_nothing_is_saved(tmp_path, monkeypatch):
+    told = Told(monkeypatch, "sampling", signal.SIGTERM, 1)
+    with pytest.raises(Interrupted, match="Nothing was trained yet: start again$"):
+        go(tmp_path, told.judge)
+    assert checkpoints(tmp_path) == []
+
+
+def test_told_again_right_after_going_on(tmp_path, straight, monkeypatch):
+    with monkeypatch.context() as patches, pytest.raises(Interrupted):
+        go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 3).judge)
+    saved = (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns
+    with monkeypatch.context() as patches, pytest.raises(Interrupted, match="saved in .*checkpoint-4"):
+        go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 1).judge, resume=True)
+    assert (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns == saved, "it is saved already"
+    assert_same((go(tmp_path, resume=True), tmp_path), straight)
+
+
+def test_a_judge_that_is_down_does_not_keep_the_run(tmp_path, straight):
+    down = []
+
+    def judge(example, response):
+        if down:
+            raise ConnectionError("refused")
+        return exact_judge(example, response)
+
+    def wait(seconds):
+        waits.append(seconds)
+        signal.raise_signal(signal.SIGTERM)
+
+    waits = []
+    patient = PatientJudge(judge, clock=lambda: 0.0, sleep=wait)
+    with pytest.raises(Interrupted, match=r"saved in .*checkpoint-2: go on with"):
+        go(tmp_path, patient, on_step=lambda row: down.append(1) if row["step"] == 1 else None)
+    assert waits == [5.0]
+    assert_same((go(tmp_path, resume=True), tmp_path), straight)
+
+
+def test_a_run_without_checkpoints_hears_nothing(tmp_path):
+    def judge(example, response):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, judge, save_every=0, eval_every=0)
+    assert checkpoints(tmp_path) == []
+
+
+def test_an_adapter_is_saved_too(tmp_path, monkeypatch):
+    options = dict(lora_rank=4, steps=3, lr=1e-2)
+    whole = go(tmp_path / "whole", **options)
+    with monkeypatch.context() as patches, pytest.raises(Interrupted):
+        go(tmp_path / "cut", Told(patches, "sampling", signal.SIGTERM, 2).judge, **options)
+    assert_same((go(tmp_path / "cut", resume=True, **options), tmp_path / "cut"), (whole, tmp_path / "whole"))
+
+
+TESTS = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
+SCRIPT = """
+import sys, time
+sys.path[:0] = {tests!r}
+import test_stopping as t
+from memcalib.commands.cli import stop
+
+def judge(example, response):
+    rows = t.Path({out!r}, "steps.jsonl")
+    if rows.exists() and len(rows.read_text().splitlines()) > 2:
+        print("judging", flush=True)
+        time.sleep(600)
+    return t.exact_judge(example, response)
+
+try:
+    t.go(t.Path({out!r}), judge)
+except t.Interrupted as error:
+    stop(str(error), error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
+    script = SCRIPT.format(tests=TESTS, out=str(tmp_path))
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
+    process = subprocess.Popen([sys.executable, "-c", script], **options)
+    assert process.stdout.readline() == "judging\n", process.communicate(timeout=60)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said and f"saved in {tmp_path / 'checkpoint-4'}: go on with" in said
+    assert read_state(tmp_path / "checkpoint-4")["step"] == 2
+    assert_same((go(tmp_path, resume=True), tmp_path), straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["sampling", "judging", "update", "launcher"])
+def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, where):
+    """The second process alone hears the signal; or the launcher does, which passes it on to both."""
+    script = ROOT / "tests" / "helpers" / "stop_signal.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, tmp_path]
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
+    process = subprocess.Popen([*map(str, command), where], **options)
+    if where == "launcher":
+        assert process.stdout.readline() == "judging\n"
+        process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=240)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    step = 3 if where == "update" else 2
+    for found in (first, second):
+        assert found["code"] == 143 and f"checkpoint-{2 * step}: go on with" in found["message"], said[-2000:]
+    assert read_state(tmp_path / "cut" / f"checkpoint-{2 * step}")["step"] == step
+    if where != "launcher":
+        assert first["same"] and second["same"]
+        assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
