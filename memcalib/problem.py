@@ -612,10 +612,12 @@ class JudgeLike(Protocol):
 
 
 def check_judgment(example: Example, judgment: Judgment) -> Judgment:
-    """The judgment itself when it covers exactly the example's atoms with their ideal levels; else `DataError`."""
+    """The judgment itself when it is about this example and covers exactly its atoms with their ideal levels; else `DataError`."""
     wanted, got = example.levels, {atom.atom_id: atom.ideal for atom in judgment.atoms}
     known = f"an atom of the example: {', '.join(wanted)}"
-    found = [Violation("judged atom", short_repr(i), known) for i in got if i not in wanted]
+    other = judgment.example_id != example.id
+    found = [Violation("example_id", short_repr(judgment.example_id), f"{example.id!r}, the example that was asked about")] * other
+    found += [Violation("judged atom", short_repr(i), known) for i in got if i not in wanted]
     found += [Violation("judged atom", f"{short_repr(i)} missing", "every atom once") for i in wanted if i not in got]
     differs = [i for i in wanted if got.get(i, wanted[i]) != wanted[i]]
     found += [Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire) for i in differs]
