@@ -1,0 +1,43 @@
+"""The public API: every name loads, none is that of a module, and what is light stays light."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memcalib as mc
+
+ROOT = Path(mc.__file__).parent
+
+
+@pytest.mark.parametrize("name", sorted(set(mc.__all__) - {"__version__"}))
+def test_every_public_name_loads_and_is_its_modules_own(name):
+    home = importlib.import_module(f"memcalib.{mc._HOME[name]}")
+    assert getattr(mc, name) is getattr(home, name) and name in home.__all__ and name in dir(mc)
+    assert not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists(), (
+        "a public name is never that of a subpackage or chapter"
+    )
+
+
+def test_editors_see_what_programs_get():
+    block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    seen = {alias.name: node.module.removeprefix("memcalib.") for node in block.body for alias in node.names}
+    assert seen == mc._HOME
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(AttributeError, match="'scores'.*public names: .*score"):
+        mc.scores  # noqa: B018
+
+
+def test_the_package_and_scoring_load_nothing_heavy():
+    code = (
+        "import sys, memcalib as mc; first = [m for m in ('pandas', 'numpy', 'pydantic', 'torch') if m in sys.modules];"
+        "import pandas as pd; mc.score(pd.DataFrame({'example_id': ['e'], 'ideal': ['A'], 'actual': ['B']}));"
+        "print(first, [m for m in ('torch', 'transformers', 'trl', 'datasets', 'openai') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[] []", done.stdout + done.stderr
