@@ -202,20 +202,20 @@ _CARD_STYLE = (
 )
 
 
-def _atom_html(atom: Atom) -> str:
-    colour = COLOURS[atom.ideal]
-    tag = f'<b style="color:{colour}">{atom.ideal.label}</b>'
-    left = f"border-left:4px solid {colour};padding-left:8px;margin:4px 0"
-    return f'<div style="{left}">{tag} {html.escape(atom.text)} <code>{html.escape(atom.atom_id)}</code></div>'
-
-
 def card_html(example: Example) -> str:
     """The example as an HTML card: query, blocks, atoms coloured by ideal level; all text is escaped."""
+
+    def row(atom: Atom) -> str:
+        colour = COLOURS[atom.ideal]
+        tag = f'<b style="color:{colour}">{atom.ideal.label}</b>'
+        left = f"border-left:4px solid {colour};padding-left:8px;margin:4px 0"
+        return f'<div style="{left}">{tag} {html.escape(atom.text)} <code>{html.escape(atom.atom_id)}</code></div>'
+
     parts = [f'<div style="{_CARD_STYLE}"><small>{html.escape(example.domain)} · {html.escape(example.id)}</small>']
     parts.append(f'<p style="font-size:1.1em"><b>{html.escape(example.question)}</b></p>')
     for block in example.blocks:
         parts.append(f"<p><b>{block.number}.</b> {html.escape(block.memory_text)}</p>")
-        parts.extend(_atom_html(example.atom(atom_id)) for atom_id in block.atom_ids)
+        parts.extend(row(example.atom(atom_id)) for atom_id in block.atom_ids)
     return "".join(parts) + "</div>"
 
 # %% ../nbs/00_problem.ipynb #cd3faf5b
@@ -308,11 +308,6 @@ def _membership_rules(blocks: list[dict], atoms: dict[str, dict]) -> Iterator[Vi
             found = f"blocks {home}" if home else "no block"
             yield Violation("atom in blocks", found, "exactly one block", f"atom {atom_id!r}")
 
-
-def _lint_rules(atoms: list[dict]) -> Iterator[Violation]:
-    if atoms and all(atom.get("u_star") == "A" for atom in atoms):
-        yield Violation("levels", "only Ignore", "at least one Bound or Control atom", severity="warning")
-
 # %% ../nbs/00_problem.ipynb #2673994c
 def check_example(row: Any) -> list[Violation]:
     """Every violation of one raw record (a mapping in the published field names); an empty list means it is usable."""
@@ -331,7 +326,9 @@ def check_example(row: Any) -> list[Violation]:
         found.extend(_atom_rules(atom, index))
     for index, block in enumerate(blocks):
         found.extend(_block_rules(block, index, atoms))
-    found.extend([*_membership_rules(blocks, atoms), *_lint_rules(raw_atoms)])
+    found.extend(_membership_rules(blocks, atoms))
+    if raw_atoms and all(atom.get("u_star") == "A" for atom in raw_atoms):
+        found.append(Violation("levels", "only Ignore", "at least one Bound or Control atom", severity="warning"))
     example_id = row["id"] if isinstance(row.get("id"), str) else ""
     return [Violation(**(asdict(v) | {"example_id": example_id})) for v in found]
 
@@ -474,17 +471,14 @@ def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
     for atom_id in sorted(gone - example.levels.keys()):
         example.atom(atom_id)
     texts = {atom.atom_id: atom.text for atom in example.atoms}
-    blocks = [_rebuilt(block, gone, texts) for block in example.blocks]
+    blocks = []
+    for block in example.blocks:
+        kept = [atom_id for atom_id in block.atom_ids if atom_id not in gone]
+        text = concat_text(texts[atom_id] for atom_id in kept)
+        changed = {"atom_ids": kept, "memory_text": text, "atomic_concat_text": text}
+        blocks.append(block if len(kept) == len(block.atom_ids) else block.model_copy(update=changed))
     atoms = [atom for atom in example.atoms if atom.atom_id not in gone]
     return example.model_copy(update={"blocks": [b for b in blocks if b.atom_ids], "atoms": atoms})
-
-
-def _rebuilt(block: Block, gone: set[str], texts: dict[str, str]) -> Block:
-    kept = [atom_id for atom_id in block.atom_ids if atom_id not in gone]
-    if len(kept) == len(block.atom_ids):
-        return block
-    text = concat_text(texts[atom_id] for atom_id in kept)
-    return block.model_copy(update={"atom_ids": kept, "memory_text": text, "atomic_concat_text": text})
 
 # %% ../nbs/00_problem.ipynb #3fa7f227
 def neutralise(text: str, tokens: Iterable[str]) -> str:

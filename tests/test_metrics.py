@@ -287,12 +287,14 @@ def test_scoring_imports_neither_torch_nor_pandas_at_the_top():
 )  # fmt: skip
 def test_rows_of_atoms_score_as_judgments_do(answers, random):
     judgments, rows = [], []
-    for model, seed, number, levels in answers:
-        atoms = [AtomJudgment(atom_id=f"a{i}", ideal=u, actual=v) for i, (u, v) in enumerate(levels)]
+    for model, seed, number, pairs in answers:
+        atoms = [AtomJudgment(atom_id=f"a{i}", ideal=u, actual=v) for i, (u, v) in enumerate(pairs)]
         head = {"example_id": f"e{number}", "question_id": f"q{number % 2}", "model": model, "seed": seed}
         judgments.append(Judgment(**head, domain="general", atoms=atoms))
-        rows += [head | {"atom_id": a.atom_id, "ideal": random.choice([a.ideal.wire, a.ideal.label, int(a.ideal)]),
-                         "actual": None if a.actual is None else random.choice([a.actual.wire, a.actual.label.lower()])} for a in atoms]  # fmt: skip
+        for a in atoms:
+            ideal = random.choice([a.ideal.wire, a.ideal.label, int(a.ideal)])
+            actual = None if a.actual is None else random.choice([a.actual.wire, a.actual.label.lower()])
+            rows.append(head | {"atom_id": a.atom_id, "ideal": ideal, "actual": actual})
     frame = pd.DataFrame(rows)
     columns = ["model", "example_id", "seed", "atoms", "distractors", "unscored_atoms", "scored", "over", "under"]
     pd.testing.assert_frame_equal(response_frame(frame)[columns], response_frame(judgments)[columns], check_dtype=False)
