@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import memcalib as mc
+from memcalib.micro.server import MicroServer
+from memcalib.micro.world import make_examples
 
 ROOT = Path(mc.__file__).parent
 
@@ -41,3 +44,21 @@ def test_the_package_and_scoring_load_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[] []", done.stdout + done.stderr
+
+
+def test_the_python_of_the_readme_runs():
+    """Against the practice server, which has addresses, models and examples of its own; every other word as it stands."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL)
+    examples = make_examples("short", 4, 0, "test")
+    with MicroServer(examples) as server:
+        for real, practice in [
+            ("http://localhost:8000/v1", server.base_url), ("https://api.deepseek.com/v1", server.base_url),
+            ("Qwen3-8B", "micro-model"), ("deepseek-chat", "micro-judge"), ("DEEPSEEK_API_KEY", ""), ("evaluate([example]", "evaluate(examples"),
+        ]:  # fmt: skip
+            assert real in block
+            block = block.replace(real, practice)
+        names = {"examples": examples}
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["example"].levels == {"m1_a1": mc.Level.CONTROL, "m1_a2": mc.Level.IGNORE}
+    assert len(names["judgments"]) == 12 and {j.seed for j in names["judgments"]} == {42, 43, 44}
+    assert mc.score(names["judgments"])["model"].tolist() == ["micro-model"]
