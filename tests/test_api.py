@@ -51,10 +51,11 @@ def test_the_python_of_the_readme_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL)
     examples = make_examples("short", 4, 0, "test")
     with MicroServer(examples) as server:
-        for real, practice in [
-            ("http://localhost:8000/v1", server.base_url), ("https://api.deepseek.com/v1", server.base_url),
-            ("Qwen3-8B", "micro-model"), ("deepseek-chat", "micro-judge"), ("DEEPSEEK_API_KEY", ""), ("evaluate([example]", "evaluate(examples"),
-        ]:  # fmt: skip
+        changes = {
+            "http://localhost:8000/v1": server.base_url, "https://api.deepseek.com/v1": server.base_url, "Qwen3-8B": "micro-model",
+            "deepseek-chat": "micro-judge", "DEEPSEEK_API_KEY": "", "evaluate([example]": "evaluate(examples",
+        }  # fmt: skip
+        for real, practice in changes.items():
             assert real in block
             block = block.replace(real, practice)
         names = {"examples": examples}
