@@ -18,7 +18,7 @@ _MODULES = {
     "localization": ("CreditConfig",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it against the table
     from memcalib.evaluation.run import evaluate

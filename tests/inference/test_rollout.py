@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from faulty_server import FaultyServer, completion
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.inference.rollout import FRAMINGS
+from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import make_examples
-from memcalib.problem import LAYOUTS, Rollout, plain_prompt, render
+from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.inference.rollout import (
     EndpointBackend,
@@ -77,7 +77,7 @@ def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_pat
     path.write_text("system: Be very polite.\nuser: '{memory} // {query}'\n")
     second = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
     assert first.settings["prompt"] != second.settings["prompt"] and first.key != second.key
-    LAYOUTS.pop("polite")
+    PROMPT_TEMPLATES.pop("polite")
 
 
 def test_defaults_are_the_papers():
@@ -114,7 +114,7 @@ def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, sample
 
 
 def test_the_control_shows_no_memory_under_any_framing():
-    for framing in FRAMINGS:
+    for framing in SHIPPED_TEMPLATES:
         (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), framing=framing), "m", ("no_memory",))
         assert request.condition == "no_memory"
         assert not any(block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks)
@@ -357,7 +357,7 @@ def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
 
 def test_framings_models_and_the_control_may_share_a_file(tmp_path):
     out = tmp_path / "a.jsonl"
-    for framing in FRAMINGS:
+    for framing in SHIPPED_TEMPLATES:
         generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"framing": framing}), out)
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
