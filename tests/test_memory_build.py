@@ -15,7 +15,7 @@ from memcalib.commands import build_memory as memory_build
 from memcalib.commands.build_settings import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.dataset.stages import Draft, briefing
-from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
+from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build_memory import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.micro.log import LOST, MISHAPS, micro_memory_log, write_micro_log

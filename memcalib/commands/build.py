@@ -38,7 +38,7 @@ from memcalib.dataset.card import (
     write_card,
 )
 from ..dataset.duplicates import choose_rows, deduplicate
-from memcalib.dataset.freeze import (
+from memcalib.dataset.pilot import (
     Commands,
     FreezeError,
     Frozen,

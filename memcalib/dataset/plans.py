@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KeyT', 'FAMILIES', 'largest_remainder', 'difficulty', 'PlanConfig', 'draw_sizes', 'draw_shapes', 'room',
-           'assign_shapes', 'spread', 'own_sizes', 'cut', 'lay_out', 'PhraseBook', 'load_phrases', 'deal_phrases',
-           'Plan', 'make_plans', 'PlanRow', 'plan_rows', 'plan_of']
+           'assign_shapes', 'spread', 'own_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
+           'deal_phrases', 'Plan', 'make_plans', 'PlanRow', 'plan_rows', 'plan_of']
 
 # %% ../../nbs/dataset/05_plans.ipynb #bddd525f
 import os
@@ -183,7 +183,7 @@ def own_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int
     return mine, others
 
 # %% ../../nbs/dataset/05_plans.ipynb #f2f4c036
-def cut(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
+def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
     """How many of the atoms, in order, go into each block: the cheapest way to cut."""
     share = len(atoms) / sum(sizes)
 
@@ -207,7 +207,7 @@ def lay_out(atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random
     """The blocks of a row in prompt order, with the ids of all their atoms, those still to be written included."""
     mine, others = own_sizes(len(atoms), len({atom.passage for atom in atoms}), rng.sample(sizes, len(sizes)))
     ids, places = iter([atom.atom_id for atom in atoms]), sorted(rng.sample(range(len(sizes)), len(mine)))
-    own_blocks = dict(zip(places, zip(cut(atoms, mine), mine, strict=True), strict=True))
+    own_blocks = dict(zip(places, zip(cut_blocks(atoms, mine), mine, strict=True), strict=True))
     hard, numbers, blocks = rng.randrange(len(others)), Counter(), []
     for place in range(len(sizes)):
         kept, size = own_blocks.get(place) or (0, others.pop(0))
