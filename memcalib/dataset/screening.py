@@ -12,20 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..io.settings import read_yaml
+from .sources import Dropped, SourceRow, shipped_table, table_error
 from ..problem import Name, text_hash
-from ..io.records import short_repr
-from .sources import Dropped, SourceRow, attrition, collect
-
-# %% ../../nbs/dataset/02_screening.ipynb #13cca969
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% ../../nbs/dataset/02_screening.ipynb #029fa083
 class Limits(BaseModel):
@@ -83,20 +75,13 @@ def load_screen(changes: str | Path | dict | None = None) -> ScreenConfig:
 
     Raises `ValueError` naming the place, the value found and what is wrong with it.
     """
-    table = read_yaml(resources.files("memcalib") / "data" / "screening.yaml")
-    place = str(changes) if isinstance(changes, str | Path) else "screening"
-    if isinstance(changes, str | Path):
-        changes = read_yaml(changes)
-    if not isinstance(changes or {}, dict):
-        raise ValueError(f"{place}: found {short_repr(changes)}; allowed is a mapping")
-    for domain, limits in ((changes or {}).get("limits") or {}).items():
+    table, changes, place = shipped_table("screening", changes)
+    for domain, limits in (changes.get("limits") or {}).items():
         table["limits"][domain] = table["limits"].get(domain, {}) | limits
     try:
-        return ScreenConfig(**(table | (changes or {}) | {"limits": table["limits"]}))
+        return ScreenConfig(**(table | dict(changes) | {"limits": table["limits"]}))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {where}: found {short_repr(first['input'])}: {first['msg']}") from None
+        raise table_error(error, place) from None
 
 # %% ../../nbs/dataset/02_screening.ipynb #1f7f06d3
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
