@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODES', 'UNDER_USE', 'signal_rule', 'channel_atoms', 'Pairs', 'ablation_pairs', 'localization_signal', 'clip_signal',
            'localization_weights', 'Thresholds', 'score_pairs', 'token_spans', 'carrying_tokens',
-           'localization_precision', 'eta_by_channel', 'CreditConfig', 'new_thresholds']
+           'localization_precision', 'eta_by_channel', 'CreditConfig']
 
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 import itertools
@@ -310,7 +310,7 @@ class CreditConfig(_Scale, _Follow, _Search, _Amount):
         _check_numbers(self)
 
 # %% ../nbs/05_localization.ipynb #17e501f2
-def new_thresholds(config: CreditConfig) -> Thresholds:
+def Thresholds(config: CreditConfig) -> Thresholds:
     "Thresholds at their start, with those of sentences where the granularity asks for them."
     sentence = None
     if config.granularity == "sentence":

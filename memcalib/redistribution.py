@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FALLBACKS', 'PairDetail', 'fallback_reasons', 'pair_counts', 'pair_stats', 'channel_stats', 'conservation_stats',
-           'raw_multipliers', 'project_multipliers', 'project_reference', 'redistribution_gate', 'token_advantages',
+           'raw_multipliers', 'project_multipliers', 'project_reference', 'open_pairs', 'token_advantages',
            'localize_pairs', 'threshold_scores', 'sentence_scores', 'Credit', 'credit']
 
 # %% ../nbs/06_redistribution.ipynb #be3d30b8
@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channels import direction_gate, group_advantages, rms_scale
+from .channels import direction_check, group_advantages, rms_scale
 from .metrics import CHANNELS
-from .credit.sentences import sentence_means, sentence_weights
+from .localization import sentence_means, sentence_weights
 from memcalib.localization import (
     CreditConfig,
     Pairs,
@@ -236,11 +236,11 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
     return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
-def redistribution_gate(
+def open_pairs(
     rewards: Float[Tensor, " pair"], advantages: Float[Tensor, " pair"], q: Float[Tensor, "pair token"]
 ) -> Bool[Tensor, " pair"]:
     "$\\chi_i^{(h)}=1[R_i^{(h)}A_i^{(h)}>0\\land Q_i^{(h)}>0]$ (Channel-wise redistribution)."
-    return direction_gate(rewards, advantages) & (q.sum(1) > 0)
+    return direction_check(rewards, advantages) & (q.sum(1) > 0)
 
 # %% ../nbs/06_redistribution.ipynb #a2bcb644
 def token_advantages(
@@ -286,7 +286,7 @@ def localize_pairs(
     z = localization_signal(d, channel, config.mode, config.under_use)
     q, signal = _weights(z, inside, row, channel, thresholds, config, units)
     m = project_multipliers(raw_multipliers(q, inside), inside, config.cap)
-    chi = redistribution_gate(rewards[row, channel], advantages[row, channel], q)
+    chi = open_pairs(rewards[row, channel], advantages[row, channel], q)
     strength = eta_by_channel(config.eta).to(mask.device)[channel] * chi
     return PairDetail(row, channel, d, q, m, strength, scored, signal & scored)
 

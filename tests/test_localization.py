@@ -20,10 +20,10 @@ from memcalib.localization import (
     localization_precision,
     localization_signal,
     localization_weights,
-    score_pairs,
     signal_rule,
-    token_spans,
 )
+from memcalib.credit.token_credit import score_pairs
+from memcalib.credit.sentences import prefix_spans
 from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
@@ -172,7 +172,7 @@ def test_tokens_belong_to_the_sentence_in_which_they_end():
         def decode(self, ids, skip_special_tokens=True):
             return " ".join("xyz"[: i + 1] for i in ids)
 
-    spans = token_spans(Words(), [0, 1, 2])
+    spans = prefix_spans(Words(), [0, 1, 2])
     assert spans == [(0, 1), (1, 4), (4, 8)]
     sentences = [Sentence(0, 4, "irrelevant"), Sentence(4, 8, "key")]
     assert carrying_tokens(spans, sentences, ["a"]).tolist() == [False, False, True]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memcalib.channels import group_advantages, sequence_advantages
 from memcalib.metrics import CHANNELS
-from memcalib.localization import CreditConfig, eta_by_channel, new_thresholds
+from memcalib.localization import CreditConfig, Thresholds, eta_by_channel
 from memcalib.localization import Pairs, Thresholds
 from memcalib.redistribution import (
     credit,
@@ -146,7 +146,7 @@ def run(batch, **settings):
 
 def sentences(batch, **settings):
     config = CreditConfig(granularity="sentence", **settings)
-    return credit(**batch, thresholds=new_thresholds(config), config=config)
+    return credit(**batch, thresholds=Thresholds(config), config=config)
 
 
 def random_units(batch, seed):
@@ -495,10 +495,10 @@ def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, option
 def test_sentence_thresholds_move_and_are_kept():
     batch = a_batch(3)
     config = CreditConfig(granularity="sentence", sentence_minimum=1)
-    thresholds = new_thresholds(config)
+    thresholds = Thresholds(config)
     credit(**batch, units=random_units(batch, 3), thresholds=thresholds, config=config)
     assert (thresholds.sentence.value != 0.01).any()
-    again = new_thresholds(config)
+    again = Thresholds(config)
     again.load_state_dict(thresholds.state_dict())
     assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(again.value, thresholds.value)
     with pytest.raises(ValueError, match="granularity differs"):
@@ -552,12 +552,12 @@ def test_merged_over_use_has_eight_channels_and_a_lower_bottom():
 
 
 def test_thresholds_follow_the_settings():
-    assert vars(new_thresholds(CreditConfig())).keys() == vars(Thresholds()).keys()
+    assert vars(Thresholds(CreditConfig())).keys() == vars(Thresholds()).keys()
     for config, standard in (
         (CreditConfig(), Thresholds()),
         (CreditConfig(granularity="sentence"), Thresholds(sentence=Thresholds(0.01, 0.01, 0.70, 0.9, 32))),
     ):
-        made = new_thresholds(config)
+        made = Thresholds(config)
         for one, other in ((made, standard), (made.sentence, standard.sentence)):
             if other is None:
                 assert one is None
@@ -652,10 +652,10 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
     found = []
     for change in ({"ablated": failed}, {"pairs": only, "ablated": batch["ablated"][some]}):
         config = CreditConfig(granularity=granularity, threshold_minimum=1, sentence_minimum=1)
-        thresholds = new_thresholds(config)
+        thresholds = Thresholds(config)
         credit(**batch | change, units=random_units(batch, 7), thresholds=thresholds, config=config)
         found.append(thresholds.state_dict())
-    assert found[0] == found[1] != new_thresholds(config).state_dict()
+    assert found[0] == found[1] != Thresholds(config).state_dict()
 
 
 @SETTINGS

@@ -23,7 +23,8 @@ from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
 from ..io.runs import manifest, write_manifest
-from .reproduce import Bar, RunFolder
+from .settings import Bar
+from ..io.runs import RunFolder
 from ..problem import Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
 from ..io.records import short_repr, write_jsonl
 from ..inference.rollout import Backend, EndpointBackend, Sampling, generate, requests
@@ -271,7 +272,7 @@ class EvaluationRun:
 
     def report(self) -> Path:
         """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
-        from memcalib.report.evaluation import write_evaluation
+        from memcalib.report.evaluation_report import write_evaluation_report
 
         files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
         usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
@@ -280,7 +281,7 @@ class EvaluationRun:
         more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
         content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
         write_manifest(self.folder, content)
-        return write_evaluation(self.folder)
+        return write_evaluation_report(self.folder)
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""

@@ -7,9 +7,9 @@ __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS',
            'Sentences', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD', 'WHOLE', 'Rule', 'Block',
            'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected', 'Outline', 'outline',
            'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries', 'inside_of', 'token_bytes',
-           'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'linear_spans', 'splitter_name',
-           'spacy_splitter', 'sentence_splitter', 'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts',
-           'is_orphan', 'merge_short', 'segment', 'span_fault', 'response_units', 'sentence_means', 'sentence_weights']
+           'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'token_spans', 'splitter_name', 'spacy_splitter',
+           'sentence_splitter', 'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts', 'is_orphan', 'merge_short',
+           'segment', 'span_fault', 'response_units', 'sentence_means', 'sentence_weights']
 
 # %% ../../nbs/credit/03_sentences.ipynb #5573b185
 import bisect
@@ -29,7 +29,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..localization import clip_signal, token_spans
+from ..localization import clip_signal
+from .sentences import prefix_spans
 
 # %% ../../nbs/credit/03_sentences.ipynb #3e1fed6e
 @dataclass(frozen=True)
@@ -439,12 +440,12 @@ def _pieces(data: bytes, ends: np.ndarray) -> list[bytes]:
 
 def _decode_slowly(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
     texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-    ends = [np.array([end for _, end in token_spans(tokenizer, list(row))], dtype=np.int64) for row in rows]
+    ends = [np.array([end for _, end in prefix_spans(tokenizer, list(row))], dtype=np.int64) for row in rows]
     return texts, [np.minimum(np.maximum.accumulate(end), len(text)) for text, end in zip(texts, ends, strict=True)]
 
 # %% ../../nbs/credit/03_sentences.ipynb #d8ed52a8
-def linear_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text: what `token_spans` gives, without decoding beginnings."""
+def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Character span of each token in the decoded text: what `prefix_spans` gives, without decoding beginnings."""
     _, (ends,) = decode_rows(tokenizer, [ids])
     return list(pairwise([0, *ends.tolist()]))
 

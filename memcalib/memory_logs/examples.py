@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memcalib.construction import (
     AnnotationReply,
-    _atom_faults,
-    _stems,
     accept_annotation,
+    atom_faults,
     content_words,
     coverage,
     foreign_numbers,
+    short_stems,
     too_close,
 )
 from ..dataset.writing import RUBRICS
@@ -32,7 +32,7 @@ from ..dataset.stages import Draft, DraftBlock, Drop, Fault, briefing, load_buil
 from .exports import read_log
 from .exports import LogRow, names_agreement
 from ..micro.world import make_examples
-from ..dataset.text_checks import denied, names
+from ..dataset.writing import denied, names
 from ..problem import Example, Name
 from .redaction import Redaction, Redactor
 from ..dataset.sources import Dropped, Passed, SourceRow
@@ -79,7 +79,7 @@ def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
 # %% ../../nbs/memory_logs/03_examples.ipynb #be474a66
 def says_again(later: str, earlier: str) -> bool:
     """Whether a memory adds nothing to an earlier one: nearly the same words, or a part of it; figures must agree."""
-    mine, theirs = _stems(later), _stems(earlier)
+    mine, theirs = short_stems(later), short_stems(earlier)
     inside = any(theirs[i : i + len(mine)] == mine for i in range(len(theirs) - len(mine) + 1))
     differ = {*mine} ^ {*theirs}
     return inside or (len(differ) <= 0.2 * len({*mine, *theirs}) and all(stem.isalpha() for stem in differ))
@@ -209,7 +209,7 @@ def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
         if lost := lost_parts(passage.text, said):
             faults.append(Fault(f"passages.{number}", "incomplete", lost))
     for i, atom in enumerate(reply.atoms):
-        faults += [Fault(f"atoms.{i}", *fault) for fault in _atom_faults(draft, atom)]
+        faults += [Fault(f"atoms.{i}", *fault) for fault in atom_faults(draft, atom)]
         close = next((j for j in range(i) if too_close(atom.text, reply.atoms[j].text)), None)
         faults += [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{close}")] if close is not None else []
     return faults

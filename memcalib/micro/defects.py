@@ -21,7 +21,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..construction import content_words
-from ..dataset.lint import LINTS, RUBRIC_FIELDS, LintLimits, cut, lint_example, lint_splits, telling
+from ..dataset.lint import LINTS, RUBRIC_FIELDS, LintLimits, cut_stems, lint_example, lint_splits, telling
 from ..dataset.writing import WEIGHTS
 from ..io.settings import read_yaml
 from ..problem import Atom, Block, Example, Level, concat_text, sample_records
@@ -364,7 +364,7 @@ def repeated_atom(example: Example, rng: random.Random) -> Example:
 @defect("independence")
 def contained_atom(example: Example, rng: random.Random) -> Example | None:
     """An atom contains another one of at least three stems."""
-    fit = [atom for atom in example.atoms if len(cut(atom.text)) >= 3]
+    fit = [atom for atom in example.atoms if len(cut_stems(atom.text)) >= 3]
     if not fit:
         return None
     atom = rng.choice(fit)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..memory_logs.examples import micro_log
+from .source import micro_log
 from .world import answer, make_examples
 
 # %% ../../nbs/micro/07_log.ipynb #f1e649c7

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..construction import find_exact, first_person
-from .builder import BUILDERS, Player, Slips, Spoiled, Task, without_item
+from .builder import BUILDERS, BuildTask, MistakeRates, SimulatedModel, Spoiled, without_item
 from .builder import Made, added_words
 from .source import Fact, Request, fact_kind, fact_level, read_facts, read_request, weak_points
 from .world import NOUNS, REQUESTS, WORDS
@@ -194,23 +194,23 @@ def _false_alarm(made: Made, asked: Mapping[str, Any], rng: random.Random) -> Sp
     return _with_verdict(made, rng.choice(fine), False, "It does not look right."), {"alarm"}
 
 # %% ../../nbs/micro/04_reviewer.ipynb #94b0ec55
-REVIEW = Task(
+REVIEW = BuildTask(
     make_review,
     {"missed_flaw": _missed_flaw, "false_alarm": _false_alarm, "missing_item": without_item("levels", "atom_id")},
     {"faithful": "atom_id", "blocks": "block_id", "levels": "atom_id", "rubrics": "atom_id"},
 )
-REVIEWERS: dict[str, Slips] = {
-    "micro-reviewer": Slips.only(missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8),
-    "micro-reviewer-2": Slips.only(missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8),
-    "micro-reviewer-exact": Slips.only(),
-    "micro-reviewer-never": Slips.only(false_alarm=1.0),
+REVIEWERS: dict[str, MistakeRates] = {
+    "micro-reviewer": MistakeRates.only(missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8),
+    "micro-reviewer-2": MistakeRates.only(missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8),
+    "micro-reviewer-exact": MistakeRates.only(),
+    "micro-reviewer-never": MistakeRates.only(false_alarm=1.0),
 }
 
 
-def micro_roles() -> dict[str, Player]:
+def micro_roles() -> dict[str, SimulatedModel]:
     """Every builder and reviewer of the micro-world by the name of its model, for `MicroServer(..., roles=...)`."""
-    builders = {name: Player(name, slips) for name, slips in BUILDERS.items()}
-    return builders | {name: Player(name, slips, {"review": REVIEW}) for name, slips in REVIEWERS.items()}
+    builders = {name: SimulatedModel(name, slips) for name, slips in BUILDERS.items()}
+    return builders | {name: SimulatedModel(name, slips, {"review": REVIEW}) for name, slips in REVIEWERS.items()}
 
 # %% ../../nbs/micro/04_reviewer.ipynb #2cad90ac
 def mark(example: Example) -> Example:
@@ -250,7 +250,7 @@ def mark_all(examples: Iterable[Example]) -> tuple[list[Example], list[str]]:
     return marked, refused
 
 # %% ../../nbs/micro/04_reviewer.ipynb #d247ac05
-def slip_table(players: Iterable[Player], examples: Iterable[Example]) -> "pd.DataFrame":
+def slip_table(players: Iterable[SimulatedModel], examples: Iterable[Example]) -> "pd.DataFrame":
     """For each mistake of these players: conversations in which it was made, and examples in which it can still be found."""
     import pandas as pd
 
@@ -262,5 +262,5 @@ def slip_table(players: Iterable[Player], examples: Iterable[Example]) -> "pd.Da
     for player in players:
         for slip, talks in player.made.items():
             made[slip] = made.get(slip, 0) + len(talks)
-    names = [name for name in Slips.model_fields if name in made or name in left]
+    names = [name for name in MistakeRates.model_fields if name in made or name in left]
     return pd.DataFrame({"made": [made.get(n, 0) for n in names], "left": [len(left.get(n, ())) for n in names]}, index=names).rename_axis("mistake")

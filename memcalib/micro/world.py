@@ -6,7 +6,7 @@
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 'Split', 'SPLITS', 'FORMS', 'NOUNS',
            'MAX_CHARACTERS', 'MAX_STRANGERS', 'JUDGE', 'Bias', 'COLD_LONG_BIAS', 'Row', 'Report', 'role', 'World',
            'atom_text', 'rubric', 'make_examples', 'answer', 'Sentence', 'read_answer', 'exact_judge', 'sentence_roles',
-           'audit', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
+           'audit_text', 'build_tokenizer', 'build_policy', 'noisy_levels', 'demonstrations', 'fit', 'pretrain',
            'policy_path', 'load_policy', 'save_policy']
 
 # %% ../../nbs/micro/01_world.ipynb #cddcba8b
@@ -518,8 +518,8 @@ PROMPT_TEMPLATES["micro"] = PromptTemplate(_micro_prompt)
 PROMPT_TEMPLATES["micro-audit"] = PromptTemplate(_micro_prompt, "Name each level.")
 
 
-def audit(example: Example, levels: Mapping[str, Level] | None = None) -> str:
-    """What a policy is taught to say under the `micro-audit` layout: each atom's noun and its level, in prompt order."""
+def audit_text(example: Example, levels: Mapping[str, Level] | None = None) -> str:
+    """What a policy is taught to say under the `micro-audit_text` layout: each atom's noun and its level, in prompt order."""
     levels = example.levels if levels is None else levels
     return " ".join(f"{_marker(example, i)['noun']} {levels[i].label}." for i in example.levels)
 
@@ -679,7 +679,7 @@ def _stream(worlds: Sequence[str], size: int, flip: float, bias: Bias | None, au
         rows = []
         for j in rng.sample(range(n), size):
             if audited := rng.random() < audits:
-                text = audit(pools[i][j])
+                text = audit_text(pools[i][j])
             else:
                 text = answer(pools[i][j], rng, noisy_levels(pools[i][j], rng, flip, bias))
             completion = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]

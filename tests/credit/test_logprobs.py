@@ -22,7 +22,7 @@ from memcalib.credit.prefix_groups import (
     split_model,
     token_scores,
 )
-from memcalib.credit.prefix_groups import _pieces, prompt_families, response_mask
+from memcalib.credit.prefix_groups import batched_groups, prefix_groups, response_mask
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.tree_attention import trees_agree
 
@@ -158,7 +158,7 @@ def test_engine_edge_cases_and_bad_input(model):
 @SETTINGS
 @given(st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=12))
 def test_families_cover_every_prompt_once_and_really_share(prompts):
-    families = prompt_families(prompts)
+    families = prefix_groups(prompts)
     assert sorted(i for f in families for i in f.members) == list(range(len(prompts)))
     for family in families:
         spine = prompts[family.spine]
@@ -172,7 +172,7 @@ def test_families_cover_every_prompt_once_and_really_share(prompts):
 @SETTINGS
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=12), st.integers(1, 60))
 def test_pieces_keep_within_the_cache_and_lose_nobody(prompts, budget):
-    batches = list(_pieces(prompt_families(prompts), list(map(len, prompts)), budget))
+    batches = list(batched_groups(prefix_groups(prompts), list(map(len, prompts)), budget))
     assert sorted(i for batch in batches for f in batch for i in f.members) == list(range(len(prompts)))
     for batch in batches:
         for f in batch:
@@ -183,7 +183,7 @@ def test_pieces_keep_within_the_cache_and_lose_nobody(prompts, budget):
 def test_a_common_system_prompt_does_not_merge_examples():
     system = [9] * 10
     prompts = [[*system, *[e] * 12, k] for e in (1, 2, 3) for k in (1, 2, 3)]
-    assert sorted(sorted(f.members) for f in prompt_families(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert sorted(sorted(f.members) for f in prefix_groups(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -5,7 +5,7 @@ import torch
 from small_models import a_workload, tiny
 
 from memcalib.credit import prefix_groups as models
-from memcalib.credit.prefix_groups import UNDECIDED, sharing_faults, verdict
+from memcalib.credit.prefix_groups import UNDECIDED, sharing_fault, sharing_faults
 from memcalib.credit.tree_attention import trees_agree
 
 FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
@@ -34,8 +34,8 @@ def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, fou
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setattr(models, "_asked", lambda *question: ours)
     model = tiny()
-    assert verdict(model, "alone", None, None) == ours, "not together: nobody else is asked"
-    assert verdict(model, "tree", None, None, together=True) == found
+    assert sharing_fault(model, "alone", None, None) == ours, "not together: nobody else is asked"
+    assert sharing_fault(model, "tree", None, None, together=True) == found
     assert sharing_faults(model).get("tree", UNDECIDED) == found
 
 

@@ -16,8 +16,8 @@ from memcalib.credit.logprobs import response_logps_reference
 from memcalib.credit.tree_attention import (
     attention_width,
     best_trees,
-    pack,
-    plant,
+    pack_trees,
+    prompt_trees,
     tree_fault,
     tree_logps,
     trees_agree,
@@ -147,9 +147,9 @@ def test_each_prompt_passes_through_the_model_once(monkeypatch):
 
 def test_group_of_eight_reads_its_prompt_once():
     prompts, responses = [[1] * 1000] * 8, [[2] * 300] * 8
-    (tree,) = plant(prompts, responses)
+    (tree,) = prompt_trees(prompts, responses)
     assert sum(map(len, tree)) == 999 + 8 * 300
-    packed = pack(best_trees(prompts, responses, 20_000))
+    packed = pack_trees(best_trees(prompts, responses, 20_000))
     assert packed.ids.numel() == 999 + 8 * 300 and len(packed.places) == 8
 
 
@@ -157,7 +157,7 @@ def test_group_of_eight_reads_its_prompt_once():
 @given(seed=st.integers(0, 10_000), parts=st.integers(1, 4))
 def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
     prompts, responses = a_workload(seed, empty=True)
-    packed = pack(plant(prompts, responses, parts))
+    packed = pack_trees(prompt_trees(prompts, responses, parts))
     assert packed.mask.any(-1).all() and sorted(packed.places) == list(range(len(prompts)))
     for i, (prompt, answer) in enumerate(zip(prompts, responses, strict=True)):
         b, first = packed.places[i]
@@ -172,7 +172,7 @@ def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
 
 def test_small_trees_share_a_row():
     prompts = [[k, k] for k in range(1, 7)]
-    packed = pack(plant([*prompts, [9] * 12], [[1, 2]] * 7))
+    packed = pack_trees(prompt_trees([*prompts, [9] * 12], [[1, 2]] * 7))
     assert packed.ids.shape == (3, 13) and (packed.targets >= 0).sum() == 14
 
 
@@ -304,7 +304,8 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
-    from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+    from memcalib.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.micro.policy import build_policy, build_tokenizer
     from memcalib.trainer.settings import world_config
     from memcalib.training import CreditTrainer
 

@@ -23,9 +23,10 @@ from memcalib.inference.local import (
     prompt_encoder,
     sample_answers,
     sample_tokens,
-    uniform_dice,
+    uniform_numbers,
 )
-from memcalib.micro.world import build_policy, exact_judge, load_policy, policy_path
+from memcalib.micro.world import exact_judge
+from memcalib.micro.policy import build_policy, load_policy, policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl
 from memcalib.inference.rollout import Sampling, generate, requests
@@ -97,10 +98,10 @@ def test_the_ends_of_the_dice_never_pick_an_impossible_token(weights):
 
 @given(st.lists(st.integers(0, 2**48), min_size=1, max_size=5), st.integers(1, 30), st.integers(1, 30))
 def test_dice_depend_on_the_seed_alone(seeds, short, long):
-    numbers = uniform_dice(seeds, short)
+    numbers = uniform_numbers(seeds, short)
     assert numbers.shape == (len(seeds), short) and ((numbers >= 0) & (numbers < 1)).all()
     for row, seed in zip(numbers, seeds, strict=True):
-        assert (row[: min(short, long)] == uniform_dice([seed], long)[0, :short]).all()
+        assert (row[: min(short, long)] == uniform_numbers([seed], long)[0, :short]).all()
 
 
 @pytest.mark.parametrize("own", [False, True])

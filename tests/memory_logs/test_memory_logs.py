@@ -18,7 +18,7 @@ from memcalib.memory_logs import exports as mr
 from memcalib.memory_logs import redaction as r
 from memcalib.memory_logs import redaction as rr
 from memcalib.dataset.writing import to_example
-from memcalib.construction import AnnotationReply, _stems
+from memcalib.construction import AnnotationReply, short_stems
 from memcalib.dataset.writing import RUBRICS
 from memcalib.dataset.stages import Draft, Drop
 from memcalib.inference.endpoint import Endpoint
@@ -823,7 +823,7 @@ def test_consent_is_kept_with_each_row(tmp_path):
 
 
 def slow_says_again(later, earlier):
-    mine, theirs = _stems(later), _stems(earlier)
+    mine, theirs = short_stems(later), short_stems(earlier)
     places = [theirs[i:] for i in range(len(theirs) + 1)]
     if any(place[: len(mine)] == mine for place in places):
         return True

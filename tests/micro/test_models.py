@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from memcalib.micro.models import (
     MODELS,
-    Shelf,
+    ExampleIndex,
     facts_in,
-    framing_shift,
     judge_reply,
     memoryless_answer,
     micro_answer,
     pad,
+    template_shift,
     unpad,
 )
 from memcalib.micro.world import FORMS, NOUNS, WORLDS, exact_judge, make_examples
 from memcalib.problem import Level, remove_atoms, render, sample_records
 
 EXAMPLES = make_examples("long", 60, 3, "test") + make_examples("short", 60, 3, "test")
-SHELF = Shelf(EXAMPLES)
+SHELF = ExampleIndex(EXAMPLES)
 some_example = st.sampled_from(EXAMPLES)
 
 LAYOUTS_IN_THE_WILD = [
@@ -71,7 +71,7 @@ def test_text_without_the_grammar_finds_nothing(text):
 def test_shelf_refuses_other_records_by_name():
     record = sample_records()[0]
     with pytest.raises(ValueError, match=f"{record.id!r}.*micro-world"):
-        Shelf([*EXAMPLES, record])
+        ExampleIndex([*EXAMPLES, record])
 
 
 def test_answers_depend_on_example_model_seed_and_framing_alone():
@@ -115,7 +115,7 @@ def test_model_errs_at_its_stated_rate(model):
     ],
 )
 def test_framing_is_read_from_the_text(text, shift):
-    assert framing_shift(text) == shift
+    assert template_shift(text) == shift
 
 
 @given(some_example)
@@ -197,5 +197,5 @@ def test_judge_names_what_it_cannot_read(change, named):
 def test_every_world_is_served():
     for world in WORLDS:
         examples = make_examples(world, 20, 0, "test")
-        shelf = Shelf(examples)
+        shelf = ExampleIndex(examples)
         assert all(shelf.find(render(e)[-1]["content"])[0] == e for e in examples)

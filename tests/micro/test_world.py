@@ -21,20 +21,16 @@ from memcalib.micro.world import (
     WORDS,
     WORLDS,
     answer,
-    audit,
-    build_policy,
-    build_tokenizer,
+    audit_text,
     demonstrations,
     exact_judge,
-    fit,
-    load_policy,
     make_examples,
     noisy_levels,
-    policy_path,
     read_answer,
     role,
     sentence_roles,
 )
+from memcalib.micro.policy import build_policy, build_tokenizer, fit, load_policy, policy_path
 from memcalib.problem import Level, check_example, encode_prompt, judge_all, remove_atoms, render, sample_records
 
 torch.set_num_threads(1)
@@ -220,7 +216,7 @@ ATTACKS = {
     "copy the memory": lambda e, a: _memory(e),
     "copy the memory, then answer": lambda e, a: f"{_memory(e)} {a}",
     "answer, then copy the memory": lambda e, a: f"{a} {_memory(e)}",
-    "claim the levels": lambda e, a: audit(e),
+    "claim the levels": lambda e, a: audit_text(e),
     "claim the levels in JSON": lambda e, a: json.dumps({i: level.wire for i, level in e.levels.items()}),
     "claim, then answer": lambda e, a: f"All atoms are used at their ideal level. {a}",
     "contradict": lambda e, a: _before_closing(a, f"Do not build the plan on {_first(e, Level.CONTROL)}."),
@@ -419,7 +415,7 @@ def test_bias_goes_where_it_is_sent():
 
 def test_world_text_is_lossless_and_known():
     for example in SHORT + LONG:
-        texts = [answer(example, random.Random(0)), audit(example), example.question]
+        texts = [answer(example, random.Random(0)), audit_text(example), example.question]
         texts += [block.atomic_concat_text for block in example.blocks] + [
             block.memory_text for block in example.blocks
         ]
