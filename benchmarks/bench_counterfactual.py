@@ -23,7 +23,8 @@ from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.logprobs import _score_plain, _Scorer
 from memcalib.credit.tree_attention import tree_logps
 from memcalib.credit.prefix_groups import split_model, token_logps
-from memcalib.micro.world import exact_judge, load_policy, make_examples
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.policy import load_policy
 from memcalib.problem import encode_prompt, render
 
 

@@ -20,7 +20,8 @@ from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.rewards import prompt_dataset
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.problem import judge_all
 from memcalib.trainer.settings import TrainConfig, trl_config, world_config
 from memcalib.training import CreditTrainer, StepRows

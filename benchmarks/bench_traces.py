@@ -14,7 +14,8 @@ import torch
 from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.localization import Pairs, token_spans
-from memcalib.micro.world import build_tokenizer, make_examples
+from memcalib.micro.world import make_examples
+from memcalib.micro.policy import build_tokenizer
 from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
 from memcalib.credit.sentences import decode_rows
 from memcalib.trainer.traces import TraceWriter, read_traces, trace_row

@@ -9,7 +9,8 @@ import torch
 from runs import weights
 
 from memcalib.trainer.checkpoints import newest_checkpoint, read_state
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.stopping import JudgeStopped, PatientJudge
 from memcalib.trainer.settings import world_config
 from memcalib.training import train

@@ -24,7 +24,8 @@ from memcalib.trainer import checkpoints as module
 from memcalib.trainer import settings as settings_module
 from memcalib.trainer import callbacks as steps
 from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy
 from memcalib.trainer.stopping import JudgeFault
 from memcalib.trainer.settings import world_config
 from memcalib.training import train

@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import Lesson, read_head, teach
-from memcalib.micro.world import (
-    WORLDS,
-    build_policy,
-    build_tokenizer,
-    exact_judge,
-    load_policy,
-    make_examples,
-    policy_path,
-)
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
 from memcalib.problem import LAYOUTS, Layout, Level, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference

@@ -14,7 +14,8 @@ from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import WORLDS, make_examples, policy_path
+from memcalib.micro.world import WORLDS, make_examples
+from memcalib.micro.policy import policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl, write_jsonl
 

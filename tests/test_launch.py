@@ -21,7 +21,8 @@ import memcalib.trainer.settings as settings
 from memcalib.trainer.checkpoints import decisive
 from memcalib.commands.forecast import forecast, launch_file, strategy
 from memcalib.commands.preflight import GIB, model_shape
-from memcalib.micro.world import build_tokenizer, exact_judge, make_examples
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer
 from memcalib.trainer.stopping import PatientJudge
 from memcalib.commands.recipe import METHODS, load_recipe, method_config, recipe_names
 from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config

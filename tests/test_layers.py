@@ -11,7 +11,8 @@ from trl.trainer.utils import RepeatSampler
 
 from memcalib.localization import CreditConfig, new_thresholds
 from memcalib.training import GuardedTrainer, WatchedTrainer
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy
 from memcalib.trainer.callbacks import DriftMonitor, drift_limits
 from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
 from memcalib.trainer.settings import TrainConfig, world_config

@@ -483,7 +483,7 @@ def bag(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertModel
 
-    from memcalib.micro.world import build_tokenizer
+    from memcalib.micro.policy import build_tokenizer
 
     torch.manual_seed(1)
     folder, tokenizer = tmp_path_factory.mktemp("model"), build_tokenizer()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
 from memcalib.trainer.settings import world_config

@@ -19,7 +19,8 @@ from memcalib.trainer.checkpoints import newest_checkpoint, read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError

@@ -10,7 +10,8 @@ import torch
 from micro import EXAMPLES, TOKENIZER
 
 import memcalib.training as training
-from memcalib.micro.world import WORLDS, exact_judge, load_policy
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
 from memcalib.credit.sentences import response_units

@@ -23,15 +23,8 @@ from loggers import hear
 from runs import weights
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
-from memcalib.micro.world import (
-    WORLDS,
-    build_policy,
-    build_tokenizer,
-    demonstrations,
-    exact_judge,
-    load_policy,
-    make_examples,
-)
+from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.trainer.stopping import JudgeDown, JudgeFault, PatientJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.settings import world_config

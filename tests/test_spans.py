@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from memcalib.localization import token_spans
-from memcalib.micro.world import build_tokenizer
+from memcalib.micro.policy import build_tokenizer
 from memcalib.credit.sentences import decode_rows, gather_bytes, linear_spans, token_bytes, token_table
 
 

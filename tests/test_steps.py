@@ -7,7 +7,8 @@ import torch
 from accelerate import Accelerator
 from runs import rows, weights
 
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import judgment_for
 from memcalib.trainer.settings import world_config

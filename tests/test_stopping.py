@@ -20,7 +20,8 @@ from runs import assert_same, rows, timeless
 from memcalib.trainer import rewards as desk_module
 from memcalib import training as training_module
 from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_state
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy
 from memcalib.inference.client import run_async
 from memcalib.trainer.stopping import PatientJudge
 from memcalib.trainer.settings import world_config

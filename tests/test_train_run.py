@@ -26,7 +26,8 @@ from memcalib.judge import LLMJudge
 from memcalib.io.manifest import read_rows
 from memcalib.metrics import METRICS
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.commands.recipe import METHODS, Recipe, Start, load_recipe

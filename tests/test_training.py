@@ -22,7 +22,8 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, build_policy, exact_judge, policy_path
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy, policy_path
 from memcalib.trainer.callbacks import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference

@@ -304,7 +304,8 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
-    from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+    from memcalib.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.micro.policy import build_policy, build_tokenizer
     from memcalib.trainer.settings import world_config
     from memcalib.training import CreditTrainer
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalib
-from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of

@@ -214,7 +214,7 @@ def estimate_memory(shape: Shape, plan: Plan) -> Memory:
 # %% ../../nbs/commands/08_preflight.ipynb #cf15a835
 def weights_path(name: str, setting: str = "start.model") -> str:
     """Where weights are: a folder, a shipped policy's folder, or an id on the hub; raises `FileNotFoundError` naming the setting."""
-    from memcalib.micro.world import policy_path
+    from memcalib.micro.policy import policy_path
 
     if Path(name).is_dir():
         return name

@@ -180,7 +180,7 @@ class Job:
 # %% ../../nbs/commands/03_reproduce.ipynb #d1d80a4d
 def start_policies(job: Job) -> dict[str, Path]:
     """Folders of the pretrained and the cold-started policy: the shipped ones, or new ones made in the run folder."""
-    from memcalib.micro.world import policy_path
+    from memcalib.micro.policy import policy_path
 
     if not job.from_scratch:
         return {"Base": policy_path("pretrained"), "Cold-start": policy_path(job.world.policy)}
@@ -194,7 +194,7 @@ def start_policies(job: Job) -> dict[str, Path]:
 # %% ../../nbs/commands/03_reproduce.ipynb #75965746
 def run_baselines(job: Job, start: dict[str, Path]) -> None:
     """Evaluate the starting policies, and the cold-started one without memory."""
-    from memcalib.micro.world import load_policy
+    from memcalib.micro.policy import load_policy
 
     for label in BASELINES:
         job.bar.name(f"{label}: evaluation")
@@ -206,7 +206,7 @@ def run_baselines(job: Job, start: dict[str, Path]) -> None:
 # %% ../../nbs/commands/03_reproduce.ipynb #362d4a95
 def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> None:
     """Train one method from its starting policy and evaluate it; skips what is done."""
-    from memcalib.micro.world import load_policy, save_policy
+    from memcalib.micro.policy import load_policy, save_policy
 
     seed = job.profile.train_seeds[index]
     folder, work = job.run.part(f"{method}-{seed}"), job.run.part(f"{method}-{seed}") / "training"
@@ -224,7 +224,8 @@ def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> Non
 
 # %% ../../nbs/commands/03_reproduce.ipynb #fb689ef2
 def _train(job: Job, method: str, seed: int, start: dict[str, Path], work: Path) -> Any:
-    from memcalib.micro.world import exact_judge, load_policy
+    from memcalib.micro.world import exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.training import train
 
     config = train_settings(job.profile, METHODS[method], seed)
@@ -241,7 +242,8 @@ def _train(job: Job, method: str, seed: int, start: dict[str, Path], work: Path)
 def _teach(job: Job, method: str, seed: int, start: dict[str, Path], work: Path) -> Any:
     from memcalib.inference.local import evaluate
     from memcalib.metrics import summary
-    from memcalib.micro.world import demonstrations, exact_judge, load_policy
+    from memcalib.micro.world import demonstrations, exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.trainer.sft import sft
 
     config, count = sft_settings(job.profile, seed), job.profile.sft_examples
@@ -297,7 +299,8 @@ def run_main_results(out: str | Path, profile: str | Path = "quickstart", *, fro
 # %% ../../nbs/commands/03_reproduce.ipynb #d19037fc
 def trace_part(job: Job, start: Path) -> None:
     """Token credit of a few answers of the starting policy under MemCalib-RL, for the report."""
-    from memcalib.micro.world import exact_judge, load_policy
+    from memcalib.micro.world import exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.trainer.traces import trace_answers
 
     folder = job.run.part("traces")

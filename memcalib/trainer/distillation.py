@@ -26,7 +26,7 @@ from trl.trainer.utils import create_model_from_path, use_adapter
 from ..credit.logprobs import read_answers, response_logps
 from ..credit.prefix_groups import in_one_call, response_mask, split_model, vocabulary_size
 from ..credit.tree_attention import Packed, best_pack, spread, tree_states, trees_agree, unpad
-from ..micro.world import policy_path
+from ..micro.policy import policy_path
 from ..problem import Example
 from ..io.records import is_hub_id
 from .rewards import fitting_examples

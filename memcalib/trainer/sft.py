@@ -35,17 +35,8 @@ from trl import SFTConfig, SFTTrainer
 from ..inference.local import evaluate, evaluating
 from ..io.jsonl import whole_rows
 from ..metrics import summary
-from memcalib.micro.world import (
-    COLD_LONG_BIAS,
-    WORLDS,
-    build_tokenizer,
-    demonstrations,
-    exact_judge,
-    load_policy,
-    make_examples,
-    pretrain,
-    save_policy,
-)
+from ..micro.world import COLD_LONG_BIAS, WORLDS, demonstrations, exact_judge, make_examples
+from ..micro.policy import build_tokenizer, load_policy, pretrain, save_policy
 from ..problem import encode_prompt, neutralise, text_hash
 from memcalib.trainer.checkpoints import (
     ROWS,

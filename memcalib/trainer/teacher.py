@@ -19,20 +19,8 @@ from ..inference.json_replies import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..judge import _part
 from ..metrics import summary
-from memcalib.micro.world import (
-    WORLDS,
-    Report,
-    Row,
-    World,
-    answer,
-    audit,
-    exact_judge,
-    fit,
-    load_policy,
-    make_examples,
-    noisy_levels,
-    save_policy,
-)
+from ..micro.world import WORLDS, World, answer, audit_text, exact_judge, make_examples, noisy_levels
+from ..micro.policy import Report, Row, fit, load_policy, save_policy
 from ..problem import LAYOUTS, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
 from .sft import COLD_STARTS
 
@@ -68,7 +56,7 @@ def hinted_prompt(
     example: Example, text: str = "concat", layout: str = "micro-hinted", levels: Mapping[str, Level] | None = None
 ) -> list[dict[str, str]]:
     """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
-    named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit(example, levels))
+    named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
     return [{"role": "system", "content": named}, *render(example, text=text, layout="micro")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #1dd5f052
