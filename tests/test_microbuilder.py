@@ -32,7 +32,7 @@ from memcalib.micro.reviewer import (
     slip_table,
     verdicts,
 )
-from memcalib.micro.models import Shelf
+from memcalib.micro.models import ExampleIndex
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import (
     ATTRIBUTES,
@@ -640,7 +640,7 @@ def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
     flawed = lambda examples: sum(bool(find_flaws(example)) for example in examples)
     assert flawed(after) <= 2 < flawed(before)
     marked, refused = mark_all(after)
-    assert refused == [] and len(Shelf(marked).examples) == len(marked)
+    assert refused == [] and len(ExampleIndex(marked).examples) == len(marked)
     for example in marked:
         judgment = exact_judge(example, answer(example, random.Random(1)))
         assert all(atom.actual == atom.ideal for atom in judgment.atoms), find_flaws(example)

@@ -19,7 +19,7 @@ from ..memory_logs.consent import CallPlan, NotAgreed, left_names, plan_calls, p
 from ..dataset.stages import Draft
 from ..dataset.freeze import pipeline_settings
 from ..memory_logs.examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts, with_terms
-from ..micro.log import write_micro_log
+from ..micro.source import write_micro_log
 from ..dataset.pilot import choose_batch
 from ..problem import Example
 from ..io.records import DataError, Violation, printable, read_jsonl, write_jsonl

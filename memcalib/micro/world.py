@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 'Split', 'SPLITS', 'FORMS', 'NOUNS', 'Bias',
-           'COLD_LONG_BIAS', 'MAX_CHARACTERS', 'JUDGE', 'MAX_STRANGERS', 'role', 'World', 'atom_text', 'rubric',
-           'make_examples', 'answer', 'noisy_levels', 'nouns_in', 'Sentence', 'read_answer', 'exact_judge',
+           'COLD_LONG_BIAS', 'SPELLING', 'MAX_CHARACTERS', 'JUDGE', 'MAX_STRANGERS', 'role', 'World', 'atom_text',
+           'rubric', 'make_examples', 'answer', 'noisy_levels', 'nouns_in', 'Sentence', 'read_answer', 'exact_judge',
            'sentence_roles', 'audit_text', 'demonstrations']
 
 # %% ../../nbs/micro/01_world.ipynb #cddcba8b
@@ -339,14 +339,14 @@ _PATTERNS = {
     kind: re.compile("|".join(re.escape(form).replace(r"\{\}", _BLANK.get(kind, r"(\w+)")) for form in forms))
     for kind, forms in FORMS.items()
 }
-_LOWER = {noun.lower(): noun for noun in NOUNS}
+SPELLING: dict[str, str] = {noun.lower(): noun for noun in NOUNS}  # by their letters in lower case
 _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?\n]+|$)")
 MAX_CHARACTERS = 8000
 
 
 def nouns_in(text: str) -> tuple[str, ...]:
     """The nouns of this world that a text names, in any case, in its order."""
-    return tuple(_LOWER[word] for word in re.findall(r"\w+", text.lower()) if word in _LOWER)
+    return tuple(SPELLING[word] for word in re.findall(r"\w+", text.lower()) if word in SPELLING)
 
 
 @dataclass(frozen=True)
@@ -446,8 +446,8 @@ def _judge(response: str, facts: dict) -> Judgment:
             uses.setdefault(noun, []).append(sentence)
     if fault:
         for word in re.findall(r"[^\W_]+", _INVISIBLE.sub("", unicodedata.normalize("NFKC", response)).lower()):
-            if word in _LOWER:
-                uses.setdefault(_LOWER[word], [Sentence(0, len(response), "", "stray")])
+            if word in SPELLING:
+                uses.setdefault(SPELLING[word], [Sentence(0, len(response), "", "stray")])
     atoms = []
     for blank, marker in zip(facts["blank"].atoms, facts["markers"].values(), strict=True):
         found = uses.get(marker["noun"], [])
