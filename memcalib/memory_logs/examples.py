@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 'refusal', 'says_again', 'distinct_memories',
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
-           'with_terms', 'micro_log']
+           'with_terms']
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #a1c37f54
 import re
@@ -31,7 +31,6 @@ from ..dataset.writing import RUBRICS
 from ..dataset.stages import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
 from .exports import read_log
 from .exports import LogRow, names_agreement
-from ..micro.world import make_examples
 from ..dataset.writing import denied, names
 from ..problem import Example, Name
 from .redaction import Redaction, Redactor
@@ -241,13 +240,3 @@ def with_terms(example: Example, draft: Draft) -> Example:
     known = draft.source["metadata"]
     retrieval = {name: known[name] for name in ("retrieved", "ranks", "scores", "days")}
     return example.model_copy(update={"source_consent": known["consent"], "source_user": known["user"], "retrieval": retrieval})
-
-# %% ../../nbs/memory_logs/03_examples.ipynb #fe746865
-def micro_log(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of an invented log in the plain format, made from examples of the micro-world."""
-    examples = make_examples("long", n, seed, "test")
-    memories = lambda example: [{"text": block.atomic_concat_text, "score": round(0.9 - 0.05 * i, 2)} for i, block in enumerate(example.blocks)]
-    return [
-        {"id": f"micro-{i}", "query": e.question, "memories": memories(e), "domain": e.domain, "user": f"micro-user-{i % 5}", "consent": "invented"}
-        for i, e in enumerate(examples)
-    ]  # fmt: skip

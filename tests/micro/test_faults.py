@@ -79,12 +79,12 @@ def test_spoiled_replies_are_wrong_in_the_way_they_are_named():
     st.sampled_from([1.0, 2.5, 60.0]),
     st.lists(st.floats(0, 3, allow_nan=False), max_size=40),
 )
-def test_window_agrees_with_the_rule_read_slowly(limit, seconds, steps):
-    window, now, accepted = RateLimit(limit, seconds), 0.0, []
+def test_a_limit_agrees_with_the_rule_read_slowly(limit, seconds, steps):
+    limiter, now, accepted = RateLimit(limit, seconds), 0.0, []
     for step in steps:
         now += step
         recent = [t for t in accepted if t > now - seconds]
-        wait = window.wait(now)
+        wait = limiter.wait(now)
         assert (wait == 0) == (len(recent) < limit)
         if wait == 0:
             accepted.append(now)

@@ -1,4 +1,4 @@
-"""The grammar of the wire: whatever comes in is read or refused in the common shape, and never anything else."""
+"""The protocol of the practice server: whatever comes in is read or refused in the common shape, and never anything else."""
 
 import json
 
@@ -34,10 +34,10 @@ def test_a_body_is_read_or_refused(body):
     try:
         asked = parse_request(body, ["m"], json_schema=False)
         turns = chat_turns(asked)
-    except ApiError as refusal:
-        assert refusal.status in (400, 404)
-        assert refusal.body["error"].keys() == {"message", "type", "param", "code"}
-        json.dumps(refusal.body)
+    except ApiError as error:
+        assert error.status in (400, 404)
+        assert error.body["error"].keys() == {"message", "type", "param", "code"}
+        json.dumps(error.body)
     else:
         assert asked["model"] == "m" and asked.get("n") in (None, 1) and not asked.get("stream")
         assert asked.get("response_format") != {"type": "json_schema"}
@@ -71,7 +71,7 @@ def test_usage_adds_up():
     assert body["id"] == "chatcmpl-0a" and body["model"] == "m" and len(body["choices"]) == 1
 
 
-def test_refusals_carry_headers_with_dashes():
-    refusal = ApiError(429, "Later.", "requests", code="rate_limit_exceeded", Retry_After="7")
-    assert refusal.headers == {"Retry-After": "7"} and str(refusal) == "Later."
-    assert refusal.body["error"]["code"] == "rate_limit_exceeded" and refusal.body["error"]["type"] == "requests"
+def test_errors_carry_headers_with_dashes():
+    error = ApiError(429, "Later.", "requests", code="rate_limit_exceeded", Retry_After="7")
+    assert error.headers == {"Retry-After": "7"} and str(error) == "Later."
+    assert error.body["error"]["code"] == "rate_limit_exceeded" and error.body["error"]["type"] == "requests"

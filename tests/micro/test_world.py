@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -38,6 +40,16 @@ SHORT = make_examples("short", 40, seed=3, split="validation")
 LONG = make_examples("long", 40, seed=3, split="validation")
 TOKENIZER = build_tokenizer()
 CLOSING = FORMS["closing"][0]
+
+
+@pytest.mark.parametrize("module", ["micro.world", "micro.models", "micro.server", "micro.builder"])
+def test_the_world_and_its_server_need_no_torch(module):
+    """Only the policy does."""
+    probe = (
+        f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def noun(example, atom_id):
