@@ -990,7 +990,9 @@ def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
                 assert bad == 8 and "not a chat completion" in str(error)
     said = [message for message in caplog.messages if "has failed" in message]
     assert len(said) == told
-    assert all("failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m for m in said)
+    assert all(
+        "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m for m in said
+    )
     assert SECRET not in caplog.text
 
 

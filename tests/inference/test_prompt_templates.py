@@ -118,6 +118,8 @@ def test_every_part_of_a_template_is_in_its_hash(part):
     parts = {"system": "Hello.", "user": "{memory} // {query}", "block": "- {text}", "query_only": "{query}"}
     PROMPT_TEMPLATES["tried"] = PromptTemplate(first := TemplateFile(**parts), first.system)
     before = wording_hash("tried")
-    PROMPT_TEMPLATES["tried"] = PromptTemplate(second := TemplateFile(**(parts | {part: parts[part] + "!"})), second.system)
+    PROMPT_TEMPLATES["tried"] = PromptTemplate(
+        second := TemplateFile(**(parts | {part: parts[part] + "!"})), second.system
+    )
     assert wording_hash("tried") != before
     PROMPT_TEMPLATES.pop("tried")

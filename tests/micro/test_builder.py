@@ -517,7 +517,10 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
 @pytest.mark.parametrize("slip", ["none", "false_alarm", "missed_flaw"])
 def test_reviews_are_in_order_whatever_they_say(exact, slip):
     """Right or wrong, a review passes the check of its stage, and issues are what the truth says they are."""
-    stage, player = review_stage("review-1"), judge_of("p", MistakeRates.only(**({} if slip == "none" else {slip: 1.0})))
+    stage, player = (
+        review_stage("review-1"),
+        judge_of("p", MistakeRates.only(**({} if slip == "none" else {slip: 1.0}))),
+    )
     flawed = [
         draft
         for task, name in (("annotation", "wrong_level"), ("naturalization", "added_words"))
@@ -685,5 +688,9 @@ def test_known_examples_of_the_world_get_the_markers_they_have():
 
 def test_talks_are_known_by_what_was_asked():
     turns = rubric_turns()
-    assert read_conversation(turns).key == read_conversation(turns + repair("a")).key != read_conversation(rubric_turns(5)).key
+    assert (
+        read_conversation(turns).key
+        == read_conversation(turns + repair("a")).key
+        != read_conversation(rubric_turns(5)).key
+    )
     assert read_conversation(turns + repair("a", "b") + repair("c")).repairs == (frozenset("ab"), frozenset("c"))
