@@ -363,7 +363,7 @@ class Judge:
 
 # %% ../nbs/02_judge.ipynb #75d989c0
 def judge_name(endpoint: Endpoint, config: JudgeConfig) -> str:
-    """`model@hash` over prompt text, settings, thinking and extra request fields; the server's address is no part of it."""
+    """`model@hash` over prompt text, settings, thinking and extra request fields; the server's address is not part of it."""
     settings = config.model_dump(exclude={"prompt"})
     texts = {"system": system_prompt(config), "repair": prompt_part("repair-1")}
     request = {"model": endpoint.model, "thinking": endpoint.thinking, "extra_body": endpoint.extra_body}
@@ -464,7 +464,7 @@ def _answer_hashes(rollouts: str | Path, versions: Mapping[str, str]) -> dict[tu
 
 
 def _checked(out: str | Path, name: str, versions: Mapping[str, str], answers: Mapping[tuple, str]) -> Callable:
-    """A function that raises for a stored judgment that does not belong here, and tells which ones to make again."""
+    """A function that raises for a stored judgment that does not belong here, and is true for one to make again."""
     elsewhere = "or another file for the judgments of this run"
 
     def again(row: Judgment) -> bool:

@@ -133,8 +133,8 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
             raise ValueError(f"column {name}: {error}") from None
         return atoms[name].map(known).astype(float)
 
-    usual = dict.fromkeys(SOURCE, "") | {"condition": "full_memory", "domain": "", "seed": 0, "sample": 0, "task_quality": None, "safety_failure": None}
-    rows = atoms.assign(**{name: value for name, value in usual.items() if name not in atoms.columns})
+    defaults = dict.fromkeys(SOURCE, "") | {"condition": "full_memory", "domain": "", "seed": 0, "sample": 0, "task_quality": None, "safety_failure": None}
+    rows = atoms.assign(**{name: value for name, value in defaults.items() if name not in atoms.columns})
     if "question_id" not in rows:
         rows["question_id"] = rows["example_id"]
     ideal, actual = ranks("ideal"), ranks("actual")

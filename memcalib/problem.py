@@ -319,7 +319,7 @@ def check_example(row: Any) -> list[Violation]:
     for name, kept in (("memories", raw_atoms), ("memory_blocks", blocks)):
         found.extend(_list_rule(row, name))
         if isinstance(row.get(name), list) and len(kept) < len(row[name]):
-            found.append(Violation(name, f"{len(row[name]) - len(kept)} entries that are no objects", "objects only"))
+            found.append(Violation(name, f"{len(row[name]) - len(kept)} entries that are not objects", "objects only"))
     found.extend(_repeats("atom_id", (atom.get("atom_id") for atom in raw_atoms)))
     found.extend(_repeats("parent_memory_id", (block.get("parent_memory_id") for block in blocks)))
     for index, atom in enumerate(raw_atoms):

@@ -41,7 +41,7 @@ class FunctionBackend:
                     text = await asyncio.to_thread(self.function, request.messages)
                 if not isinstance(text, str):
                     raise TypeError(f"the model returned {short_repr(text)}; allowed: a text")
-            except Exception as error:  # noqa: BLE001 - whatever a model of somebody else raises is a failed answer
+            except Exception as error:  # noqa: BLE001 - whatever a foreign model raises is a failed answer
                 return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
             return request.rollout(text)
 
