@@ -36,7 +36,7 @@ from .credit.logprobs import group_sync, response_logps
 from .credit.sentences import splitter_name
 from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.local import prompt_encoder, sample_tokens
-from .localization import new_thresholds
+from .localization import Thresholds
 from .problem import Example, Judge, encode_prompt
 from .trainer.callbacks import DriftMonitor, OnStep, StepRows, describe, drift_limits
 from memcalib.trainer.checkpoints import (
@@ -373,7 +373,7 @@ class CreditTrainer(SharingTrainer):
 
     def _set_up(self, config: TrainConfig, examples: Sequence[Example], judge: Judge, tokenizer) -> None:
         self.config, self.credit_config, self.usual = config, credit_config(config), TrainConfig().model_dump(mode="json")
-        self.thresholds = new_thresholds(self.credit_config)
+        self.thresholds = Thresholds(self.credit_config)
         self.signals = StopSignals(config.save_every > 0, self._total)
         self.judge = None if judge is None else patient_judge(judge, config).join(self._total, self.signals)
         self.credit, self.pairs, self.skipped = None, None, 0

@@ -9,7 +9,7 @@ import torch
 from micro import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
-from memcalib.localization import CreditConfig, new_thresholds
+from memcalib.localization import CreditConfig, Thresholds
 from memcalib.training import GuardedTrainer, WatchedTrainer
 from memcalib.micro.world import WORLDS, build_policy, exact_judge
 from memcalib.trainer.callbacks import DriftMonitor, drift_limits
@@ -26,7 +26,7 @@ def remembered():
     trainer = WatchedTrainer.__new__(WatchedTrainer)
     vars(trainer).update(
         state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2), judge=None, skipped=0, worst_mean=0.0,
-        best=None, thresholds=new_thresholds(CreditConfig(granularity="sentence")),
+        best=None, thresholds=Thresholds(CreditConfig(granularity="sentence")),
         drift=DriftMonitor(drift_limits(TrainConfig()), 2),
     )  # fmt: skip
     return trainer

@@ -21,9 +21,9 @@ from memcalib.credit.sentences import (
     response_units,
     segment,
     sentence_splitter,
-    sentence_weights,
     span_fault,
 )
+from memcalib.localization import sentence_weights
 
 SPLIT = sentence_splitter("pysbd")
 STRUCTURE = [

@@ -21,11 +21,12 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..channels import channel_rewards, direction_gate, group_advantages, judgment_tensors
+from ..channels import channel_rewards, direction_check, group_advantages, judgment_tensors
 from ..metrics import CHANNELS
 from ..localization import CreditConfig
 from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs, Thresholds, score_pairs
+from ..localization import Pairs, Thresholds
+from ..credit.token_credit import score_pairs
 from ..metrics import summary
 from .stopping import PatientJudge, patient_judge
 from ..credit.prefix_groups import response_mask
@@ -210,7 +211,7 @@ class HeldOutScores:
 # %% ../../nbs/trainer/04_rewards.ipynb #63df171b
 def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -> Tensor:
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
-    return direction_gate(rewards, group_advantages(rewards, group, valid, **options))
+    return direction_check(rewards, group_advantages(rewards, group, valid, **options))
 
 
 def _readings(model, config: CreditConfig, desk: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:

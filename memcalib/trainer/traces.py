@@ -23,9 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..metrics import CHANNELS
 from ..credit.prefix_groups import response_mask
-from ..credit.sentences import decode_rows, linear_spans
+from ..credit.sentences import decode_rows, token_spans
 from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs, Thresholds, carrying_tokens, new_thresholds
+from ..localization import Pairs, Thresholds, carrying_tokens
 from ..micro.world import sentence_roles
 from ..problem import AtomJudgment, Example, Judge, Judgment
 from ..redistribution import Credit, PairDetail, fallback_reasons
@@ -71,7 +71,7 @@ def sample_credit(
     desk.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     options = dict(generations=size, temperature=config.temperature, tokenizer=tokenizer)
-    return desk, *assign_credit(model, rules, desk, encode, new_thresholds(rules), **options)
+    return desk, *assign_credit(model, rules, desk, encode, Thresholds(rules), **options)
 
 # %% ../../nbs/trainer/11_traces.ipynb #dd0da8b5
 def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def credit_answers(
     desk.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
-    return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
+    return desk, *assign_credit(model, rules, desk, encode, thresholds or Thresholds(rules), **options)
 
 # %% ../../nbs/trainer/11_traces.ipynb #b9750f47
 def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
@@ -248,7 +248,7 @@ def exact_advantages(
     """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
     total = torch.zeros(len(desk.ids), max(map(len, desk.ids)))
     answers = zip(desk.examples, desk.texts, desk.ids, strict=True)
-    found = [(sentence_roles(example, text), linear_spans(tokenizer, ids)) for example, text, ids in answers]
+    found = [(sentence_roles(example, text), token_spans(tokenizer, ids)) for example, text, ids in answers]
     for start in range(0, len(desk.ids), generations):
         rows = [row for row in range(start, start + generations) if desk.valid[row]]
         for k in range(len(desk.judgments[start].atoms) if rows else 0):
