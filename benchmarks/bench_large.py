@@ -40,7 +40,7 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.localization import ablation_pairs
 from memcalib.credit.prefix_groups import sharing_faults
-from memcalib.credit.prefix_groups import prompt_families
+from memcalib.credit.prefix_groups import prefix_groups
 from memcalib.problem import Example, Level, encode_prompt, judge_all, judgment_for, render, sample_records
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.trainer.settings import TrainConfig, trl_config
@@ -135,9 +135,9 @@ class Work:
         distinct = [list(p) for p in dict.fromkeys(map(tuple, self.prompts))]
         alone = [(0, len(p) + len(y)) for p, y in zip(self.prompts, self.responses, strict=True)]
         shared = []
-        for family in prompt_families(distinct):
-            shared.append((0, len(distinct[family.spine])))
-            shared += [(n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)]
+        for group in prefix_groups(distinct):
+            shared.append((0, len(distinct[group.base])))
+            shared += [(n, len(distinct[i])) for i, n in zip(group.members, group.shared, strict=True)]
         jobs = {(tuple(p), tuple(y)) for p, y in zip(self.prompts, self.responses, strict=True)}
         return alone, shared + [(len(p), len(p) + len(y)) for p, y in jobs]
 
@@ -210,7 +210,7 @@ def score(work: Work) -> None:
         seconds["trees"], _ = timer(lambda: tree_logps(model, work.prompts, work.responses))
     at = [pairs.index(pair) for pair in sample]
     gap = max((out[i, : len(y)] - y).abs().max().item() for i, y in zip(at, wanted, strict=True))
-    print(f"largest difference to one row at a time: {gap:.1e}; verdicts {sharing_faults(model)}")
+    print(f"largest difference to one row at a time: {gap:.1e}; faults of sharing {sharing_faults(model)}")
     for name, value in seconds.items():
         print(f"  {name:32}{value:10.1f} s   {value / seconds['shared caches']:5.2f}x")
 

@@ -23,7 +23,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
-from ..credit.logprobs import read_answers, response_logps
+from ..credit.logprobs import response_logps, score_responses
 from ..credit.prefix_groups import in_one_call, response_mask, split_model, vocabulary_size
 from ..credit.tree_attention import Packed, best_pack, spread, tree_states, trees_agree, unpad
 from ..micro.world import policy_path
@@ -118,7 +118,7 @@ def teach(
     if not 1 <= k <= vocabulary:
         raise ValueError(f"top_k {k}: allowed are 1 to {vocabulary}, the size of the teacher's vocabulary")
     read = lambda head, states, targets: _side_by_side(read_head(head, states, targets, k=k, temperature=temperature))
-    rows = read_answers(model, prompts, responses, read, token_budget=token_budget, share=share)
+    rows = score_responses(model, prompts, responses, read, token_budget=token_budget, share=share)
     return _lesson(rows, responses, k, model.device)
 
 # %% ../../nbs/trainer/09_distillation.ipynb #4d555f76
