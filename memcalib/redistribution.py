@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .channels import direction_check, group_advantages, rms_scale
 from .metrics import CHANNELS
-from .localization import sentence_means, sentence_weights
 from memcalib.localization import (
+    PAPER,
     CreditConfig,
     Pairs,
     Thresholds,
@@ -28,6 +28,8 @@ from memcalib.localization import (
     eta_by_channel,
     localization_signal,
     localization_weights,
+    sentence_means,
+    sentence_weights,
 )
 
 # %% ../nbs/06_redistribution.ipynb #d58f8cf3
@@ -342,7 +344,7 @@ def _check_found(found: _Found, mask, config: CreditConfig) -> None:
     if config.granularity == "sentence":
         units = found.units
         if units is None or found.thresholds.sentence is None:
-            raise ValueError("granularity 'sentence' needs units, and thresholds from new_thresholds")
+            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
         if units.shape != mask.shape or bool((units[mask] < 0).any()):
             raise ValueError(f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a sentence for each token")
 
@@ -407,9 +409,6 @@ def _watched(rewards, a, group, valid, mine, live, detail, thresholds, config: C
     channels = {} if config.method == "grpo" else channel_stats(rewards, a, group, valid, config)
     return channels | (pair_stats(detail, mine, live, thresholds, config) if detail else {})
 
-# %% ../nbs/06_redistribution.ipynb #53aae9e9
-_PAPER = CreditConfig()
-
 # %% ../nbs/06_redistribution.ipynb #7430a5ed
 def credit(
     rewards: Float[Tensor, "row channel"],
@@ -417,7 +416,7 @@ def credit(
     valid: Bool[Tensor, " row"],
     mask: Bool[Tensor, "local token"],
     *,
-    config: CreditConfig = _PAPER,
+    config: CreditConfig = PAPER,
     full: Float[Tensor, "local token"] | None = None,
     pairs: Pairs | None = None,
     ablated: Float[Tensor, "pair token"] | None = None,

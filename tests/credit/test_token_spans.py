@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from memcalib.credit.sentences import prefix_spans
 from memcalib.micro.policy import build_tokenizer
-from memcalib.credit.sentences import decode_rows, gather_bytes, token_bytes, prefix_spans, token_table
+from memcalib.credit.sentences import decode_rows, gather_bytes, prefix_spans, token_bytes, token_spans, token_table
 
 
 def byte_level(**options):

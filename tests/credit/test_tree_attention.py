@@ -1,5 +1,6 @@
 """Trees of rows against one row at a time: values, entropies, gradients, masks, and models that cannot be packed."""
 
+import functools
 import logging
 import random
 
@@ -223,24 +224,24 @@ def test_kernels_without_masks_are_refused():
 def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
     model = tiny("Llama")
     forward = model.model.forward
-    careless = lambda **inputs: forward(
-        **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
-    )
+
+    @functools.wraps(forward)
+    def careless(**inputs):
+        return forward(**(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs))
+
     monkeypatch.setattr(model.model, "forward", careless)
-    for page in ("prefix_groups", "logprobs"):
-        monkeypatch.setattr(f"memcalib.credit.{page}._takes_positions", lambda network: True)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
     assert "differs from the plain way" in sharing_faults(model)["tree"]
 
 
 def all_before(mask, shelf):
-    """Instead of `_look`: each token sees all tokens before it in its row, those of other answers too."""
+    """Instead of `fill_mask`: each token sees all tokens before it in its row, those of other answers too."""
     mask.copy_(torch.ones_like(mask).tril())
 
 
 def test_a_sample_without_an_answer_decides_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(trees, "_look", all_before)
+    monkeypatch.setattr(trees, "fill_mask", all_before)
     model, prompts, answers = tiny(), [[3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5, 7]], [[8, 9, 10], [11, 12], [13, 14, 15]]
     assert not trees_agree(model, prompts, [[], [], []]) and sharing_faults(model) == {} and not caplog.messages
     assert not trees_agree(model, [[3, 4], [5]], [[5] * 300, [6] * 280]) and sharing_faults(model) == {}
@@ -266,7 +267,7 @@ def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold
     planted = best_trees(*rows, 5.0)
     assert all(sum(node.row >= 0 for node in tree) == 1 for tree in planted) and len(planted) == 5
     assert trees_agree(models[0], *rows)
-    monkeypatch.setattr(trees, "_look", all_before)
+    monkeypatch.setattr(trees, "fill_mask", all_before)
     assert not trees_agree(models[1], *rows) and "differs" in sharing_faults(models[1])["tree"]
 
 
