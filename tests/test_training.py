@@ -26,7 +26,7 @@ from memcalib.micro.world import WORLDS, build_policy, exact_judge, policy_path
 from memcalib.trainer.callbacks import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import TrainConfig, credit_config, trl_config, world_config
+from memcalib.trainer.settings import TrainConfig, trl_config, world_config
 from memcalib.trainer.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
 
@@ -255,7 +255,7 @@ def test_repetition():
 
 
 def test_surface():
-    assert credit_config(TrainConfig(eta=0.5)).eta == 0.5
+    assert TrainConfig(eta=0.5).credit.eta == 0.5
     assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
 
 

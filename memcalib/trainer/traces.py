@@ -30,7 +30,7 @@ from ..micro.world import sentence_roles
 from ..problem import AtomJudgment, Example, Judge, Judgment
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from .rewards import ChannelRewards, assign_credit
-from .settings import TrainConfig, credit_config
+from .settings import TrainConfig
 from .trace_files import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
 
 # %% ../../nbs/trainer/11_traces.ipynb #3b6b4a3b
@@ -64,7 +64,7 @@ def sample_credit(
     model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
-    size, rules = config.generations, credit_config(config)
+    size, rules = config.generations, config.credit
     options = dict(text=config.text, layout=config.layout, max_tokens=config.max_tokens, temperature=config.temperature)
     rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=size, **options)
     asked, desk = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples, config.merge_over_use)
@@ -230,7 +230,7 @@ def credit_answers(
     judge: Judge, config: TrainConfig, thresholds: Thresholds | None = None,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    rules, desk = credit_config(config), ChannelRewards(judge, examples, config.merge_over_use)
+    rules, desk = config.credit, ChannelRewards(judge, examples, config.merge_over_use)
     desk.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
