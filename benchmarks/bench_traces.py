@@ -23,11 +23,11 @@ from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
 def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewards, Credit, Pairs]:
     """A judged batch with three pairs an answer; all numbers drawn at random, which compress worse than real ones."""
     rng, count, asked = torch.Generator().manual_seed(seed), 3 * rows, make_examples("short", 3, 0, "test")
-    desk = ChannelRewards(None, [])
-    desk.examples, desk.valid = [asked[k % 3] for k in range(rows)], torch.ones(rows, dtype=torch.bool)
-    desk.ids = torch.randint(16, len(tokenizer), (rows, width), generator=rng).tolist()
-    desk.texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in desk.ids]
-    desk.rewards = torch.rand(rows, 9, generator=rng)
+    judged = ChannelRewards(None, [])
+    judged.examples, judged.valid = [asked[k % 3] for k in range(rows)], torch.ones(rows, dtype=torch.bool)
+    judged.ids = torch.randint(16, len(tokenizer), (rows, width), generator=rng).tolist()
+    judged.texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in judged.ids]
+    judged.rewards = torch.rand(rows, 9, generator=rng)
     d, inside = 0.1 * torch.randn(count, width, generator=rng).double() ** 3, torch.ones(count, width, dtype=torch.bool)
     q = (d - 0.08).relu()
     row, channel = torch.arange(count) // 3, torch.tensor([2, 4, 8]).repeat(rows)
@@ -35,8 +35,8 @@ def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewa
     detail = PairDetail(row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0])
     advantages = torch.randn(rows, width, generator=rng)
     credit = Credit(advantages, advantages.mean(1), torch.randn(rows, 9, generator=rng), {}, detail)
-    atoms = [tuple(example.levels)[:1] for example in desk.examples for _ in range(3)]
-    return desk, credit, Pairs(row.tolist(), channel.tolist(), atoms, [])
+    atoms = [tuple(example.levels)[:1] for example in judged.examples for _ in range(3)]
+    return judged, credit, Pairs(row.tolist(), channel.tolist(), atoms, [])
 
 
 def seconds(work, rounds: int = 3) -> float:
@@ -57,25 +57,25 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
-    desk, credit, pairs = a_step(tokenizer, options.answers, options.tokens)
-    part = desk.ids[: max(1, options.answers // 32)]
+    judged, credit, pairs = a_step(tokenizer, options.answers, options.tokens)
+    part = judged.ids[: max(1, options.answers // 32)]
     share = options.answers / len(part)
     with tempfile.TemporaryDirectory() as folder:
         writer = TraceWriter(folder)
-        writing = seconds(lambda: writer.write(1, desk, credit, pairs, tokenizer))
+        writing = seconds(lambda: writer.write(1, judged, credit, pairs, tokenizer))
         size, reading = writer.path(1).stat().st_size, seconds(lambda: read_traces(folder))
         lines = Path(folder) / "lines.jsonl"
 
         def write_lines() -> None:
             with open(lines, "w", encoding="utf-8") as file:
                 file.writelines(
-                    json.dumps(trace_row(desk, credit, pairs, row, tokenizer)) + "\n" for row in range(len(part))
+                    json.dumps(trace_row(judged, credit, pairs, row, tokenizer)) + "\n" for row in range(len(part))
                 )
 
         as_lines = seconds(write_lines, 1) * share
         line_size = lines.stat().st_size * share
     linear, beginnings = (
-        seconds(lambda: decode_rows(tokenizer, desk.ids)),
+        seconds(lambda: decode_rows(tokenizer, judged.ids)),
         seconds(lambda: [token_spans(tokenizer, ids) for ids in part], 1),
     )
     print(f"{options.answers} answers of {options.tokens} tokens, {len(pairs)} pairs")

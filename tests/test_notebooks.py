@@ -6,7 +6,9 @@ import pytest
 from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
-PAGES = [line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"]
+PAGES = [
+    line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
+]
 TRAINING = ("07_training", "trainer/07_sft", "trainer/11_traces", "report/07_report", "commands/03_reproduce")
 
 

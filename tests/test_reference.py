@@ -65,7 +65,7 @@ class Watched(training.CreditTrainer):
     def _generate_and_score_completions(self, inputs):
         seen = {"policy": plain(self.accelerator.unwrap_model(self.model)), "before": copy.deepcopy(self.thresholds)}
         seen["batch"] = super()._generate_and_score_completions(inputs)
-        seen |= {"desk": copy.copy(self.desk), "after": copy.deepcopy(self.thresholds)}
+        seen |= {"desk": copy.copy(self.judged), "after": copy.deepcopy(self.thresholds)}
         self.batches.append(seen | {"pairs": self.pairs, "credit": self.credit})
         return seen["batch"]
 

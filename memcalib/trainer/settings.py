@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'Method', 'DISTILLED', 'Count', 'Every', 'Tokens', 'Rank', 'Seed', 'Share', 'Rate', 'Loggers', 'OWNED',
-           'TrainingMethod', 'Page', 'trl_options', 'TrainConfig', 'trl_config', 'check_sampler', 'check_loggers',
-           'check_model', 'world_config']
+           'TrainingMethod', 'Page', 'trl_options', 'TrainConfig', 'CreditGRPOConfig', 'trl_config', 'check_sampler',
+           'check_loggers', 'check_model', 'world_config']
 
 # %% ../../nbs/trainer/01_settings.ipynb #df0ec070
+import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -25,7 +26,7 @@ from ..localization import MODES, UNDER_USE, CreditConfig
 from ..io.settings import allowed, nearest
 from ..micro.world import World
 
-# %% ../../nbs/trainer/01_settings.ipynb #d8ef2831
+# %% ../../nbs/trainer/01_settings.ipynb #06412b55
 class TrainingMethod(NamedTuple):
     """A method that can be trained: its name in settings, its label in tables, what it needs, and who trains it (`module:name`)."""
 
@@ -238,32 +239,88 @@ class TrainConfig(_Credit, _Teacher, _Watch, _Answers, _Update):
             raise ValueError(f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it")
         return self
 
-# %% ../../nbs/trainer/01_settings.ipynb #bb223d84
-def _vllm_options(config: TrainConfig) -> dict[str, Any]:
-    if config.sampler != "vllm":
-        return {}
-    longest = config.max_prompt + config.max_tokens
-    return dict(use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False)
+# %% ../../nbs/trainer/01_settings.ipynb #13d81a85
+@dataclass
+class CreditGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` with the paper's defaults and the settings of credit. Raises `ValueError` for values that do not fit."""
+
+    learning_rate: float = 1e-6
+    lr_scheduler_type: str = "constant"
+    beta: float = 0.01
+    per_device_train_batch_size: int = 256
+    steps_per_generation: int | None = 2
+    max_steps: int = 250
+    max_completion_length: int | None = 2048
+    use_bias_correction_kl: bool = False
+    logging_steps: float = 2
+    save_strategy: str = "no"
+    chat_template_kwargs: dict | str | None = field(default_factory=lambda: {"enable_thinking": False})
+    credit: dict | str | None = None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
+    sampler: str = "shared"
+    share_prompts: bool = True
+    text: str = "concat"
+    layout: str = "plain"
+    max_prompt: int = 4096
+    eval_text: str = "fluent"
+    eval_every: int = 0  # steps, of one rollout batch each, like the next one
+    trace_every: int = 0
+    keep_best: bool = True
+    max_failed: float = 0.5
+    pause_minutes: float = 30.0
+    stop_on_drift: bool = False
+    recipe: TrainConfig | None = field(default=None, metadata={"help": "Set by trl_config: the settings this was made of."})
+
+    def __post_init__(self):
+        given = json.loads(self.credit) if isinstance(self.credit, str) else self.credit
+        self.credit = given if isinstance(given, CreditConfig) else CreditConfig(**given or {})
+        super().__post_init__()
+
+    def to_dict(self) -> dict[str, Any]:
+        recipe = None if self.recipe is None else self.recipe.model_dump(mode="json")
+        return super().to_dict() | {"credit": asdict(self.credit), "recipe": recipe}
+
+    def settings(self) -> TrainConfig:
+        """The settings that say the same; what only TRL has is not in them."""
+        if self.recipe is not None:
+            return self.recipe
+        same = {name: getattr(self, name) for name in TrainConfig.model_fields if hasattr(self, name) and name != "top_k"}
+        accumulate, parts = self.gradient_accumulation_steps, self.steps_per_generation
+        if parts % accumulate or (self.save_strategy == "steps" and self.save_steps * accumulate % parts):
+            raise ValueError(
+                f"steps_per_generation {parts}, gradient_accumulation_steps {accumulate}, save_steps {self.save_steps}: allowed are whole "
+                "updates in a rollout batch, and checkpoints between rollout batches"
+            )
+        minibatches = parts // accumulate
+        same |= dict(
+            credit=self.credit, prompts=self.generation_batch_size // self.num_generations, generations=self.num_generations,
+            minibatches=minibatches, accumulate=accumulate, steps=max(1, self.max_steps // minibatches), lr=self.learning_rate,
+            clip=self.epsilon, max_tokens=self.max_completion_length, mask_truncated=self.mask_truncated_completions,
+            save_every=self.save_steps // minibatches if self.save_strategy == "steps" else 0, report_to=self.report_to or "none",
+            sampler="vllm" if self.use_vllm else self.sampler,
+        )  # fmt: skip
+        return TrainConfig(**same)
 
 # %% ../../nbs/trainer/01_settings.ipynb #bac527cf
-def trl_config(config: TrainConfig, out: str | Path) -> GRPOConfig:
-    """The base trainer's configuration; what stands in `config.trl` is laid over ours."""
+def trl_config(config: TrainConfig, out: str | Path, resume: bool | str | Path | None = None) -> CreditGRPOConfig:
+    """The settings for the trainer; what stands in `config.trl` is laid over ours."""
     rows, parts, cuda = config.prompts * config.generations, config.minibatches * config.accumulate, torch.cuda.is_available()
     processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
         raise ValueError(f"{rows} answers a step do not split into {parts} parts on each of {processes} processes")
     settings = dict(
         output_dir=str(out), seed=config.seed, max_steps=config.steps * config.minibatches, learning_rate=config.lr,
-        lr_scheduler_type="constant", per_device_train_batch_size=rows // parts // processes,
-        gradient_accumulation_steps=config.accumulate, steps_per_generation=parts, num_generations=config.generations,
-        loss_type="dapo", beta=config.beta, epsilon=config.clip, temperature=config.temperature, top_p=config.top_p,
-        top_k=0, max_completion_length=config.max_tokens, mask_truncated_completions=config.mask_truncated,
-        chat_template_kwargs={"enable_thinking": False}, logging_steps=config.minibatches, report_to=config.report_to,
+        per_device_train_batch_size=rows // parts // processes, gradient_accumulation_steps=config.accumulate,
+        steps_per_generation=parts, num_generations=config.generations, loss_type="dapo", beta=config.beta, epsilon=config.clip,
+        temperature=config.temperature, top_p=config.top_p, top_k=0, max_completion_length=config.max_tokens,
+        mask_truncated_completions=config.mask_truncated, logging_steps=config.minibatches, report_to=config.report_to,
         save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1) * config.minibatches,
-        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True, use_bias_correction_kl=False,
-        **_vllm_options(config),
+        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True,
+        credit=config.credit, recipe=config, resume_from_checkpoint=resume,
     )  # fmt: skip
-    return GRPOConfig(**(settings | config.trl))
+    if config.sampler == "vllm":
+        longest = config.max_prompt + config.max_tokens
+        settings |= dict(use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False)
+    return CreditGRPOConfig(**(settings | config.trl))
 
 # %% ../../nbs/trainer/01_settings.ipynb #b42442e3
 def check_sampler(config: TrainConfig) -> None:
