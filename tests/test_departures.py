@@ -1,4 +1,4 @@
-"""The places of the base libraries that `CreditTrainer` departs from: a change there fails here, before it fails in a training."""
+"""Where `CreditTrainer` departs from the base libraries: a change there fails here, before it fails in a training."""
 
 import inspect
 
