@@ -257,7 +257,8 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     training.sample_tokens = lambda model, prompts, **_: given(prompts)
     if method != "base":
         trainer_class = training.trainer_class(method)
-        return trainer_class(model, config, work.examples, drawn_judge, work.tokenizer, out, peft)
+        options = dict(args=trl_config(config, out), train_dataset=work.examples, processing_class=work.tokenizer)
+        return trainer_class(model, judge=drawn_judge, peft_config=peft, **options)
     if peft is None:
         model.save_pretrained(out / "reference")
         model.config._name_or_path = str(out / "reference")

@@ -32,7 +32,7 @@ from ..io.records import is_hub_id
 from .rewards import fitting_examples
 from .settings import TrainConfig
 from .teacher import teacher_encoder
-from ..training import CreditTrainer, _concatenate
+from ..training import CreditTrainer
 
 # %% ../../nbs/trainer/09_distillation.ipynb #eaa77de7
 class Reading(NamedTuple):
@@ -226,45 +226,46 @@ def _check_context(trainer: "OpsdPG", examples: Sequence[Example]) -> None:
 
 # %% ../../nbs/trainer/09_distillation.ipynb #201d4e56
 def _teacher_logps(trainer: "OpsdPG") -> Float[Tensor, "row token"]:
-    prompts = [trainer.teacher_prompt(example) for example in trainer.desk.examples]
+    prompts = [trainer.teacher_prompt(example) for example in trainer.judged.examples]
     with _teacher(trainer) as model:
-        return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
+        return response_logps(model, prompts, trainer.judged.ids, temperature=trainer.temperature)
 
 
 def _student_logps(trainer: "OpsdPG", batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-    width = max(map(len, trainer.desk.ids))
+    width = max(map(len, trainer.judged.ids))
     if not trainer.config.mask_truncated and "old_per_token_logps" in batch:
         return batch["old_per_token_logps"][:, :width]
-    prompts = [trainer.encode(example) for example in trainer.desk.examples]
+    prompts = [trainer.encode(example) for example in trainer.judged.examples]
     with trainer.accelerator.autocast():
         model = trainer.accelerator.unwrap_model(trainer.model)
-        return response_logps(model, prompts, trainer.desk.ids, temperature=trainer.temperature)
+        return response_logps(model, prompts, trainer.judged.ids, temperature=trainer.temperature)
 
 # %% ../../nbs/trainer/09_distillation.ipynb #368e2f2b
 class OpsdPG(CreditTrainer):
     """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
 
-    def __init__(self, model, config: TrainConfig, examples, judge, tokenizer, out, peft_config=None, resume=None):
-        self.teacher_prompt = teacher_encoder(tokenizer, config.text, config.teacher_layout or config.layout)
-        super().__init__(model, config, examples, judge, tokenizer, out, peft_config, resume)
-        asked = [examples[k] for k in self.train_dataset["example"]]
-        taught = fitting_examples("teacher", self.teacher_prompt, asked, out, max_teacher=config.max_teacher)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        config = self.config
+        self.teacher_prompt = teacher_encoder(self.processing_class, config.text, config.teacher_layout or config.layout)
+        asked = [self.judged.pool[k] for k in self.train_dataset["example"]]
+        taught = fitting_examples("teacher", self.teacher_prompt, asked, self.args.output_dir, max_teacher=config.max_teacher)
         self.train_dataset = self.train_dataset.select(taught)
         _check_context(self, [asked[k] for k in taught])
         self.teacher = _frozen_copy(self)
 
     def _rewarded(self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0) -> Float[Tensor, "row token"]:
         student, device = _student_logps(self, batch), self.accelerator.device
-        mask = response_mask(self.desk.ids, device)
+        mask = response_mask(self.judged.ids, device)
         read = ~(mask & (teacher.isnan() | student.isnan())).any(1)
-        mask &= (self.desk.valid.to(device) & read)[:, None]
+        mask &= (self.judged.valid.to(device) & read)[:, None]
         rewards = reverse_kl_rewards(student, teacher, mask, clip)
-        found = _concatenate(self.accelerator, rewards[mask])
+        found = self.concatenate(rewards[mask])
         self.credit = Told(token_stats(found, torch.ones_like(found).bool()))
         self.credit.stats["not_taught"] = int(self.accelerator.gather((~read).sum()).sum())
         return rewards
 
-    def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+    def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         return self._rewarded(batch, _teacher_logps(self), self.config.reward_clip)
 
 # %% ../../nbs/trainer/09_distillation.ipynb #025a9d4a
@@ -283,16 +284,16 @@ def _student_reading(model, packed: Packed | None, ids: Tensor, mask: Tensor, wi
 class OpsdGKD(OpsdPG):
     """On-policy self-distillation with the top-k forward KL as loss (app:training-details). Needs TRL's loss type `dapo`."""
 
-    def __init__(self, model, config: TrainConfig, *args, **options):
-        super().__init__(model, config, *args, **options)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         self.lesson, self.divergence, self.seen = None, None, []
         if self.loss_type != "dapo":
             raise ValueError(f"loss_type {self.loss_type!r}: OPSD-GKD adds a mean over tokens; allowed is 'dapo'")
 
-    def _advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
-        prompts = [self.teacher_prompt(example) for example in self.desk.examples]
+    def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+        prompts = [self.teacher_prompt(example) for example in self.judged.examples]
         with _teacher(self) as model:
-            self.lesson = teach(model, prompts, self.desk.ids, self.config.top_k, temperature=self.temperature)
+            self.lesson = teach(model, prompts, self.judged.ids, self.config.top_k, temperature=self.temperature)
         rewards, self.seen = self._rewarded(batch, self.lesson.target), []
         self.credit.stats |= _divergence_stats(torch.empty(0))  # until an update has seen one
         return torch.zeros_like(rewards)
@@ -327,7 +328,7 @@ class OpsdGKD(OpsdPG):
         window = self.current_gradient_accumulation_steps / self.args.steps_per_generation / self.accelerator.num_processes
         tokens = inputs["num_items_in_batch"].clamp(min=1) * window
         divergence, self.divergence = self.divergence, None
-        self.seen.append(_concatenate(self.accelerator, divergence.detach()))
+        self.seen.append(self.concatenate(divergence.detach()))
         self.credit.stats |= _divergence_stats(torch.cat(self.seen))
         return loss + divergence.sum() / tokens
 

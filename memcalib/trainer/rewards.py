@@ -214,40 +214,40 @@ def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -
     return direction_check(rewards, group_advantages(rewards, group, valid, **options))
 
 
-def _readings(model, config: CreditConfig, desk: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:
+def _readings(model, config: CreditConfig, judged: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:
     "Log-probabilities of the answers with the whole memory, the pairs, and the log-probabilities without a pair's atoms."
     if full is None:
-        full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, **options)
+        full = response_logps(model, [encode(e) for e in judged.examples], judged.ids, **options)
     rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=open)
-    pairs, ablated = score_pairs(model, desk.examples, desk.judgments, desk.ids, encode, **rules, **options)
+    pairs, ablated = score_pairs(model, judged.examples, judged.judgments, judged.ids, encode, **rules, **options)
     return dict(full=full, pairs=pairs, ablated=ablated)
 
 # %% ../../nbs/trainer/04_rewards.ipynb #f75844f0
 def assign_credit(
-    model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
+    model: PreTrainedModel, config: CreditConfig, judged: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
     process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None, lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
-    """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
+    """Token advantages of the answers that were judged last, for any method; `full` are their log-probabilities if known.
 
     Rows of a group are consecutive, `generations` at a time. For MemCalib-RL thresholds move once (appendix D.3), and `lost` is
     filled with the reasons of readings that failed. The granularity `sentence` needs the `tokenizer` to find sentences; answers
     in which it could not are one segment each, counted as `fallback_segments`.
     """
-    device, rows = model.device, len(desk.ids)
-    rewards, valid = desk.rewards.to(device), desk.valid.to(device)
+    device, rows = model.device, len(judged.ids)
+    rewards, valid = judged.rewards.to(device), judged.valid.to(device)
     if gather:
         rewards, valid = gather(rewards), gather(valid)
     group, local = torch.arange(len(valid), device=device) // generations, slice(process * rows, (process + 1) * rows)
     found, uncut = {}, Counter()
     if config.method == "memcalib-rl":
         pool = _open(rewards, group, valid, config)[local].cpu() if config.threshold_pool == "open" else None
-        found = _readings(model, config, desk, encode, full, pool, temperature=temperature, lost=lost) | {"thresholds": thresholds}
+        found = _readings(model, config, judged, encode, full, pool, temperature=temperature, lost=lost) | {"thresholds": thresholds}
         if config.granularity == "sentence":
             sizes = dict(minimum=config.segment_min, maximum=config.segment_max, fallbacks=uncut)
-            found["units"] = response_units(tokenizer, desk.ids, **sizes).to(device)
-    out = credit(rewards, group, valid, response_mask(desk.ids, device), config=config, local=local, gather=concat, **found)
+            found["units"] = response_units(tokenizer, judged.ids, **sizes).to(device)
+    out = credit(rewards, group, valid, response_mask(judged.ids, device), config=config, local=local, gather=concat, **found)
     if "units" in found:
         out.stats["fallback_segments"] = uncut.total()
     return out, found.get("pairs", Pairs())

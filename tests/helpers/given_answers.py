@@ -254,7 +254,7 @@ def go_on(name: str, out: Path) -> dict:
         "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
         "thresholds": trainer.thresholds.value,
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "resumed": trainer.resumed and trainer.resumed[0],
+        "resumed": trainer.checkpoints.resumed and trainer.checkpoints.resumed[0],
         "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
     }
 

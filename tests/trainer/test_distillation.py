@@ -510,7 +510,7 @@ def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
 def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
     trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, **({"minibatches": 1} | changes))
     model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
-    desk, student = trainer.desk, prompt_encoder(TOKENIZER, layout="micro")
+    desk, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
     sides = [
         response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids, **heat)
@@ -533,7 +533,7 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature
     model = load_policy("cold-short")[0]
     total, count = 0.0, 0
     encoders = teacher_encoder(TOKENIZER, layout="micro"), prompt_encoder(TOKENIZER, layout="micro")
-    for example, answer in zip(trainer.desk.examples, trainer.desk.ids, strict=True):
+    for example, answer in zip(trainer.judged.examples, trainer.judged.ids, strict=True):
         logps = []
         for encode in encoders:
             prompt = encode(example)
@@ -558,7 +558,7 @@ def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
     sizes, plain = [], distillation._divergence_stats
     monkeypatch.setattr(distillation, "_divergence_stats", lambda seen: sizes.append(len(seen)) or plain(seen))
     trainer, _, _ = run(tmp_path, "opsd-gkd", steps=2, minibatches=1)
-    assert sizes[-1] == sum(map(len, trainer.desk.ids)) < sum(sizes)
+    assert sizes[-1] == sum(map(len, trainer.judged.ids)) < sum(sizes)
 
 
 @pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])

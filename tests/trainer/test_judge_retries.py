@@ -161,7 +161,7 @@ def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
     with pytest.raises(JudgeUnreadable, match=r"8 of 16 answers .*40%.*no level for "):
         go(tmp_path / "less", half, steps=1, max_failed=0.4)
     more = go(tmp_path / "more", mumble, steps=1, max_failed=1)
-    assert more.skipped == 2
+    assert more.rows.skipped == 2
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, capl
     assert {(row["prompt"], row["max_teacher"]) for row in listed} == {("teacher", limit)}
     assert rows[0]["overlong"] == len(gone) == len(EXAMPLES) - len(trainer.train_dataset)
     assert not gone.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
-    assert not gone.keys() & {example.id for example in trainer.desk.examples}
+    assert not gone.keys() & {example.id for example in trainer.judged.examples}
     assert f"{len(gone)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
     with pytest.raises(ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "):
         run(tmp_path, method="opsd-pg", max_teacher=2)
