@@ -22,7 +22,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from ..localization import MODES, UNDER_USE, CreditConfig
+from ..localization import CreditConfig
 from ..io.settings import allowed, nearest
 from ..micro.world import World
 
@@ -140,19 +140,10 @@ class _Teacher(Page):
     tail: Literal["bucket", "renormalise", "truncate"] = "bucket"
 
 # %% ../../nbs/trainer/01_settings.ipynb #79d3f4b8
-_Nats = Annotated[float, Field(ge=0, le=1000)]
-_CREDIT_RANGES = {
-    "eta": Share | dict[str, Share], "cap": Annotated[float, Field(ge=1, le=1000)], "d_max": _Nats, "gate": _Nats,
-    "granularity": Literal["token", "sentence"], "sentence_gate": _Nats, "gamma": _Nats, "mode": Literal[MODES],
-    "under_use": Literal[UNDER_USE], "threshold_pool": Literal["all", "open"], "merge_over_use": bool,
-    "threshold_start": _Nats, "sentence_start": _Nats, "threshold_quantile": Share, "sentence_quantile": Share,
-    "threshold_decay": Share, "threshold_minimum": Count, "sentence_minimum": Count, "segment_min": Tokens, "segment_max": Tokens,
-    "eps": Rate, "sigma_min": Share, "eps_scale": Rate, "ddof": Annotated[int, Field(ge=0, le=1)], "center": bool,
-    "scale_unit": Literal["response", "token"],
-}  # fmt: skip
+_HINTS = get_type_hints(CreditConfig, include_extras=True)
 _Credit = create_model(
     "_Credit", __base__=Page,
-    **{field.name: (_CREDIT_RANGES[field.name], field.default) for field in fields(CreditConfig) if field.name != "method"},
+    **{field.name: (_HINTS[field.name], field.default) for field in fields(CreditConfig) if field.name != "method"},
 )  # fmt: skip
 
 # %% ../../nbs/trainer/01_settings.ipynb #f77b33ce
