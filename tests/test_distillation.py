@@ -25,7 +25,7 @@ from memcalib.micro.world import (
     make_examples,
     policy_path,
 )
-from memcalib.problem import LAYOUTS, Layout, Level, load_examples, render
+from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference
 from memcalib.trainer.settings import world_config
@@ -114,14 +114,14 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         teacher_messages(EXAMPLES[0], layout="fancy")
     with pytest.raises(ValueError, match="unknown text 'loud'"):
         teacher_messages(EXAMPLES[0], text="loud")
-    LAYOUTS["mine"] = Layout(lambda question, memory: question)
+    PROMPT_TEMPLATES["mine"] = PromptTemplate(lambda question, memory: question)
     try:
         told = teacher_messages(EXAMPLES[0], layout="mine")
         assert told[-1]["content"] == EXAMPLES[0].question and told[0]["content"].endswith("]")
         TEACHER_VIEWS["mine"] = lambda example, text, layout: [{"role": "user", "content": "x"}]
         assert teacher_messages(EXAMPLES[0], layout="mine") == [{"role": "user", "content": "x"}]
     finally:
-        del LAYOUTS["mine"], TEACHER_VIEWS["mine"]
+        del PROMPT_TEMPLATES["mine"], TEACHER_VIEWS["mine"]
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():

@@ -14,7 +14,7 @@ import memcalib
 from memcalib.commands.build_settings import load_build
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.io.settings import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
-from memcalib.inference.rollout import load_template
+from memcalib.inference.rollout import load_prompt_template
 from memcalib.commands.reproduce import load_profile
 from memcalib.dataset.plans import load_phrases
 from memcalib.commands.recipe import load_recipe
@@ -174,7 +174,7 @@ def test_there_is_one_reader_of_yaml():
 READERS = {
     "recipe": load_recipe, "evaluation": load_evaluation, "build": load_build, "profile": load_profile,
     "phrases": load_phrases, "redaction": load_redactor, "sources": load_sources, "screening": load_screen,
-    "framing": load_template,
+    "framing": load_prompt_template,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from ..io.settings import read_yaml
-from ..inference.rollout import find_framing
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
@@ -230,7 +230,7 @@ class EvaluationRun:
         self.parameters, self.usage = identity(evaluation, data_hash), {}
         self.earlier = _earlier_calls(self.file("manifest.json"))
         if not dry_run:
-            find_framing(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
+            find_prompt_template(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
             self._bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 

@@ -82,11 +82,11 @@ class Profile(BaseModel):
 
 # %% ../../nbs/commands/03_reproduce.ipynb #3b445d5d
 def _check_training(config, profile: Profile) -> None:
-    from memcalib.problem import LAYOUTS
+    from memcalib.problem import PROMPT_TEMPLATES
     from memcalib.trainer.settings import trl_config
 
-    if config.layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(LAYOUTS)}")
+    if config.layout not in PROMPT_TEMPLATES:
+        raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(PROMPT_TEMPLATES)}")
     if profile.train_examples < config.prompts:
         raise ValueError(f"train_examples {profile.train_examples}: a step needs at least prompts, {config.prompts}")
     try:

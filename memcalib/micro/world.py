@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Literal
 
 from memcalib.problem import (
-    LAYOUTS,
+    PROMPT_TEMPLATES,
     Atom,
     AtomJudgment,
     Block,
     Example,
     Judgment,
-    Layout,
     Level,
+    PromptTemplate,
     concat_text,
     encode_prompt,
     judgment_for,
@@ -514,8 +514,8 @@ def _micro_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     return "\n".join([question, *(f"{number}. {text}" for number, text in memory)])
 
 
-LAYOUTS["micro"] = Layout(_micro_prompt)
-LAYOUTS["micro-audit"] = Layout(_micro_prompt, "Name each level.")
+PROMPT_TEMPLATES["micro"] = PromptTemplate(_micro_prompt)
+PROMPT_TEMPLATES["micro-audit"] = PromptTemplate(_micro_prompt, "Name each level.")
 
 
 def audit(example: Example, levels: Mapping[str, Level] | None = None) -> str:
@@ -537,7 +537,7 @@ def _vocabulary() -> list[str]:
     words |= {f" {task}" for tasks in TASKS.values() for task in tasks} | {f" {a}" for d in WORDS.values() for a in d}
     texts = [form.format("and") for forms in FORMS.values() for form in forms]
     texts += [atom_text(kind, scope, "user", a, "and") for kind in KINDS for scope in ("", *SCOPES) for a in ("diet", "")]
-    texts += ["Plan a", "Notes say", LAYOUTS["micro-audit"].system, *(level.label for level in Level)]
+    texts += ["Plan a", "Notes say", PROMPT_TEMPLATES["micro-audit"].system, *(level.label for level in Level)]
     for text in texts:
         words |= set(re.findall(r" ?[A-Za-z'-]+", text)) | set(re.findall(r" ?[A-Za-z'-]+", " " + text))
     owners = {f" {owner}'s" for owner in (*OWNERS, "user")}

@@ -27,7 +27,7 @@ from ..inference.endpoint import CallError, Endpoint
 from ..inference.json_replies import escaped, to_data
 from ..io.jsonl import Journal, rows_so_far
 from ..judge import JudgeConfig, LLMJudge, _listed, _part
-from ..problem import LAYOUTS, Example, Judgment, Name, WireLevel, render, text_hash
+from ..problem import PROMPT_TEMPLATES, Example, Judgment, Name, WireLevel, render, text_hash
 from ..io.records import DataError, Record, Violation, printable
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #15291cd5
@@ -47,8 +47,8 @@ class DemonstrationConfig(BaseModel):
     @field_validator("layout")
     @classmethod
     def _known(cls, layout: str) -> str:
-        if layout not in LAYOUTS:
-            raise ValueError(f"allowed are {', '.join(LAYOUTS)}")
+        if layout not in PROMPT_TEMPLATES:
+            raise ValueError(f"allowed are {', '.join(PROMPT_TEMPLATES)}")
         return layout
 
     @property

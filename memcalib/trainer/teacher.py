@@ -33,7 +33,7 @@ from memcalib.micro.world import (
     noisy_levels,
     save_policy,
 )
-from ..problem import LAYOUTS, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
+from ..problem import PROMPT_TEMPLATES, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
 from .sft import COLD_STARTS
 
 # %% ../../nbs/trainer/08_teacher.ipynb #af018265
@@ -81,7 +81,7 @@ def teacher_messages(example: Example, text: str = "concat", layout: str = "plai
 
     Raises `ValueError` for an unknown `text` or `layout`, naming the known ones.
     """
-    known = dict.fromkeys([*LAYOUTS, *TEACHER_VIEWS])
+    known = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
     if layout not in known:
         raise ValueError(f"unknown layout {layout!r}: allowed are {', '.join(known)}")
     return TEACHER_VIEWS.get(layout, written_key)(example, text, layout)
