@@ -50,7 +50,7 @@ def to_data(value: Any) -> str:
 
 # %% ../../nbs/inference/04_json_replies.ipynb #6c0d9f69
 def without_fence(text: str) -> tuple[str, bool]:
-    """What stands inside a Markdown fence around the whole text, and whether there was one."""
+    """What is inside a Markdown fence around the whole text, and whether there was one."""
     bare = text.strip()
     if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
         language, _, body = bare[3:-3].partition("\n")
