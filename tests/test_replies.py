@@ -1,4 +1,4 @@
-"""Strict replies: what is read, what is refused, what may go into a prompt."""
+"""Replies in JSON: what is read, what is refused, what may go into a prompt."""
 
 import json
 
