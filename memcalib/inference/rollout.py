@@ -26,8 +26,8 @@ from .cache import CallCache
 from .client import Client, FirstFailures, Totals, run_async, run_many
 from .endpoint import CallError, Endpoint
 from ..io.jsonl import Journal
-from ..io.settings import changed, read_yaml
 from ..io.records import DataError, Violation
+from ..io.settings import changed, read_yaml
 from memcalib.problem import (
     PROMPT_TEMPLATES,
     Example,
