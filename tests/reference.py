@@ -62,7 +62,10 @@ def prompt_ids(tokenizer, example: Example, layout: str, gone: Sequence[str] = (
         kept = [texts[atom] for atom in block.atom_ids if atom not in gone]
         if kept:
             memory.append((number, " ".join(kept)))
-    turns = [("system", PROMPT_TEMPLATES[layout].system), ("user", PROMPT_TEMPLATES[layout].user(example.question, memory))]
+    turns = [
+        ("system", PROMPT_TEMPLATES[layout].system),
+        ("user", PROMPT_TEMPLATES[layout].user(example.question, memory)),
+    ]
     return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in turns if text])
 
 
