@@ -59,7 +59,7 @@ from memcalib.trainer.settings import (
     check_sampler,
     trl_config,
 )
-from .trainer.stopping import Interrupted, RunStopped, StopSignals, patient_judge
+from .trainer.stopping import Interrupted, RunStopped, StopSignals, retrying_judge
 
 # %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class CreditTrainer(GRPOTrainer):
         _check_fresh(out, args.resume_from_checkpoint)
         tokenizer, examples = processing_class or AutoTokenizer.from_pretrained(getattr(model, "name_or_path", model)), _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
-        self.judge = None if judge is None else patient_judge(judge, config).join(self.sum_over_processes, self.signals)
+        self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
         self.judged = ChannelRewards(self.judge.as_read(config.text) if method.needs_judge else None, examples, config.merge_over_use)
         self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.layout), Thresholds(config.credit)
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))

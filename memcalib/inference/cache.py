@@ -34,7 +34,7 @@ def _canonical(value: Any) -> Any:
 
 # %% ../../nbs/inference/02_cache.ipynb #ad68b70b
 class CacheError(RuntimeError):
-    "The cache file cannot be used. The message names the file, says why, and how to go on."
+    "The cache file cannot be used. The message names the file, the reason, and what to do."
 
 
 def default_path() -> Path:

@@ -156,11 +156,11 @@ class FirstFailures:
 # %% ../../nbs/inference/03_client.ipynb #a6a96736
 @dataclass(frozen=True)
 class Reply:
-    """What came back. `usage` has prompt_tokens, completion_tokens, cached_tokens as far as the server told them, seconds,
+    """What came back. `usage` has prompt_tokens, completion_tokens, cached_tokens as far as the server sent them, seconds,
     and cost in US dollars where the endpoint has a price. A reply from the cache keeps the usage it once had."""
 
     text: str
-    finish_reason: str  # as the server says it: stop, length, content_filter, ...
+    finish_reason: str  # as the server sends it: stop, length, content_filter, ...
     usage: dict[str, float]
     attempts: int = 1  # tries that this reply took; 0 from the cache
     cached: bool = False

@@ -49,7 +49,7 @@ ErrorKind = Literal[
 
 
 class CallError(RuntimeError):
-    "A call that failed; `kind` says how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."
+    "A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."
 
     def __init__(self, kind: ErrorKind, message: str, status: int | None = None, wait: float | None = None, fatal: bool = False):
         super().__init__(message)
@@ -180,7 +180,7 @@ class Endpoint(BaseModel):
 
     @property
     def body(self) -> dict[str, Any]:
-        "The fields that go with every request: how this server is told not to think, then `extra_body`."
+        "The fields that go with every request: what switches thinking off on this server, then `extra_body`."
         off = _no_thinking(urlsplit(self.url).hostname) if self.thinking == "off" else {}
         return off | self.extra_body
 

@@ -34,7 +34,7 @@ class Journal(Generic[RecordT]):
         try:
             _cut_torn_line(self.path)
             self.keys: set[tuple] = set()
-            self._torn = 0  # bytes of half a line that could not be taken back
+            self._torn = b""  # half a line that could not be taken back
             failed = False
             for row in self.rows():
                 if again(row):
@@ -77,7 +77,7 @@ class Journal(Generic[RecordT]):
             while done < len(line):
                 done += os.write(self._file, line[done:])
         except OSError as error:
-            self._torn += done
+            self._torn += line[:done]
             with suppress(OSError):
                 self._take_back()
             safe = f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe, and the same command goes on from there"
@@ -86,8 +86,12 @@ class Journal(Generic[RecordT]):
 
     def _take_back(self) -> None:
         if self._torn:
-            os.ftruncate(self._file, os.fstat(self._file).st_size - self._torn)
-            self._torn = 0
+            size = max(0, os.fstat(self._file).st_size - len(self._torn))
+            with open(self.path, "rb") as file:
+                file.seek(size)
+                if file.read() == self._torn:  # and not what another process has written since
+                    os.ftruncate(self._file, size)
+            self._torn = b""
 
     def _rewrite(self, rows: Iterator[RecordT]) -> None:
         try:

@@ -209,10 +209,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file at once: `path` holds all of the new content (text as UTF-8), or what it held before."""
+def write_whole(path: str | Path, content: str | bytes, errors: str = "strict") -> Path:
+    """Write a file at once: `path` holds all of the new content, or what it held before; text as UTF-8, with Python's `errors` for what that cannot hold."""
     with replacing(path) as part:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.write_bytes(content.encode("utf-8", errors) if isinstance(content, str) else content)
     return Path(path)
 
 # %% ../../nbs/io/01_records.ipynb #6a459507

@@ -28,7 +28,7 @@ from ..inference.local import prompt_encoder, sample_answers
 from ..localization import Pairs, Thresholds
 from ..credit.token_credit import score_pairs
 from ..metrics import summary
-from .stopping import PatientJudge, patient_judge
+from .stopping import RetryingJudge, retrying_judge
 from ..credit.prefix_groups import response_mask
 from ..problem import Example, JudgeLike, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
 from ..redistribution import Credit, credit
@@ -182,7 +182,7 @@ def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
 
 
-def judge_held_out(judge: PatientJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+def judge_held_out(judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
     """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
     return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
 
@@ -200,7 +200,7 @@ class HeldOutScores:
         _forget_overlong(out)
         self.config, self.tokenizer = config, tokenizer
         self.examples = held_out_examples(config, tokenizer, examples, context, out)
-        self.overlong, self.judge = len(examples) - len(self.examples), patient_judge(judge, config)
+        self.overlong, self.judge = len(examples) - len(self.examples), retrying_judge(judge, config)
 
     def __call__(self, model: PreTrainedModel) -> dict[str, float]:
         state = PartialState()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIGNALS', 'Result', 'log', 'SPENT', 'RunStopped', 'Interrupted', 'Diverged', 'diverged', 'not_finite',
            'damaged_weight', 'elected', 'StopSignals', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable',
-           'failed_call', 'ask_judge', 'PatientJudge', 'as_read', 'patient_judge', 'judge_spent', 'cache_path']
+           'failed_call', 'ask_judge', 'RetryingJudge', 'as_read', 'retrying_judge', 'judge_spent', 'cache_path']
 
 # %% ../../nbs/trainer/02_stopping.ipynb #9d1c4312
 import copy
@@ -221,7 +221,7 @@ def ask_judge(
         return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
 
 # %% ../../nbs/trainer/02_stopping.ipynb #661af8bf
-class PatientJudge:
+class RetryingJudge:
     """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
 
     `total` adds a list of numbers over processes. Raises `JudgeDown`, `JudgeFault`, `JudgeUnreadable`, and `Interrupted` when
@@ -245,13 +245,13 @@ class PatientJudge:
         """How often a run has waited for this judge."""
         return self.counts["pauses"]
 
-    def as_read(self, text: str) -> "PatientJudge":
+    def as_read(self, text: str) -> "RetryingJudge":
         """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
         other = copy.copy(self)
         other.judge = as_read(self.judge, text)
         return other
 
-    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "PatientJudge":
+    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "RetryingJudge":
         """This judge itself, from now on with the processes and the signals of a run."""
         self.total, self.signals = total, signals
         return self
@@ -309,9 +309,9 @@ def as_read(judge: JudgeLike, text: str) -> JudgeLike:
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../../nbs/trainer/02_stopping.ipynb #5033bd67
-def patient_judge(judge: JudgeLike, config: Any) -> PatientJudge:
+def retrying_judge(judge: JudgeLike, config: Any) -> RetryingJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; one that is patient already as it is."""
-    return judge if isinstance(judge, PatientJudge) else PatientJudge(judge, config.max_failed, config.pause_minutes)
+    return judge if isinstance(judge, RetryingJudge) else RetryingJudge(judge, config.max_failed, config.pause_minutes)
 
 # %% ../../nbs/trainer/02_stopping.ipynb #a2e5e4f3
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
@@ -332,7 +332,7 @@ SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_
 
 def judge_spent(judge: Any, before: dict[str, float | None] | None = None) -> dict[str, float | None]:
     """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where nobody counts."""
-    while isinstance(judge, PatientJudge):
+    while isinstance(judge, RetryingJudge):
         judge = judge.judge
     totals = getattr(judge, "totals", None)
     if totals is None:
@@ -343,7 +343,7 @@ def judge_spent(judge: Any, before: dict[str, float | None] | None = None) -> di
 
 def cache_path(judge: Any) -> str | None:
     """Where the replies of a judge are kept, or None: not kept, or not kept in a file."""
-    while isinstance(judge, PatientJudge):
+    while isinstance(judge, RetryingJudge):
         judge = judge.judge
     path = getattr(getattr(getattr(judge, "client", None), "cache", None), "path", None)
     return None if path is None else str(path)

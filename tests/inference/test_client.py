@@ -28,6 +28,7 @@ from memcalib.inference.endpoint import (
     Price,
     error_kind,
     estimate_tokens,
+    forecast_row,
     hide_key,
     hide_secrets,
     retry_after,
@@ -1003,3 +1004,24 @@ def test_many_calls_that_keep_failing_are_said_once_each_time(caplog):
             server.script[:] = ["{not json"] * 40
             assert len(ask_all(client, [str(i) for i in range(10)])) == 10
     assert sum("has failed" in message for message in caplog.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cost"),
+    [
+        (None, 0.0),
+        (Endpoint(model="m", base_url="http://localhost:1/v1", key_env=""), None),
+        (Endpoint(model="m", base_url="http://localhost:1/v1", key_env="", price={"prompt": 1, "completion": 2}), 5.0),
+    ],
+    ids=["no endpoint", "no price", "a price"],
+)
+def test_a_forecast_has_a_cost_where_it_can_be_known(endpoint, cost):
+    row = forecast_row("judge", "m", endpoint, {"calls": 3}, 1e6, 2e6)
+    assert row == {
+        "role": "judge",
+        "model": "m",
+        "calls": 3,
+        "prompt tokens": 1e6,
+        "completion tokens": 2e6,
+        "cost": cost,
+    }

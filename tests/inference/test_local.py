@@ -75,7 +75,7 @@ def test_a_number_picks_the_token_of_the_slow_reference(weights, k):
     if np.abs(edges - number).min() < 1e-5:
         return
     logits = torch.tensor([weights], dtype=torch.float32).log()
-    assert draw(logits, dice=torch.tensor([number])).item() == token_slowly(weights, number)
+    assert draw(logits, numbers=torch.tensor([number])).item() == token_slowly(weights, number)
 
 
 @given(st.permutations([1, 2, 4, 8, 16, 32]), st.integers(0, 2**12 - 1), st.sampled_from([0.3, 0.6, 0.8, 0.9]))
@@ -85,14 +85,14 @@ def test_the_nucleus_of_the_slow_reference(weights, k, top_p):
     kept = [i for i in range(6) if token_slowly(weights, 0.0, top_p) is not None]
     assert kept
     wanted = {token_slowly(weights, number + d, top_p) for d in (-1e-6, 1e-6)}
-    assert draw(logits, top_p=top_p, dice=torch.tensor([number])).item() in wanted
+    assert draw(logits, top_p=top_p, numbers=torch.tensor([number])).item() in wanted
 
 
 @given(chances)
 def test_the_ends_of_the_dice_never_pick_an_impossible_token(weights):
     logits = torch.tensor([weights], dtype=torch.float32).log()
     for number in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):
-        token = draw(logits, dice=torch.tensor([number])).item()
+        token = draw(logits, numbers=torch.tensor([number])).item()
         assert 0 <= token < len(weights) and weights[token] > 0
 
 

@@ -1,4 +1,4 @@
-"""Framings: what they show, templates against a slow reference, and templates that must be refused."""
+"""Prompt templates: what they show, templates against a slow reference, and templates that must be refused."""
 
 import pytest
 from hypothesis import given

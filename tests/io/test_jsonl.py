@@ -196,6 +196,34 @@ def test_what_a_failed_row_takes_back_is_its_own_alone(tmp_path, monkeypatch):
     assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b"]
 
 
+def test_rows_of_another_process_behind_half_a_row_stay(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+        write, cut = os.write, os.ftruncate
+        calls = []
+
+        def half(descriptor, data):
+            calls.append(data)
+            if len(calls) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, data[:10])
+
+        def refuse(descriptor, size):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "write", half)
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            one.append(row("a"))
+        monkeypatch.setattr(os, "write", write)
+        monkeypatch.setattr(os, "ftruncate", cut)
+        other.append(row("b"))
+        one.append(row("c"))
+    assert path.read_bytes()[10:] == f"{row('b').to_json()}\n{row('c').to_json()}\n".encode()
+    with pytest.raises(DataError, match="rows.jsonl:1:"):
+        list(read_jsonl(path, Rollout))
+
+
 def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
     def none(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -166,6 +166,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, content):
     assert path.read_bytes() == whole
 
 
+def test_half_a_character_is_refused_or_escaped(tmp_path):
+    path = write_whole(tmp_path / "page.html", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
+    assert write_whole(path, "é\ud800", "backslashreplace").read_bytes() == "é\\ud800".encode()
+
+
 def test_a_full_disk_keeps_the_old_file(tmp_path):
     path = write_whole(tmp_path / "rows.jsonl", "old\n")
     (tmp_path / "rows.jsonl.part").symlink_to("/dev/full")

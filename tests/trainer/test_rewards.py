@@ -11,7 +11,7 @@ from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_exam
 from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
-from memcalib.trainer.stopping import PatientJudge
+from memcalib.trainer.stopping import RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.teacher import teacher_encoder
 from memcalib.training import train
@@ -138,7 +138,7 @@ def test_the_judge_is_not_asked_about_silence(said):
 
 def test_a_batch_of_nothing_but_silence_asks_nobody():
     judge = Counted()
-    reader = ChannelRewards(PatientJudge(judge), EXAMPLES)
+    reader = ChannelRewards(RetryingJudge(judge), EXAMPLES)
     reader.read(EXAMPLES[:2], ["", ""], [[1], [1]], [True, True])
     assert judge.asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
     assert not reader.valid.any() and reader.rewards.isnan().all()
