@@ -206,6 +206,7 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
 
 # %% ../../nbs/dataset/08_review.ipynb #5204c1fc
 def agreement_counts(count: int, first: set, second: set) -> dict[str, float]:
+    """Of so many questions, those that both, one or the other objected to; percent agreement, and Cohen's kappa."""
     both, only, other = len(first & second), len(first - second), len(second - first)
     same = 1 - (only + other) / count if count else float("nan")
     p, q = (len(found) / count if count else 0.0 for found in (first, second))
