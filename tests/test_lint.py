@@ -27,7 +27,7 @@ from memcalib.micro.world import make_examples
 from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.dataset.screening import words
-from memcalib.dataset.lint import LINTS, ExampleView, Lint, LintLimits, cut_stems, lint, telling
+from memcalib.dataset.lint import LINTS, ExampleView, Lint, LintLimits, cut_stems, distinctive_stems, lint
 
 RECORDS = sample_records()
 RECORD = RECORDS[4]
@@ -124,7 +124,7 @@ def test_a_defect_that_does_not_fit_is_not_planted():
 @given(st.text(max_size=60))
 def test_cutting_never_fails_and_ignores_case(text):
     assert all(isinstance(stem, str) and stem for stem in cut_stems(text))
-    assert telling(text, LintLimits()) <= set(cut_stems(text))
+    assert distinctive_stems(text, LintLimits()) <= set(cut_stems(text))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_forms_of_a_word_share_a_stem(one, other):
 
 
 def test_common_words_tie_nothing():
-    assert telling("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
-    assert telling("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
+    assert distinctive_stems("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
+    assert distinctive_stems("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
 
 
 def test_limits_are_named_by_their_content():
@@ -151,8 +151,8 @@ def test_limits_are_named_by_their_content():
 
 
 def slow_shares(row, name, limits):
-    said = telling(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
-    known = {a.atom_id: telling(a.text, limits) for a in row.atoms}
+    said = distinctive_stems(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
+    known = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
     return {i: sum(w in said for w in ws) / len(ws) for i, ws in known.items() if ws}
 
 

@@ -133,7 +133,7 @@ def structure_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
 
 # %% ../../nbs/dataset/11_card.ipynb #d2b488c4
 def origin_table(counts: Counts) -> "pd.DataFrame":
-    """Atoms by origin and ideal level; an atom that does not record its origin is told by its id."""
+    """Atoms by origin and ideal level; an atom that does not record its origin is known by its id."""
     import pandas as pd
 
     names = sorted({origin for origin, _ in counts.origins}, key=lambda o: -sum(counts.origins[o, level] for level in Level))

@@ -237,7 +237,7 @@ def _strangers(items: Mapping[str, PilotItem], reviews: Iterable[PilotReview], p
 
 
 class ReviewBook(Book[PilotItem, PilotReview]):
-    """One person's reviews of a batch; raises `DataError` when anybody's reviews were given for other rows."""
+    """One person's reviews of a batch; raises `DataError` when a review in the file was given for other rows."""
 
     kind, says, named = PilotReview, "passed", "id"
 
@@ -283,7 +283,7 @@ class PassRate:
 
     @property
     def left(self) -> int:
-        """Rows that nobody has decided on."""
+        """Rows without a decision."""
         return self.items - self.passed - self.failed
 
     @property
@@ -436,7 +436,7 @@ def _frozen(settings: Mapping[str, str], **more: Any) -> Frozen:
 
 
 def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
-    """A frozen pipeline that nobody reviewed, and why that is in order; the dataset card repeats the reason."""
+    """A frozen pipeline that was not reviewed, and why that is in order; the dataset card repeats the reason."""
     return _frozen(settings, reason=reason)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #5336e9ee
@@ -464,7 +464,7 @@ def read_frozen(path: str | Path) -> Frozen:
 
 # %% ../../nbs/dataset/10_pilot.ipynb #b61cc879
 class FreezeError(RuntimeError):
-    """A pipeline that may not be frozen, or not be used as frozen; names each reason and the command to go on."""
+    """A pipeline that may not be frozen, or not be used as frozen; names each reason and the command to continue with."""
 
     exit_code = 1
 
@@ -476,7 +476,7 @@ class FreezeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Commands:
-    """The commands that errors name to go on with."""
+    """The commands that errors name to continue with."""
 
     pilot: str = "memcalib build --pilot 50"
     freeze: str = "memcalib build --freeze"
@@ -515,12 +515,12 @@ def freeze(folder: str | Path, settings: Mapping[str, str], commands: Commands |
 def require_frozen(settings: Mapping[str, str], path: str | Path, commands: Commands | None = None) -> Frozen:
     """The frozen pipeline in a file, or a shipped one, when these are its settings; raises `FreezeError` otherwise."""
     commands = commands or Commands()
-    ways = f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: {commands.freeze}"
+    remedy = f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: {commands.freeze}"
     try:
         frozen = read_frozen(path)
     except FileNotFoundError:
-        raise FreezeError("this pipeline is not frozen:", [f"there is no {path}"], f"Before a full build, {ways}") from None
+        raise FreezeError("this pipeline is not frozen:", [f"there is no {path}"], f"Before a full build, {remedy}") from None
     if changes := check_frozen(settings, frozen.settings):
         head = f"this pipeline is not the one frozen in {path}:"
-        raise FreezeError(head, [str(change) for change in changes], f"Put the settings back, or {ways}", changes)
+        raise FreezeError(head, [str(change) for change in changes], f"Put the settings back, or {remedy}", changes)
     return frozen

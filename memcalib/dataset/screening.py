@@ -111,13 +111,13 @@ class RowView:
 
     @cached_property
     def stock(self) -> list[str]:
-        """The stock phrases met in the answer."""
+        """The stock phrases in the answer."""
         answer = self.row.answer.lower()
         return [phrase for phrase in self.config.boilerplate if phrase in answer]
 
     @cached_property
     def signals(self) -> list[str]:
-        """The families of signal words met in question and context."""
+        """The families of signal words in question and context."""
         asked = {*self.question, *words(self.row.context)}
         families = self.config.families.get(self.row.domain, self.config.families["general"])
         return [name for name, signs in families.items() if not asked.isdisjoint(signs)]
@@ -305,8 +305,8 @@ def quality(view: RowView) -> float:
     row, limits = view.row, view.limits
     noise = _symbol_count(row.answer) / max(len(row.answer), 1)
     clean = max(0.0, 1 - 0.5 * noise / limits.symbols - 0.1 * len(view.stock))
-    asked, told = min(1, len(view.question) / 16), min(1, len(view.answer) / 32)
-    return round(25 * asked + 25 * told + 40 * min(1, len(view.signals) / 2) + 10 * clean, 2)
+    asked, answered = min(1, len(view.question) / 16), min(1, len(view.answer) / 32)
+    return round(25 * asked + 25 * answered + 40 * min(1, len(view.signals) / 2) + 10 * clean, 2)
 
 
 @rule

@@ -473,7 +473,7 @@ def _open_blocks(draft: Draft) -> dict[str, list[str]]:
 
 
 def natural_messages(draft: Draft) -> list[dict[str, str]]:
-    """What a builder is asked about the blocks of a row that have no text yet; no query, no level, no telling id."""
+    """What a builder is asked about the blocks of a row that have no text yet; no query, no level, no revealing id."""
     blocks = [{"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()]
     return briefing("naturalization-1", NaturalReply, "naturalization", blocks=blocks)
 

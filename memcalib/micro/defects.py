@@ -21,7 +21,15 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..construction import content_words
-from ..dataset.lint import LINTS, RUBRIC_FIELDS, LintLimits, cut_stems, lint_example, lint_splits, telling
+from memcalib.dataset.lint import (
+    LINTS,
+    RUBRIC_FIELDS,
+    LintLimits,
+    cut_stems,
+    distinctive_stems,
+    lint_example,
+    lint_splits,
+)
 from ..dataset.writing import WEIGHTS
 from ..io.settings import read_yaml
 from ..problem import Atom, Block, Example, Level, concat_text, sample_records
@@ -283,7 +291,7 @@ def foreign_rubric_with_identifiers(example: Example, rng: random.Random) -> Exa
 @defect("rubric_question")
 def query_as_rubric(example: Example, rng: random.Random) -> Example | None:
     """A rubric restates the query."""
-    if len(telling(example.question, LintLimits())) < 4:
+    if len(distinctive_stems(example.question, LintLimits())) < 4:
         return None
     said = {"expected_answer_behavior": f"The answer responds to: {example.question}", "correct_use": f"Deal with this. {example.question}"}
     return with_rubric(example, rng.choice(example.atoms), **said)
