@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['READERS', 'Lines', 'GATHER', 'FILES', 'SourceRow', 'Dropped', 'Passed', 'collect', 'reader', 'user', 'reply',
            'best_reply', 'best_answer', 'site', 'html', 'first_json', 'gather_oasst', 'gather_meddialog', 'file_lines',
-           'Source', 'shipped_table', 'table_error', 'load_sources', 'find_source', 'to_row', 'hub_arguments',
-           'read_source', 'plain_source', 'attrition']
+           'Source', 'shipped_table', 'table_error', 'load_sources', 'find_source', 'clean_text', 'to_row',
+           'hub_arguments', 'read_source', 'plain_source', 'attrition']
 
 # %% ../../nbs/dataset/01_sources.ipynb #27466755
 import json
@@ -399,7 +399,8 @@ def _pick(record: Any, path: str) -> Any:
     return record
 
 
-def _clean(value: Any) -> str:
+def clean_text(value: Any) -> str:
+    """A value as text, with plain line ends and without half surrogate pairs; raises `TypeError` for what is not text."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -417,7 +418,7 @@ def to_row(source: Source, record: dict, line: int = 0) -> SourceRow | Dropped:
     for name, spec in source.columns.items():
         path, *steps = spec.split("|")
         try:
-            values[name] = _clean(reduce(lambda value, step: READERS[step](value), steps, _pick(record, path)))
+            values[name] = clean_text(reduce(lambda value, step: READERS[step](value), steps, _pick(record, path)))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             found = f"{short_repr(_pick(record, path))} in column {spec!r} ({type(error).__name__}: {str(error)[:80]})"
             return Dropped(**head, stage="reading", rule=name, found=found, allowed="text", line=line)
