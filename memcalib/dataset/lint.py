@@ -15,7 +15,7 @@ __all__ = ['SOURCE', 'Hit', 'LINTS', 'RUBRIC_FIELDS', 'LintLimits', 'cut_stems',
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..construction import first_person as find_first_person
 from ..construction import sentences
 from .duplicates import cross_split
 from .screening import words
-from .writing import WEIGHTS, UsageRubric, exact_faults, numbers, rubric_text, stems
+from .writing import WEIGHTS, UsageRubric, negation_faults, numbers, rubric_text, stems
 from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
 from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash
 
@@ -110,7 +110,7 @@ class ExampleView:
 
     @cached_property
     def topics(self) -> dict[str, frozenset[str]]:
-        """The telling stems of each atom that has any."""
+        """The distinctive stems of each atom that has any."""
         found = {atom.atom_id: distinctive_stems(atom.text, self.limits) for atom in self.example.atoms}
         return {name: topic for name, topic in found.items() if topic}
 
@@ -121,7 +121,7 @@ class ExampleView:
 
     @cached_property
     def said(self) -> dict[str, frozenset[str]]:
-        """The telling stems of each rubric, by atom."""
+        """The distinctive stems of each rubric, by atom."""
         return {name: distinctive_stems(text, self.limits) for name, text in self.rubrics.items()}
 
     @cached_property
@@ -154,7 +154,7 @@ class Lint:
     name: str
     what: str
     severity: Literal["error", "warning"]
-    look: Callable[[Any], Any]
+    look: Callable[[Any], Iterable | None]
     scope: Literal["row", "files"] = "row"
 
     def check(self, example: Example | ExampleView) -> list[Violation] | None:
@@ -237,17 +237,15 @@ def rubric_fields(view: ExampleView) -> list[Hit]:
 
 
 @lint("error")
-def level_vs_rubric(view: ExampleView) -> list[Hit]:
+def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
     """Weight and under-use of the rubric fit the level."""
-    hits = []
     for atom in view.example.atoms:
         weight, under = ((atom.usage_rubric or {}).get(name) for name in ("memory_usage_weight", "under_use"))
         if _filled(weight) and weight != WEIGHTS[atom.ideal]:
-            hits.append((f"atom {atom.atom_id!r}", f"weight {short_repr(weight)}", f"{WEIGHTS[atom.ideal]} for level {atom.ideal.wire}"))
+            yield f"atom {atom.atom_id!r}", f"weight {short_repr(weight)}", f"{WEIGHTS[atom.ideal]} for level {atom.ideal.wire}"
         if isinstance(under, str) and under.strip() and bool(_FILLER.match(under)) != (atom.ideal == Level.IGNORE):
             allowed = "not applicable" if atom.ideal == Level.IGNORE else "what an answer misses"
-            hits.append((f"atom {atom.atom_id!r}", f"under_use {short_repr(under)}", f"{allowed} for level {atom.ideal.wire}"))
-    return hits
+            yield f"atom {atom.atom_id!r}", f"under_use {short_repr(under)}", f"{allowed} for level {atom.ideal.wire}"
 
 # %% ../../nbs/dataset/07_lint.ipynb #1db6f5ff
 _MARK = re.compile(r"`([^`\n]+)`|\b[A-Za-z]\w*_\w+|\b[A-Za-z]*[a-z][A-Z]\w*|\b\w{1,80}\(\)|\d+(?:[.,:]\d+)+|\d{2,}")
@@ -264,24 +262,23 @@ def strange_marks(view: ExampleView, name: str) -> list[str]:
 
 
 def shares(view: ExampleView, name: str) -> dict[str, float]:
-    """For each atom the share of its telling words that occur in the rubric of the atom `name`."""
+    """For each atom the share of its distinctive words that occur in the rubric of the atom `name`."""
     return {other: len(topic & view.said[name]) / len(topic) for other, topic in view.topics.items()}
 
 # %% ../../nbs/dataset/07_lint.ipynb #170c332d
 @lint("error")
-def rubric_alignment(view: ExampleView) -> list[Hit]:
+def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     """No rubric has the words of another atom rather than its own, or neither its atom's words nor the record's marks."""
-    hits, limits = [], view.limits
-    for name in view.said.keys() & view.topics.keys():
+    limits = view.limits
+    for name in sorted(view.said.keys() & view.topics.keys()):
         share = shares(view, name)
         own = share.pop(name)
         other = max(share, key=share.__getitem__, default="")
         allowed = f"more of the words of {name!r}"
         if other and share[other] >= max(limits.other, own + limits.margin):
-            hits.append((f"rubric of {name!r}", f"{share[other]:.0%} of the words of {other!r}, {own:.0%} of its own atom's", allowed))
+            yield f"rubric of {name!r}", f"{share[other]:.0%} of the words of {other!r}, {own:.0%} of its own atom's", allowed
         elif own < limits.own and (strange := strange_marks(view, name)):
-            hits.append((f"rubric of {name!r}", f"{own:.0%} of its own atom's words, and {', '.join(strange[:3])} from nowhere", allowed))
-    return sorted(hits)
+            yield f"rubric of {name!r}", f"{own:.0%} of its own atom's words, and {', '.join(strange[:3])} from nowhere", allowed
 
 # %% ../../nbs/dataset/07_lint.ipynb #bbb7dc57
 @lint("warning")
@@ -368,44 +365,39 @@ def first_person(view: ExampleView) -> list[Hit]:
 
 # %% ../../nbs/dataset/07_lint.ipynb #a7941369
 @lint("error")
-def atom_order(view: ExampleView) -> list[Hit]:
+def atom_order(view: ExampleView) -> Iterator[Hit]:
     """Atoms that are numbered within a passage stand in that order."""
     last: dict[str, int] = {}
-    hits = []
     for name in (name for block in view.example.blocks for name in block.atom_ids):
         if match := re.fullmatch(r"(.+_a)(\d+)", name):
             head, number = match[1], int(match[2])
             if number < last.get(head, 0):
-                hits.append((f"atom {name!r}", f"it follows {head}{last[head]}", "ascending numbers"))
+                yield f"atom {name!r}", f"it follows {head}{last[head]}", "ascending numbers"
             last[head] = number
-    return hits
 
 # %% ../../nbs/dataset/07_lint.ipynb #71642181
 @lint("error")
-def block_keeps_atoms(view: ExampleView) -> list[Hit]:
+def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
     """Each atom of a block can be found in its text."""
-    hits = []
     for block, texts in view.blocks:
         here, counts = frozenset(cut_stems(block.memory_text)), Counter(stem for name in texts for stem in set(view.stems[name]))
         for name in texts:
             mine = frozenset(view.stems[name])
             own = {stem for stem in mine if counts[stem] == 1} or mine
             if own and len(own & here) < view.limits.kept * len(own):
-                hits.append((f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"))
-    return hits
+                yield f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"
 
 
 @lint("error")
-def block_adds_nothing(view: ExampleView) -> list[Hit]:
+def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
     """No sentence of a block comes from none of its atoms; in a retrieved block, from none of the record."""
-    hits, real = [], _retrieved(view)
+    real = _retrieved(view)
     for block, texts in view.blocks:
         known = {stem for name in (view.stems if block.parent_memory_id in real else texts) for stem in view.stems[name]}
         for sentence in sentences(block.memory_text):
             found = cut_stems(sentence)
             if (new := sum(stem not in known for stem in found)) >= 3 and new > view.limits.added * len(found):
-                hits.append((f"block {block.parent_memory_id!r}", short_repr(sentence), "sentences that its atoms support"))
-    return hits
+                yield f"block {block.parent_memory_id!r}", short_repr(sentence), "sentences that its atoms support"
 
 # %% ../../nbs/dataset/07_lint.ipynb #36a0233c
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
@@ -419,18 +411,17 @@ def _loose(texts: Iterable[str]) -> set[str]:
 
 
 @lint("error")
-def block_numbers(view: ExampleView) -> list[Hit]:
+def block_numbers(view: ExampleView) -> Iterator[Hit]:
     """A block has the numbers of its atoms and no others; a retrieved block may have those of any atom."""
-    hits, real = [], _retrieved(view)
+    real = _retrieved(view)
     for block, texts in view.blocks:
-        told, here = {n for text in texts.values() for n in numbers(text)}, set(numbers(block.memory_text))
+        wanted, here = {n for text in texts.values() for n in numbers(text)}, set(numbers(block.memory_text))
         others = [atom.text for atom in view.example.atoms if block.parent_memory_id in real]
-        lost = told - here - _loose([block.memory_text])
-        added = here - told - _loose([*texts.values(), *others]) - {n for text in others for n in numbers(text)}
+        lost = wanted - here - _loose([block.memory_text])
+        added = here - wanted - _loose([*texts.values(), *others]) - {n for text in others for n in numbers(text)}
         if lost or added:
             found = ", ".join([f"{n} lost" for n in sorted(lost)] + [f"{n} added" for n in sorted(added)])
-            hits.append((f"block {block.parent_memory_id!r}", found, "the numbers of its atoms"))
-    return hits
+            yield f"block {block.parent_memory_id!r}", found, "the numbers of its atoms"
 
 # %% ../../nbs/dataset/07_lint.ipynb #2e91481d
 _NEGATION = re.compile(r"\b(?:n(?:o|on|ot|or|one|ever|either|obody|othing|owhere)|without|cannot)\b|n['’]t\b", re.I)
@@ -440,8 +431,8 @@ _NEGATION = re.compile(r"\b(?:n(?:o|on|ot|or|one|ever|either|obody|othing|owhere
 def block_negation(view: ExampleView) -> list[Hit]:
     """A block denies what its atoms deny and nothing else."""
     some = [(block, texts) for block, texts in view.blocks if any(map(_NEGATION.search, [block.memory_text, *texts.values()]))]
-    faults = [(block, fault) for block, texts in some for fault in exact_faults(list(texts.values()), block.memory_text)]
-    return [(f"block {b.parent_memory_id!r}", f"{rule}: {said}", "the negations of its atoms") for b, (rule, said) in faults if "negation" in rule]
+    faults = [(block, *fault) for block, texts in some for fault in negation_faults(list(texts.values()), block.memory_text)]
+    return [(f"block {b.parent_memory_id!r}", f"{rule}: {said}", "the negations of its atoms") for b, rule, said in faults]
 
 # %% ../../nbs/dataset/07_lint.ipynb #87eb42bc
 @lint("warning")

@@ -400,6 +400,7 @@ def _pick(record: Any, path: str) -> Any:
 
 
 def clean_text(value: Any) -> str:
+    """A value as text, with plain line ends and without half surrogate pairs; raises `TypeError` for what is not text."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):

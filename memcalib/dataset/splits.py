@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import NearConfig, normal_text, question_groups
-from ..problem import Example, text_hash
-from ..io.records import DataError, Violation, pydantic_violation, short_repr
 from .plans import difficulty, largest_remainder
+from ..io.records import DataError, Violation, pydantic_violation, short_repr
+from ..problem import Example, text_hash
 
 # %% ../../nbs/dataset/09_splits.ipynb #63f97d79
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _leaves(sizes: Sizes) -> Iterator[tuple[str, Any]]:
         else:
             yield name, size
 
-# %% ../../nbs/dataset/09_splits.ipynb #aba8752f
+
 def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
     """Number of rows for each undivided split, out of `n`; shares are rounded so that their sum is right.
 
@@ -102,27 +102,6 @@ def _cells(kinds: Sequence[Kind]) -> "tuple[np.ndarray, list]":
     return table, names
 
 # %% ../../nbs/dataset/09_splits.ipynb #d80b82d4
-def _demands(kinds: Sequence[Kind], groups: "np.ndarray", wanted: "np.ndarray") -> "tuple[np.ndarray, list]":
-    """The cost of each variable, and the demands as (matrix, least, most)."""
-    import numpy as np
-    from scipy.sparse import csr_array, eye_array, hstack, kron
-
-    cells, _ = _cells(kinds)
-    rows, splits = np.array([sum(n for _, n in kind) for kind in kinds]), len(wanted) + 1
-    named = csr_array(np.eye(splits)[:-1])
-    fair = np.outer(cells @ groups, wanted / (rows @ groups)).ravel()
-    missed, outside = 2 * len(wanted), len(fair)
-    nothing = lambda height, width: csr_array((height, width))
-    here, either = kron(cells, named), hstack([eye_array(len(wanted)), -eye_array(len(wanted))])
-    cost = np.concatenate([np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)])
-    return cost, [
-        (hstack([kron(eye_array(len(kinds)), np.ones((1, splits))), nothing(len(kinds), missed + outside)]), groups, groups),
-        (hstack([kron(rows[None], named), either, nothing(len(wanted), outside)]), wanted, wanted),
-        (hstack([here, nothing(outside, missed), eye_array(outside)]), np.floor(fair + 1e-9), np.inf),
-        (hstack([here, nothing(outside, missed), -eye_array(outside)]), -np.inf, np.ceil(fair - 1e-9)),
-    ]
-
-# %% ../../nbs/dataset/09_splits.ipynb #1c0e37ad
 _MISSED, _STEPS = 1000.0, 5000
 
 
@@ -130,10 +109,23 @@ def _share_out(kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int
     """How many groups of each kind go into each split, the rest in a last column: whole numbers [kind, split + 1]."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, eye_array, hstack, kron
 
-    groups, total = np.array(counts), sum(n * sum(rows for _, rows in kind) for n, kind in zip(counts, kinds, strict=True))
+    groups, wanted, (cells, _) = np.array(counts), np.array(sizes), _cells(kinds)
+    rows, splits = np.array([sum(n for _, n in kind) for kind in kinds]), len(sizes) + 1
+    total, named = rows @ groups, csr_array(np.eye(splits)[:-1])
+    fair = np.outer(cells @ groups, wanted / total).ravel()
+    missed, outside = 2 * len(sizes), len(fair)
+    nothing = lambda height, width: csr_array((height, width))
+    here, either = kron(cells, named), hstack([eye_array(len(sizes)), -eye_array(len(sizes))])
+    cost = np.concatenate([np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)])
+    demands = [
+        (hstack([kron(eye_array(len(kinds)), np.ones((1, splits))), nothing(len(kinds), missed + outside)]), groups, groups),
+        (hstack([kron(rows[None], named), either, nothing(len(sizes), outside)]), wanted, wanted),
+        (hstack([here, nothing(outside, missed), eye_array(outside)]), np.floor(fair + 1e-9), np.inf),
+        (hstack([here, nothing(outside, missed), -eye_array(outside)]), -np.inf, np.ceil(fair - 1e-9)),
+    ]
     share = np.outer(groups, [*sizes, total - sum(sizes)]).ravel() / total
-    cost, demands = _demands(kinds, groups, np.array(sizes))
     least, most, whole = np.zeros(len(cost)), np.full(len(cost), np.inf), np.arange(len(cost)) < len(share)
     if even:
         least[whole], most[whole] = np.maximum(0, np.floor(share - 1)), np.ceil(share + 1)
@@ -143,7 +135,7 @@ def _share_out(kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int
         return _share_out(kinds, counts, sizes, even=False)
     if found.x is None:
         raise ValueError(f"sizes: found none that fit in {_STEPS:,} steps ({found.message}); allowed are others, or shares")
-    return np.rint(found.x[whole]).astype(int).reshape(len(kinds), len(sizes) + 1)
+    return np.rint(found.x[whole]).astype(int).reshape(len(kinds), splits)
 
 # %% ../../nbs/dataset/09_splits.ipynb #d6bcd38f
 @dataclass(frozen=True)
@@ -153,25 +145,6 @@ class _Row:
     stratum: tuple[str, ...]
 
 
-def _kinds(rows: Sequence[_Row], groups: Mapping[str, str]) -> dict[Kind, list[str]]:
-    inside: dict[str, Counter] = defaultdict(Counter)
-    for row in rows:
-        inside[groups[row.id]][row.stratum] += 1
-    kinds: dict[Kind, list[str]] = defaultdict(list)
-    for group, strata in inside.items():
-        kinds[tuple(sorted(strata.items()))].append(group)
-    return {kind: kinds[kind] for kind in sorted(kinds)}
-
-# %% ../../nbs/dataset/09_splits.ipynb #250fe9ad
-def _check_ids(rows: Sequence[_Row], groups: Mapping[str, str]) -> None:
-    counts = Counter(row.id for row in rows)
-    faults = [Violation("id", f"{count} times", "each id once", example_id=i) for i, count in counts.items() if count > 1]
-    faults += [Violation("id", short_repr(i), "an id on one line", example_id=i) for i in counts if "\n" in i or "\r" in i]
-    faults += [Violation("group", "none", "the name of a group", example_id=i) for i in counts if i not in groups]
-    if faults:
-        raise DataError(faults)
-
-# %% ../../nbs/dataset/09_splits.ipynb #cda66586
 def split_examples(
     examples: Iterable[Example], sizes: Sizes, *, seed: int = 0, by: Callable[[Example], tuple[str, ...]] = stratum,
     groups: Mapping[str, str] | None = None, near: NearConfig | None = None,
@@ -183,8 +156,19 @@ def split_examples(
     rows = [_Row(example.id, example.question, by(example)) for example in examples]
     wanted, parts = split_sizes(sizes, len(rows)), split_parts(sizes)
     groups = question_groups(rows, near) if groups is None else groups
-    _check_ids(rows, groups)
-    kinds = _kinds(rows, groups)
+    counts = Counter(row.id for row in rows)
+    faults = [Violation("id", f"{count} times", "each id once", example_id=i) for i, count in counts.items() if count > 1]
+    faults += [Violation("id", short_repr(i), "an id on one line", example_id=i) for i in counts if "\n" in i or "\r" in i]
+    faults += [Violation("group", "none", "the name of a group", example_id=i) for i in counts if i not in groups]
+    if faults:
+        raise DataError(faults)
+    inside: dict[str, Counter] = defaultdict(Counter)
+    for row in rows:
+        inside[groups[row.id]][row.stratum] += 1
+    kinds: dict[Kind, list[str]] = defaultdict(list)
+    for group, strata in inside.items():
+        kinds[tuple(sorted(strata.items()))].append(group)
+    kinds = dict(sorted(kinds.items()))
     shared = _share_out(list(kinds), [len(names) for names in kinds.values()], list(wanted.values()))
     home: dict[str, str] = {}
     for names, counts in zip(kinds.values(), shared, strict=True):
@@ -229,7 +213,7 @@ def _facts(examples: Iterable[Example]) -> list[_Fact]:
 def _hash(facts: Iterable[_Fact]) -> str:
     return text_hash("\n".join(sorted(fact.line for fact in facts)), 64)
 
-# %% ../../nbs/dataset/09_splits.ipynb #d15ed85c
+
 def dataset_hash(examples: Iterable[Example]) -> str:
     """Hash of all examples with all they hold, in any order."""
     return _hash(_facts(examples))
@@ -282,7 +266,7 @@ class SplitFile(BaseModel):
     dataset: str
     sha256: dict[str, str]
 
-# %% ../../nbs/dataset/09_splits.ipynb #ec8ad55f
+
 def write_splits(
     folder: str | Path, examples: Iterable[Example], splits: Mapping[str, Sequence[str]], sizes: Sizes, seed: int = 0
 ) -> Path:
@@ -302,16 +286,6 @@ def write_splits(
     path.write_text(says.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return path
 
-# %% ../../nbs/dataset/09_splits.ipynb #8db00635
-def _read_list(folder: Path, name: str, says: SplitFile) -> tuple[list[str], list[Violation]]:
-    path = _list_file(folder, name)
-    data = path.read_bytes() if path.is_file() else None
-    found = "no such file" if data is None else f"sha256 {hashlib.sha256(data).hexdigest()[:16]}"
-    wanted = says.sha256.get(name, "none")
-    if data is None or hashlib.sha256(data).hexdigest() != wanted:
-        return [], [Violation("list", found, f"sha256 {wanted[:16]}, as splits.json says", file=str(path))]
-    return data.decode().split("\n")[:-1], []
-
 # %% ../../nbs/dataset/09_splits.ipynb #3cdcf4d6
 def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -> dict[str, list[str]]:
     """The lists of a folder by name; raises `DataError` for lists that are not as written, or not of these examples.
@@ -328,8 +302,16 @@ def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -
         parts = split_parts(says.sizes) if split_sizes(says.sizes, says.examples) else {}
     except ValueError as error:
         raise DataError([Violation("sizes", str(error), "as `write_splits` writes them", file=str(path))]) from None
-    read = {name: _read_list(folder, name, says) for name in parts}
-    splits, faults = {name: ids for name, (ids, _) in read.items()}, [v for _, found in read.values() for v in found]
+    splits, faults = {}, []
+    for name in parts:
+        file, wanted = _list_file(folder, name), says.sha256.get(name, "none")
+        data = file.read_bytes() if file.is_file() else None
+        digest = None if data is None else hashlib.sha256(data).hexdigest()
+        if digest != wanted:
+            found = f"sha256 {digest[:16]}" if digest else "no such file"
+            faults.append(Violation("list", found, f"sha256 {wanted[:16]}, as splits.json says", file=str(file)))
+        else:
+            splits[name] = data.decode().split("\n")[:-1]
     faults = faults or list(_list_faults(splits, parts, folder))
     if examples is not None and not faults:
         facts = _facts(examples)

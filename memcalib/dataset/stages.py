@@ -62,7 +62,7 @@ class DraftBlock(Record):
 
 # %% ../../nbs/dataset/04_stages.ipynb #6325503e
 class Draft(Record):
-    """A row on its way through the stages of app:construction-process."""
+    """A row under construction, between the stages of app:construction-process."""
 
     id: Name
     domain: Domain
@@ -323,17 +323,17 @@ class StageResult:
     ids: dict[str, int] = field(default_factory=dict, repr=False)  # the rows that came in, and their places
 
     def stream(self) -> Iterator[Draft]:
-        """The rows that go on, one at a time, in the order in which they came in."""
+        """The rows that were kept, one at a time, in the order in which they came in."""
         return (draft for draft in read_kept(self.path) if draft.id in self.ids)
 
     @property
     def kept(self) -> list[Draft]:
-        """The rows that go on."""
+        """The rows that were kept."""
         return list(self.stream())
 
     @property
     def dropped(self) -> list[Drop]:
-        """The rows that do not."""
+        """The reasons for the rows that were not."""
         return [drop for drop in read_drops(self.path) if drop.id in self.ids]
 
     @property

@@ -7,8 +7,9 @@ __all__ = ['HARD', 'SIGNS', 'LONGEST', 'DISTRACTORS', 'WEIGHTS', 'RUBRICS', 'Pla
            'HardReply', 'OtherReply', 'DistractorReply', 'distractor_messages', 'holds', 'exact_set',
            'check_distractors', 'accept_distractors', 'merge_distractors', 'UsageRubric', 'RubricEntry', 'RubricReply',
            'rubric_messages', 'rubric_faults', 'rubric_text', 'misplaced', 'check_rubrics', 'accept_rubrics', 'compose',
-           'numbers', 'names', 'stems', 'exact_faults', 'denied', 'claims', 'word_faults', 'text_faults', 'BlockText',
-           'NaturalReply', 'natural_messages', 'check_natural', 'accept_natural', 'to_example']
+           'numbers', 'names', 'stems', 'exact_faults', 'denied', 'negation_faults', 'claims', 'word_faults',
+           'text_faults', 'BlockText', 'NaturalReply', 'natural_messages', 'check_natural', 'accept_natural',
+           'to_example']
 
 # %% ../../nbs/dataset/06_writing.ipynb #63353add
 import re
@@ -21,7 +22,7 @@ from pydantic import ValidationError, WithJsonSchema
 
 from ..construction import content_words, find_leak, first_person, sentences, short_stems, too_close
 from .plans import plan_of
-from .screening import words
+from .screening import WORD, words
 from .stages import Draft, DraftAtom, Fault, Stage, briefing, merge_by
 from ..inference.json_replies import Form
 from ..io.records import DataError, Violation, short_repr
@@ -346,20 +347,18 @@ def stems(text: str) -> list[str]:
 Placed = list[tuple[int, str]]  # (offset, item)
 
 
-def _anchors(atoms: Sequence[str], text: str, items: Iterable[str]) -> list[int | None]:
-    """Where the first word stands that only one atom has, for each atom; numbers and names in question do not count."""
-    parts, skipped = [set(stems(atom)) for atom in atoms], {stem for item in items for stem in stems(item)}
-    counts = Counter(stem for part in parts for stem in part)
-    first = {_stem(m[0].lower()): m.start() for m in reversed([*re.finditer(r"[^\W_]+(?:['’][^\W_]+)*", text)])}
-    own = ([first[stem] for stem in part if counts[stem] == 1 and stem in first and stem not in skipped] for part in parts)
-    return [min(places, default=None) for places in own]
-
-
 def _moved(atoms: Sequence[str], parts: Sequence[list[str]], text: str, found: Placed) -> str:
     homes = {item: [i for i, part in enumerate(parts) if item in part] for _, item in found}
     placed = [(homes[item][0], item) for _, item in found if len(homes[item]) == 1]
     late = [(before, after, item) for (before, _), (after, item) in pairwise(placed) if after < before]
-    anchors = _anchors(atoms, text, homes) if late else []
+    if not late:
+        return ""
+    # where the first word stands that only one atom has, for each atom; the numbers or names in question do not count
+    own, skipped = [set(stems(atom)) for atom in atoms], {stem for item in homes for stem in stems(item)}
+    counts = Counter(stem for part in own for stem in part)
+    first = {_stem(m[0].lower()): m.start() for m in reversed([*WORD.finditer(text)])}
+    places = [[first[stem] for stem in part if counts[stem] == 1 and stem in first and stem not in skipped] for part in own]
+    anchors = [min(found, default=None) for found in places]
     stays = lambda a, b: anchors[a] is None or anchors[b] is None or anchors[a] < anchors[b]
     return next((item for before, after, item in late if stays(after, before)), "")
 
@@ -381,7 +380,7 @@ def exact_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     there = spelled(text) | {token for part in first for token in part if set(stems(token)) <= set(stems(text))}
     said = [names(atom) + part for atom, part in zip(atoms, first, strict=True)]
     yield from _exact("name", atoms, said, set().union(*map(spelled, atoms)), text, _names_at(text), there)
-    yield from _negation_faults(atoms, text)
+    yield from negation_faults(atoms, text)
 
 # %% ../../nbs/dataset/06_writing.ipynb #607efe9e
 def denied(text: str) -> tuple[list[frozenset[str]], int]:
@@ -400,7 +399,8 @@ def _share(part: Iterable[str], whole: Iterable[str]) -> float:
     return sum(stem in whole for stem in part) / len(part) if part else 1.0
 
 
-def _negation_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
+def negation_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
+    """(rule, detail) for a negation that is lost, added or moved."""
     listed, (found, spare) = [denied(atom) for atom in atoms], denied(text)
     wanted, more = [scope for scopes, _ in listed for scope in scopes], sum(count for _, count in listed)
     if len(found) + spare < len(wanted) or len(found) > len(wanted) + more:
@@ -473,7 +473,7 @@ def _open_blocks(draft: Draft) -> dict[str, list[str]]:
 
 
 def natural_messages(draft: Draft) -> list[dict[str, str]]:
-    """What a builder is asked about the blocks of a row that have no text yet; no query, no level, no telling id."""
+    """What a builder is asked about the blocks of a row that have no text yet; no query, no level, no revealing id."""
     blocks = [{"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()]
     return briefing("naturalization-1", NaturalReply, "naturalization", blocks=blocks)
 
