@@ -9,7 +9,7 @@ from typed import run
 from memcalib.dataset import stages as drafts
 from memcalib.commands.build import Build, BuildRun, load_build, row_way, settings_of
 from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
-from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.commands.reproduce import experiments, run_notebook
 from memcalib.problem import Example, load_examples

@@ -19,7 +19,7 @@ from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build_memory import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.micro.source import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.problem import check_example, load_examples
 from memcalib.io.records import DataError

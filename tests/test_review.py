@@ -18,7 +18,7 @@ from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.micro.defects import invented_examples
 from memcalib.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
-from memcalib.micro.reviewer import as_reviewed, find_flaws, micro_roles
+from memcalib.micro.builder import as_reviewed, find_flaws, micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import source_rows
 from memcalib.inference.client import run_async

@@ -370,7 +370,7 @@ def served(build: Build) -> Iterator[str | None]:
     if not build.micro:
         yield None
         return
-    from memcalib.micro.reviewer import micro_roles
+    from memcalib.micro.builder import micro_roles
     from memcalib.micro.server import MicroServer
 
     with MicroServer([], roles=micro_roles()) as server:
@@ -383,7 +383,7 @@ def _frozen_file(self: BuildRun) -> str | Path:
 
 # %% ../../nbs/commands/06_build.ipynb #c22c685b
 def _marked(examples: Iterable[Example]) -> tuple[list[Example], list[Drop]]:
-    from memcalib.micro.reviewer import mark
+    from memcalib.micro.builder import mark
 
     kept, lost = [], []
     for example in examples:

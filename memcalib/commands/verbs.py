@@ -338,7 +338,7 @@ def microserve(
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
-    from memcalib.micro.reviewer import micro_roles
+    from memcalib.micro.builder import micro_roles
     from memcalib.micro.server import serve
     from memcalib.micro.models import micro_teachers
 
