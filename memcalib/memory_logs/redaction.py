@@ -307,13 +307,6 @@ class Redactor:
 _SECONDS = 5  # for a rule of one's own and a text
 
 
-def _table(settings: Any, place: str) -> dict[str, Any]:
-    empty: dict[str, Any] = {"rules": [], "names": [], "without": []}
-    if not isinstance(settings or {}, Mapping) or not set(settings or {}) <= set(empty):
-        raise ValueError(f"{place}: found {short_repr(settings)}; allowed are rules, names and without")
-    return empty | {name: value for name, value in (settings or {}).items() if value is not None}
-
-
 def _listed(value: Any, place: str) -> list:
     if not isinstance(value, list):
         raise ValueError(f"{place}: found {short_repr(value)}; allowed is a list")
@@ -337,26 +330,20 @@ def _people(path: Path, place: str) -> list[list[str]]:
 
 
 def _own_rule(entry: Any, place: str) -> RedactionRule:
+    import regex
+
     if not isinstance(entry, Mapping) or not {"name", "pattern"} <= set(entry) <= {"name", "pattern", "label"}:
         raise ValueError(f"{place}: found {short_repr(entry)}; allowed are name, pattern and, if you like, label")
     name, pattern, label = (str(entry.get(key, entry["name"])) for key in ("name", "pattern", "label"))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(f"{place}.label: found {short_repr(label)}; allowed are words without brackets and figures at the end")
+    here = f"{place}.pattern: found {short_repr(pattern)}"
     try:
-        if re.search(pattern, ""):
-            raise ValueError(f"{place}.pattern: found {short_repr(pattern)}, which fits an empty text; allowed are patterns that do not")
-    except re.error as error:
-        raise ValueError(f"{place}.pattern: found {short_repr(pattern)}: {error}; allowed is a regular expression of Python") from None
-    return replace(pattern_rule(name, pattern, label), find=_in_time(pattern, f"{place}.pattern"))
-
-
-def _in_time(pattern: str, place: str) -> Callable[[str], Iterable[Span]]:
-    import regex
-
-    try:
-        compiled = regex.compile(pattern)
-    except regex.error as error:
-        raise ValueError(f"{place}: found {short_repr(pattern)}: {error}; allowed is a regular expression of Python and of the package regex") from None
+        empty, compiled = re.search(pattern, ""), regex.compile(pattern)
+    except (re.error, regex.error) as error:
+        raise ValueError(f"{here}: {error}; allowed is a regular expression of Python and of the package regex") from None
+    if empty:
+        raise ValueError(f"{here}, which fits an empty text; allowed are patterns that do not")
     group = "value" if "value" in compiled.groupindex else 0
 
     def find(text: str) -> Iterable[Span]:
@@ -364,10 +351,10 @@ def _in_time(pattern: str, place: str) -> Callable[[str], Iterable[Span]]:
             found = list(compiled.finditer(text, timeout=_SECONDS))
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
-            raise ValueError(f"{place}: found {short_repr(pattern)}, which {why}; allowed are patterns without a repetition in a repetition") from None
+            raise ValueError(f"{here}, which {why}; allowed are patterns without a repetition in a repetition") from None
         return [match.span(group) if match.end(group) >= 0 else match.span() for match in found]
 
-    return find
+    return RedactionRule(name, label, find, recipe=pattern)
 
 
 def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Redactor:
@@ -375,9 +362,13 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
 
     Raises `ValueError` naming the place, the value found and what is allowed.
     """
-    place = Path(settings).name if isinstance(settings, str | Path) else "redaction"
-    folder = Path(settings).parent if isinstance(settings, str | Path) else Path()
-    table = _table(read_yaml(settings, place) if isinstance(settings, str | Path) else settings, place)
+    from_file = isinstance(settings, str | Path)
+    place, folder = (Path(settings).name, Path(settings).parent) if from_file else ("redaction", Path())
+    given = (read_yaml(settings, place) if from_file else settings) or {}
+    table: dict[str, Any] = {"rules": [], "names": [], "without": []}
+    if not isinstance(given, Mapping) or not set(given) <= set(table):
+        raise ValueError(f"{place}: found {short_repr(given)}; allowed are rules, names and without")
+    table |= {name: value for name, value in given.items() if value is not None}
     own = [_own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(_listed(table["rules"], f"{place}: rules"))]
     people = _people(folder / table["names"], place) if isinstance(table["names"], str) else _named(table["names"], f"{place}: names")
     rules = [*own, *RULES, *([name_rule(people)] if people else [])]
