@@ -410,6 +410,7 @@ def test_what_is_named_is_mended_and_what_is_not_stays():
     assert len(swapped) == 2
     others = [entry["atom_id"] for entry in good if entry["atom_id"] not in swapped]
     assert json.loads(player(rubric_turns() + repair(others[0])))["rubrics"] == first
+    assert json.loads(player(rubric_turns() + repair("")))["rubrics"] == first, "the whole names no item"
     named = json.loads(player(rubric_turns() + repair(swapped[0], send="the named items alone")))["rubrics"]
     assert named == [entry for entry in good if entry["atom_id"] == swapped[0]]
     assert json.loads(player(rubric_turns() + repair(swapped[1]) + repair(others[0])))["rubrics"] == good
