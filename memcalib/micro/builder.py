@@ -461,6 +461,8 @@ def _duplicate_atom(made: Json, asked: Mapping[str, Any], rng: random.Random) ->
 
 
 def _wrong_level(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
+    if not made["atoms"]:
+        return None
     at = rng.randrange(len(made["atoms"]))
     facts, old = read_facts(made["atoms"][at]["text"]), made["atoms"][at]["level"]
     level = rng.choice([letter for letter in ("ABC" if facts and facts[0].attribute else "AC") if letter != old])
