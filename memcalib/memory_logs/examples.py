@@ -29,8 +29,7 @@ from memcalib.construction import (
 )
 from ..dataset.writing import RUBRICS
 from ..dataset.stages import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
-from .exports import read_log
-from .exports import LogRow, names_agreement
+from .exports import LogRow, names_agreement, read_log
 from ..dataset.writing import denied, names
 from ..problem import Example, Name
 from .redaction import Redaction, Redactor
@@ -48,8 +47,8 @@ class LogConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     domain: Name = "general"  # of rows that name none
-    consent: str = ""  # the agreement that covers rows which say nothing
-    without_consent: bool = False  # whether rows may be used that say nothing and that no agreement covers
+    consent: str = ""  # the agreement that covers rows without one
+    without_consent: bool = False  # whether rows may be used that have no consent on record
     memories: int = Field(20, ge=1, le=20)  # the best-ranked ones of a row
     query_chars: int = Field(6000, ge=1)  # most
     memory_chars: int = Field(3000, ge=1)  # most
@@ -59,10 +58,10 @@ class LogConfig(BaseModel):
     @classmethod
     def _is_a_name(cls, consent: str) -> str:
         if consent and not names_agreement(consent):
-            raise ValueError("allowed is the name of an agreement, at most 200 characters; a yes or no is none")
+            raise ValueError("allowed is the name of an agreement, at most 200 characters; a yes or no is not one")
         return consent
 
-# %% ../../nbs/memory_logs/03_examples.ipynb #f5ad3370
+
 def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
     """Why a row may not enter, as (rule, found, allowed); None when it may. Nothing of its text is repeated."""
     if row.consent is False:
@@ -165,20 +164,11 @@ def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: R
             place = {"stage": "memory log", "source": f"memory log ({item.system})", "line": item.line, "file": Path(path).name}
             result.dropped.append(Dropped(**place, **dict(zip(("rule", "found", "allowed"), why, strict=True))))
         else:
-            result.add(_apart(draft, used), redaction)
+            while draft.id in used:
+                draft = draft.model_copy(update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}})
+            used.add(draft.id)
+            result.add(draft, redaction)
     return result
-
-
-def _apart(draft: Draft, used: set[str]) -> Draft:
-    while draft.id in used:
-        draft = draft.model_copy(update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}})
-    used.add(draft.id)
-    return draft
-
-# %% ../../nbs/memory_logs/03_examples.ipynb #51a2f900
-def _retrieved_messages(draft: Draft) -> list[dict[str, str]]:
-    passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
-    return briefing("retrieved-1", AnnotationReply, "annotation", query=draft.query, passages=passages, answer=draft.answer)
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #593dd947
 MOST_ATOMS = 20, 63  # in a memory, and in a row
@@ -187,15 +177,15 @@ WHOLE = 0.6  # smallest share of a memory's content words that its row's atoms m
 
 def lost_parts(text: str, atoms: str) -> str:
     """What a memory says and its row's atoms do not, in words for a fault; "" when nothing is missing."""
-    told = re.sub(r"(^|; )\w+: ", r"\1", text)  # without the field names of an object
-    if (share := coverage(told, atoms)) < WHOLE:
+    stated = re.sub(r"(^|; )\w+: ", r"\1", text)  # without the field names of an object
+    if (share := coverage(stated, atoms)) < WHOLE:
         return f"{share:.0%} of its content words are in atoms, allowed are {WHOLE:.0%} and more"
     missing = foreign_numbers(text, atoms) + [name for name in names(text) if name.casefold() not in atoms.casefold()]
     if missing:
         return f"{', '.join(missing[:5])} is in no atom"
     return "it denies something, and no atom does" if denied(text)[0] and not denied(atoms)[0] else ""
 
-# %% ../../nbs/memory_logs/03_examples.ipynb #2b0b4f52
+# %% ../../nbs/memory_logs/03_examples.ipynb #d30ad50f
 def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
     """Wrong counts, memories that are not taken apart completely, atoms that are not grounded, not distinct or badly formed."""
     faults, said = [], "\n".join(atom.text for atom in reply.atoms)
@@ -213,7 +203,7 @@ def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
         faults += [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{close}")] if close is not None else []
     return faults
 
-# %% ../../nbs/memory_logs/03_examples.ipynb #d30ad50f
+
 def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
     """The row with atoms and blocks; dropped without a Bound or Control atom, or when the query holds an atom."""
     found = accept_annotation(draft, reply)
@@ -227,6 +217,11 @@ def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
     ids = lambda number: [atom.atom_id for atom in atoms if atom.passage == number]
     blocks = [DraftBlock(parent_memory_id=f"m{i}", atom_ids=ids(i), memory_text=passage.text) for i, passage in enumerate(draft.passages, 1)]
     return found.model_copy(update={"atoms": atoms, "blocks": blocks})
+
+
+def _retrieved_messages(draft: Draft) -> list[dict[str, str]]:
+    passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
+    return briefing("retrieved-1", AnnotationReply, "annotation", query=draft.query, passages=passages, answer=draft.answer)
 
 
 RETRIEVED = Stage(

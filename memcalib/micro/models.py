@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'Turns', 'JUDGES', 'TEACHERS', 'EVALUATORS', 'ExampleIndex', 'template_shift', 'micro_answer',
-           'memoryless_answer', 'pad', 'unpad', 'read_payload', 'judge_reply', 'MicroTeacher', 'MicroEvaluator',
-           'micro_teachers']
+           'memoryless_answer', 'pad', 'unpad', 'read_object', 'read_payload', 'judge_reply', 'MicroTeacher',
+           'MicroEvaluator', 'micro_teachers']
 
 # %% ../../nbs/micro/04_models.ipynb #f8bb526d
 import json
@@ -88,16 +88,20 @@ Turns = Sequence[tuple[str, str]]
 JUDGES: dict[str, float] = {"micro-judge": 0.0, "micro-judge-2": 0.1}
 
 
-def read_payload(turns: Turns) -> dict[str, Any]:
-    """The JSON object in the first user turn; raises `ValueError` that names what was found and what is allowed."""
-    first = next((text for role, text in turns if role == "user"), "")
+def read_object(text: str, place: str = "a later user message") -> dict[str, Any]:
+    """The JSON object in a message; raises `ValueError` that names what was found and what is allowed."""
     try:
-        payload = json.loads(first)
+        value = json.loads(text)
     except ValueError:
-        payload = None
-    if not isinstance(payload, dict):
-        raise ValueError(f"the first user message: found {first!r:.80}; allowed: one JSON object")
-    return payload
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: found {text!r:.120}; allowed: one JSON object")
+    return value
+
+
+def read_payload(turns: Turns) -> dict[str, Any]:
+    """The JSON object in the first user turn, with the errors of `read_object`."""
+    return read_object(next((text for role, text in turns if role == "user"), ""), "the first user message")
 
 
 def judge_reply(payload: Mapping, index: ExampleIndex, model: str = "micro-judge") -> dict:

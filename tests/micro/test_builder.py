@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 import pytest
-from builder_replies import asked_of
+from clutter import asked_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.micro.server import Faults
 from memcalib.inference.client import Client, run_async
 from memcalib.micro.builder import BUILDERS, BUILD_TASKS, MistakeRates, SimulatedModel, read_conversation
-from memcalib.micro.builder import MAKE, added_words, hard_distractor, paragraph, stray_facts
+from memcalib.micro.builder import added_words, hard_distractor, paragraph, stray_facts
 from memcalib.micro.builder import (
     REVIEW,
     REVIEWERS,
@@ -53,7 +53,7 @@ from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer,
 from memcalib.dataset.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.inference.json_replies import read_form
-from memcalib.dataset.review import objections_of, review_drafts, review_stage
+from memcalib.dataset.review import issues_of, review_drafts, review_stage
 from memcalib.dataset.plans import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage
 
@@ -121,7 +121,7 @@ def test_levels_follow_the_rules_of_the_world(request, fact):
 
 
 def _letters(request):
-    from memcalib.micro.world import BUILD_TASKS as TABLE
+    from memcalib.micro.world import TASKS as TABLE
 
     return TABLE[request.domain][request.task]
 
@@ -223,7 +223,7 @@ def exact():
             drafts = [compose(draft) for draft in drafts]
         entering[stage.name], after = drafts, []
         for draft in drafts:
-            reply, rules = checked(stage, draft, MAKE[stage.name](asked_of(stage, draft)))
+            reply, rules = checked(stage, draft, BUILD_TASKS[stage.name].make(asked_of(stage, draft)))
             assert rules == []
             after.append(stage.accept(draft, reply))
         drafts = after
@@ -272,7 +272,7 @@ SEEN = {
 }
 HIDDEN = ("passes_bad", "fails_good", "hint_in_query", "invented_fact", "wrong_level", "mattering_distractor")
 PARTLY = ("duplicate_atom", "added_words")
-SLIPS = [(task, slip) for task in BUILD_TASKS for slip in BUILD_TASKS[task].spoil]
+SLIPS = [(task, slip) for task in BUILD_TASKS for slip in BUILD_TASKS[task].mistakes]
 
 
 @pytest.mark.parametrize(("task", "slip"), SLIPS)
@@ -288,14 +288,14 @@ def test_each_mistake_alone(exact, task, slip):
     for draft in entering[:60]:
         asked = asked_of(stage, draft)
         reply = json.loads(player([("user", json.dumps(asked))]))
-        if reply == MAKE[task](asked):
+        if reply == BUILD_TASKS[task].make(asked):
             continue
         made += 1
         _, rules = checked(stage, draft, reply)
         seen.update(set(rules) or {""})
         if rules and slip in HIDDEN:
             raise AssertionError((slip, rules))
-    assert made >= 0.5 * len(entering[:60]) and made == len(player.made[slip])
+    assert made >= 0.5 * len(entering[:60]) and made == len(player.mistakes[slip])
     if slip in SEEN:
         assert set(seen) <= SEEN[slip] | {"name"} and "" not in seen, seen
     elif slip in PARTLY:
@@ -315,7 +315,11 @@ def spoiled(exact, task, slip, count=40, player=None):
             if stage is NATURALIZATION and not draft.blocks:
                 draft = compose(draft)
             asked = asked_of(stage, draft)
-            made = json.loads(player([("user", json.dumps(asked))])) if stage.name == task else MAKE[stage.name](asked)
+            made = (
+                json.loads(player([("user", json.dumps(asked))]))
+                if stage.name == task
+                else BUILD_TASKS[stage.name].make(asked)
+            )
             draft = stage.accept(draft, read_form(json.dumps(made), stage.reply)[0])
             if isinstance(draft, Drop):
                 break
@@ -336,10 +340,10 @@ def spoiled(exact, task, slip, count=40, player=None):
 def test_the_truth_names_the_mistake_and_no_other(exact, task, slip):
     player = SimulatedModel("p", MistakeRates.only(**{slip: 1.0}))
     examples = [to_example(draft) for draft in spoiled(exact, task, slip, player=player)]
-    found = [Counter(flaw.slip for flaw in find_flaws(example)) for example in examples]
+    found = [Counter(flaw.mistake for flaw in find_flaws(example)) for example in examples]
     assert len(examples) >= 15
     assert all(set(flaws) <= {slip} for flaws in found), Counter(name for flaws in found for name in flaws)
-    assert sum(bool(flaws) for flaws in found) >= 0.9 * min(len(examples), len(player.made[slip]))
+    assert sum(bool(flaws) for flaws in found) >= 0.9 * min(len(examples), len(player.mistakes[slip]))
 
 
 def test_a_bad_row_that_passes_stays_known():
@@ -350,7 +354,7 @@ def test_a_bad_row_that_passes_stays_known():
         "blocks": [],
         "atoms": [],
     }
-    assert [(flaw.slip, flaw.item_id) for flaw in find_flaws(view)] == [("passes_bad", "plausibility")]
+    assert [(flaw.mistake, flaw.item_id) for flaw in find_flaws(view)] == [("passes_bad", "plausibility")]
 
 
 def test_mistakes_come_at_their_rates():
@@ -371,9 +375,9 @@ def test_mistakes_come_at_their_rates():
             )
     for slip in ("fails_good", "detail_in_query", "hint_in_query", "invented_evidence"):
         low, high = _bounds(1200, getattr(slips, slip))
-        assert low <= len(player.made[slip]) <= high, slip
+        assert low <= len(player.mistakes[slip]) <= high, slip
     low, high = _bounds(2400, slips.invalid_json)
-    assert low <= len(player.made["invalid_json"]) <= high
+    assert low <= len(player.mistakes["invalid_json"]) <= high
 
 
 # Repairs
@@ -400,12 +404,13 @@ def rubric_turns(count=6):
 
 def test_what_is_named_is_mended_and_what_is_not_stays():
     player = SimulatedModel("p", MistakeRates.only(swapped_rubrics=1.0))
-    good = MAKE["rubrics"](json.loads(rubric_turns()[0][1]))["rubrics"]
+    good = BUILD_TASKS["rubrics"].make(json.loads(rubric_turns()[0][1]))["rubrics"]
     first = json.loads(player(rubric_turns()))["rubrics"]
     swapped = [entry["atom_id"] for entry, other in zip(first, good, strict=True) if entry != other]
     assert len(swapped) == 2
     others = [entry["atom_id"] for entry in good if entry["atom_id"] not in swapped]
     assert json.loads(player(rubric_turns() + repair(others[0])))["rubrics"] == first
+    assert json.loads(player(rubric_turns() + repair("")))["rubrics"] == first, "the whole names no item"
     named = json.loads(player(rubric_turns() + repair(swapped[0], send="the named items alone")))["rubrics"]
     assert named == [entry for entry in good if entry["atom_id"] == swapped[0]]
     assert json.loads(player(rubric_turns() + repair(swapped[1]) + repair(others[0])))["rubrics"] == good
@@ -481,7 +486,7 @@ def test_bad_rows_can_be_worked_on_without_an_error():
     for row in source_rows(400, seed=31, rates=dict.fromkeys(BAD, 1 / len(BAD))):
         draft = Draft.start(row)
         for stage in (SCREENING, DERIVATION, ANNOTATION):
-            reply, complaints = read_form(json.dumps(MAKE[stage.name](asked_of(stage, draft))), stage.reply)
+            reply, complaints = read_form(json.dumps(BUILD_TASKS[stage.name].make(asked_of(stage, draft))), stage.reply)
             assert not complaints
             if stage is not SCREENING and not isinstance(found := stage.accept(draft, reply), Drop):
                 draft = found
@@ -528,7 +533,7 @@ def test_reviews_are_in_order_whatever_they_say(exact, slip):
     ]
     for draft in [*exact[1][:25], *flawed]:
         reply, rules = checked(stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])])))
-        issues, flaws = objections_of(reply), find_flaws(to_example(draft))
+        issues, flaws = issues_of(reply), find_flaws(to_example(draft))
         assert rules == []
         if slip == "none":
             assert {issue.item for issue in issues} == {flaw.item_id for flaw in flaws}
