@@ -283,7 +283,8 @@ def conservation_stats(
     "Largest gap between an answer's advantage and the mean of its tokens as the loss sees them, absolute and relative."
     used = advantages.float().double()
     gap = (used.sum(1) / live.sum(1).clamp(min=1) - sequence).abs()
-    relative = gap / used.abs().amax(1).clamp(min=1)
+    largest = used.abs().amax(1) if used.shape[1] else torch.zeros_like(gap)
+    relative = gap / largest.clamp(min=1)
     return {"conservation_error": gap.max().item(), "conservation_relative": relative.max().item()}
 
 # %% ../nbs/06_redistribution.ipynb #4411fa28
