@@ -138,7 +138,7 @@ class TokenCredit:
         if len(logprobs) != len(request):
             raise ValueError(f"{len(logprobs)} rows of log-probabilities, must be {len(request)}, one for each row of the request")
         padded, rows = isinstance(logprobs, Tensor), []
-        kind = logprobs.dtype if padded else torch.float64
+        kind = torch.promote_types(logprobs.dtype, torch.float32) if padded else torch.float64
         for k, (response, row) in enumerate(zip(request.responses, logprobs, strict=True)):
             size = len(response)
             row = torch.full((size,), torch.nan) if row is None else torch.as_tensor(row, dtype=kind)[: size if padded else None]
