@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .metrics import CHANNELS, ORDERED_SIGN
-from .problem import AtomJudgment, Judgment, Level
+from .problem import Judgment
 
 # %% ../nbs/04_channels.ipynb #dce0bf67
 def channel_index(
@@ -30,8 +29,14 @@ def atom_rewards(ideal: Int[Tensor, "*axes"], actual: Int[Tensor, "*axes"]) -> F
     distance = (actual - ideal).abs().double()
     return torch.where(distance == 0, 1.0, -distance)
 
-# %% ../nbs/04_channels.ipynb #991a9d54
-def _check_levels(ideal: Tensor, actual: Tensor, mask: Tensor) -> None:
+# %% ../nbs/04_channels.ipynb #b917b118
+def channel_rewards(
+    ideal: Int[Tensor, "row atom"],
+    actual: Int[Tensor, "row atom"],
+    mask: Bool[Tensor, "row atom"],  # False = padding, or an unscored answer
+    merge_over_use: bool = False,
+) -> Float[Tensor, "row channel"]:
+    "$R_i^{(h)}$ and its $Z^{(h)}$ (Ordered reward channels), float64. `ValueError` on a level outside 0, 1, 2."
     if not ideal.shape == actual.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (ideal, actual, mask))
         raise ValueError(f"ideal, actual and mask must share one [row, atom] shape, found {shapes}")
@@ -42,16 +47,6 @@ def _check_levels(ideal: Tensor, actual: Tensor, mask: Tensor) -> None:
         if len(bad):
             row, atom = bad[0].tolist()
             raise ValueError(f"row {row}, atom {atom}: {name} level {level[row, atom].item()}, allowed are 0, 1, 2")
-
-# %% ../nbs/04_channels.ipynb #b917b118
-def channel_rewards(
-    ideal: Int[Tensor, "row atom"],
-    actual: Int[Tensor, "row atom"],
-    mask: Bool[Tensor, "row atom"],  # False = padding, or an unscored answer
-    merge_over_use: bool = False,
-) -> Float[Tensor, "row channel"]:
-    "$R_i^{(h)}$ and its $Z^{(h)}$ (Ordered reward channels), float64. `ValueError` on a level outside 0, 1, 2."
-    _check_levels(ideal, actual, mask)
     ideal, actual = torch.where(mask, ideal, 0).long(), torch.where(mask, actual, 0).long()
     empty = torch.zeros(len(mask), 9, dtype=torch.float64, device=mask.device)
     earned = atom_rewards(ideal, actual) * mask
@@ -71,20 +66,6 @@ def judgment_tensors(
     mask = torch.arange(width)[None] < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
     return padded[..., 0], padded[..., 1], mask, valid
 
-# %% ../nbs/04_channels.ipynb #280e1d9c
-def _check_rewards(rewards: Tensor, group: Tensor, valid: Tensor) -> None:
-    if rewards.dim() != 2 or not group.shape == valid.shape == rewards.shape[:1]:
-        raise ValueError(
-            f"rewards must be [row, channel] and group, valid [row]; "
-            f"found {tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
-        )
-    bad = (valid[:, None] & ~rewards.isfinite()).nonzero()
-    if len(bad):
-        row, column = bad[0].tolist()
-        raise ValueError(
-            f"row {row}, column {column}: reward {rewards[row, column].item()} of a scored answer, must be finite"
-        )
-
 # %% ../nbs/04_channels.ipynb #a8698622
 def group_advantages(
     rewards: Float[Tensor, "row channel"],
@@ -96,7 +77,13 @@ def group_advantages(
     ddof: int = 0,
 ) -> Float[Tensor, "row channel"]:
     "$A_i^{(h)}$ (Group normalization). Any number of columns. `ValueError` when a scored row holds NaN or infinity."
-    _check_rewards(rewards, group, valid)
+    if rewards.dim() != 2 or not group.shape == valid.shape == rewards.shape[:1]:
+        found = f"{tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
+        raise ValueError(f"rewards must be [row, channel] and group, valid [row]; found {found}")
+    bad = (valid[:, None] & ~rewards.isfinite()).nonzero()
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise ValueError(f"row {row}, column {column}: reward {rewards[row, column].item()} of a scored answer, must be finite")
     if not (eps > 0 and sigma_min >= 0 and ddof >= 0):
         raise ValueError(f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, {ddof}")
     names, member = torch.unique(group, return_inverse=True)

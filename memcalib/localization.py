@@ -89,7 +89,7 @@ class CreditConfig:
 
     # how much is moved: 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of 'gdpo'
     method: Literal["grpo", "gdpo", "memcalib-rl"] = "memcalib-rl"
-    eta: float | Mapping[str, float] = 0.75  # localization strength, or one per channel name (others 0)
+    eta: Share | dict[str, Share] = 0.75  # localization strength, or one per channel name (others 0)
     cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
     # what is looked for
     d_max: Nats = 3.0  # clip of the signal

@@ -223,7 +223,7 @@ def test_judgments_become_padded_tensors():
     assert ideal[0].tolist() == [0, 2] and actual[0].tolist() == [0, 1]
 
 
-def test_the_gate_needs_agreement():
+def test_the_direction_check_needs_agreement():
     rewards, advantages = torch.tensor([[1.0, 1, -1, -1, 0, 1]]), torch.tensor([[1.0, -1, -1, 1, 1, 0]])
     assert direction_check(rewards, advantages).tolist() == [[True, False, True, False, False, False]]
 

@@ -397,9 +397,10 @@ def test_open_pool_gives_the_same_advantages_as_long_as_thresholds_agree():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"eta": 1.1}, r"must lie in \[0, 1\]"),
-        ({"eta": -0.1}, r"must lie in \[0, 1\]"),
-        ({"eta": NAN}, r"must lie in \[0, 1\]"),
+        ({"eta": 1.1}, r"eta[^\n]*\n.*1\.1"),
+        ({"eta": -0.1}, r"eta[^\n]*\n.*-0\.1"),
+        ({"eta": NAN}, r"eta[^\n]*\n.*nan"),
+        ({"eta": {"B+": 1.1}}, r"eta[^\n]*B\+\n.*1\.1"),
         ({"eta": {"B": 0.5}}, "allowed are 'A\\+'"),
         ({"cap": 0.5}, r"cap\n.*0\.5"),
         ({"cap": math.inf}, r"cap\n.*inf"),
@@ -421,6 +422,9 @@ def test_options_that_cannot_be_meant_are_refused(option, message):
 def test_eta_by_channel_covers_numbers_and_names():
     assert eta_by_channel(0.3).tolist() == [0.3] * 9
     assert eta_by_channel({"C+": 1}).tolist() == [0.0] * 8 + [1.0]
+    for bad in (1.1, -0.1, NAN, {"C+": 2}):
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+            eta_by_channel(bad)
 
 
 def test_bad_batches_are_named():

@@ -138,7 +138,7 @@ class TokenCredit:
         if len(logprobs) != len(request):
             raise ValueError(f"{len(logprobs)} rows of log-probabilities, must be {len(request)}, one for each row of the request")
         padded, rows = isinstance(logprobs, Tensor), []
-        kind = logprobs.dtype if padded else torch.float64
+        kind = torch.promote_types(logprobs.dtype, torch.float32) if padded else torch.float64
         for k, (response, row) in enumerate(zip(request.responses, logprobs, strict=True)):
             size = len(response)
             row = torch.full((size,), torch.nan) if row is None else torch.as_tensor(row, dtype=kind)[: size if padded else None]
@@ -148,7 +148,7 @@ class TokenCredit:
         # one row more at the end, of zeros, for answers that need no log-probability with their whole memory
         table = pad_sequence([*rows, torch.zeros(request.mask.shape[1], device=self.device, dtype=kind)], batch_first=True)
         failed = {k for k in range(len(request)) if logprobs[k] is None}
-        lost = [row for row, k in enumerate(request.full) if k in failed]
+        lost = {row for row, k in enumerate(request.full) if k in failed}
         if full is None:
             full = table[[-1 if row in lost else k for row, k in enumerate(request.full)]]
         ablated = table[request.ablated] if request.ablated else table[:0]

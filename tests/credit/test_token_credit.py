@@ -131,6 +131,15 @@ def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
     assert credit.last.stats["unscored"] == 2 and len(found) == 13
 
 
+def test_a_batch_of_empty_answers_has_no_credit_and_an_empty_batch_is_refused(batch):
+    model, asked, judged, _ = batch
+    for method in ("gdpo", "memcalib-rl"):
+        credit, request, found = used((model, asked[:4], judged[:4], [[]] * 4), CreditConfig(method=method))
+        assert found.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
+    with pytest.raises(ValueError, match="empty batch"):
+        used((model, [], [], []), CreditConfig())
+
+
 def test_what_could_not_be_computed_keeps_uniform_credit_and_is_counted(batch):
     credit, request, expected = used(batch, CreditConfig())
     logps = plain(batch[0], request.prompts, request.responses)
