@@ -23,7 +23,7 @@ from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.commands import recipe as recipes
 from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
-from memcalib.io.manifest import read_rows
+from memcalib.io.jsonl import read_rows
 from memcalib.metrics import METRICS
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import build_tokenizer, exact_judge, load_policy, make_examples, policy_path

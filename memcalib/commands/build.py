@@ -67,7 +67,7 @@ from ..dataset.stages import Draft, Drop, Passage, Stage, StageResult, StageRow,
 from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_example
 from ..inference.client import Client, run_async
 from ..inference.endpoint import Endpoint
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..problem import Example
 from ..io.records import DataError, Record, Violation, read_jsonl, write_jsonl
 from ..report.tables import write_tables

@@ -22,7 +22,7 @@ from ..inference.endpoint import Endpoint, Price, estimate_tokens
 from ..io.settings import fault_line
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..micro.world import make_examples
 from ..trainer.demonstrations import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
 from .reproduce import Bar, RunFolder

@@ -22,7 +22,7 @@ from ..inference.rollout import find_framing
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from .reproduce import Bar, RunFolder
 from ..problem import Example, Judge, Judgment, Name, Rollout, iter_examples, text_hash
 from ..io.records import short_repr, write_jsonl

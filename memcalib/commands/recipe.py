@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from ..inference.endpoint import CallError, Endpoint, Price
-from ..io.manifest import read_rows
+from ..io.jsonl import read_rows
 from ..io.settings import fault_line, nearest, parse_yaml, read_yaml
 from ..judge import JudgeConfig
 from ..problem import Example, Name, iter_examples, load_examples, render, text_hash

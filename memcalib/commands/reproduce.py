@@ -313,7 +313,7 @@ def trace_part(job: Job, start: Path) -> None:
 def finish(job: Job, parameters: dict[str, Any], started: float) -> None:
     """Write the manifest: parameters, versions, data hash, seeds, judge, wall time of this call."""
     from memcalib.micro.world import JUDGE
-    from memcalib.io.manifest import manifest, write_manifest
+    from memcalib.io.runs import manifest, write_manifest
 
     seeds = {"train": job.profile.train_seeds, "eval": job.profile.eval_seeds, "data": job.profile.data_seed}
     data = job.run.path / "examples.jsonl"

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..io.jsonl import whole_rows
 from ..inference.client import Endpoint
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..metrics import METRICS
 from .runs import Bar, RunFolder, _settings
 from ..io.records import write_jsonl

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUFFIXES', 'RecordT', 'Record', 'printable', 'display_text', 'Violation', 'DataError', 'short_repr',
-           'pydantic_violation', 'is_hub_id', 'iter_rows', 'only_dicts', 'append_jsonl', 'write_jsonl', 'read_jsonl']
+           'pydantic_violation', 'is_hub_id', 'iter_rows', 'only_dicts', 'replacing', 'write_whole', 'append_jsonl',
+           'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/01_records.ipynb #316a8b79
 import gzip
@@ -13,6 +14,7 @@ import re
 import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,6 +180,31 @@ def only_dicts(value: Any) -> list[dict]:
     """The mappings of a list; none of anything else."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
+# %% ../../nbs/io/01_records.ipynb #dfed77cd
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a path to write to; what is there at the end of the block takes the place of `path`, and nothing changes when the block raises.
+
+    Makes the folder when needed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Write a file at once: `path` holds all of the new content (text as UTF-8), or what it held before."""
+    with replacing(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
 # %% ../../nbs/io/01_records.ipynb #6a459507
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -193,11 +220,9 @@ def append_jsonl(path: str | Path, rows: Iterable[Record]) -> Path:
 
 def write_jsonl(path: str | Path, rows: Iterable[Record]) -> Path:
     """Write records to a new JSONL file, replacing an old one only once all are written."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    append_jsonl(part, rows)
-    return part.replace(path)
+    with replacing(path) as part, open(part, "w", encoding="utf-8") as file:
+        file.writelines(row.to_json() + "\n" for row in rows)
+    return Path(path)
 
 
 def read_jsonl(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:

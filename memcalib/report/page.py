@@ -18,7 +18,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.manifest import file_hash
+from ..io.runs import file_hash
 from ..judge import _places, fold, quote_pieces
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash

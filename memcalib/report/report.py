@@ -21,7 +21,7 @@ from memcalib.report.figures import (
     save_figure,
 )
 from .credit_viewer import credit_html
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
 from .plane import plane_figure

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from ..evaluation.breakdown import TORN, atom_frame
 from ..io.jsonl import rows_so_far, torn_line
-from ..io.manifest import read_rows
+from ..io.jsonl import read_rows
 from ..metrics import SOURCE, bootstrap_means, fold_by_question, interval, load_judgments, response_frame
 from ..problem import Example, Judgment, Rollout
 from ..io.records import DataError, Violation, printable, read_jsonl
