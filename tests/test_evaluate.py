@@ -329,7 +329,7 @@ def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
 
 
 def test_the_recorded_command_holds_no_key(monkeypatch):
-    from memcalib.commands.verbs import command_line
+    from memcalib.commands.cli import command_line
 
     monkeypatch.setattr(sys, "argv", ["memcalib", "evaluate", "x.jsonl", "--model", KEY])
     assert command_line() == "memcalib evaluate x.jsonl --model ***"

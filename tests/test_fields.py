@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 import memcalib
-from memcalib.commands.build_settings import load_build
+from memcalib.commands.build import load_build
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.io.settings import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
 from memcalib.inference.rollout import load_template

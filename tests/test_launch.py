@@ -20,10 +20,10 @@ from transformers.integrations import deepspeed
 import memcalib.trainer.settings as settings
 from memcalib.trainer.checkpoints import decisive
 from memcalib.commands.forecast import forecast, launch_file, strategy
-from memcalib.commands.preflight import GIB, model_shape
+from memcalib.commands.gpu_memory import GIB, model_shape
 from memcalib.micro.world import build_tokenizer, exact_judge, make_examples
 from memcalib.trainer.stopping import PatientJudge
-from memcalib.commands.recipe import METHODS, load_recipe, method_config, recipe_names
+from memcalib.commands.recipe import LABELS, load_recipe, method_config, recipe_names
 from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
 from memcalib.trainer.callbacks import StepRows
 from memcalib.commands.recipe import Examples, teaching_rows
@@ -43,7 +43,7 @@ def test_every_folder_is_whole_and_linked():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_recipes_are_forecast_without_weights(name, method):
     plan = forecast(load_recipe(name), method)
     recipe = load_recipe(name)
@@ -113,7 +113,7 @@ def test_deepspeed_settings_fit_the_trainer(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", [method for method in METHODS.values() if method != "sft"])
+@pytest.mark.parametrize("method", [method for method in LABELS.values() if method != "sft"])
 def test_trl_takes_every_option(name, method, tmp_path):
     config = method_config(load_recipe(name), method)
     arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
@@ -159,7 +159,7 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
     done, words = run_script(tmp_path, name, method, **more)

@@ -12,7 +12,7 @@ from typed import run
 
 from memcalib.memory_logs import consent as disclosure
 from memcalib.commands import build_memory as memory_build
-from memcalib.commands.build_settings import Build
+from memcalib.commands.build import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.dataset.stages import Draft, briefing
 from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen

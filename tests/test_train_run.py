@@ -29,8 +29,8 @@ from memcalib.micro.server import MicroServer
 from memcalib.micro.world import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.commands.recipe import METHODS, Recipe, Start, load_recipe
-from memcalib.commands.preflight import load_start
+from memcalib.commands.recipe import LABELS, Recipe, Start, load_recipe
+from memcalib.commands.recipe import load_start
 from memcalib.trainer.callbacks import LOGGED, StepRows
 from memcalib.commands.recipe import Examples, read_splits, teaching_rows
 from memcalib.commands.train import TrainRun
@@ -73,7 +73,7 @@ def call(capsys, *arguments) -> tuple[int, str, str]:
     return exit.value.code or 0, said.out, said.err
 
 
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_every_method_from_one_recipe(capsys, tmp_path, method):
     out = tmp_path / method
     code, said, err = call(capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small())

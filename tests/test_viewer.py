@@ -18,7 +18,7 @@ from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
-from memcalib.commands.verbs import verbs
+from memcalib.commands.cli import app
 from memcalib.report.credit_viewer import (
     MEASURES,
     REASONS,
@@ -358,7 +358,7 @@ def test_folders_without_traces_and_torn_files_are_named(tmp_path):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(verbs, ["traces", *map(str, arguments)])
+    return CliRunner().invoke(app, ["traces", *map(str, arguments)])
 
 
 def test_the_verb_writes_the_page(run, tmp_path):
