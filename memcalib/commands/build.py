@@ -135,7 +135,7 @@ class MemoryPlan(LogConfig):
         return self.log == "micro"
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain values: contents of the files by their hashes, names of nobody."""
+        """What decides the rows, as plain values: contents of the files by their hashes, no names."""
         files = {name: path for name in ("log", "store") if (path := getattr(self, name)) and not (name == "log" and self.invented)}
         hashes = {name: f"sha256 {file_hash(path)[:16]}" for name, path in files.items()}
         return self.model_dump(mode="json") | hashes | {"redaction": load_redactor(self.redaction).hash}
@@ -282,7 +282,7 @@ class Made:
 
 # %% ../../nbs/commands/09_build.ipynb #8abc1374
 class BuildRun:
-    """A build and its folder; every step goes on where it stopped.
+    """A build and its folder; every step continues where it stopped.
 
     Raises `ValueError` for a folder that holds a build of other settings.
     """
@@ -304,7 +304,7 @@ class BuildRun:
             self.run_folder.bind()
 
     def plan_text(self) -> str:
-        """What a dry run prints: the resolved settings, and how many calls each role gets at most; reads no row and asks nobody."""
+        """What a dry run prints: the resolved settings, and how many calls each role gets at most; reads no row and makes no call."""
         build, rows = self.build, (self.build.memory.rows or "all") if self.build.memory else self.build.rows
         calls = [f"{stage.name}: builder, {rows} rows at most" for stage in self.made]
         calls += [f"{stage.name}: {role}, the rows that are left" for role, stage in REVIEWED.items()]

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,10 +151,19 @@ def with_aliases(arguments: Sequence[str], flags: Mapping[str, _Flag]) -> list[s
     return done
 
 
-def _with(flags: Mapping[str, _Flag]) -> type[TyperCommand]:
+def _with(aliases: Mapping[str, _Flag]) -> type[TyperCommand]:
     class Command(TyperCommand):
+        flags = aliases
+
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, with_aliases(args, flags))
+            try:
+                return super().parse_args(ctx, with_aliases(args, self.flags))
+            except typer.BadParameter:
+                raise
+            except Exception as error:
+                if meant := get_close_matches(getattr(error, "option_name", ""), self.flags, 1):
+                    error.possibilities = [f"--set {place}=…" for place in self.flags[meant[0]].places]
+                raise
 
     return Command
 
@@ -219,9 +229,19 @@ def role_options(model: str | None, url: str | None, key_env: str | None) -> dic
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _names_object(name: str, address: str | None) -> bool:
+    """Whether a judge is an object, `package.module:name`, and not a model of the server at `address`, such as `qwen:latest`."""
+    from importlib.util import find_spec
+
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+        return False
+    package = re.split(r"[.:]", name)[0]
+    return address is None or Path(package).is_dir() or Path(f"{package}.py").is_file() or find_spec(package) is not None
+
+
 def judge_options(name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None]) -> Any:
     """The settings of a judge that were given; `model` is the model's address and the name of its key's variable."""
-    if name in ("exact", "micro-exact") or (name and re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name) and url is None and "." in name):
+    if name in ("exact", "micro-exact") or (name and url is None and _names_object(name, model[0])):
         return name
     if name and url is None:
         url, key_env = model[0], model[1] if key_env is None else key_env
@@ -532,7 +552,7 @@ def build(
     if preview and not isinstance(run, MemoryRun):
         raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
     if reviews or freeze or preview or dry_run:
-        print(run.take_reviews(reviews, reviewer) if reviews else run.freeze() if freeze else run.tell() if preview else run.plan_text())
+        print(run.take_reviews(reviews, reviewer) if reviews else run.freeze() if freeze else run.preview_text() if preview else run.plan_text())
         return
     if isinstance(run, MemoryRun):
         ask_first(run, yes)

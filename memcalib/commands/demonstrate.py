@@ -117,7 +117,7 @@ def _spoken(role: str, plan: DemonstrationPlan, examples: Sequence[Example], cal
 
 # %% ../../nbs/commands/07_demonstrate.ipynb #acbfa6b0
 def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; asks nobody."""
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; makes no call."""
     past = {row.example_id: row for row in read_demonstrations(out)}
     needs, rows = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}, []
     for role in ROLES:

@@ -113,7 +113,7 @@ JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a li
 
 
 def forecast(evaluation: Evaluation, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; asks nobody."""
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes no call."""
     out, sampling, name = Path(out), evaluation.sampling, _model_name(evaluation.model)
     wanted = list(requests(examples, sampling, name))
     wanted += requests(examples, _first_seed(sampling), name, ("no_memory",)) if evaluation.control else []
@@ -180,7 +180,7 @@ def read_examples(evaluation: Evaluation) -> list[Example]:
 
 # %% ../../nbs/commands/02_evaluate.ipynb #bafd4f3d
 class EvaluationRun:
-    """An evaluation bound to its folder: each step alone, or all of them with `run`; every step goes on where it stopped.
+    """An evaluation bound to its folder: each step alone, or all of them with `run`; every step continues where it stopped.
 
     With `dry_run` nothing is written. Raises `ValueError` for a folder that holds a run of other settings and `DataError`
     for unusable data.
@@ -295,7 +295,7 @@ def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9dcbd93b
 def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path:
-    """Evaluate a model into a folder and return its report.html; the same call goes on after a stop."""
+    """Evaluate a model into a folder and return its report.html; the same call resumes after a stop."""
     return EvaluationRun(evaluation, out, cache).run()
 
 # %% ../../nbs/commands/02_evaluate.ipynb #0f2c319b
@@ -311,14 +311,14 @@ def answer_file(evaluation: Evaluation, out: str | Path, no_memory: bool = False
 
 
 def answer_forecast(evaluation: Evaluation, out: str | Path, no_memory: bool = False, answer_tokens: int = 500) -> dict[str, Any]:
-    """What `answer_file` would still ask and pay; asks nobody."""
+    """What `answer_file` would still ask and pay; makes no call."""
     conditions = ("full_memory", "no_memory") if no_memory else ("full_memory",)
     wanted = list(requests(read_examples(evaluation), evaluation.sampling, _model_name(evaluation.model), conditions))
     return _model_row(evaluation, wanted, Path(out), answer_tokens)
 
 
 def judgment_forecast(evaluation: Evaluation, rollouts: str | Path, out: str | Path) -> dict[str, Any]:
-    """What `judgment_file` would still ask and pay, for answers of the length that they have; asks nobody."""
+    """What `judgment_file` would still ask and pay, for answers of the length that they have; makes no call."""
     pool, rows = {example.id: example for example in read_examples(evaluation)}, list(rows_so_far(Path(rollouts), Rollout))
     answered = {row.key[:-1]: pool[row.example_id] for row in rows if row.example_id in pool}
     mean = sum(len(row.response.encode()) for row in rows) // (4 * max(1, len(rows)))

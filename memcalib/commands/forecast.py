@@ -40,11 +40,11 @@ class Setting:
 def resolved(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> list[Setting]:
     """Every setting of a method; `settings` are the texts of `--set` that were laid over the recipe."""
     config, shared = method_config(recipe, method, seed), recipe.sft if method == "sft" else recipe.train
-    said, told = with_settings({}, settings), {"method", *(() if seed is None else ("seed",))}
-    by_command = (said.get("methods") or {}).get(method) or {}, said.get("sft" if method == "sft" else "train") or {}
+    typed, command = with_settings({}, settings), {"method", *(() if seed is None else ("seed",))}
+    by_command = (typed.get("methods") or {}).get(method) or {}, typed.get("sft" if method == "sft" else "train") or {}
     places = list(zip(("recipe for this method", "recipe"), (recipe.methods.get(method, {}), shared), by_command, strict=True))
     world = {name: "default" if value == getattr(type(config)(), name) else "world" for name, value in config}
-    return [Setting(name, value, "command" if name in told else _source(name, places) or world[name]) for name, value in config]
+    return [Setting(name, value, "command" if name in command else _source(name, places) or world[name]) for name, value in config]
 
 
 def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | None:
@@ -69,7 +69,7 @@ class Texts:
     judged: float
     validation: int
     assumptions: list[str] = field(default_factory=list)
-    teacher: float = 0.0  # 0 where nobody teaches
+    teacher: float = 0.0  # 0 without a teacher
 
 # %% ../../nbs/commands/05_forecast.ipynb #a522b09f
 def _sample(source: Source | None) -> tuple[int, list[Example]] | None:
@@ -138,11 +138,11 @@ def measure_texts(recipe: Recipe, config: Any) -> Texts:
 def _assumed_texts(recipe: Recipe, config: Any, held_out: int) -> Texts:
     count = getattr(config, "steps", 0) * getattr(config, "prompts", 0) or 12000
     key = ASSUMED["atoms"] * ASSUMED["rubric"]
-    judged, told = ASSUMED["judge frame"] + key, ASSUMED["prompt"] + key if _taught(config) else 0.0
+    judged, taught = ASSUMED["judge frame"] + key, ASSUMED["prompt"] + key if _taught(config) else 0.0
     place = recipe.data.train.path if recipe.data.train else "no file"
     notes = [f"{place} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
              f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a teacher), {held_out:,} validation examples"]  # fmt: skip
-    return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes, told)
+    return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes, taught)
 
 # %% ../../nbs/commands/05_forecast.ipynb #5286f913
 def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
@@ -150,14 +150,14 @@ def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
     steps, rows = texts.examples // config.prompts, config.prompts * config.generations
     answers, answer = steps * rows, min(ASSUMED["answer"], config.max_tokens)
     each = min(texts.prompt, config.max_prompt) + answer
-    told = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
+    taught = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
     passes = (config.minibatches > 1 or _taught(config)) + (config.beta > 0)
     pairs = min(ASSUMED["pairs"], texts.atoms) if config.method == "memcalib-rl" else 0
     return {
         "steps per epoch": steps, "epochs": config.steps / steps if steps else 0.0, "answers": answers,
         "tokens sampled": answers * answer, "tokens read by the update": answers * each,
         "tokens read by policy and reference": answers * each * passes,
-        "tokens read by counterfactuals": answers * each * pairs, "tokens read by the teacher": answers * told,
+        "tokens read by counterfactuals": answers * each * pairs, "tokens read by the teacher": answers * taught,
     }  # fmt: skip
 
 # %% ../../nbs/commands/05_forecast.ipynb #6072712d
@@ -258,7 +258,7 @@ def training_plan(recipe: Recipe, config: Any, prompt: float, answer: float) -> 
 
 
 def recipe_shape(recipe: Recipe, config: Any) -> Shape | None:
-    """The shape of the model that a method begins with, None where neither a folder nor `launch.shape` tells it."""
+    """The shape of the model that a method begins with, None where neither a folder nor `launch.shape` has it."""
     source = recipe.launch.shape or _local_folder(recipe, config)
     return model_shape(source, config.lora_rank) if source else None
 

@@ -264,7 +264,7 @@ def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
 # %% ../../nbs/commands/04_recipe.ipynb #ea8c59da
 @dataclass
 class Examples:
-    """The examples of a run by split; `hashes` tell two versions of a split apart."""
+    """The examples of a run by split; `hashes` distinguish two versions of a split."""
 
     train: list[Example]
     validation: list[Example] = field(default_factory=list)

@@ -223,11 +223,11 @@ def _train(job: Job, method: str, seed: int, start: dict[str, Path], work: Path)
     config = method_config(job.recipe, LABELS[method], seed)
     model, tokenizer = load_policy(start["Cold-start"])
 
-    def tell(row: dict) -> None:
+    def show(row: dict) -> None:
         job.bar.name(f"{method} seed {seed}: step {row['step']}/{config.steps}")
         job.bar.add(TRAIN_UNITS * config.prompts * config.generations * (row["step"] > 0))
 
-    options = dict(tokenizer=tokenizer, out=work, validation=job.examples.validation, on_step=tell)
+    options = dict(tokenizer=tokenizer, out=work, validation=job.examples.validation, on_step=show)
     return train(model, config, job.examples.train, exact_judge, **options).model
 
 # %% ../../nbs/commands/08_reproduce.ipynb #86290258
@@ -241,13 +241,13 @@ def _teach(job: Job, method: str, seed: int, start: dict[str, Path], work: Path)
     model, tokenizer = load_policy(start["Base"])
     updates = -(-count // config.batch_size) * config.epochs
 
-    def tell(row: dict) -> None:
+    def show(row: dict) -> None:
         job.bar.name(f"{method} seed {seed}: update {row['step']}/{updates:.0f}")
         job.bar.add(SFT_UNITS * config.batch_size * config.log_every * ("loss" in row))
 
     score = lambda m: summary(evaluate(m, tokenizer, job.examples.validation, exact_judge, seed=seed, **job.answering())[1])
     held_out = score if job.examples.validation and config.eval_every else ()
-    return sft(model, tokenizer, demonstrations(job.world, count, 0), config, work, validation=held_out, report=tell).model
+    return sft(model, tokenizer, demonstrations(job.world, count, 0), config, work, validation=held_out, report=show).model
 
 # %% ../../nbs/commands/08_reproduce.ipynb #220822d9
 TRAIN_UNITS = 2.5  # weight of an answer trained on, beside 1 of an answer only evaluated
@@ -319,7 +319,7 @@ def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d03ce261
 def experiments() -> dict[str, Path]:
-    """Experiment name -> notebook, e.g. main_results; raises `FileNotFoundError` when there is no checkout around."""
+    """Experiment name -> notebook, e.g. main_results; raises `FileNotFoundError` outside a checkout."""
     for root in (Path.cwd(), *Path.cwd().parents, Path(str(resources.files("memcalib"))).resolve().parent):
         if found := sorted((root / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
             return {path.stem.split("_", 1)[1]: path for path in found}

@@ -46,7 +46,7 @@ def saving(config: Any) -> Any:
 class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
-    `resume` goes on from the newest whole checkpoint, or begins where there is none. Raises `ValueError` for a folder that
+    `resume` continues from the newest whole checkpoint, or begins where there is none. Raises `ValueError` for a folder that
     holds a run of other settings, or any run without `resume`.
     """
 
@@ -126,8 +126,8 @@ class TrainRun:
         from memcalib.training import train
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
-        tell = self._progress(bar)
-        options = dict(tokenizer=tokenizer, out=self.folder, validation=self.examples.validation, on_step=tell, resume=self.resume)
+        show = self._progress(bar)
+        options = dict(tokenizer=tokenizer, out=self.folder, validation=self.examples.validation, on_step=show, resume=self.resume)
         trainer = train(model, self.config, self.examples.train, self.judge, **options)
         if trainer.stopped:
             raise RunStopped(trainer.stopped).told(trainer.rescue("with wider limits of drift or without stop_on_drift"))
@@ -144,11 +144,11 @@ class TrainRun:
 
         start = self.recipe.begins(self.method)[1]
         model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
-        tell, held_out = self._progress(bar), ()
+        show, held_out = self._progress(bar), ()
         if self.examples.validation and self.config.eval_every:
             how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
             held_out = HeldOutScores(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
-        done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=tell)
+        done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=show)
         if self.main:
             _keep_policy(self.folder, done.folder, start)
 
@@ -195,7 +195,7 @@ class TrainRun:
         return False
 
     def run(self) -> Path:
-        """Train, or go on; returns the folder of the policy."""
+        """Train, or resume; returns the folder of the policy."""
         if self.main:
             self._claim()  # still ours
         total = getattr(self.config, "steps", None)
