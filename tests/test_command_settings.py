@@ -23,16 +23,18 @@ COMMANDS = typer.main.get_command(app).commands
 
 # every flag of the last release, by command
 EARLIER = {
-    "evaluate": "out config model base-url key-env weights engine judge judge-url judge-key-env judge2 judge2-url judge2-key-env seeds "
-    "limit split format framing temperature top-p max-tokens text control no-control blind gold quality prompt concurrency rpm tpm price "
-    "judge-concurrency judge-rpm judge-tpm judge-price dry-run answer-tokens cache no-cache",
-    "generate": "out model base-url key-env weights engine seeds limit framing temperature top-p max-tokens text no-memory concurrency "
-    "rpm tpm cache no-cache",
+    "evaluate": """out config model base-url key-env weights engine judge judge-url judge-key-env judge2 judge2-url
+        judge2-key-env seeds limit split format framing temperature top-p max-tokens text control no-control blind gold
+        quality prompt concurrency rpm tpm price judge-concurrency judge-rpm judge-tpm judge-price dry-run answer-tokens
+        cache no-cache""",
+    "generate": """out model base-url key-env weights engine seeds limit framing temperature top-p max-tokens text
+        no-memory concurrency rpm tpm cache no-cache""",
     "judge": "data out model base-url key-env blind gold quality prompt concurrency rpm tpm cache no-cache",
-    "demonstrations": "out teacher teacher-url teacher-key-env evaluator evaluator-url evaluator-key-env evaluator2 evaluator2-url "
-    "evaluator2-key-env rounds min-quality limit split world text layout prompt temperature max-tokens concurrency rpm tpm price "
-    "evaluator-price evaluator2-price dry-run answer-tokens cache no-cache",
-    "build": "out pilot reviews reviewer freeze rows from-memory store redaction consent without-consent domain preview yes cache profile",
+    "demonstrations": """out teacher teacher-url teacher-key-env evaluator evaluator-url evaluator-key-env evaluator2
+        evaluator2-url evaluator2-key-env rounds min-quality limit split world text layout prompt temperature max-tokens
+        concurrency rpm tpm price evaluator-price evaluator2-price dry-run answer-tokens cache no-cache""",
+    "build": """out pilot reviews reviewer freeze rows from-memory store redaction consent without-consent domain preview
+        yes cache profile""",
     "train": "method out seed resume dry-run set cache no-cache",
     "quickstart": "out profile from-scratch",
     "reproduce": "profile out dry-run",
@@ -162,7 +164,8 @@ class Needy(Strict):
 
 def rows(path=None):
     for number in range(5):
-        yield SourceRow(id=f"r{number}", source="mine", domain="general", question=f"What about {number}?", answer=str(path), licence="cc0-1.0")
+        head = dict(id=f"r{number}", source="mine", domain="general", licence="cc0-1.0")
+        yield SourceRow(**head, question=f"What about {number}?", answer=str(path))
 
 def strange():
     yield {"question": "?"}
@@ -182,7 +185,7 @@ def test_a_judge_of_ones_own_judges(capsys, data, mine, tmp_path):
     with MicroServer(EXAMPLES) as server:
         common = ["evaluate", data, "--model", "micro-model", "--base-url", server.base_url, "--no-cache"]
         common += ["--set", "sampling.max_tokens=64", "--set", "sampling.seeds=[1]", "--out", tmp_path / "run"]
-        code, out, err = run(capsys, *common, "--judge", f"{mine}:Strict")
+        code, _, err = run(capsys, *common, "--judge", f"{mine}:Strict")
     assert code == 0, err
     assert {row.judge for row in load_judgments(tmp_path / "run" / "judgments.jsonl")} == {"strict"}
     assert json.loads((tmp_path / "run" / "parameters.json").read_text())["judge"] == f"{mine}:Strict"
