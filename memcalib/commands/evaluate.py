@@ -38,13 +38,9 @@ class Weights(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
 
 # %% ../../nbs/commands/02_evaluate.ipynb #76c65ae3
-def _is_weights(value: Any) -> bool:
-    return "path" in value if isinstance(value, dict) else isinstance(value, Weights)
-
-
 _Model = Annotated[
     Annotated[Endpoint, Tag("endpoint")] | Annotated[Weights, Tag("weights")],
-    Discriminator(lambda value: "weights" if _is_weights(value) else "endpoint"),
+    Discriminator(lambda value: "weights" if isinstance(value, Weights) or (isinstance(value, dict) and "path" in value) else "endpoint"),
 ]
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9729634a

@@ -225,7 +225,14 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
         yield from key_faults(Recipe, content)
     readable = {name: content[name] for name in ("train", "sft", "methods", "data") if isinstance(content.get(name), Mapping)}
     readable["methods"] = {name: own for name, own in readable.get("methods", {}).items() if isinstance(own, Mapping)}
-    yield from _prompt_fault(content.get("judging"))
+    judging = content.get("judging")
+    if isinstance(judging, Mapping) and isinstance(prompt := judging.get("prompt"), str):
+        try:
+            load_prompt(prompt)
+        except ValueError as error:
+            yield f"judging.{error}"
+        except OSError as error:
+            yield f"judging.prompt: found {short_repr(prompt)}; {error.strerror}"
     for method in METHODS:
         for home, given in (("train", readable.get("train", {})), (f"methods.{method}", readable["methods"].get(method, {}))):
             if "method" in given:
@@ -236,15 +243,6 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
             yield from _method_faults(readable, method, error)
 
 # %% ../../nbs/commands/04_recipe.ipynb #4a664c7f
-def _prompt_fault(judging: Any) -> Iterator[str]:
-    name = judging.get("prompt") if isinstance(judging, Mapping) else None
-    try:
-        if isinstance(name, str):
-            load_prompt(name)
-    except (ValueError, OSError) as error:
-        yield f"judging.{error}" if isinstance(error, ValueError) else f"judging.prompt: found {short_repr(name)}; {error.strerror}"
-
-
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
     from memcalib.trainer.teacher import TEACHER_VIEWS
 
@@ -341,15 +339,11 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{file}: no accepted answers")
     taught = {str(row.get("example_id")) for row in rows}
-    for split, held_out in (("validation", examples.validation), ("test", examples.test or _own_test(recipe))):
+    own = recipe.data.test if recipe.data.test and Path(recipe.data.test.path).exists() else None
+    for split, held_out in (("validation", examples.validation), ("test", examples.test or _source(own, "data.test"))):
         if both := [e.id for e in held_out if e.id in taught]:
             raise ValueError(f"{file}: answers to {len(both)} {split} examples: {', '.join(both[:5])}; allowed is none")
     return rows
-
-
-def _own_test(recipe: Recipe) -> list[Example]:
-    test = recipe.data.test
-    return _source(test, "data.test") if test and Path(test.path).exists() else []
 
 # %% ../../nbs/commands/04_recipe.ipynb #cf15a835
 def weights_path(name: str, setting: str = "start.model") -> str:
