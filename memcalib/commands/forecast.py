@@ -161,20 +161,13 @@ def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
     }  # fmt: skip
 
 # %% ../../nbs/commands/05_forecast.ipynb #6072712d
-def _teaching(recipe: Recipe, texts: Texts) -> int:
-    try:
-        file = teaching_file(recipe)
-    except (ValueError, FileNotFoundError):
-        return texts.examples
-    if file is None:
-        return recipe.data.world.demonstrations
-    with open(file, encoding="utf-8") as lines:
-        return sum(1 for line in lines if line.strip())
-
-
 def teaching_work(recipe: Recipe, config: Any, texts: Texts) -> dict[str, float]:
     """Steps, rows and tokens of one epoch of supervised fine-tuning."""
-    rows = _teaching(recipe, texts)
+    try:
+        file = teaching_file(recipe)
+        rows = sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").split("\n")) if file else recipe.data.world.demonstrations
+    except (ValueError, FileNotFoundError):
+        rows = texts.examples
     steps = -(-rows // config.batch_size)
     return {"steps per epoch": steps, "epochs": config.epochs, "rows": rows, "tokens read by the update": rows * (texts.prompt + ASSUMED["answer"])}
 
@@ -319,11 +312,21 @@ class Forecast:
         settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
         lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
         lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
-        lines += _lines(_memory_title(self), _memory_rows(self.memory)) if self.memory else []
+        lines += self._memory_lines() if self.memory else []
         refused = ("A run on this machine would be refused", self.refused)
         for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings), refused):
             lines += ["", title, *(f"  {note}" for note in notes)] if notes else []
         return "\n".join(lines[1:])
+
+    def _memory_lines(self) -> list[str]:
+        where = {0: "one process on the CPU", 1: "one GPU"}.get(self.gpus, f"each of {self.gpus} GPUs")
+        trained = f", {self.shape.adapter / 1e6:,.1f} of them trained" if self.shape.adapter else ""
+        title = f"Memory of {where}, GiB: expected, {LONGEST} ({self.shape.parameters / 1e6:,.1f} million parameters{trained})"
+        cells = lambda value: "  ".join(f"{value(self.memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
+        held = [name for name in self.memory["expected"].parts if any(found.parts[name] for found in self.memory.values())]
+        rows = [(name, cells(lambda found, name=name: found.parts[name])) for name in held]
+        sums = ("sampling", "scoring", "update")
+        return _lines(title, rows + [(f"sum, {moment}", cells(lambda found, moment=moment: getattr(found, moment))) for moment in sums])
 
 # %% ../../nbs/commands/05_forecast.ipynb #046d3d2a
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -333,23 +336,6 @@ def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _number(value: Any) -> str:
     return "unknown" if value is None else f"{value:,.2f}" if isinstance(value, float) and value != int(value) else f"{int(value):,}"
-
-
-def _memory_title(plan: Forecast) -> str:
-    where = {0: "one process on the CPU", 1: "one GPU"}.get(plan.gpus, f"each of {plan.gpus} GPUs")
-    trained = f", {plan.shape.adapter / 1e6:,.1f} of them trained" if plan.shape.adapter else ""
-    return f"Memory of {where}, GiB: expected, {LONGEST} ({plan.shape.parameters / 1e6:,.1f} million parameters{trained})"
-
-
-def _memory_rows(memory: Mapping[str, Memory]) -> list[tuple[str, str]]:
-    held = [name for name in memory["expected"].parts if any(found.parts[name] for found in memory.values())]
-    parts = [(name, _both(memory, lambda m, name=name: m.parts[name])) for name in held]
-    moments = ("sampling", "scoring", "update")
-    return parts + [(f"sum, {moment}", _both(memory, lambda m, moment=moment: getattr(m, moment))) for moment in moments]
-
-
-def _both(memory: Mapping[str, Memory], value: Any) -> str:
-    return "  ".join(f"{value(memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
 
 # %% ../../nbs/commands/05_forecast.ipynb #5ffbd99f
 def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> tuple[dict[str, Memory], list[str]]:
