@@ -31,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Start with `memcalib quickstart --out runs/quickstart`; add --help to any verb.",
+    epilog="Start with `memcalib quickstart --out runs/quickstart`; add --help to any command.",
 )
 
 # %% ../../nbs/commands/11_cli.ipynb #0f19754b
@@ -249,7 +249,7 @@ def judge_options(name: str | None, url: str | None, key_env: str | None, model:
 
 # %% ../../nbs/commands/11_cli.ipynb #2ce25921
 def cache_of(path: Path | None, none: bool) -> Any:
-    """The call cache that a verb uses: the default one, another file, or none."""
+    """The call cache that a command uses: the default one, another file, or none."""
     from memcalib.inference.cache import CallCache
 
     return None if none else CallCache(path)
