@@ -831,7 +831,13 @@ def test_more_prompts_than_examples(capsys, tmp_path):
 def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
-    assert exit.value.code == 1 and f"{option}: given without --" in capsys.readouterr().err
+    said, role = capsys.readouterr().err, {"--price": "teacher"}.get(option, option[2:].partition("-")[0])
+    assert (
+        exit.value.code == 1
+        and f"--{role}" in said
+        and "model" in said
+        and (option in said or f"{role}.model: missing" in said)
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "mine.v2.yaml", "mine.v2.yml"])

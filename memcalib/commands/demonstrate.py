@@ -74,7 +74,8 @@ def load_plan(options: dict[str, Any], file: str | Path | None = None, settings:
     content = with_settings(merged(content, options), settings)
     if not content.get("data") and not content.get("teacher"):
         content = merged({"making": {"text": "concat", "layout": "micro"}}, content)
-    return check_settings(DemonstrationPlan, content, file or "")
+    hints = {f"{role}.model": f"give --{role} with the name of the model" for role in ROLES}
+    return check_settings(DemonstrationPlan, content, file or "", hints=hints)
 
 # %% ../../nbs/commands/07_demonstrate.ipynb #5ec92ddf
 def plan_examples(plan: DemonstrationPlan) -> list[Example]:
