@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from command_line import run
+from typed import run
 
 from memcalib.dataset import stages as drafts
 from memcalib.commands.build import Build, BuildRun, load_build, row_lineage, settings_of
@@ -86,7 +86,7 @@ def test_faults_of_a_description_are_named(tmp_path):
         with pytest.raises(ValueError, match=f"splits: found the name {name}"):
             load_build(bad)
     bad.write_text("rows: many\nmicro: 3\n")
-    with pytest.raises(ValueError, match=r"bad.yaml: rows: found 'many': .*integer"):
+    with pytest.raises(ValueError, match=r"bad.yaml: rows: found 'many'; allowed: whole numbers"):
         load_build(bad)
 
 

@@ -301,7 +301,7 @@ def test_options_that_do_not_fit(capsys, tmp_path, arguments, said):
 def test_the_micro_world_does_not_read_other_logs(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(NUTS | {"consent": True}) + "\n")
     with pytest.raises(DataError, match="names endpoints for builder, reviewer and reviewer2"):
-        MemoryRun(Build(micro=1, memory={"log": str(tmp_path / "log.jsonl")}), tmp_path / "b").tell()
+        MemoryRun(Build(micro=1, memory={"log": str(tmp_path / "log.jsonl")}), tmp_path / "b").preview_text()
 
 
 def test_a_bound_folder_takes_no_other_log_or_rules(tmp_path, built):

@@ -11,14 +11,14 @@ from hypothesis import settings as hypothesis_settings
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer_logger import hear
+from loggers import hear
 from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
 from memcalib.commands.gpu_memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
 from memcalib.micro.world import make_examples
 from memcalib.micro.policy import policy_path
 from memcalib.problem import encode_prompt, render
 from memcalib.io.records import write_jsonl
-from memcalib.commands.recipe import METHODS, Launch, load_recipe, method_config
+from memcalib.commands.recipe import LABELS, Launch, load_recipe, method_config
 from memcalib.trainer.settings import TrainConfig
 
 SMALL = dict(
@@ -339,7 +339,7 @@ def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
     hear(monkeypatch)
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     refused = lambda method, *changes, name="qwen3-8b": forecast(load_recipe(name, changes), method).refused
-    asked = [m for m in METHODS.values() if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))]
+    asked = [m for m in LABELS.values() if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))]
     assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], "fine-tuning asks no judge here"
     monkeypatch.setenv("JUDGE_API_KEY", "any")
     assert not any("JUDGE_API_KEY" in text for text in refused("grpo"))

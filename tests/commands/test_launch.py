@@ -24,12 +24,12 @@ from memcalib.commands.gpu_memory import GIB, model_shape
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer
 from memcalib.trainer.stopping import RetryingJudge
-from memcalib.commands.recipe import METHODS, load_recipe, method_config, recipe_names
+from memcalib.commands.recipe import LABELS, load_recipe, method_config, recipe_names
 from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
 from memcalib.trainer.callbacks import StepRows
 from memcalib.commands.recipe import Examples, teaching_rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FOLDERS = ROOT / "memcalib" / "data" / "launch"
 NAMES = ["ministral-3-8b", "qwen3-8b", "qwen3.5-35b-a3b"]
 FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "recipe.yaml"}
@@ -44,7 +44,7 @@ def test_every_folder_is_whole_and_linked():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_recipes_are_forecast_without_weights(name, method):
     plan = forecast(load_recipe(name), method)
     recipe = load_recipe(name)
@@ -114,7 +114,7 @@ def test_deepspeed_settings_fit_the_trainer(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", [method for method in METHODS.values() if method != "sft"])
+@pytest.mark.parametrize("method", [method for method in LABELS.values() if method != "sft"])
 def test_trl_takes_every_option(name, method, tmp_path):
     config = method_config(load_recipe(name), method)
     arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
@@ -160,7 +160,7 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
     done, words = run_script(tmp_path, name, method, **more)
@@ -341,11 +341,11 @@ def test_validation_by_vllm_shares_the_work(process):
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
     trainer = SimpleNamespace(
-        use_vllm=True, processing_class=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
+        use_vllm=True, _tokenizer=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
         config=TrainConfig(layout="micro", eval_text="concat"),
-        accelerator=SimpleNamespace(process_index=process, num_processes=2), judged=SimpleNamespace(judge=None),
+        accelerator=SimpleNamespace(process_index=process, num_processes=2),
     )  # fmt: skip
-    judged = StepRows(trainer, examples).judge_validation(None)
+    judged = StepRows(trainer, examples)._judged(None)
     assert len(asked[0]) == 2, "every process asks for the same number"
     assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.io.settings import allowed
-from memcalib.commands.recipe import METHODS, Recipe, load_recipe, method_config, recipe_faults, recipe_names
+from memcalib.commands.recipe import LABELS, Recipe, load_recipe, method_config, recipe_faults, recipe_names
 from memcalib.commands.settings import with_settings
 from memcalib.trainer.settings import TrainConfig
 from memcalib.trainer.sft import SftConfig
@@ -153,7 +153,7 @@ def test_any_mapping_is_read_or_refused_by_place(content):
         ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
         ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
-        ("judge=human", "judge: found 'human'; allowed are exact, or an endpoint"),
+        ("judge=human", "judge: found 'human'; allowed are micro-exact, package.module:name, or an endpoint"),
         ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
         ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
         ("methods.gdpo={1: 2}", "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts"),
@@ -222,7 +222,7 @@ def test_shipped_recipes_load():
     for name in recipe_names():
         recipe = load_recipe(name)
         assert Recipe.model_validate(recipe.model_dump()) == recipe
-        for method in METHODS.values():
+        for method in LABELS.values():
             method_config(recipe, method, 1)
 
 

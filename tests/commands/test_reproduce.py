@@ -19,7 +19,7 @@ from memcalib.commands.reproduce import (
 from memcalib.io.runs import RunFolder
 from memcalib.problem import Judgment, load_examples
 from memcalib.io.records import read_jsonl
-from memcalib.commands.recipe import METHODS
+from memcalib.commands.recipe import LABELS
 from memcalib.report.run_data import load_run
 from memcalib.report.tables import results_table
 from memcalib.report.training_report import sampled_steps
@@ -51,11 +51,11 @@ def test_everything_is_there(smoke):
     assert len(load_examples(smoke / "examples.jsonl")) == profile.eval_examples
     steps = [json.loads(line) for line in (smoke / "steps.jsonl").read_text().splitlines()]
     sampled = [m for m in profile.methods if m != "SFT"]
-    assert profile.methods == tuple(METHODS) and len(sampled) == 5
+    assert profile.methods == tuple(LABELS) and len(sampled) == 5
     made = [(m, step) for m in sampled for step in range(1 + profile.train["steps"])]
     assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, "step 0 is the validation before"
     path = [json.loads(line) for line in (smoke / "path.jsonl").read_text().splitlines()]
-    assert {row["method"] for row in path} == {*METHODS} and {row["seed"] for row in path} == {1}
+    assert {row["method"] for row in path} == {*LABELS} and {row["seed"] for row in path} == {1}
     manifest = json.loads((smoke / "manifest.json").read_text())
     assert manifest["config"]["world"] == "short" and "torch" in json.dumps(manifest)
     assert tables(smoke) and (smoke / "report.html").stat().st_size > 10_000
@@ -64,7 +64,7 @@ def test_everything_is_there(smoke):
 def test_the_table_has_the_papers_rows_in_the_papers_order(smoke):
     table = results_table(load_run(smoke), resamples=50)
     measured = table[table["status"] == "measured"]
-    assert list(measured["model"]) == ["Base", "Cold-start", *METHODS]
+    assert list(measured["model"]) == ["Base", "Cold-start", *LABELS]
     assert measured["seeds"].tolist() == [2] * 8 and not measured[["SCS", "Exact"]].isna().any(axis=None)
 
 
@@ -74,7 +74,7 @@ def test_distillation_has_no_reward_and_that_is_no_zero(smoke):
     assert (
         rewarded[["OPSD-PG", "OPSD-GKD", "SFT"]].sum() == 0 and (rewarded[["GRPO", "GDPO", "MemCalib-RL"]] == 2).all()
     )
-    assert set(sampled_steps(steps)["method"]) == {*METHODS} - {"SFT"}
+    assert set(sampled_steps(steps)["method"]) == {*LABELS} - {"SFT"}
 
 
 def test_report_opens_offline(smoke):

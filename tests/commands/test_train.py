@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from trainer_logger import hear
+from loggers import hear
 from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.commands import recipe as recipes
 from memcalib.commands.cli import main
@@ -30,10 +30,9 @@ from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.commands.recipe import METHODS, Recipe, Start, load_recipe
+from memcalib.commands.recipe import LABELS, Recipe, Start, load_recipe
 from memcalib.commands.recipe import load_start
 from memcalib.trainer.callbacks import LOGGED, StepRows
-from memcalib.trainer.settings import TrainConfig
 from memcalib.commands.recipe import Examples, read_splits, teaching_rows
 from memcalib.commands.train import TrainRun
 
@@ -75,7 +74,7 @@ def call(capsys, *arguments) -> tuple[int, str, str]:
     return exit.value.code or 0, said.out, said.err
 
 
-@pytest.mark.parametrize("method", METHODS.values())
+@pytest.mark.parametrize("method", LABELS.values())
 def test_every_method_from_one_recipe(capsys, tmp_path, method):
     out = tmp_path / method
     code, said, err = call(capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small())
@@ -833,7 +832,13 @@ def test_more_prompts_than_examples(capsys, tmp_path):
 def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
-    assert exit.value.code == 1 and f"{option}: given without --" in capsys.readouterr().err
+    said, role = capsys.readouterr().err, {"--price": "teacher"}.get(option, option[2:].partition("-")[0])
+    assert (
+        exit.value.code == 1
+        and f"--{role}" in said
+        and "model" in said
+        and (option in said or f"{role}.model: missing" in said)
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "mine.v2.yaml", "mine.v2.yml"])
@@ -1080,13 +1085,10 @@ def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     here = SimpleNamespace(
-        accelerator=SimpleNamespace(is_main_process=True),
-        args=SimpleNamespace(output_dir=str(tmp_path)),
-        config=TrainConfig(),
-        judged=SimpleNamespace(judge=None),
+        accelerator=SimpleNamespace(is_main_process=True), args=SimpleNamespace(output_dir=str(tmp_path))
     )
     with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
-        StepRows(here).write({"step": 1})
+        StepRows(here)._write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 
