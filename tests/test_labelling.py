@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.evaluation.agreement import judged_atoms, sample_atoms
-from memcalib.annotation.labels import (
-    Label,
-    LabelBook,
-    LabelItem,
-    audit_frame,
-    item_html,
-    label_items,
-    read_labels,
-    rubric_lines,
-)
+from memcalib.annotation.labels import Label, LabelBook, LabelItem, audit_frame, item_html, label_items, read_labels
+from memcalib.annotation.questionnaire import rubric_lines
 from memcalib.io.records import display_text
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import Level, Rollout, judgment_for
@@ -227,7 +219,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
     path = tmp_path / "l.jsonl"
     LabelBook(path, ITEMS).put(ITEMS[0].item, Level.BOUND)
     changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
-    with pytest.raises(DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another answer"):
+    with pytest.raises(DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another text"):
         LabelBook(path, changed)
     assert audit_frame(changed, read_labels(path), judged())["first"].isna().all()
 
