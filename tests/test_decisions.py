@@ -36,7 +36,7 @@ class Said(Record):
 
 class ThingBook(Questionnaire[Thing, Said]):
     kind, says = Said, "value"
-    keys, words = {"1": 1, "2": 2, "0": None}, {"1": "one", "2": "two", "0": "cannot tell"}
+    choices = (("1", 1, "one"), ("2", 2, "two"), ("0", None, "cannot tell"))
 
     def card(self, *place):
         return ""
@@ -56,7 +56,8 @@ class ThingBook(Questionnaire[Thing, Said]):
 
 
 class YesNoBook(ThingBook):
-    keys, words, thing = {"y": 1, "x": 2, "?": None}, {"y": "yes", "x": "no"}, "claim"
+    thing = "claim"
+    choices = (("y", 1, "yes"), ("x", 2, "no"))
 
 
 THINGS = [Thing(item=name, text=name.upper()) for name in "abc"]

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_labelling import ITEMS
 
-from memcalib.annotation.labels import KEYS, Label, LabelBook, read_labels
+from memcalib.annotation.labels import Label, LabelBook, read_labels
 from memcalib.annotation.questionnaire import KeyPage
 from memcalib.problem import Level
 from memcalib.io.records import DataError, write_jsonl
 from memcalib.io.sheets import cell_text, sheet_cell
+
+KEYS = LabelBook.keys()
 
 # ---- page
 

@@ -21,7 +21,6 @@ from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.annotation.questionnaire import KeyPage, KeySession
 from memcalib.annotation.sentence_roles import (
-    KEYS,
     RoleBook,
     RoleItem,
     RoleLabel,
@@ -39,6 +38,7 @@ from memcalib.annotation.sentence_roles import (
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
 
+KEYS = RoleBook.keys()
 EVIL = '<script>alert("x")</script>\x1b[31m\u202e'
 roles = st.one_of(st.none(), st.sampled_from(ROLES))
 

@@ -51,8 +51,7 @@ class Questionnaire(Book[ItemT, RowT]):
     attributes below, and gives `texts`, `parse` and `card`.
     """
 
-    keys: Mapping[str, Any]  # a key -> what it decides
-    words: Mapping[str, str]  # the keys that have a button -> the word on it
+    choices: Sequence[tuple[str, Any, str]]  # keys, of which the first has a button; what they decide; in a word
     thing: str = "item"
     parts: Sequence[str] = ()  # number fields of an answer that, after the item, say what it is about
     hashes: tuple[str, str] = ("answer_hash", "answer_hash")  # fields of an answer and of an item: the hash of the text
@@ -79,6 +78,16 @@ class Questionnaire(Book[ItemT, RowT]):
     def card(self, item: str, *place: int) -> str:
         """A place as HTML, all foreign text escaped."""
         raise NotImplementedError
+
+    @classmethod
+    def keys(cls) -> dict[str, Any]:
+        """Each key with what it decides."""
+        return {key: value for keys, value, _ in cls.choices for key in keys}
+
+    @classmethod
+    def words(cls) -> dict[str, str]:
+        """The keys that have a button, each with the word on it."""
+        return {keys[0]: word for keys, _, word in cls.choices}
 
     @classmethod
     def places_of(cls, item: ItemT) -> list[tuple[int, ...]]:
@@ -269,7 +278,8 @@ class KeySession(Walk):
     """Answering in progress: what each key does, and the note of each place. The keys and their words are those of the questionnaire."""
 
     def __init__(self, book: Questionnaire):
-        *others, last = book.words
+        self.keys, self.words = book.keys(), book.words()
+        *others, last = self.words
         super().__init__(book, f"Type {' or '.join(filter(None, (', '.join(others), last)))} in the field.")
         self.drafts: dict[tuple, str] = {}
 
@@ -294,17 +304,17 @@ class KeySession(Walk):
     def press(self, key: str) -> None:
         """Do what a key does; anything but one known key changes nothing and says so."""
         key, book = key.strip().lower(), self.book
-        if key in book.keys:
-            word = next(book.words[k] for k in book.words if book.keys[k] == book.keys[key])
+        if key in self.keys:
+            word = next(word for keys, _, word in book.choices if key in keys)
             said = f"Saved: {book.where(self.index)}: {word}."
-            if self.decide(book.keys[key]):
+            if self.decide(self.keys[key]):
                 self.index = self.unseen(self.index)
                 self.status = said + ("" if book.counts()["left"] else f" All {book.thing}s are labelled.")
         elif key in MOVES:
             first = self.unseen() if book.counts()["left"] else self.index
             self.move({"n": 1, "p": -1}.get(key, first - self.index))
         else:
-            meanings = ", ".join(f"{key} {word}" for key, word in book.words.items())
+            meanings = ", ".join(f"{key} {word}" for key, word in self.words.items())
             self.status = f"Nothing saved: {key[:20]!r} is not a key. Keys: {meanings}; {' '.join(MOVES)} to move."
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #8f63445d
@@ -359,8 +369,8 @@ class KeyPage(Page):
         super().__init__(KeySession(book))
         self._drawing, self._emptied, self._rest = False, "", None
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
-        self._keys = w.Textarea(description="keys", placeholder=f"{' '.join(book.words)} · {' '.join(MOVES)}", rows=1)
-        self._buttons = {key: w.Button(description=f"{key} {text}") for key, text in (book.words | MOVES).items()}
+        self._keys = w.Textarea(description="keys", placeholder=f"{' '.join(self.session.words)} · {' '.join(MOVES)}", rows=1)
+        self._buttons = {key: w.Button(description=f"{key} {text}") for key, text in (self.session.words | MOVES).items()}
         for key, button in self._buttons.items():
             button.on_click(lambda _, key=key: (self.press(key), self._keys.focus()))
         self._keys.observe(self._typed, "value")
@@ -397,9 +407,9 @@ class KeyPage(Page):
     def show(self) -> None:
         """Draw the current place with its note and its decision."""
         super().show()
-        book, label = self.session.book, self.session.label
-        self._drawing, self._note.value = True, self.session.note
+        now, label = self.session, self.session.label
+        self._drawing, self._note.value = True, now.note
         self._drawing = False
         for key, button in self._buttons.items():
-            chosen = label and key in book.keys and getattr(label, book.says) == book.keys[key]
+            chosen = label and key in now.keys and getattr(label, now.book.says) == now.keys[key]
             button.button_style = "success" if chosen else ""
