@@ -7,7 +7,7 @@ from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
 PAGES = [line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"]
-TRAINING = ("07_training", "trainer/07_sft", "trainer/11_traces", "report/07_report", "commands/03_reproduce")
+TRAINING = ("07_training", "trainer/07_sft", "trainer/11_traces", "report/06_training_report", "commands/03_reproduce")
 
 
 def _marked(page: str):

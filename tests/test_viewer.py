@@ -25,7 +25,7 @@ from memcalib.report.credit_viewer import (
     TraceViewer,
     answer_html,
     answer_view,
-    channel_counts,
+    fallback_counts,
     heat_class,
     heat_spans,
     pick_answers,
@@ -273,13 +273,13 @@ def test_picking_nothing_is_an_error(run):
 
 
 def test_counts_are_those_of_the_frame(run):
-    counts = channel_counts(run[1]).set_index("channel")
+    counts = fallback_counts(run[1]).set_index("channel")
     pairs = run[1].dropna(subset="channel")
     for name, row in counts.iterrows():
         part = pairs[pairs["channel"] == name]
         assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(100 * part["localized"].mean())
         assert all(row[reason] == (part["fallback"] == reason).sum() for reason in REASONS)
-    assert channel_counts(run[1][run[1]["channel"].isna()]).empty
+    assert fallback_counts(run[1][run[1]["channel"].isna()]).empty
 
 
 def test_a_method_without_channels_has_a_page(tmp_path):

@@ -271,7 +271,7 @@ class EvaluationRun:
 
     def report(self) -> Path:
         """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
-        from memcalib.report.evaluation import write_evaluation
+        from memcalib.report.evaluation_report import write_evaluation_report
 
         files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
         usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
@@ -280,7 +280,7 @@ class EvaluationRun:
         more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
         content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
         write_manifest(self.folder, content)
-        return write_evaluation(self.folder)
+        return write_evaluation_report(self.folder)
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""

@@ -322,7 +322,9 @@ def finish(job: Job, parameters: dict[str, Any], started: float) -> None:
 # %% ../../nbs/commands/03_reproduce.ipynb #1c790d04
 def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_scratch: bool = False) -> Path:
     """Run a profile, write tables, figures and report.html, print the table; returns the path of the report."""
-    from memcalib.report.report import load_run, results_text, write_report
+    from memcalib.report.run_data import load_run
+    from memcalib.report.tables import results_text
+    from memcalib.report.training_report import write_report
 
     folder = run_main_results(out, profile, from_scratch=from_scratch)
     report = write_report(folder)

@@ -223,9 +223,9 @@ def judge(
 @verbs.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
     """Write tables, figures, model card and report.html of an evaluation from its rows."""
-    from memcalib.report.evaluation import write_evaluation
+    from memcalib.report.evaluation_report import write_evaluation_report
 
-    print(write_evaluation(folder))
+    print(write_evaluation_report(folder))
 
 # %% ../../nbs/commands/12_verbs.ipynb #fc64b944
 @verbs.command()
