@@ -124,6 +124,27 @@ def test_no_folder_and_bad_rows_are_named(tmp_path):
         load_run(tmp_path)
 
 
+def test_what_cannot_be_used_is_left_out_and_said(tmp_path):
+    play(tmp_path)
+    with (tmp_path / "judgments.jsonl").open("a") as file:
+        file.write('{"example_id": "x')
+    (tmp_path / "manifest.json").write_text('{"git": "abc", "config": {"methods": ["GRPO"]}}')
+    run = load_run(tmp_path)
+    assert len(run.judgments) == 36 and run.config == {"methods": ["GRPO"]} and len(run.notes) == 2
+    source = report.write_report(tmp_path).read_text()
+    assert "judgments.jsonl: the last line is torn" in source and "git was left out" in source and safe(source) == []
+
+
+@pytest.mark.parametrize("needed", [(), ("judgments.jsonl", "manifest.json")])
+def test_a_folder_without_the_needed_files_is_refused(tmp_path, needed):
+    (tmp_path / "notes.txt").write_text("hello")
+    if needed:
+        with pytest.raises(FileNotFoundError, match="holds no run; looked for judgments.jsonl, manifest.json"):
+            load_run(tmp_path, needed)
+    else:
+        assert load_run(tmp_path).judgments is None
+
+
 def test_results_keep_measured_control_and_not_run_apart(tmp_path):
     table = tables.results_table(load_run(play(tmp_path))).set_index("model")
     assert table["status"].to_dict() == {

@@ -234,6 +234,9 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         "comparison-differences": differences_figure(comparison.differences, styles=method_styles(comparison.scores["model"])),
     }
     files = write_figures(folder / "figures", figures)
+    changes = comparison.changes[["run", "domain", "example_id", "before", "after", "change"]]
+    asked = find_examples(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
+    questions = [" ".join(printable(asked[i].question).split())[:90] if i in asked else "" for i in changes["example_id"]]
     domains = [name for name in comparison.differences["domain"].unique() if name != "all"]
     values = {
         "baseline": comparison.baseline,
@@ -241,7 +244,7 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         "results": results_grid(comparison.scores),
         "overall": _differences(comparison, "all"),
         "domains": {name: _differences(comparison, name) for name in domains if len(domains) > 1},
-        "changes": grid(_changed(comparison)) if len(comparison.changes) else None,
+        "changes": grid(changes.assign(question=questions).rename(columns={"example_id": "example"})) if len(changes) else None,
         "quality": grid(comparison.quality, fine=("quality",)) if len(comparison.quality) else None,
         "protocols": [(side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides],
     }
@@ -253,11 +256,3 @@ def _differences(comparison: Comparison, domain: str) -> dict[str, list]:
     rows = comparison.differences[comparison.differences["domain"] == domain]
     found = differences_grid(rows.assign(method=rows["run"], start="baseline"))
     return found | {"columns": ["run", *found["columns"][1:]]}
-
-
-def _changed(comparison: Comparison) -> "pd.DataFrame":
-    changes = comparison.changes
-    texts = find_examples(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
-    short = lambda i: " ".join(printable(texts[i].question).split())[:90] if i in texts else ""
-    columns = ["run", "domain", "example_id", "before", "after", "change"]
-    return changes[columns].assign(question=changes["example_id"].map(short)).rename(columns={"example_id": "example"})

@@ -348,7 +348,7 @@ def _values(run: Run, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[
         "slices": {name: g for name, g in grids.items() if name not in _PLACED and not name.startswith("Second judge")},
         "second": {name: g for name, g in grids.items() if name.startswith("Second judge")},
         "uncompared": next((note for note in run.notes if note.startswith(_UNCOMPARED)), apart if run.second else ""),
-        "exhibits": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
+        "worst": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
         "protocol": protocol(run) if run.judgments else [],
         "provenance": [*flatten({"parameters": run.parameters} if run.parameters else {}), *flatten(run.manifest)],
         "card": None if table is None else model_card(run, table),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import Violation, iter_rows, printable
-from ..judge import fold, quote_pieces
+from ..judge import _places, fold, quote_pieces
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
 
@@ -179,16 +179,8 @@ def locate(quotes: Sequence[str], response: str, stretch: int = 1024) -> list[li
         offsets = list(accumulate(len(fold(letter)) for letter in letters))
         return part * stretch + bisect_right(offsets, place - (ends[part - 1] if part else 0))
 
-    def spans(pieces: Sequence[str]) -> list[tuple[int, int]]:
-        end, found = 0, []
-        for piece in pieces:
-            if (start := folded.find(piece, end)) < 0:
-                return []
-            end = start + len(piece)
-            found.append((original(start), original(end - 1) + 1))
-        return found
-
-    return [spans(quote_pieces(quote)) for quote in quotes]
+    found = [_places(quote_pieces(quote), folded) or [] for quote in quotes]
+    return [[(original(start), original(end - 1) + 1) for start, end in places] for places in found]
 
 # %% ../../nbs/report/04_page.ipynb #1ab0e219
 @dataclass(frozen=True)

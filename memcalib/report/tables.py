@@ -21,6 +21,7 @@ import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare
 from ..io.records import printable
+from ..io.sheets import sheet_cell
 from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, bootstrap_means, controls, fold_by_question, interval, readable, score
 from ..problem import Judgment, Level
 from .run_data import NO_MEMORY, Run, source_names
@@ -284,10 +285,8 @@ def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, M
 
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet runs: text starting with = + - @ or a control character gets a leading apostrophe."""
-    if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
-        return value
-    return f"'{value}" if re.match(r"\s*[=+\-@\t\r\n\0＝＋－＠]", value) else value
+    """A cell that no spreadsheet runs: text that would be read as a formula gets a leading apostrophe, a number stays."""
+    return value if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value) else sheet_cell(value)
 
 
 def markdown_cell(value: Any) -> str:
