@@ -80,6 +80,9 @@ def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 3
+    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
+    named = {attributes["for"] for _, attributes in Tags(source).found if "for" in attributes}
+    assert len(ids) == len(set(ids)) and named and named <= set(ids)
     assert "79.54 ± 0.77" in source and "published" in source
     assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
     drawn = {p: p.read_bytes() for p in [path, *(tmp_path / "figures").iterdir()]}
@@ -248,7 +251,7 @@ def test_every_number_at_an_axis_is_the_whole_number(level, noise, count):
 def test_a_single_point_is_seen():
     rows = [{"method": "GRPO", "seed": 1, "step": 3, "reward": 1.0, "trigger/AB-": 0.1}]
     (line,) = figures.curves_figure(pd.DataFrame(rows)).axes[0].lines
-    assert line.get_marker() == figures.METHODS["GRPO"].marker
+    assert line.get_marker() == figures.METHOD_STYLES["GRPO"].marker
     assert {line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines} == {"^"}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .questionnaire import Page, Questionnaire, Walk, rubric_lines
+from .questionnaire import Questionnaire, Walk, WidgetPage, rubric_lines
 from ..dataset.pilot import STAGES, Batch, Issue, PilotItem, Review, ReviewBook, pass_rate, read_reviews
 from ..io.records import display_text, printable
 from ..io.sheets import Fault
@@ -173,7 +173,7 @@ BUTTONS: dict[str, Callable[[PilotSession], None]] = {
 }
 
 
-class PilotPage(Page):
+class PilotPage(WidgetPage):
     """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
 
     def __init__(self, batch: Batch, reviewer: str = ""):

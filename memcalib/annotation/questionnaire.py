@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ItemT', 'RowT', 'MOVES', 'QUIET', 'Answer', 'Questionnaire', 'whole_number', 'rubric_lines', 'Walk', 'KeySession',
-           'Page', 'typed', 'KeyPage']
+           'WidgetPage', 'typed', 'KeyPage']
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #b98945d8
 import asyncio
@@ -318,7 +318,7 @@ class KeySession(Walk):
             self.status = f"Nothing saved: {key[:20]!r} is not a key. Keys: {meanings}; {' '.join(MOVES)} to move."
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #8f63445d
-class Page:
+class WidgetPage:
     """A page for JupyterLab around a walk; a subclass adds its widgets, and calls `lay_out`."""
 
     def __init__(self, session: Walk):
@@ -360,7 +360,7 @@ def typed(old: str, new: str) -> str:
 QUIET = 0.4  # seconds
 
 
-class KeyPage(Page):
+class KeyPage(WidgetPage):
     """A page to answer a questionnaire with single keys; goes on where the file stops, saves every decision at once."""
 
     def __init__(self, book: Questionnaire):
