@@ -49,7 +49,9 @@ with tempfile.TemporaryDirectory() as home:
     folder = Path(home)
     answers, atoms = play(folder)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    code = "import sys; from memcalib.report.evaluation import write_evaluation; write_evaluation(sys.argv[1])"
+    code = (
+        "import sys; from memcalib.report.evaluation_report import write_evaluation_report as write; write(sys.argv[1])"
+    )
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
     seconds = time.perf_counter() - start

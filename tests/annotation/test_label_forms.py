@@ -9,18 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_labels import ITEMS
 
-from memcalib.annotation.labels import (
-    COLUMNS,
-    KEYS,
-    LabelPage,
-    import_sheet,
-    read_sheet,
-    write_sheet,
-)
 from memcalib.annotation.labels import Label, LabelBook, read_labels
+from memcalib.annotation.questionnaire import KeyPage
 from memcalib.problem import Level
 from memcalib.io.records import DataError, write_jsonl
 from memcalib.io.sheets import cell_text, sheet_cell
+
+KEYS = LabelBook.keys()
 
 # ---- page
 
@@ -31,7 +26,7 @@ def key(page, text):
 
 
 def test_single_keys_label_and_move_on(tmp_path):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     for k, (text, level) in enumerate(KEYS.items()):
         assert page.session.index == k
         key(page, text.upper())
@@ -42,17 +37,17 @@ def test_single_keys_label_and_move_on(tmp_path):
 
 @pytest.mark.parametrize("text", ["x", "é", "<", "4", " ", "\n"])
 def test_anything_but_one_known_key_saves_nothing(tmp_path, text):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     key(page, text)
     assert (tmp_path / "l.jsonl").read_text() == "" and page.session.index == 0
     assert "Nothing saved" in page._status.value and "<" not in page._status.value
 
 
 def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     for text in "123":
         key(page, text)
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     assert page.session.index == 3 and "3 labelled, 0 undecided, 17 left" in page._head.value
     key(page, "p")
     assert (
@@ -65,7 +60,7 @@ def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
 
 
 def test_moving_stays_inside_and_finds_gaps(tmp_path):
-    page = LabelPage(ITEMS[:3], tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS[:3]))
     for text, place in (("p", 0), ("n", 1), ("n", 2), ("n", 2), ("2", 0), ("1", 1), ("n", 2), ("u", 1), ("3", 1)):
         key(page, text)
         assert page.session.index == place, text
@@ -73,14 +68,14 @@ def test_moving_stays_inside_and_finds_gaps(tmp_path):
 
 
 def test_buttons_do_what_keys_do(tmp_path):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     for text in ("2", "0", "p"):
         page._buttons[text].click()
     assert page.session.index == 1 and [page.session.book.get(i.item).level for i in ITEMS[:2]] == [Level.BOUND, None]
 
 
 def test_notes_are_saved_with_the_decision_or_after_it(tmp_path):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     page._note.set_state({"value": "early"})
     assert (tmp_path / "l.jsonl").read_text() == ""
     key(page, "n")
@@ -95,7 +90,7 @@ def test_notes_are_saved_with_the_decision_or_after_it(tmp_path):
 
 
 def test_a_full_disk_is_told_and_nothing_moves(tmp_path, monkeypatch):
-    page = LabelPage(ITEMS, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     key(page, "1")
 
     def full(row):
@@ -120,7 +115,7 @@ def test_a_full_disk_is_told_and_nothing_moves(tmp_path, monkeypatch):
 
 def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
     evil = [ITEMS[0].model_copy(update={"response": "<script>alert(1)</script>"})]
-    page = LabelPage(evil, tmp_path / "l.jsonl")
+    page = KeyPage(LabelBook(tmp_path / "l.jsonl", evil))
     text = "".join(w.value for w in (page._head, page._body, page._status))
     assert (
         "<script" not in text and "&lt;script" in text and evil[0].judge not in re.sub(r"<[^>]*>", "", page._head.value)
@@ -129,10 +124,10 @@ def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
 
 
 KERNEL = """
-from memcalib.annotation.labels import LabelPage
-from memcalib.annotation.labels import LabelItem
-from memcalib.problem import read_jsonl
-page = LabelPage(list(read_jsonl({items!r}, LabelItem)), {labels!r})
+from memcalib.annotation.labels import LabelBook, LabelItem
+from memcalib.annotation.questionnaire import KeyPage
+from memcalib.io.records import read_jsonl
+page = KeyPage(LabelBook({labels!r}, list(read_jsonl({items!r}, LabelItem))))
 print(page._keys.comm.comm_id)
 page
 """
@@ -195,22 +190,24 @@ def test_sheets_round_trip(tmp_path_factory, decisions):
     labels = [
         Label(item=item.item, level=level, note=note, answer_hash=item.answer_hash) for item, level, note in pairs
     ]
-    back = read_sheet(write_sheet(folder / "s.csv", ITEMS, labels), ITEMS)
+    back = LabelBook.read_sheet(LabelBook.write_sheet(folder / "s.csv", ITEMS, labels), ITEMS)
     assert [(b.item, b.level, b.note, b.answer_hash) for b in back] == [
         (a.item, a.level, a.note, a.answer_hash) for a in labels
     ]
-    assert import_sheet(folder / "s.csv", ITEMS, folder / "l.jsonl") == len(labels)
-    assert import_sheet(folder / "s.csv", ITEMS, folder / "l.jsonl") == 0
+    assert LabelBook.import_sheet(folder / "s.csv", ITEMS, folder / "l.jsonl") == len(labels)
+    assert LabelBook.import_sheet(folder / "s.csv", ITEMS, folder / "l.jsonl") == 0
 
 
 def test_labels_of_another_answer_do_not_come_back_through_a_sheet(tmp_path):
     LabelBook(tmp_path / "l.jsonl", ITEMS, "ann").put(ITEMS[0].item, Level.CONTROL)
     changed, labels = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]], read_labels(tmp_path / "l.jsonl")
-    with pytest.raises(DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another answer"):
-        write_sheet(tmp_path / "s.csv", changed, labels)
+    with pytest.raises(DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another text"):
+        LabelBook.write_sheet(tmp_path / "s.csv", changed, labels)
     assert not (tmp_path / "s.csv").exists()
-    write_sheet(tmp_path / "s.csv", changed[1:], labels)  # a label of an item that is not in the sheet is no fault
-    assert read_sheet(tmp_path / "s.csv", changed[1:]) == []
+    LabelBook.write_sheet(
+        tmp_path / "s.csv", changed[1:], labels
+    )  # a label of an item that is not in the sheet is no fault
+    assert LabelBook.read_sheet(tmp_path / "s.csv", changed[1:]) == []
 
 
 def test_a_sheet_is_of_one_person(tmp_path):
@@ -219,15 +216,15 @@ def test_a_sheet_is_of_one_person(tmp_path):
         LabelBook(tmp_path / "l.jsonl", ITEMS, person).put(ITEMS[0].item, level)
     labels = read_labels(tmp_path / "l.jsonl")
     with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
-        write_sheet(tmp_path / "s.csv", ITEMS, labels)
+        LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels)
     for person, level in levels.items():
-        (found,) = read_sheet(write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person)
+        (found,) = LabelBook.read_sheet(LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person)
         assert (found.level, found.labeller) == (level, person)
-    write_sheet(tmp_path / "s.csv", ITEMS[1:], labels)  # nobody labelled these
+    LabelBook.write_sheet(tmp_path / "s.csv", ITEMS[1:], labels)  # nobody labelled these
 
 
 def table(tmp_path):
-    text = write_sheet(tmp_path / "s.csv", ITEMS).read_text(encoding="utf-8-sig")
+    text = LabelBook.write_sheet(tmp_path / "s.csv", ITEMS).read_text(encoding="utf-8-sig")
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
@@ -239,7 +236,7 @@ def save(path, rows, delimiter=",", encoding="utf-8"):
 
 def test_sheet_has_the_texts_and_not_the_source(tmp_path):
     rows = table(tmp_path)
-    assert tuple(rows[0]) == COLUMNS and [row[0] for row in rows[1:]] == [i.item for i in ITEMS]
+    assert tuple(rows[0]) == LabelBook.columns and [row[0] for row in rows[1:]] == [i.item for i in ITEMS]
     assert all(row[1] == row[2] == "" for row in rows[1:])
     text = (tmp_path / "s.csv").read_text(encoding="utf-8-sig")
     assert not any(word in text for word in (ITEMS[0].example_id, "stratified", ITEMS[0].atom_id + '"'))
@@ -254,7 +251,7 @@ def test_reading_takes_other_delimiters_orders_columns_and_words(tmp_path, delim
     rows = [[*row[::-1], "mine"] for row in [rows[0], *rows[:0:-1]]]
     rows[0][-1] = "extra"
     rows.insert(3, [" "] * 9)
-    found = read_sheet(save(tmp_path / "t.csv", rows, delimiter), ITEMS, "me")
+    found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows, delimiter), ITEMS, "me")
     assert {f.item: f.level for f in found} == dict(zip([i.item for i in ITEMS], [*Level, None], strict=False))
     assert {f.labeller for f in found} == {"me"}
 
@@ -262,9 +259,9 @@ def test_reading_takes_other_delimiters_orders_columns_and_words(tmp_path, delim
 def test_a_missing_row_or_cell_is_not_labelled(tmp_path):
     rows = table(tmp_path)[:4]
     rows[1][1] = "C"
-    found = read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
+    found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
     assert [(f.item, f.level) for f in found] == [(ITEMS[0].item, Level.CONTROL)]
-    assert import_sheet(tmp_path / "t.csv", ITEMS, tmp_path / "l.jsonl") == 1
+    assert LabelBook.import_sheet(tmp_path / "t.csv", ITEMS, tmp_path / "l.jsonl") == 1
     assert LabelBook(tmp_path / "l.jsonl", ITEMS).counts() == {"labelled": 1, "undecided": 0, "left": 19}
 
 
@@ -273,7 +270,7 @@ FAULTS = {
     "number": (lambda rows: rows[1].__setitem__(1, "1"), "level: found '1'"),
     "unknown": (
         lambda rows: rows[2].__setitem__(0, "item-0"),
-        "t.csv:3: .*found 'item-0'; allowed: an item of this sample",
+        "t.csv:3: .*found 'item-0'; allowed: one of the .* items of this sample",
     ),
     "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*found again, first in row 4"),
     "note": (lambda rows: rows[1].__setitem__(2, "hm"), "note: found a note without a level"),
@@ -283,7 +280,7 @@ FAULTS = {
     "cells": (lambda rows: rows[1].append("more"), "cells: found 9; allowed: 8"),
     "header": (lambda rows: rows[0].__setitem__(1, "label"), "t.csv:1: header: found item, label"),
     "header twice": (lambda rows: rows[0].__setitem__(2, "level"), "t.csv:1: header"),
-    "no item": (lambda rows: rows[1].__setitem__(0, ""), "found ''; allowed: an item"),
+    "no item": (lambda rows: rows[1].__setitem__(0, ""), "found ''; allowed: one of the"),
 }
 
 
@@ -295,7 +292,7 @@ def test_reading_refuses_and_saves_nothing(tmp_path, name):
     break_it, message = FAULTS[name]
     break_it(rows)
     with pytest.raises(DataError, match=message):
-        import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl")
+        LabelBook.import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl")
     assert not (tmp_path / "l.jsonl").exists()
 
 
@@ -304,7 +301,7 @@ def test_all_faults_are_listed_together(tmp_path):
     for row in rows[1:6]:
         row[1] = "X"
     with pytest.raises(DataError) as caught:
-        read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
+        LabelBook.read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
     assert [v.line for v in caught.value.violations] == [2, 3, 4, 5, 6]
 
 
@@ -321,9 +318,9 @@ def test_all_faults_are_listed_together(tmp_path):
 def test_files_that_are_no_sheet(tmp_path, content, message):
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_sheet(tmp_path / "t.csv", ITEMS)
+        LabelBook.read_sheet(tmp_path / "t.csv", ITEMS)
     with pytest.raises(FileNotFoundError):
-        read_sheet(tmp_path / "none.csv", ITEMS)
+        LabelBook.read_sheet(tmp_path / "none.csv", ITEMS)
 
 
 def test_an_empty_cell_withdraws_nothing_and_a_question_mark_does(tmp_path):
@@ -332,10 +329,10 @@ def test_an_empty_cell_withdraws_nothing_and_a_question_mark_does(tmp_path):
         book.put(item.item, Level.BOUND)
     rows = table(tmp_path)
     rows[2][1] = "?"
-    assert import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl") == 1
+    assert LabelBook.import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl") == 1
     assert [label.level for label in read_labels(tmp_path / "l.jsonl")] == [Level.BOUND, None]
     rows[1][1:3] = ["B", "why"]
-    assert import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl") == 1
+    assert LabelBook.import_sheet(save(tmp_path / "t.csv", rows), ITEMS, tmp_path / "l.jsonl") == 1
     assert read_labels(tmp_path / "l.jsonl")[0].note == "why"
 
 
@@ -346,18 +343,18 @@ def test_hostile_and_huge_texts_travel_as_plain_cells(tmp_path):
             update={"atom": atom, "question": "'=1", "response": "＝" * 100_000, "rubric": {"=k": "@v"}}
         )
     ]
-    text = write_sheet(tmp_path / "s.csv", items).read_text(encoding="utf-8-sig")
+    text = LabelBook.write_sheet(tmp_path / "s.csv", items).read_text(encoding="utf-8-sig")
     row = list(csv.reader(io.StringIO(text, newline="")))[1]
     assert all(not re.match(r"\s*[=+\-@＝]", cell) and len(cell) < 32_767 for cell in row)
-    cells = dict(zip(COLUMNS, row, strict=True))
+    cells = dict(zip(LabelBook.columns, row, strict=True))
     assert cells["atom"] == "'" + atom and "more characters are not shown" in cells["answer"]
     cells["level"], cells["atom"] = "B", atom  # a spreadsheet may drop the apostrophe
-    back = read_sheet(save(tmp_path / "t.csv", [list(cells), list(cells.values())]), items)
+    back = LabelBook.read_sheet(save(tmp_path / "t.csv", [list(cells), list(cells.values())]), items)
     assert back[0].level == Level.BOUND
 
 
 def test_two_thousand_rows_come_back(tmp_path):
     items = [ITEMS[0].model_copy(update={"item": f"item-{k}", "response": "x " * 500}) for k in range(2000)]
     labels = [Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(items)]
-    back = read_sheet(write_sheet(tmp_path / "s.csv", items, labels), items)
+    back = LabelBook.read_sheet(LabelBook.write_sheet(tmp_path / "s.csv", items, labels), items)
     assert [(label.item, label.level) for label in back] == [(label.item, label.level) for label in labels]

@@ -219,7 +219,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
     path = tmp_path / "l.jsonl"
     LabelBook(path, ITEMS).put(ITEMS[0].item, Level.BOUND)
     changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
-    with pytest.raises(DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another answer"):
+    with pytest.raises(DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another text"):
         LabelBook(path, changed)
     assert audit_frame(changed, read_labels(path), judged())["first"].isna().all()
 

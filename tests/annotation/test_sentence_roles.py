@@ -20,26 +20,26 @@ from memcalib.localization import carrying_tokens
 from memcalib.micro.world import WORLDS, exact_judge, make_examples, sentence_roles
 from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
-from memcalib.annotation.sentence_roles import audited_pairs, true_roles
-from memcalib.annotation.sentence_roles import SHEET, import_roles, read_role_sheet, write_role_page, write_role_sheet
+from memcalib.annotation.questionnaire import KeyPage, KeySession
 from memcalib.annotation.sentence_roles import (
-    KEYS,
     RoleBook,
     RoleItem,
     RoleLabel,
-    RolePage,
-    RoleSession,
     Target,
+    audited_pairs,
     cut_sentences,
     item_view,
     latest_roles,
     read_role_labels,
     role_html,
     role_items,
+    true_roles,
+    write_role_page,
 )
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
 
+KEYS = RoleBook.keys()
 EVIL = '<script>alert("x")</script>\x1b[31m\u202e'
 roles = st.one_of(st.none(), st.sampled_from(ROLES))
 
@@ -164,7 +164,7 @@ def test_people_do_not_see_each_other(tmp_path):
     assert second.get(ITEMS[0].item, 1) is None
     first.close()
     second.close()
-    assert RoleSession(ITEMS, tmp_path / "roles.jsonl", "bob").sentence == 1
+    assert KeySession(RoleBook(tmp_path / "roles.jsonl", ITEMS, "bob")).place[1] == 1
 
 
 def test_labels_for_other_sentences_are_refused(tmp_path):
@@ -173,10 +173,10 @@ def test_labels_for_other_sentences_are_refused(tmp_path):
     book.put(ITEMS[0].item, 1, "key")
     book.close()
     changed = [an_item(sentences=("Another one.", " Second one.", " =third()")), ITEMS[1]]
-    with pytest.raises(DataError, match="given for other sentences"):
+    with pytest.raises(DataError, match="given for another text"):
         RoleBook(path, changed)
     with pytest.raises(DataError, match="roles.jsonl"):
-        RoleSession(changed, path)
+        KeySession(RoleBook(path, changed))
 
 
 def test_bad_labels_in_the_file_are_named(tmp_path):
@@ -206,23 +206,23 @@ def test_places_that_do_not_exist_are_refused(tmp_path):
 @given(st.lists(st.sampled_from([*KEYS, "n", "p", "u", "x", "", " 1 "]), max_size=20))
 def test_keys_do_what_they_say(tmp_path_factory, keys):
     path = tmp_path_factory.mktemp("session") / "roles.jsonl"
-    session, expected = RoleSession(ITEMS, path), {}
+    session, expected = KeySession(RoleBook(path, ITEMS)), {}
     for key in keys:
-        place = session.item.item, session.sentence
+        place = session.item.item, session.place[1]
         session.press(key)
         if key.strip() in KEYS:
             expected[place] = KEYS[key.strip()]
             pair = [item.item for item in ITEMS].index(place[0]) + 1
             assert session.status.startswith(f"Saved: Pair {pair} of 2, sentence {place[1]}: ")
         elif key not in "npu" or not key:
-            assert session.status.startswith("Nothing saved") and (session.item.item, session.sentence) == place
+            assert session.status.startswith("Nothing saved") and (session.item.item, session.place[1]) == place
     found = latest_roles(read_role_labels(path)) if expected else {}
     assert {(i, n): r for i, part in found.items() for n, r in part.items()} == expected
     session.book.close()
 
 
 def test_a_session_ends_when_all_is_labelled_and_can_be_corrected(tmp_path):
-    session = RoleSession(ITEMS, tmp_path / "roles.jsonl")
+    session = KeySession(RoleBook(tmp_path / "roles.jsonl", ITEMS))
     for key in "1230":
         session.press(key)
     assert session.status.endswith("All sentences are labelled.") and session.book.counts()["pairs done"] == 2
@@ -232,34 +232,35 @@ def test_a_session_ends_when_all_is_labelled_and_can_be_corrected(tmp_path):
 
 
 def test_what_cannot_be_saved_is_said_and_the_place_kept(tmp_path, monkeypatch):
-    session = RoleSession(ITEMS, tmp_path / "roles.jsonl")
+    session = KeySession(RoleBook(tmp_path / "roles.jsonl", ITEMS))
 
     def full(*_):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(session.book._journal, "append", full)
     session.press("1")
-    assert session.status == "NOT saved: No space left on device" and session.sentence == 1
+    assert session.status == "NOT saved: No space left on device" and session.place[1] == 1
     assert session.book.given(ITEMS[0].item) == {}
 
 
 def test_the_widget_labels_and_resumes(tmp_path):
-    page = RolePage(ITEMS, tmp_path / "roles.jsonl")
+    page = KeyPage(RoleBook(tmp_path / "roles.jsonl", ITEMS))
     page._keys.value = "1"
     assert page._keys.value == "1" and "sentence 2" in page._head.value
     page._buttons["3"].click()
     page._buttons["p"].click()
     assert page._buttons["3"].button_style == "success" and page._buttons["1"].button_style == ""
     page.session.book.close()
-    again = RolePage(ITEMS, tmp_path / "roles.jsonl")
-    assert again.session.sentence == 3 and "2 labelled, 0 undecided, 2 left" in again._head.value
+    again = KeyPage(RoleBook(tmp_path / "roles.jsonl", ITEMS))
+    assert again.session.place[1] == 3 and "2 labelled, 0 undecided, 2 left" in again._head.value
     assert 'class="key"' in again._body.value and 'class="here"' in again._body.value
 
 
 KERNEL = """
-from memcalib.problem import read_jsonl
-from memcalib.annotation.sentence_roles import RoleItem, RolePage
-page = RolePage(list(read_jsonl({items!r}, RoleItem)), {labels!r}, "ann")
+from memcalib.annotation.questionnaire import KeyPage
+from memcalib.annotation.sentence_roles import RoleBook, RoleItem
+from memcalib.io.records import read_jsonl
+page = KeyPage(RoleBook({labels!r}, list(read_jsonl({items!r}, RoleItem)), "ann"))
 print(page._keys.comm.comm_id)
 page
 """
@@ -274,7 +275,7 @@ def test_in_a_real_kernel_a_key_labels_a_sentence(tmp_path):
 
 
 def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
-    page = RolePage(ITEMS, tmp_path / "roles.jsonl", "ann")
+    page = KeyPage(RoleBook(tmp_path / "roles.jsonl", ITEMS, "ann"))
     page._note.value = "which tea?"
     assert (tmp_path / "roles.jsonl").read_text() == ""
     page._keys.value = "2"
@@ -315,7 +316,11 @@ def test_the_page_shows_labels_and_both_questions(tmp_path):
     assert "Where do the target atoms show?" in page and "break what the target atoms demand?" in page
 
 
-@pytest.mark.parametrize("write", [write_role_page, write_role_sheet])
+def write_sheet(items, path, *more):
+    return RoleBook.write_sheet(path, items, *more)
+
+
+@pytest.mark.parametrize("write", [write_role_page, write_sheet])
 def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_path, write):
     item, path = an_item(sentences=("One here.", " Another one.")), tmp_path / "roles.out"
     about = {"item": item.item, "answer_hash": item.answer_hash}
@@ -327,7 +332,7 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
         write([item], path, [ann, bob, *others])
     stale = ann.model_copy(update={"answer_hash": "of another answer"})
     late = ann.model_copy(update={"sentence": 3})
-    with pytest.raises(DataError, match="labels: item .*sentence 1: .*given for other sentences") as caught:
+    with pytest.raises(DataError, match="labels: item .*sentence 1: .*given for another text") as caught:
         write([item], path, [stale, late])
     assert len(caught.value.violations) == 2 and not path.exists()
     texts = [write([item], path, [ann, bob, *others], person).read_text() for person in ("ann", "bob", "eve")]
@@ -339,7 +344,7 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
         assert [text.splitlines()[1].split(",")[2] for text in texts] == ["key", "?", ""]
 
 
-def save(path, rows, names=SHEET):
+def save(path, rows, names=RoleBook.columns):
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
@@ -356,25 +361,25 @@ def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, sh
     labels = [
         RoleLabel(item=i, sentence=n, role=role, note="=note", answer_hash=hashes[i]) for (i, n), role in chosen.items()
     ]
-    rows = sheet_rows(write_role_sheet(ITEMS, folder / "sheet.csv", labels))
+    rows = sheet_rows(RoleBook.write_sheet(folder / "sheet.csv", ITEMS, labels))
     assert len(rows) == 4 and all(not row["text"].startswith("=") for row in rows)
     if shuffled:
         random.Random(1).shuffle(rows)
-    found = read_role_sheet(save(folder / "back.csv", rows), ITEMS, "ann")
+    found = RoleBook.read_sheet(save(folder / "back.csv", rows), ITEMS, "ann")
     assert {(label.item, label.sentence): label.role for label in found} == chosen
     assert {label.note for label in found} <= {"=note"} and {label.labeller for label in found} <= {"ann"}
 
 
 @pytest.mark.parametrize("word", ["Key", "KEY ", "k", " partial", "p", "Irrelevant", "i", "?", "1"])
 def test_words_for_roles(tmp_path, word):
-    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
     rows[0]["role"] = word
     path = save(tmp_path / "back.csv", rows)
     if word == "1":
         with pytest.raises(DataError, match="key, partial, irrelevant"):
-            read_role_sheet(path, ITEMS)
+            RoleBook.read_sheet(path, ITEMS)
     else:
-        (label,) = read_role_sheet(path, ITEMS)
+        (label,) = RoleBook.read_sheet(path, ITEMS)
         assert label.role == {"k": "key", "p": "partial", "i": "irrelevant", "?": None}[word.strip().lower()[0]]
 
 
@@ -391,21 +396,21 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_found_alone(tmp_path, name):
-    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
     FAULTS[name](rows)
     with pytest.raises(DataError) as error:
-        read_role_sheet(save(tmp_path / "back.csv", rows), ITEMS)
+        RoleBook.read_sheet(save(tmp_path / "back.csv", rows), ITEMS)
     (fault,) = error.value.violations
     assert fault.rule == {"again": "sentence", "number": "sentence"}.get(name, name)
     assert fault.line == (6 if name == "again" else 2) and fault.file.endswith("back.csv")
 
 
 def test_all_faults_are_listed_and_nothing_is_saved(tmp_path):
-    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
     rows[0]["role"], rows[1]["role"], rows[2]["sentence"], rows[3]["role"] = "key", "great", "77", "??"
     path = save(tmp_path / "back.csv", rows)
     with pytest.raises(DataError) as error:
-        import_roles(path, ITEMS, tmp_path / "roles.jsonl")
+        RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl")
     assert [fault.line for fault in error.value.violations] == [3, 4, 5]
     assert not (tmp_path / "roles.jsonl").exists()
 
@@ -424,24 +429,24 @@ def test_files_that_are_no_sheets(tmp_path, content, message):
     path = tmp_path / "sheet.csv"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_role_sheet(path, ITEMS)
+        RoleBook.read_sheet(path, ITEMS)
 
 
 def test_a_sheet_is_imported_once(tmp_path):
-    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
     rows[0]["role"], rows[1]["role"], rows[1]["note"] = "key", "?", "which tea?"
     path = save(tmp_path / "back.csv", rows, ("item", "sentence", "role", "note"))
-    assert import_roles(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 2
-    assert import_roles(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 0
+    assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 2
+    assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 0
     found = read_role_labels(tmp_path / "roles.jsonl")
     assert [(label.sentence, label.role, label.note) for label in found] == [(1, "key", ""), (2, None, "which tea?")]
 
 
 def test_a_sheet_with_odd_characters_is_imported_once_too(tmp_path):
-    rows = sheet_rows(write_role_sheet(ITEMS, tmp_path / "sheet.csv"))
+    rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
     rows[0]["role"], rows[0]["note"] = "key", "a\x1b[31m b\u202e"
     path = save(tmp_path / "back.csv", rows)
-    assert [import_roles(path, ITEMS, tmp_path / "roles.jsonl") for _ in range(2)] == [1, 0]
+    assert [RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl") for _ in range(2)] == [1, 0]
     assert read_role_labels(tmp_path / "roles.jsonl")[0].note == r"a\x1b[31m b\u202e"
 
 
@@ -571,4 +576,4 @@ def test_stale_labels_and_pairs_that_the_traces_lack_are_all_listed(run):
     with pytest.raises(DataError) as error:
         audited_pairs([items[0], moved, longer], [stale], traces)
     found = [fault.found for fault in error.value.violations]
-    assert found[:2] == ["given for other sentences", "no such pair"] and found[2] == f"{items[2].tokens} tokens"
+    assert found[:2] == ["given for another text", "no such pair"] and found[2] == f"{items[2].tokens} tokens"

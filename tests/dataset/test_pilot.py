@@ -417,8 +417,8 @@ def test_a_sheet_comes_back_as_it_went(batch, tmp_path):
     book.put(batch.items[1].id, False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")])
     sheet = f.write_review_sheet(batch, tmp_path / "s.csv")
     assert all(not re.match(r"\s*[=+\-@]", cell) for row in sheet_rows(sheet) for cell in row.values())
-    found = f.read_review_sheet(sheet, batch)
-    assert found == {
+    found = f.PilotBook.read_sheet(sheet, batch.items)
+    assert {row.item: (row.passed, row.issues) for row in found} == {
         batch.items[0].id: (True, []),
         batch.items[1].id: (False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]),
     }
@@ -438,7 +438,8 @@ def test_any_decisions_survive_the_sheet(tmp_path_factory, data):
             book.put(item.id, not made, made)
             want[item.id] = (not made, book.get(item.id).issues)
     sheet = f.write_review_sheet(batch, folder / "s.csv")
-    assert f.read_review_sheet(sheet, batch) == want
+    found = f.PilotBook.read_sheet(sheet, batch.items)
+    assert {row.item: (row.passed, row.issues) for row in found} == want
 
 
 def test_a_sheet_filled_in_elsewhere(batch, tmp_path):
@@ -485,16 +486,17 @@ def test_pass_and_fail_for_one_row_contradict(batch, tmp_path):
     for pair in ([rows[0] | {"result": "pass"}, bad], [bad, rows[0]], [rows[0], rows[0]]):
         write_rows(tmp_path / "bad.csv", pair)
         with pytest.raises(DataError, match="one line for each row"):
-            f.read_review_sheet(tmp_path / "bad.csv", batch)
+            f.PilotBook.read_sheet(tmp_path / "bad.csv", batch.items)
     write_rows(tmp_path / "good.csv", [bad, bad | {"issue": "y"}])
-    assert [i.text for i in f.read_review_sheet(tmp_path / "good.csv", batch)[batch.items[0].id][1]] == ["x", "y"]
+    (row,) = f.PilotBook.read_sheet(tmp_path / "good.csv", batch.items)
+    assert row.item == batch.items[0].id and [issue.text for issue in row.issues] == ["x", "y"]
 
 
 @pytest.mark.parametrize("data", [b"", b"item,result\na,pass\n", b"\xff\xfe\x00"])
 def test_no_sheet_at_all(batch, tmp_path, data):
     (tmp_path / "x.csv").write_bytes(data)
     with pytest.raises(DataError):
-        f.read_review_sheet(tmp_path / "x.csv", batch)
+        f.PilotBook.read_sheet(tmp_path / "x.csv", batch.items)
 
 
 def test_review_json_is_plain(batch):

@@ -3,7 +3,7 @@
 import html
 import re
 from html.parser import HTMLParser
-from pathlib import Path
+from importlib import resources
 
 import pandas as pd
 import pyarrow as pa
@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import memcalib
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError
@@ -259,7 +258,7 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
 )
 def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
     """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
-    data = Path(memcalib.__file__).with_name("data")
+    data = resources.files("memcalib") / "data"
     base, style = ((data / name).read_text() for name in ("base.html.j2", template))
     assert re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M) and "figure svg { max-width: 100%;" in base
     (rule,) = re.findall(r"@media screen { (.*?) { max-width: none; } }", style)

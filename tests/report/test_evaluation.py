@@ -16,15 +16,10 @@ from hypothesis import strategies as st
 from strategies import judgment_lists, make
 from test_report import HOSTILE, Tags, safe
 
-from memcalib.report import run_data as accounts
-from memcalib.report import page as card
-from memcalib.report import comparison
-from memcalib.report import plane as dots
-from memcalib.report import evaluation
 from memcalib import judge as evidence
 from memcalib import metrics
-from memcalib.report import page
-from memcalib.report import page as quotes
+from memcalib.report import comparison, page, tables
+from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
 from memcalib.evaluation.breakdown import TORN
 from memcalib.io.runs import manifest, write_manifest
@@ -110,7 +105,7 @@ def slow_spans(quote, response):
     st.integers(1, 9),
 )
 def test_located_quotes_equal_the_slow_way_for_every_stretch(response, quoted, stretch):
-    found = quotes.locate(quoted, response, stretch)
+    found = page.locate(quoted, response, stretch)
     assert found == [slow_spans(quote, response) for quote in quoted]
     assert [bool(spans) for spans in found] == evidence.grounded(quoted, response)
 
@@ -121,7 +116,7 @@ def test_a_piece_of_the_answer_is_found_where_it_stands_or_earlier(data):
     response = data.draw(st.text(alphabet="abcß é\n*", min_size=1, max_size=80))
     start = data.draw(st.integers(0, len(response) - 1))
     end = data.draw(st.integers(start + 1, len(response)))
-    spans = quotes.locate([response[start:end]], response, 7)[0]
+    spans = page.locate([response[start:end]], response, 7)[0]
     assert bool(spans) == bool(evidence.fold(response[start:end]).strip("\"'"))
     if spans:
         (a, b) = spans[0]
@@ -141,9 +136,9 @@ spans_of = st.dictionaries(
 @given(spans_of, st.integers(1, 400), st.integers(1, 60), st.data())
 def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, margin, data):
     response = "".join(chr(97 + k % 26) for k in range(300))
-    kinds = {number: data.draw(st.sampled_from(quotes.KINDS_OF_USE)) for number in spans}
+    kinds = {number: data.draw(st.sampled_from(page.KINDS_OF_USE)) for number in spans}
     place = 0
-    for segment in quotes.segments(response, spans, kinds, limit, margin):
+    for segment in page.segments(response, spans, kinds, limit, margin):
         if segment.left_out:
             assert not segment.text
             place += segment.left_out
@@ -152,7 +147,7 @@ def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, m
         for k in range(place, place + len(segment.text)):
             here = sorted(n for n, places in spans.items() if any(a <= k < b for a, b in places))
             assert list(segment.numbers) == here
-            ranked = [kind for kind in quotes.KINDS_OF_USE if kind in {kinds[n] for n in here}]
+            ranked = [kind for kind in page.KINDS_OF_USE if kind in {kinds[n] for n in here}]
             assert segment.kind == (ranked[0] if ranked else "")
         place += len(segment.text)
         assert set(segment.ends) == {n for n, places in spans.items() if any(b == place for _, b in places)}
@@ -163,7 +158,7 @@ def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, m
 @given(judgment_lists(), st.integers(0, 7))
 def test_worst_responses_equal_the_slow_way(judgments, count):
     frame = metrics.response_frame(judgments)
-    found = quotes.worst_responses(frame, count)
+    found = page.worst_responses(frame, count)
     scored = [j for j in judgments if j.scored]
     taken, want = set(), []
     for direction, other, places in (("over", "under", count // 2), ("under", "over", count)):
@@ -191,7 +186,7 @@ def test_a_huge_answer_is_cut_around_its_quotes(tmp_path):
 
     change(tmp_path, edit, "rollouts")
     change(tmp_path, lambda k, row: {key: v for key, v in row.items() if key != "response_hash"})
-    source = evaluation.write_evaluation(tmp_path, worst=30).read_text()
+    source = evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
     assert "characters …" in source and len(source) < 3_000_000
     assert source.count('<mark class="') > 10
 
@@ -206,18 +201,18 @@ def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
 
     change(tmp_path, edit)
     change(tmp_path, lambda k, row: row | {"response": endless} if k < 2 else row, "rollouts")
-    source = evaluation.write_evaluation(tmp_path, worst=30).read_text()
+    source = evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
     assert "word . . . more" in source and len(source) < 12_000_000
 
 
 def test_a_changed_answer_is_called_so(tmp_path):
-    assert "quotes may not fit" not in evaluation.write_evaluation(play(tmp_path), worst=30).read_text()
+    assert "quotes may not fit" not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
-    assert "quotes may not fit" in evaluation.write_evaluation(tmp_path, worst=30).read_text()
+    assert "quotes may not fit" in evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
 
 
 def test_kinds_of_use():
-    found = [quotes.kind_of_use(i, a) for i in Level for a in (*Level, None)]
+    found = [page.kind_of_use(i, a) for i in Level for a in (*Level, None)]
     assert found == ["right", "over", "over", "", "under", "right", "over", "", "under", "under", "right", ""]
 
 
@@ -258,7 +253,7 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
         make([0], [0], f"e{k}", seed=seed, task_quality=quality, safety_failure=unsafe)
         for k, (quality, unsafe, seed) in enumerate(rated)
     ]
-    table = accounts.quality_table(metrics.response_frame(judgments), resamples=20)
+    table = tables.quality_table(metrics.response_frame(judgments), resamples=20)
     if not any(q is not None or u is not None for q, u, _ in rated):
         assert table.empty
         return
@@ -275,9 +270,9 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
 
 
 def test_evidence_counts_every_used_atom_once(tmp_path):
-    run = rows.load_evaluation_rows(play(tmp_path))
+    run = rows.load_run(play(tmp_path))
     used = [a for j in run.judgments for a in j.atoms if a.actual]
-    row = accounts.evidence_table(run.atoms).iloc[0]
+    row = tables.evidence_table(run.atoms).iloc[0]
     assert row["used atoms"] == len(used)
     assert row["quote found"] == sum(a.grounded for a in used)
     assert row["not in the answer"] == sum(not a.grounded for a in used) > 0
@@ -300,21 +295,21 @@ def test_reasons_are_grouped_and_counted(tmp_path):
         lambda k, row: row | ({"finish_reason": "error", "error": "server: 500"} if k == 5 else {}),
         "rollouts",
     )
-    run = rows.load_evaluation_rows(tmp_path)
-    table = accounts.reasons_table(run.judgments, run.answers)
+    run = rows.load_run(tmp_path)
+    table = tables.reasons_table(run.judgments, run.answers)
     assert dict(zip(zip(table["what"], table["reason"], strict=True), table["count"], strict=True)) == {
         ("answer unscored", "timeout: no reply in … s"): 3,
         ("answer failed", "server: …"): 1,
         ("atom unscored", "left out"): 1,
     }
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "no reply in … s" in source and "4 of 18 (22.2 %) judged answers are unscored" in source
 
 
 def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
     session = {"model": {"calls": 20, "cached": 5, "retries": 2, "failures": 0, "cost": 0.5}}
-    run = rows.load_evaluation_rows(play(tmp_path, session=session))
-    table = evaluation.costs(run).set_index("")
+    run = rows.load_run(play(tmp_path, session=session))
+    table = evaluation.evaluation_costs(run).set_index("")
     assert table.loc["prompt tokens"].tolist() == ["1,800", "1,800"]
     assert table.loc["answered from the cache"].tolist() == ["20.0 %", "not recorded"]
     assert table.loc["cost, USD"].tolist() == ["not recorded"] * 2 and table.loc["spent, USD", "model"] == "0.5000"
@@ -323,23 +318,23 @@ def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
     assert float(table.loc["seconds a row, longest", "judge"]) == pytest.approx(seconds[-1], abs=0.006)
     frame = pd.DataFrame({name: [1.0, np.nan] for name in rows.USAGE})
     assert (
-        accounts.cost_table({"model": frame}, {}).set_index("").loc["cost, USD", "model"] == "1.0000 (known for 1 of 2)"
+        tables.cost_table({"model": frame}, {}).set_index("").loc["cost, USD", "model"] == "1.0000 (known for 1 of 2)"
     )
 
 
 def test_memory_effect_is_the_paired_difference(tmp_path):
-    run = rows.load_evaluation_rows(play(tmp_path, conditions=("full_memory", "no_memory")))
+    run = rows.load_run(play(tmp_path, conditions=("full_memory", "no_memory")))
     table = evaluation.memory_effect(run).set_index("metric")
     scored = run.responses.assign(scs=100 * 0.5 ** (run.responses["over"] + run.responses["under"]))
     means = scored.pivot_table(index="question_id", columns="condition", values="scs")
     want = (means["full_memory"] - means["no_memory"]).mean()
     assert table.loc["SCS", "difference"] == pytest.approx(want)
-    assert evaluation.memory_effect(rows.load_evaluation_rows(play(tmp_path / "b"))).empty
+    assert evaluation.memory_effect(rows.load_run(play(tmp_path / "b"))).empty
 
 
 def test_names_of_sources_are_distinct(tmp_path):
     folder = play(tmp_path, models=("m", "n"), conditions=("full_memory", "background", "no_memory"))
-    run = rows.load_evaluation_rows(folder)
+    run = rows.load_run(folder)
     names = rows.source_names(run.responses).unique().tolist()
     assert names == [f"{m}{c}" for m in "mn" for c in ("", ", background", ", no memory")]
     table = evaluation.evaluation_tables(run)["Scores"].set_index("model")
@@ -358,7 +353,7 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     found = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
     write = [row | {"judge": "second@2"} for row in found if row["condition"] == "full_memory"]
     (folder / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
-    path = evaluation.write_evaluation(folder)
+    path = evaluation.write_evaluation_report(folder)
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 6 + 4
     ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
@@ -372,7 +367,7 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     assert {f"figures/{n}.{e}" for n in ("plane", "channels", "parts", "judges") for e in ("svg", "png")} <= files
     assert not [name for name in files if name.endswith(".part")]
     made = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    evaluation.write_evaluation(folder)
+    evaluation.write_evaluation_report(folder)
     assert all(p.read_bytes() == data for p, data in made.items())
 
 
@@ -382,7 +377,7 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
     )
     (folder / "parameters.json").write_text(json.dumps({"model": {HOSTILE: [HOSTILE]}, "framing": HOSTILE}))
     change(folder, lambda k, row: row | ({"error": HOSTILE} if k == 0 else {}))
-    source = evaluation.write_evaluation(folder, worst=40).read_text()
+    source = evaluation.write_evaluation_report(folder, worst=40).read_text()
     assert safe(source) == [] and "&lt;script&gt;" in source
     assert "\u202e" not in source and "\x1b" not in source
     cardtext = (folder / "model-card.md").read_text()
@@ -397,7 +392,7 @@ def test_lone_surrogates_do_not_stop_the_page(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"response": row["response"] + "\ud800"}, "rollouts")
     change(tmp_path, lambda k, row: row | {"settings": {"note": "\udfff"}})
-    assert evaluation.write_evaluation(tmp_path, worst=30).exists()
+    assert evaluation.write_evaluation_report(tmp_path, worst=30).exists()
 
 
 @pytest.mark.parametrize(
@@ -408,7 +403,7 @@ def test_missing_pieces_are_said(tmp_path, kept):
     for file in list(tmp_path.iterdir()):
         if file.stem not in kept:
             file.unlink()
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert safe(source) == []
     assert ("not judged yet" in source) == ("judgments" not in kept)
     assert (tmp_path / "model-card.md").exists() == ("judgments" in kept)
@@ -420,7 +415,7 @@ def test_missing_pieces_are_said(tmp_path, kept):
 def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"atoms": [], "error": "bad_request: no"})
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "none of 18 judged answers could be scored" in source and "bad_request" in source
 
 
@@ -429,13 +424,13 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None, "examples")
     change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
     change(tmp_path, lambda k, row: row if k == 0 else None)
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "One seed" in source and "Only 1 questions" in source
 
 
 def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
     folder = play(tmp_path, conditions=("full_memory", "no_memory"))
-    evaluation.write_evaluation(folder)
+    evaluation.write_evaluation_report(folder)
     text = (folder / "model-card.md").read_text()
     scores = metrics.score(metrics.load_judgments(folder / "judgments.jsonl"))
     row = scores[scores["condition"] == "full_memory"].iloc[0]
@@ -450,12 +445,12 @@ def test_rows_of_other_examples_are_refused(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"question": row["question"] + "?"} if k == 1 else row, "examples")
     with pytest.raises(DataError, match=r"judgments\.jsonl.*found version [0-9a-f]{16}; allowed: version [0-9a-f]{16}"):
-        evaluation.write_evaluation(tmp_path)
+        evaluation.write_evaluation_report(tmp_path)
     change(tmp_path, lambda k, row: row if k != 1 else None, "examples")
     with pytest.raises(DataError, match="does not have"):
-        evaluation.write_evaluation(tmp_path)
+        evaluation.write_evaluation_report(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such run folder"):
-        evaluation.write_evaluation(tmp_path / "none")
+        evaluation.write_evaluation_report(tmp_path / "none")
 
 
 @pytest.mark.parametrize("stray", [None, "notes.txt", "config.yaml"])
@@ -464,10 +459,10 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
         (tmp_path / stray).write_text("hello")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError, match=r"holds no run; looked for judgments\.jsonl, .*manifest\.json"):
-        evaluation.write_evaluation(tmp_path)
+        evaluation.write_evaluation_report(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
     (tmp_path / "judgments.jsonl").touch()
-    assert "not judged yet" in evaluation.write_evaluation(tmp_path).read_text()
+    assert "not judged yet" in evaluation.write_evaluation_report(tmp_path).read_text()
 
 
 # what cannot be used is said, and the page is written
@@ -483,7 +478,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(("" if alone else "".join(lines[:-1])) + lines[-1][:60])
     torn = path.read_bytes()
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert f"{name}.jsonl: the last line is torn" in source and path.read_bytes() == torn
     assert ("not judged yet" in source) == (name == "judgments" and alone)
 
@@ -523,10 +518,10 @@ def test_an_odd_manifest_stops_no_page(tmp_path, name, odd):
     run_folder = play(tmp_path, seeds=(1,))
     for file in ("manifest.json", "parameters.json"):
         (run_folder / file).write_text(json.dumps({name: odd}))
-    run = rows.load_evaluation_rows(run_folder)
+    run = rows.load_run(run_folder)
     table = metrics.score(run.responses, resamples=20).assign(status="measured")
-    assert card.protocol(run) and card.model_card(run, table)
-    assert "inf" not in evaluation.costs(run).to_string() and dict(page.flatten(run.manifest)) is not None
+    assert evaluation.protocol(run) and evaluation.model_card(run, table)
+    assert "inf" not in evaluation.evaluation_costs(run).to_string() and dict(page.flatten(run.manifest)) is not None
     left = name in run.manifest
     assert left or any(note.startswith(f"manifest.json: {name}") for note in run.notes)
 
@@ -542,7 +537,7 @@ def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     play(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "parameters.json").write_text("[]")
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "parameters.json could not be read and was left out: found a list; allowed: one JSON object" in source
     assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
     assert "parameters.json" in (tmp_path / "model-card.md").read_text()
@@ -563,7 +558,7 @@ def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
     play(tmp_path)
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, SECOND[what], "judgments2")
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert source.count("judgments2.jsonl was not compared with judgments.jsonl") >= 2 and 'id="second"' in source
     assert safe(source) == [] and "SCS" in source
 
@@ -575,7 +570,7 @@ def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
     change(tmp_path, lambda k, row: row | {"atoms": bare(row), "error": "server: down"})
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, lambda k, row: row | {"judge": "k"}, "judgments2")
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "none of 18 judged answers could be scored" in source and 'id="second"' in source
     assert ("was not compared" in source) == (second == "no atoms")
 
@@ -588,7 +583,7 @@ def test_no_warning_reaches_the_terminal(tmp_path, recwarn):
         odd = lambda k, row: row | {"usage": dict.fromkeys(rows.USAGE, wild[k % 6]) if k % 2 else row["usage"]}
         change(folder, odd, name)
     change(folder, lambda k, row: row | {"domain": "健康\t" if k % 2 else "\u0007"})
-    source = evaluation.write_evaluation(folder).read_text()
+    source = evaluation.write_evaluation_report(folder).read_text()
     assert "模型 😀" in source and not len(recwarn)
     assert not re.search(r"\binf\b|\bnan\b", re.sub(r"<[^>]*>", " ", source.split('id="cost"')[1].split("<h2")[0]))
 
@@ -598,13 +593,15 @@ def test_what_can_be_no_count_is_unknown():
     made = [Rollout(example_id=f"e{k}", response="", usage={"seconds": value}) for k, value in enumerate(usage)]
     assert rows.answer_frame(made)["seconds"].dropna().tolist() == [0.0, 3.0]
     judged = [make([0], [0], usage={"seconds": value, "calls": value}) for value in usage]
-    assert accounts.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [[0, 0], [3, 3]]
+    assert rows.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [[0, 0], [3, 3]]
 
 
 def test_unfinished_judging_is_said(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row if k < 10 else None)
-    assert "8 of 18 (44.4 %) answers have not been judged yet" in evaluation.write_evaluation(tmp_path).read_text()
+    assert (
+        "8 of 18 (44.4 %) answers have not been judged yet" in evaluation.write_evaluation_report(tmp_path).read_text()
+    )
 
 
 def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
@@ -612,14 +609,14 @@ def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
     found = [json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()]
     strange = [row | {"judge": "second", "model": "somebody-else"} for row in found]
     (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
-    assert evaluation.second_judge(rows.load_evaluation_rows(tmp_path)) == {}
-    assert "none of its 18 judgments is about an answer" in evaluation.write_evaluation(tmp_path).read_text()
+    assert evaluation.second_judge(rows.load_run(tmp_path)) == {}
+    assert "none of its 18 judgments is about an answer" in evaluation.write_evaluation_report(tmp_path).read_text()
 
 
 def test_a_run_of_rpeval_shows_its_metrics(tmp_path):
     play(tmp_path)
     (tmp_path / "parameters.json").write_text('{"format": "rpeval"}')
-    source = evaluation.write_evaluation(tmp_path).read_text()
+    source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "In RPEval&#39;s own terms" in source or "In RPEval's own terms" in source
     assert "all Support" in source and "published" in source
 
@@ -631,7 +628,7 @@ def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
         row["judge"] = "second"
         row["atoms"][0]["actual"] = {"A": "B", "B": "C", "C": "A"}[row["atoms"][0]["actual"]]
     (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
-    run = rows.load_evaluation_rows(tmp_path)
+    run = rows.load_run(tmp_path)
     row = evaluation.second_judge(run)["Second judge, agreement"].iloc[0]
     total = sum(len(j.atoms) for j in run.judgments)
     assert row["exact"] == pytest.approx(100 * (total - 18) / total) and row["pairs"] == total
@@ -640,7 +637,7 @@ def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
 @drawn
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.floats(0, 100) | st.just(float("nan"))), max_size=5))
 def test_letters_of_controls_are_all_there_and_apart(values):
-    marks = dots._letters(values)
+    marks = page.control_letters(values)
     assert sum(len(letters) for letters, _ in marks) <= sum(v == v for _, v in values)
     assert all(b[1] - a[1] >= 7 for a, b in pairwise(marks))
 
@@ -760,6 +757,6 @@ def test_a_hostile_comparison_is_safe_and_the_same_again(tmp_path):
 def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts")
-    found = dict(card.protocol(rows.load_evaluation_rows(tmp_path)))
+    found = dict(evaluation.protocol(rows.load_run(tmp_path)))
     assert found["Sampling"] == "temperature 1.0 / 0.5" and found["Judge settings"] == "blind false"
     assert found["Command"].startswith("memcalib evaluate")

@@ -12,14 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.report import figures
-from memcalib.report import credit_viewer as heatmap
-from memcalib.report import figures as looks
-from memcalib.io import runs
-from memcalib.report import page
-from memcalib.report import plane
-from memcalib.report import report
-from memcalib.report import tables
+from memcalib.io import manifest
+from memcalib.report import credit_viewer, figures, page, tables
+from memcalib.report import training_report as report
+from memcalib.report.run_data import load_run
 from memcalib.problem import Level, Rollout, judgment_for, sample_records
 from memcalib.io.records import DataError, write_jsonl
 
@@ -76,7 +72,7 @@ def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(
     for name, rows in (("steps", steps), ("traces", [trace])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {"profile": "played" + text, "methods": [*models, "SFT"]}
-    runs.write_manifest(folder, runs.manifest(config, seeds=seeds, judge=text or "dice"))
+    manifest.write_manifest(folder, manifest.manifest(config, seeds=seeds, judge=text or "dice"))
     return folder
 
 
@@ -84,6 +80,9 @@ def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 3
+    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
+    named = {attributes["for"] for _, attributes in Tags(source).found if "for" in attributes}
+    assert len(ids) == len(set(ids)) and named and named <= set(ids)
     assert "79.54 ± 0.77" in source and "published" in source
     assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
     drawn = {p: p.read_bytes() for p in [path, *(tmp_path / "figures").iterdir()]}
@@ -111,26 +110,46 @@ def test_missing_pieces_are_not_run(tmp_path, kept):
     for file in tmp_path.iterdir():
         if file.stem not in kept:
             file.unlink()
-    run = report.load_run(tmp_path)
-    assert all(
-        (getattr(run, name) is not None) == (name in kept) for name in ("judgments", "steps", "traces", "rollouts")
-    )
+    run = load_run(tmp_path)
+    held = {"judgments": run.judgments, "steps": run.steps, "traces": run.traces, "rollouts": run.answers}
+    assert all((rows is not None) == (name in kept) for name, rows in held.items())
     source = report.write_report(tmp_path).read_text()
     assert "not run" in source and safe(source) == []
 
 
 def test_no_folder_and_bad_rows_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such run folder"):
-        report.load_run(tmp_path / "none")
+        load_run(tmp_path / "none")
     play(tmp_path)
     with (tmp_path / "steps.jsonl").open("a") as file:
         file.write("{broken\n")
     with pytest.raises(DataError, match=r"steps\.jsonl:19"):
-        report.load_run(tmp_path)
+        load_run(tmp_path)
+
+
+def test_what_cannot_be_used_is_left_out_and_said(tmp_path):
+    play(tmp_path)
+    with (tmp_path / "judgments.jsonl").open("a") as file:
+        file.write('{"example_id": "x')
+    (tmp_path / "manifest.json").write_text('{"git": "abc", "config": {"methods": ["GRPO"]}}')
+    run = load_run(tmp_path)
+    assert len(run.judgments) == 36 and run.config == {"methods": ["GRPO"]} and len(run.notes) == 2
+    source = report.write_report(tmp_path).read_text()
+    assert "judgments.jsonl: the last line is torn" in source and "git was left out" in source and safe(source) == []
+
+
+@pytest.mark.parametrize("needed", [(), ("judgments.jsonl", "manifest.json")])
+def test_a_folder_without_the_needed_files_is_refused(tmp_path, needed):
+    (tmp_path / "notes.txt").write_text("hello")
+    if needed:
+        with pytest.raises(FileNotFoundError, match="holds no run; looked for judgments.jsonl, manifest.json"):
+            load_run(tmp_path, needed)
+    else:
+        assert load_run(tmp_path).judgments is None
 
 
 def test_results_keep_measured_control_and_not_run_apart(tmp_path):
-    table = report.results_table(report.load_run(play(tmp_path))).set_index("model")
+    table = tables.results_table(load_run(play(tmp_path))).set_index("model")
     assert table["status"].to_dict() == {
         "Cold-start": "measured",
         "GRPO": "measured",
@@ -140,31 +159,31 @@ def test_results_keep_measured_control_and_not_run_apart(tmp_path):
         "SFT": "not run",
         "No memory": "not run",
     }
-    text = report.results_frame(table.reset_index())
+    text = tables.results_frame(table.reset_index())
     assert (text[text["status"] == "not run"].iloc[:, 2:] == "not run").all().all()
     assert not table.loc[["SFT", "No memory"], ["SCS", "responses"]].notna().any().any()
 
 
 def test_a_measured_no_memory_run_is_a_control(tmp_path):
     play(tmp_path)
-    run = report.load_run(tmp_path)
+    run = load_run(tmp_path)
     run.judgments += [j.model_copy(update={"condition": "no_memory"}) for j in run.judgments if j.model == "GRPO"]
-    table = report.results_table(run).set_index("model")
+    table = tables.results_table(run).set_index("model")
     assert table.loc["GRPO, no memory", "status"] == "control" and "No memory" not in table.index
-    assert report.differences_table(run)["method"].unique().tolist() == ["GRPO"]
+    assert tables.differences_table(run)["method"].unique().tolist() == ["GRPO"]
 
 
 def test_unscored_counts_reach_the_page(tmp_path):
-    run = report.load_run(play(tmp_path, unscored=True))
+    run = load_run(play(tmp_path, unscored=True))
     missing = sum(not j.scored for j in run.judgments)
-    assert missing and report.failures_table(run)["unscored responses"].sum() == missing
-    table = report.results_table(run)
+    assert missing and tables.failures_table(run)["unscored responses"].sum() == missing
+    table = tables.results_table(run)
     assert table.loc[table["status"] == "measured", "unscored_responses"].sum() == missing
-    assert "not scored" not in report.write_report(tmp_path).read_text()
+    assert ">not scored<" not in report.write_report(tmp_path).read_text()
 
 
 def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
-    run = report.load_run(play(tmp_path))
+    run = load_run(play(tmp_path))
     failed = [j.model_copy(update={"atoms": [], "error": "timeout"}) for j in run.judgments]
     write_jsonl(tmp_path / "judgments.jsonl", failed)
     assert "none of 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
@@ -174,7 +193,7 @@ def test_intermediate_evaluations_become_the_path(tmp_path):
     play(tmp_path)
     rows = [{"method": "GRPO", "seed": 1, "step": s, "sMOS": 10 + s, "sMUS": 40 - s} for s in (0, 5, 10)]
     (tmp_path / "path.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = report.load_run(tmp_path)
+    run = load_run(tmp_path)
     axes = report.run_figures(run)["plane"].axes[0]
     assert max(len(line.get_xdata()) for line in axes.lines) == 4
 
@@ -185,7 +204,7 @@ def test_evaluations_logged_while_training_are_a_path_too(tmp_path):
     rows = [row | {"step": s, "valid_sMUS": 40 - s} for s in (5, 10)]
     rows.append({"method": "grpo", "seed": 1, "step": 11, "reward": 0.1})
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = report.load_run(tmp_path)
+    run = load_run(tmp_path)
     assert run.path["method"].tolist() == ["GRPO"] * 2 and run.path["sMUS"].tolist() == [35, 30]
     axes = report.run_figures(run)["plane"].axes[0]
     assert max(len(line.get_xdata()) for line in axes.lines) == 4
@@ -202,7 +221,7 @@ def axis_texts(figure) -> list[tuple[str, ...]]:
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e3))
 def test_an_axis_keeps_its_values_and_is_a_tenth_of_the_largest_wide(low, width):
     high = low + width
-    a, b = looks.wide_enough(low, high)
+    a, b = figures.wide_enough(low, high)
     assert a <= low <= high <= b and (b - a) * 1.000001 >= max(abs(low), abs(high)) / 10
     assert (a, b) == (low, high) or b - a <= max(abs(low), abs(high)) / 9
 
@@ -232,7 +251,7 @@ def test_every_number_at_an_axis_is_the_whole_number(level, noise, count):
 def test_a_single_point_is_seen():
     rows = [{"method": "GRPO", "seed": 1, "step": 3, "reward": 1.0, "trigger/AB-": 0.1}]
     (line,) = figures.curves_figure(pd.DataFrame(rows)).axes[0].lines
-    assert line.get_marker() == looks.METHODS["GRPO"].mark
+    assert line.get_marker() == figures.METHOD_STYLES["GRPO"].marker
     assert {line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines} == {"^"}
 
 
@@ -256,8 +275,8 @@ def test_points_that_lie_close_together_are_enlarged(ends, shown):
     table = pd.DataFrame(
         [row | {f"{m}_{end}": row[m] for m in ("sMOS", "sMUS") for end in ("low", "high")} for row in rows]
     )
-    axes = plane.plane_figure(table).axes
-    assert len(axes) == shown and len(plane.plane_figure(table, enlarged=False).axes) == 1
+    axes = figures.plane_figure(table).axes
+    assert len(axes) == shown and len(figures.plane_figure(table, enlarged=False).axes) == 1
     if shown == 2:
         (left, right), (down, up) = axes[1].get_xlim(), axes[1].get_ylim()
         assert all(left <= x <= right and down <= y <= up for x, y in ends) and right - left == pytest.approx(up - down)
@@ -299,24 +318,44 @@ def test_latex_cells_hold_no_command(text):
     assert not re.search(r"[\\%&#_{}$~^]", bare)
 
 
+def trace_row(tokens, response, **more):
+    return {"example_id": "e1", "response": response, "tokens": tokens, "advantage": [0.1] * len(tokens)} | more
+
+
 @drawn
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=12))
-def test_token_spans_rebuild_the_answer(tokens):
-    spans = heatmap.token_spans("".join(tokens), tokens)
-    assert "".join(gap + token for gap, token in spans) == "".join(tokens)
-    assert [token for _, token in spans] == tokens
+def test_tokens_of_a_trace_rebuild_the_answer(tokens):
+    trace = credit_viewer.whole_trace(trace_row(tokens, "".join(tokens)))
+    assert "".join(trace["tokens"]) == "".join(tokens) and trace["ends"][-1] == len(trace["response"])
 
 
 @drawn
-@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True)), min_size=1, max_size=6), st.floats(0, 10))
-def test_heat_colours_are_valid_css(values, scale):
-    for value in values:
-        assert re.fullmatch(r"transparent|rgba\(\d+,\d+,\d+,0\.\d\d\)", heatmap.heat_colour(value, scale))
+@given(st.lists(st.text("ab.", min_size=1, max_size=5), min_size=1, max_size=12))
+def test_spaces_that_a_tokenizer_dropped_and_marks_that_it_added_have_their_place(words):
+    trace = credit_viewer.whole_trace(trace_row([*words, "<end>"], " ".join(words)))
+    assert "".join(trace["tokens"]) == " ".join(words) + "<end>"
+    assert trace["ends"][-1] == trace["ends"][-2] == len(trace["response"])  # no text of its own
+
+
+def test_a_row_of_any_age_is_shown_with_what_it_has(tmp_path):
+    m = {"atom_ids": ["a1"], "advantage": -0.4, "m": [1.0, 3.0]}
+    even = {"atom_ids": ["a2"], "reward": 1.0, "advantage": 0.5, "m": None}
+    channels = {"AC-": m, "B+": even, "C+": m | {"localized": False}}
+    trace = credit_viewer.whole_trace(
+        trace_row(["a", " b"], "a b", channels=channels | {"CA-": m | {"strength": 0.75}})
+    )
+    assert credit_viewer.token_values(trace, "AC-") == pytest.approx([-0.4, -1.2])  # strength 1 where none is given
+    assert credit_viewer.token_values(trace, "CA-") == pytest.approx([-0.4, -0.4 * 2.5])
+    assert credit_viewer.token_values(trace, "B+") == [0.5, 0.5]
+    view = credit_viewer.answer_view(trace)
+    assert [panel["even"] for panel in view["panels"][1:]] == [False, True, True, False]
+    text = credit_viewer.answer_html(trace)
+    assert "nan" not in text and "a1" in text and "reward +1.00" in text
 
 
 def test_a_trace_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="2 tokens, 1 advantages"):
-        heatmap.credit_html({"example_id": "e1", "response": "a b", "tokens": ["a", " b"], "advantage": [0.1]})
+        credit_viewer.whole_trace(trace_row(["a", " b"], "a b", advantage=[0.1]))
 
 
 def test_published_tables_are_named_and_complete():
@@ -329,8 +368,8 @@ def test_published_tables_are_named_and_complete():
 
 
 def test_measured_and_published_stand_under_their_own_headings(tmp_path):
-    table = report.results_table(report.load_run(play(tmp_path)))
-    side = report.beside(table, "Qwen3-8B", metrics=("SCS",), label="measured, played")
+    table = tables.results_table(load_run(play(tmp_path)))
+    side = tables.beside_published(table, "Qwen3-8B", metrics=("SCS",), label="measured, played")
     assert side.columns.get_level_values(0).tolist() == ["measured, played", "published, Qwen3-8B"]
     assert side.loc["SFT"].tolist() == ["not run", "65.72 ± 0.64"]
     assert side.loc["Base"].tolist() == ["not run", "31.17 ± 0.21"]
@@ -339,13 +378,13 @@ def test_measured_and_published_stand_under_their_own_headings(tmp_path):
 def test_the_manifest_knows_its_code_and_data(tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")
-    found = runs.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
-    assert found["data_sha256"]["data"] == runs.file_hash(data) and found["cost"] == 0.5
+    found = manifest.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
+    assert found["data_sha256"]["data"] == manifest.file_hash(data) and found["cost"] == 0.5
     assert found["versions"]["python"] and "wall_seconds" in found
     monkeypatch.setenv("PATH", "")
-    assert runs.git_state() == {"commit": None, "dirty": None}
+    assert manifest.git_state() == {"commit": None, "dirty": None}
     with pytest.raises(FileNotFoundError):
-        runs.manifest({}, data={"data": tmp_path / "none"})
+        manifest.manifest({}, data={"data": tmp_path / "none"})
 
 
 def test_an_installed_copy_does_not_borrow_a_commit(tmp_path):
@@ -353,7 +392,7 @@ def test_an_installed_copy_does_not_borrow_a_commit(tmp_path):
 
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "__init__.py").write_text("")
-    assert runs.git_state(tmp_path) == {"commit": None, "dirty": None}
+    assert manifest.git_state(tmp_path) == {"commit": None, "dirty": None}
 
 
 def test_cells_of_a_page():
@@ -372,4 +411,4 @@ def test_the_legend_has_the_looks_of_the_lines_where_a_method_has_no_values():
     drawn, told = figure.axes[0].lines, figure.legends[0]
     assert [text.get_text() for text in told.get_texts()] == ["B"]
     assert {line.get_color() for line in drawn if line.get_xdata().size} >= {told.get_lines()[0].get_color()}
-    assert told.get_lines()[0].get_color() == looks.method_looks(["A", "B"])["B"].colour
+    assert told.get_lines()[0].get_color() == figures.method_styles(["A", "B"])["B"].colour
