@@ -24,8 +24,8 @@ def begun():
     """As much of a trainer as a checkpoint keeps, at the beginning of a run."""
     trainer = SimpleNamespace(
         state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2, drift_steps=2), judge=None,
-        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None), reference_weights=None,
-        thresholds=new_thresholds(CreditConfig(granularity="sentence")),
+        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None),
+        reference_weights=None, thresholds=new_thresholds(CreditConfig(granularity="sentence")),
     )  # fmt: skip
     trainer.rows, trainer.checkpoints = StepRows(trainer), CreditCheckpoints(trainer)
     return trainer
