@@ -59,7 +59,7 @@ from memcalib.trainer.settings import (
     check_sampler,
     trl_config,
 )
-from .trainer.stopping import Interrupted, RunStopped, StopSignals, patient_judge
+from .trainer.stopping import Interrupted, RunStopped, StopSignals, retrying_judge
 
 # %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class CreditTrainer(GRPOTrainer):
         _check_fresh(out, args.resume_from_checkpoint)
         tokenizer, examples = processing_class or AutoTokenizer.from_pretrained(getattr(model, "name_or_path", model)), _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
-        self.judge = None if judge is None else patient_judge(judge, config).join(self.sum_over_processes, self.signals)
+        self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
         self.judged = ChannelRewards(self.judge.as_read(config.text) if method.needs_judge else None, examples, config.merge_over_use)
         self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.layout), new_thresholds(config.credit)
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
@@ -209,10 +209,10 @@ class CreditTrainer(GRPOTrainer):
             (out / ROWS).unlink(missing_ok=True)  # of an earlier attempt
         if start is not None and self.checkpoints.resumed[0] >= self.args.max_steps:
             return self._load_from_checkpoint(str(start))
-        with self.signals.heard(), self.checkpoints.naming_faults():
+        with self.signals.listening(), self.checkpoints.naming_faults():
             result = super().train(resume_from_checkpoint=start and str(start), **options)
         if self.state.global_step < self.args.max_steps and (number := self.signals.agreed()):
-            raise Interrupted(number).told(self.rescue())
+            raise Interrupted(number).with_hint(self.rescue())
         return result
 
     def _get_train_sampler(self, dataset=None):
@@ -256,7 +256,7 @@ class CreditTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 self.advantages = self.token_advantages(batch)
         except RunStopped as error:
-            error.told(self.rescue(error.once))
+            error.with_hint(self.rescue(error.once))
             raise
         except FloatingPointError as error:
             raise self.guard.error(str(error)) from error

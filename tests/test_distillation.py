@@ -517,18 +517,18 @@ def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
 def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
     trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, **({"minibatches": 1} | changes))
     model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
-    desk, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
+    judged, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
     sides = [
-        response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids, **heat)
+        response_logps_reference(model, [encode(e) for e in judged.examples], judged.ids, **heat)
         for encode in (teacher, student)
     ]
     found, clip = sides[0] - sides[1], changes.get("reward_clip", math.inf)
     assert clip == math.inf or (found.abs() > clip).any()
     assert torch.allclose(trainer.advantages, found.clamp(-clip, clip), atol=1e-4)
-    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, desk.ids))
+    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, judged.ids))
     assert rows[0]["token_reward"] == pytest.approx(wanted, abs=1e-4)
-    ended = [ids[-1] == TOKENIZER.eos_token_id for ids in desk.ids]
+    ended = [ids[-1] == TOKENIZER.eos_token_id for ids in judged.ids]
     assert all(ended) == ("max_tokens" not in changes), "some are cut off where answers have little room"
 
 

@@ -1,4 +1,4 @@
-"""A run on two processes that is told to stop: `torchrun told.py FOLDER WHERE`. Both stop together, and go on together."""
+"""A run on two processes that receives a signal: `torchrun told.py FOLDER WHERE`. Both stop together, and go on together."""
 
 import json
 import os
