@@ -37,7 +37,7 @@ def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
     same = steps.slow_step(trainer, seen, lambda prompt, answer: known[*prompt, -1, *answer])
     deep = partial(steps.read, copy.deepcopy(seen["policy"]).double(), trainer.temperature)
     exact = steps.slow_step(trainer, seen, deep)
-    ids = seen["desk"].ids
+    ids = seen["judged"].ids
     cut = lambda table: [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
     fast = (cut(seen["batch"]["old_per_token_logps"]), cut(seen["credit"].advantages))
     ways = {

@@ -209,10 +209,10 @@ class CreditTrainer(GRPOTrainer):
             (out / ROWS).unlink(missing_ok=True)  # of an earlier attempt
         if start is not None and self.checkpoints.resumed[0] >= self.args.max_steps:
             return self._load_from_checkpoint(str(start))
-        with self.signals.heard(), self.checkpoints.naming_faults():
+        with self.signals.listening(), self.checkpoints.naming_faults():
             result = super().train(resume_from_checkpoint=start and str(start), **options)
         if self.state.global_step < self.args.max_steps and (number := self.signals.agreed()):
-            raise Interrupted(number).told(self.rescue())
+            raise Interrupted(number).with_hint(self.rescue())
         return result
 
     def _get_train_sampler(self, dataset=None):
@@ -256,7 +256,7 @@ class CreditTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 self.advantages = self.token_advantages(batch)
         except RunStopped as error:
-            error.told(self.rescue(error.once))
+            error.with_hint(self.rescue(error.once))
             raise
         except FloatingPointError as error:
             raise self.guard.error(str(error)) from error

@@ -344,10 +344,10 @@ def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
     from memcalib.trainer.traces import credit_answers, exact_advantages
 
     same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
-    desk, found, _ = credit_answers(
+    judged, found, _ = credit_answers(
         build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
     )
-    assert exact_advantages(TOKENIZER, desk, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
+    assert exact_advantages(TOKENIZER, judged, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
 
 
 def drifting(monkeypatch, lengths):
@@ -376,12 +376,12 @@ def test_drift_warns_once_and_may_stop_the_run(tmp_path, monkeypatch, caplog):
 
 
 def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
     import memcalib.training as training
 
     odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
     assert TOKENIZER(TOKENIZER.decode(odd, skip_special_tokens=True))["input_ids"] != odd
-    scored, plain = [], desk.score_pairs
+    scored, plain = [], page.score_pairs
 
     def strange(model, prompts, *, ends, **options):
         return [[*odd, *answer] for answer in sample_tokens(model, prompts, ends=ends, **options)]
@@ -391,7 +391,7 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
         return plain(model, examples, judgments, responses, encode, **options)
 
     monkeypatch.setattr(training, "sample_tokens", strange)
-    monkeypatch.setattr(desk, "score_pairs", spy)
+    monkeypatch.setattr(page, "score_pairs", spy)
     trainer, rows = run(tmp_path, granularity="sentence")
     assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.judged.ids[:16]
     trained = [
@@ -429,10 +429,10 @@ def test_a_prompt_that_leaves_no_room_is_refused(tmp_path, text):
 
 
 def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
 
-    plain = desk.channel_rewards
-    monkeypatch.setattr(desk, "channel_rewards", lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan))
+    plain = page.channel_rewards
+    monkeypatch.setattr(page, "channel_rewards", lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan))
     with pytest.raises(ValueError, match=r"step 1, row 5 \(example .*\), channel A\+: reward nan of a scored answer"):
         run(tmp_path)
 
@@ -472,9 +472,9 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
 
 
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
 
-    plain = desk.score_pairs
+    plain = page.score_pairs
 
     def without(*args, lost=None, **options):
         pairs, ablated = plain(*args, **options)
@@ -482,7 +482,7 @@ def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
         return pairs, torch.full_like(ablated, math.nan)
 
     gdpo, _ = run(tmp_path / "gdpo", method="gdpo")
-    monkeypatch.setattr(desk, "score_pairs", without)
+    monkeypatch.setattr(page, "score_pairs", without)
     trainer, rows = run(tmp_path / "lost", steps=2)
     for row in rows:
         assert row["fallback_scoring"] == row["pairs"] == row["lost_out_of_memory"] > 0, "of each step alone"
@@ -574,15 +574,15 @@ def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
 
 
 def test_validation_with_ruined_weights(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
 
     def nan(*args, **options):
         raise FloatingPointError("the policy's logits are NaN")
 
     config = settings(steps=2, eval_every=2, save_every=1)
     options = dict(tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
-    keep = desk.sample_answers
-    spoil = lambda row: monkeypatch.setattr(desk, "sample_answers", nan if row["step"] == 1 else keep)
+    keep = page.sample_answers
+    spoil = lambda row: monkeypatch.setattr(page, "sample_answers", nan if row["step"] == 1 else keep)
     with pytest.raises(Diverged, match=r"step 2: the policy's logits are NaN.*checkpoint-2"):
         train(build_policy(0), config, EXAMPLES, exact_judge, on_step=spoil, **options)
 
@@ -664,11 +664,11 @@ class Reader:
 
 
 def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
 
-    asked, plain = [], desk.sample_answers
+    asked, plain = [], page.sample_answers
     sample = lambda *given, **options: asked.append(options) or plain(*given, **options)
-    monkeypatch.setattr(desk, "sample_answers", sample)
+    monkeypatch.setattr(page, "sample_answers", sample)
     judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
     train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
     assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
@@ -683,10 +683,10 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 
 
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as desk
+    import memcalib.trainer.rewards as page
 
-    seen, plain = [], desk.response_units
-    monkeypatch.setattr(desk, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])
+    seen, plain = [], page.response_units
+    monkeypatch.setattr(page, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])
     trainer, rows = run(
         tmp_path, granularity="sentence", threshold_start=0.5, segment_min=2, segment_max=3, threshold_minimum=10**6
     )

@@ -310,7 +310,7 @@ class StepRows(TrainerCallback):
             self.write_trace(row["step"])
         self.write(row | ({"drift": moved} if moved else {}))
         if self.stop:
-            raise self.stop.told(self.trainer.rescue(self.stop.once))
+            raise self.stop.with_hint(self.trainer.rescue(self.stop.once))
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #8ec5b7c8
 _LOGPS = {"old_per_token_logps": "the log-probability under the policy", "ref_per_token_logps": "the one under the reference"}

@@ -316,12 +316,12 @@ def sft(
     if isinstance(score, HeldOutScores):
         score.judge.join(trainer.sum_over_processes, trainer.signals)
     start = _begin(trainer, out, resume)
-    with trainer.signals.heard(), trainer.checkpoints.naming_faults():
+    with trainer.signals.listening(), trainer.checkpoints.naming_faults():
         trainer.train(resume_from_checkpoint=start and str(start))
     if steps.stop:
-        raise steps.stop.told(trainer.checkpoints.rescue(steps.stop.once))
+        raise steps.stop.with_hint(trainer.checkpoints.rescue(steps.stop.once))
     if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
-        raise Interrupted(number).told(trainer.checkpoints.rescue())
+        raise Interrupted(number).with_hint(trainer.checkpoints.rescue())
     trainer.check_weights()
     final = _written(trainer, tokenizer, config, out / config.output)
     final.merged_in = out.absolute() if config.lora_rank and config.output == "merged" else None

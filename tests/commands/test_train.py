@@ -710,7 +710,7 @@ def test_a_teacher_may_live_on_the_hub(monkeypatch):
     student = load_policy("cold-short")[0]
     monkeypatch.setattr(distillation, "create_model_from_path", lambda path, dtype: asked.append(path) or student)
     for name in ("owner/teacher-8b", "teacher-short"):
-        assert distillation._loaded(name, student) is student
+        assert distillation.load_teacher(name, student) is student
     assert asked == ["owner/teacher-8b", str(policy_path("teacher-short"))]
 
 

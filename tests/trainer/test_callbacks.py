@@ -53,9 +53,9 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     config = world_config(WORLDS["short"], method="gdpo", **sizes)
     model = load_policy("cold-short")[0]
     trainer = train(model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
-    desk = trainer.judged
-    ended = [k for k, ids in enumerate(desk.ids) if ids[-1] in trainer.eos_token_ids and desk.valid[k]]
-    closing = [trainer.advantages[k, len(desk.ids[k]) - 1].item() for k in ended]
+    judged = trainer.judged
+    ended = [k for k, ids in enumerate(judged.ids) if ids[-1] in trainer.eos_token_ids and judged.valid[k]]
+    closing = [trainer.advantages[k, len(judged.ids[k]) - 1].item() for k in ended]
     assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1
     assert rows[0]["closing_advantage"] == pytest.approx(sum(closing) / len(closing), rel=1e-5)
 

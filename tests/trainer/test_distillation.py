@@ -7,8 +7,8 @@ import os
 from types import SimpleNamespace
 
 import pytest
-import run_files
-import small_models
+import runs
+import small
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from memcalib.micro.policy import build_policy, build_tokenizer, load_policy, po
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.settings import trl_config, world_config
 from memcalib.trainer.teacher import (
     TEACHER_VIEWS,
     answer_key,
@@ -434,7 +434,7 @@ def run(tmp_path, method, model=None, examples=EXAMPLES, **changes):
         return exact_judge(example, response)
 
     trainer = train(model, config, examples, judge, tokenizer=TOKENIZER, out=tmp_path)
-    return trainer, run_files.rows(tmp_path), called
+    return trainer, runs.rows(tmp_path), called
 
 
 def weights(model):
@@ -510,18 +510,18 @@ def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
 def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
     trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, **({"minibatches": 1} | changes))
     model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
-    desk, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
+    judged, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
     sides = [
-        response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids, **heat)
+        response_logps_reference(model, [encode(e) for e in judged.examples], judged.ids, **heat)
         for encode in (teacher, student)
     ]
     found, clip = sides[0] - sides[1], changes.get("reward_clip", math.inf)
     assert clip == math.inf or (found.abs() > clip).any()
     assert torch.allclose(trainer.advantages, found.clamp(-clip, clip), atol=1e-4)
-    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, desk.ids))
+    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, judged.ids))
     assert rows[0]["token_reward"] == pytest.approx(wanted, abs=1e-4)
-    ended = [ids[-1] == TOKENIZER.eos_token_id for ids in desk.ids]
+    ended = [ids[-1] == TOKENIZER.eos_token_id for ids in judged.ids]
     assert all(ended) == ("max_tokens" not in changes), "some are cut off where answers have little room"
 
 
@@ -564,7 +564,7 @@ def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])
 def test_states_of_padded_rows_are_those_of_each_row_alone(kind, options):
     """Also where positions are counted from the first word, not between two of them."""
-    model = small_models.tiny(kind, **options)
+    model = small.tiny(kind, **options)
     prompts, answers = [[5, 6, 7, 8], [9]], [[3, 4], [2, 3, 4]]
     ids = torch.tensor(
         [[*[0] * (4 - len(p)), *p, *y, *[0] * (3 - len(y))] for p, y in zip(prompts, answers, strict=True)]
@@ -614,14 +614,14 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
 
 def test_no_gkd_state_survives_a_step(tmp_path):
     trainer, _, _ = run(tmp_path, "opsd-gkd")
-    assert isinstance(trainer, OpsdGKD) and trainer.lesson is None and trainer.divergence is None
+    assert isinstance(trainer, OpsdGKD) and trainer.teacher_logps is None and trainer.divergence is None
 
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(tmp_path, method, monkeypatch):
     import memcalib.trainer.distillation as page
 
-    whole = page.teach
+    whole = page.teacher_logps
 
     def torn(model, prompts, answers, *args, **options):
         lesson = whole(model, prompts, answers, *args, **options)
@@ -629,7 +629,7 @@ def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(tmp_
             side[0, : len(answers[0])] = torch.nan
         return lesson
 
-    monkeypatch.setattr(page, "teach", torn)
+    monkeypatch.setattr(page, "teacher_logps", torn)
     plain = page.response_logps
 
     def holed(model, prompts, answers, **options):
@@ -673,7 +673,8 @@ def tiny_trainer(out, model=None, **changes):
         from peft import LoraConfig
 
         peft = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    trainer = OpsdGKD(model or build_policy(0), config, EXAMPLES, exact_judge, TOKENIZER, out, peft)
+    options = dict(args=trl_config(config, out), train_dataset=EXAMPLES, processing_class=TOKENIZER, peft_config=peft)
+    trainer = OpsdGKD(model or build_policy(0), judge=exact_judge, **options)
     trainer.model.train()
     g = torch.Generator().manual_seed(0)
     word = lambda n: torch.randint(5, 200, (n,), generator=g).tolist()
@@ -687,9 +688,9 @@ def tiny_trainer(out, model=None, **changes):
 
 def an_update(trainer, lesson, ids, mask):
     """Log-probabilities, entropies and divergences of an update, and the gradient of a weighted sum of them."""
-    trainer.lesson = lesson
+    trainer.teacher_logps = lesson
     logps, entropies, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 8, compute_entropy=True)
-    trainer.lesson, divergence = None, trainer.divergence
+    trainer.teacher_logps, divergence = None, trainer.divergence
     total = (torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:] * logps).sum() + divergence.sum()
     learns = [p for p in trainer.model.parameters() if p.requires_grad]
     found = torch.autograd.grad(total, learns, allow_unused=True)
@@ -744,7 +745,7 @@ def test_the_update_against_one_row_at_a_time(tmp_path):
 def test_models_that_cannot_be_packed_are_updated_plainly(tmp_path, caplog, kind):
     model = build_policy(0)
     if kind == "Mistral":
-        model = small_models.tiny(kind, sliding_window=6, vocab_size=435, eos_token_id=TOKENIZER.eos_token_id)
+        model = small.tiny(kind, sliding_window=6, vocab_size=435, eos_token_id=TOKENIZER.eos_token_id)
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path, model)
     if kind == "flash":  # as it is announced; the plain path is left to the implementation that is there
         split_model(trainer.model)[0].config._attn_implementation = "flash_attention_2"
@@ -791,7 +792,7 @@ def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
     resumed = go(tmp_path / "cut", resume=True)
     one, two = straight.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    told = [run_files.timeless(tmp_path / name) for name in ("straight", "cut")]
+    told = [runs.timeless(tmp_path / name) for name in ("straight", "cut")]
     assert [row["step"] for row in told[1]] == [1, 2, 3, 4]
     for name in ("loss", "token_reward", "agreement"):
         assert [row[name] for row in told[0]] == [row[name] for row in told[1]]

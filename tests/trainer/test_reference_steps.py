@@ -66,7 +66,7 @@ class Watched(training.CreditTrainer):
     def _generate_and_score_completions(self, inputs):
         seen = {"policy": plain(self.accelerator.unwrap_model(self.model)), "before": copy.deepcopy(self.thresholds)}
         seen["batch"] = super()._generate_and_score_completions(inputs)
-        seen |= {"desk": copy.copy(self.judged), "after": copy.deepcopy(self.thresholds)}
+        seen |= {"judged": copy.copy(self.judged), "after": copy.deepcopy(self.thresholds)}
         self.batches.append(seen | {"pairs": self.pairs, "credit": self.credit})
         return seen["batch"]
 
@@ -105,15 +105,15 @@ def read(model, temperature, prompt, answer) -> list[float]:
 
 def slow_step(trainer, seen, reader=None) -> reference.Step:
     """The slow reading of a rollout batch from what the judge said of it; `reader` in the place of its policy."""
-    config, desk, before = trainer.config.credit, seen["desk"], seen["before"]
+    config, judged, before = trainer.config.credit, seen["judged"], seen["before"]
     encode = partial(reference.prompt_ids, TOKENIZER, layout=trainer.config.layout)
-    cut = response_units(TOKENIZER, desk.ids) if config.granularity == "sentence" else []
+    cut = response_units(TOKENIZER, judged.ids) if config.granularity == "sentence" else []
     return reference.step(
         reader or partial(read, seen["policy"], trainer.temperature),
         lambda example, gone: encode(example, gone=gone),
-        config, desk.examples, desk.judgments, desk.ids, trainer.config.generations,
+        config, judged.examples, judged.judgments, judged.ids, trainer.config.generations,
         before.value.tolist(), before.sentence.value.tolist() if before.sentence else (),
-        [row[: len(ids)].tolist() for row, ids in zip(cut, desk.ids, strict=False)],
+        [row[: len(ids)].tolist() for row, ids in zip(cut, judged.ids, strict=False)],
     )  # fmt: skip
 
 
@@ -136,9 +136,11 @@ def apart(found, wanted, rounding: float = 0.0) -> float:
 
 def gaps(seen, slow: reference.Step) -> dict[str, float]:
     """The largest difference of each stage between what the trainer made and the slow reading."""
-    desk, credit, pairs = seen["desk"], seen["credit"], seen["pairs"]
-    assert desk.valid.tolist() == slow.valid
-    out = {"rewards": apart(desk.rewards[desk.valid], [r for r, v in zip(slow.rewards, slow.valid, strict=True) if v])}
+    judged, credit, pairs = seen["judged"], seen["credit"], seen["pairs"]
+    assert judged.valid.tolist() == slow.valid
+    out = {
+        "rewards": apart(judged.rewards[judged.valid], [r for r, v in zip(slow.rewards, slow.valid, strict=True) if v])
+    }
     out |= {"channels": apart(credit.channels, slow.channels), "scale": abs(credit.stats["rms"] - slow.scale)}
     assert pairs.rows == [p.row for p in slow.pairs] and pairs.channels == [p.channel for p in slow.pairs]
     assert pairs.atoms == [p.atoms for p in slow.pairs] and pairs.prompts == [p.prompt for p in slow.pairs]
@@ -155,7 +157,7 @@ def gaps(seen, slow: reference.Step) -> dict[str, float]:
 
 def slow_update(trainer, update, slow: reference.Step, start):
     """Loss and gradient of one update from plain forwards, and how far it is from the old policy and the reference."""
-    answers = update["batch"]["desk"].ids
+    answers = update["batch"]["judged"].ids
     known = {(tuple(p), tuple(y)): i for i, (p, y) in enumerate(zip(slow.prompts, answers, strict=True))}
     rows, moved = [], []
     for part in update["parts"]:
@@ -238,7 +240,7 @@ def test_the_first_case_holds_what_it_should(trained):
 
 def as_read(seen, slow: reference.Step) -> dict[tuple, list[float]]:
     """The log-probabilities that the trainer read, by prompt and answer."""
-    full, d, answers = seen["batch"]["old_per_token_logps"].double(), seen["credit"].pairs.d, seen["desk"].ids
+    full, d, answers = seen["batch"]["old_per_token_logps"].double(), seen["credit"].pairs.d, seen["judged"].ids
     known = {
         (*p, -1, *y): full[i, : len(y)].tolist() for i, (p, y) in enumerate(zip(slow.prompts, answers, strict=True))
     }

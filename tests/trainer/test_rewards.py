@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_examples, held_out_examples
 from memcalib.inference.local import prompt_encoder
+<<<<<<<< HEAD:tests/trainer/test_rewards.py
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
+========
+from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+>>>>>>>> trainer:tests/test_rewards.py
 from memcalib.trainer.stopping import RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.teacher import teacher_encoder
@@ -118,22 +122,22 @@ def test_the_judge_is_not_asked_about_silence(said):
     """A judgment that is thrown away would be paid for; what comes out is the same as if it had been asked and overruled."""
     texts, empty = [text for text, _ in said], [none for _, none in said]
     asked = [EXAMPLES[k % 8] for k in range(len(said))]
-    judge, desk = Counted(), ChannelRewards(None, EXAMPLES)
-    desk.judge = judge
-    desk.read(asked, texts, [[1]] * len(said), empty)
+    judge, judged = Counted(), ChannelRewards(None, EXAMPLES)
+    judged.judge = judge
+    judged.read(asked, texts, [[1]] * len(said), empty)
     silent = [none or not text.strip() for text, none in said]
     assert judge.asked == [[text for text, none in zip(texts, silent, strict=True) if not none]], (
         "one batch, even of none"
     )
-    for example, text, none, found in zip(asked, texts, silent, desk.judgments, strict=True):
+    for example, text, none, found in zip(asked, texts, silent, judged.judgments, strict=True):
         told = exact_judge(example, text)
         assert (found.error, found.retry) == (("empty answer", False) if none else (told.error, told.retry))
         assert found.scored != none and [(a.atom_id, a.ideal) for a in found.atoms] == [
             (a.atom_id, a.ideal) for a in told.atoms
         ]
         assert none or found == told
-    assert desk.valid.tolist() == [not none for none in silent]
-    assert desk.rewards.isnan().all(1).tolist() == silent
+    assert judged.valid.tolist() == [not none for none in silent]
+    assert judged.rewards.isnan().all(1).tolist() == silent
 
 
 def test_a_batch_of_nothing_but_silence_asks_nobody():

@@ -19,8 +19,8 @@ from peft import PeftModel
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer_logger import hear
-from run_files import weights
+from loggers import hear
+from runs import weights
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
@@ -311,7 +311,7 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
     assert f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
-    assert f"{name}: the run was told to stop. Everything so far is saved in {saved}: go on" in done.stdout
+    assert f"{name}: the run was stopped by a signal. Everything so far is saved in {saved}: go on" in done.stdout
     assert read_state(saved)["updates"] == step + 1 and not (tmp_path / "merged").exists()
     again = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True)
     assert torch.equal(weights(again.model), final)
@@ -379,7 +379,7 @@ def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, t
     with pytest.raises(CheckpointError, match="checkpoint-4/optimizer.pt: checksum .* damaged since"):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=tmp_path / "run" / "checkpoint-4")
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
-    assert "no whole checkpoint to go on from, so the run starts at the beginning" in caplog.text
+    assert "no whole checkpoint to resume from" in caplog.text
     assert torch.equal(weights(done.model), final)
     assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
 
@@ -607,7 +607,7 @@ def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
 
 
 def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
-    """The judge never comes back, and the run is told to stop while it waits for it."""
+    """The judge never comes back, and the run receives a signal while it waits for it."""
     waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
     patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)

@@ -1,4 +1,4 @@
-"""A run that is told to stop saves its last whole step and goes on from there as if nothing had happened."""
+"""A run that receives a signal saves its last whole step and goes on from there as if nothing had happened."""
 
 import asyncio
 import json
@@ -51,14 +51,14 @@ def test_handlers_of_others_stay():
     mine = lambda number, frame: None
     for other in (mine, signal.SIG_IGN):
         signal.signal(signal.SIGTERM, other)
-        with StopSignals(active=True).heard() as signals:
+        with StopSignals(active=True).listening() as signals:
             assert signal.getsignal(signal.SIGTERM) == other and signal.getsignal(signal.SIGINT) == signals._handle
         assert signal.getsignal(signal.SIGTERM) == other
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_handlers_are_back_after_an_error():
-    with pytest.raises(KeyError), StopSignals(active=True).heard():
+    with pytest.raises(KeyError), StopSignals(active=True).listening():
         raise KeyError
 
 
@@ -66,7 +66,7 @@ def test_not_off_the_main_thread():
     found = []
 
     def work():
-        with StopSignals(active=True).heard() as signals:
+        with StopSignals(active=True).listening() as signals:
             found.extend(signal.getsignal(number) == signals._handle for number in SIGNALS)
             found.append(signals.run(lambda: "done"))
 
@@ -103,7 +103,7 @@ def test_calls_under_way_are_given_up_and_cleared():
     async def calls():
         await asyncio.gather(*map(call, range(4)))
 
-    with StopSignals(active=True).heard() as signals:
+    with StopSignals(active=True).listening() as signals:
         assert signals.run(lambda: run_async(calls())) is None
     assert sorted(left) == [0, 1, 2, 3] and signals.agreed() == signal.SIGINT
 
@@ -112,7 +112,7 @@ SECOND = """
 import os, signal, sys
 from memcalib.trainer.stopping import StopSignals
 now = [0.0]
-with StopSignals(active=True, clock=lambda: now[0]).heard() as signals:
+with StopSignals(active=True, clock=lambda: now[0]).listening() as signals:
     os.kill(os.getpid(), signal.{first})
     now[0] = 2.9
     os.kill(os.getpid(), signal.{second})
@@ -227,7 +227,10 @@ def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(tmp_path, straight, monke
             go(tmp_path, told.judge, on_step=told.on_step)
     assert told.count == (2 * step if place == "update" else at), "an update is finished, and nothing else goes on"
     assert found.value.exit_code == 128 + number and newest_checkpoint(tmp_path).name == f"checkpoint-{2 * step}"
-    said, folder = f"{signal.Signals(number).name}: the run was told to stop", tmp_path / f"checkpoint-{2 * step}"
+    said, folder = (
+        f"{signal.Signals(number).name}: the run was stopped by a signal",
+        tmp_path / f"checkpoint-{2 * step}",
+    )
     advice = "go on with resume=True, or with --resume on the command line"
     assert str(found.value) == f"{said}. Everything so far is saved in {folder}: {advice}"
     assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)] and "valid_SCS" in rows(tmp_path)[2]

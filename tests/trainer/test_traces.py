@@ -41,47 +41,47 @@ EXAMPLES = make_examples("short", 3, 0, "test")
 seeds = st.integers(0, 10_000)
 
 
-def a_desk(rng, rows):
-    desk = ChannelRewards(None, [])
-    desk.examples = [rng.choice(EXAMPLES) for _ in range(rows)]
-    desk.ids = [[rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(1, 9))] for _ in range(rows)]
-    desk.texts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in desk.ids]
-    desk.valid = torch.tensor([rng.random() < 0.8 for _ in range(rows)])
+def judged_answers(rng, rows):
+    judged = ChannelRewards(None, [])
+    judged.examples = [rng.choice(EXAMPLES) for _ in range(rows)]
+    judged.ids = [[rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(1, 9))] for _ in range(rows)]
+    judged.texts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in judged.ids]
+    judged.valid = torch.tensor([rng.random() < 0.8 for _ in range(rows)])
     random_rewards = torch.tensor([[rng.choice([-1.0, 0.0, 0.5]) for _ in range(9)] for _ in range(rows)])
-    desk.rewards = random_rewards.masked_fill(~desk.valid[:, None], torch.nan)
-    return desk
+    judged.rewards = random_rewards.masked_fill(~judged.valid[:, None], torch.nan)
+    return judged
 
 
 def a_batch(seed, rows=5):
     """A judged batch with made-up credit: padded tensors filled with junk beyond each answer's end."""
     rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
-    desk, width = a_desk(rng, rows), 10
-    chosen = [(r, h) for r in range(rows) for h in range(9) if desk.valid[r] and rng.random() < 0.3]
+    judged, width = judged_answers(rng, rows), 10
+    chosen = [(r, h) for r in range(rows) for h in range(9) if judged.valid[r] and rng.random() < 0.3]
     numbers = lambda *shape: torch.randn(*shape, generator=torch_rng, dtype=torch.float64)
     flag = lambda share: torch.tensor([rng.random() < share for _ in chosen], dtype=torch.bool)
     row, channel = (torch.tensor([pair[k] for pair in chosen], dtype=torch.long) for k in (0, 1))
     scored = flag(0.9)
     signal = flag(0.8) & scored
     q = numbers(len(chosen), width).relu() * (flag(0.8) & signal)[:, None]
-    strength = 0.75 * (flag(0.7) & (q[:, : max(map(len, desk.ids))].sum(1) > 0)).double()
+    strength = 0.75 * (flag(0.7) & (q[:, : max(map(len, judged.ids))].sum(1) > 0)).double()
     detail = PairDetail(
         row, channel, numbers(len(chosen), width), q, numbers(len(chosen), width), strength, scored, signal
     )
     credit = Credit(numbers(rows, width).float(), numbers(rows).float(), numbers(rows, 9), {"rms": 2.0}, detail)
-    atoms = [tuple(desk.examples[r].levels)[: rng.randrange(1, 3)] for r, _ in chosen]
-    return desk, credit, Pairs(row.tolist(), channel.tolist(), atoms, [[] for _ in chosen])
+    atoms = [tuple(judged.examples[r].levels)[: rng.randrange(1, 3)] for r, _ in chosen]
+    return judged, credit, Pairs(row.tolist(), channel.tolist(), atoms, [[] for _ in chosen])
 
 
 @given(seeds)
 def test_every_list_comes_back_as_it_was(tmp_path_factory, seed):
-    desk, credit, pairs = a_batch(seed)
+    judged, credit, pairs = a_batch(seed)
     folder = tmp_path_factory.mktemp("traces")
-    TraceWriter(folder).write(7, desk, credit, pairs, TOKENIZER, method="memcalib-rl", seed=3)
+    TraceWriter(folder).write(7, judged, credit, pairs, TOKENIZER, method="memcalib-rl", seed=3)
     frame = read_traces(folder)
     answers, scored = frame[frame["channel"].isna()], frame[frame["channel"].notna()]
-    assert len(answers) == len(desk.ids) and len(scored) == len(pairs)
+    assert len(answers) == len(judged.ids) and len(scored) == len(pairs)
     assert set(frame["step"]) == {7} and set(frame["method"]) == {"memcalib-rl"} and set(frame["seed"]) == {3}
-    for (_, answer), ids, valid, row in zip(answers.iterrows(), desk.ids, desk.valid, range(99), strict=False):
+    for (_, answer), ids, valid, row in zip(answers.iterrows(), judged.ids, judged.valid, range(99), strict=False):
         assert answer["token_ids"].tolist() == ids and answer["tokens"].tolist() == token_texts(TOKENIZER, ids)
         assert answer["scored"] == bool(valid) and np.isnan(answer["reward"]) == (not valid)
         if valid:
@@ -89,7 +89,7 @@ def test_every_list_comes_back_as_it_was(tmp_path_factory, seed):
         else:
             assert answer["token_advantage"] is None and np.isnan(answer["advantage"])
     for k, (_, pair) in enumerate(scored.iterrows()):
-        length = len(desk.ids[pairs.rows[k]])
+        length = len(judged.ids[pairs.rows[k]])
         assert (pair["row"], pair["channel"]) == (pairs.rows[k], CHANNELS[pairs.channels[k]])
         assert pair["atom_ids"].tolist() == list(pairs.atoms[k])
         for name in "dqm":
@@ -98,14 +98,14 @@ def test_every_list_comes_back_as_it_was(tmp_path_factory, seed):
 
 @given(seeds)
 def test_a_row_read_back_equals_the_row_made_from_the_tensors(tmp_path_factory, seed):
-    desk, credit, pairs = a_batch(seed)
+    judged, credit, pairs = a_batch(seed)
     folder = tmp_path_factory.mktemp("traces")
-    TraceWriter(folder).write(0, desk, credit, pairs, TOKENIZER)
+    TraceWriter(folder).write(0, judged, credit, pairs, TOKENIZER)
     frame = read_traces(folder)
-    for row in range(len(desk.ids)):
-        if not desk.valid[row]:
+    for row in range(len(judged.ids)):
+        if not judged.valid[row]:
             continue
-        back, direct = trace_of(frame, 0, row), trace_row(desk, credit, pairs, row, TOKENIZER)
+        back, direct = trace_of(frame, 0, row), trace_row(judged, credit, pairs, row, TOKENIZER)
         assert back["tokens"] == direct["tokens"] and back["response"] == direct["response"]
         assert np.allclose(back["advantage"], direct["advantage"], atol=1e-5)
         assert list(back["channels"]) == list(direct["channels"])
@@ -135,8 +135,8 @@ def test_text_column_cuts_at_the_ends(rows):
 def test_a_real_step_counts_what_its_statistics_count(tmp_path):
     model, tokenizer = load_policy("cold-short")
     config = world_config(WORLDS["short"])
-    desk, credit, pairs = sample_credit(model, tokenizer, EXAMPLES, exact_judge, config)
-    TraceWriter(tmp_path).write(1, desk, credit, pairs, tokenizer, thresholds=torch.full((9,), 0.02))
+    judged, credit, pairs = sample_credit(model, tokenizer, EXAMPLES, exact_judge, config)
+    TraceWriter(tmp_path).write(1, judged, credit, pairs, tokenizer, thresholds=torch.full((9,), 0.02))
     frame = read_traces(tmp_path).dropna(subset="channel")
     for reason in ("scoring", "weak", "empty", "gate"):
         assert (frame["fallback"] == reason).sum() == credit.stats[f"fallback_{reason}"]
@@ -152,10 +152,10 @@ def test_a_real_step_counts_what_its_statistics_count(tmp_path):
 def test_methods_without_pairs_keep_answers_alone(tmp_path, method):
     model, tokenizer = load_policy("cold-short")
     config = world_config(WORLDS["short"], method=method)
-    desk, credit, pairs = sample_credit(model, tokenizer, EXAMPLES[:2], exact_judge, config)
-    TraceWriter(tmp_path).write(1, desk, credit, pairs, tokenizer, method=method)
+    judged, credit, pairs = sample_credit(model, tokenizer, EXAMPLES[:2], exact_judge, config)
+    TraceWriter(tmp_path).write(1, judged, credit, pairs, tokenizer, method=method)
     frame = read_traces(tmp_path)
-    assert frame["channel"].isna().all() and len(frame) == len(desk.ids)
+    assert frame["channel"].isna().all() and len(frame) == len(judged.ids)
     spread = [np.ptp(values) for values in frame["token_advantage"]]
     assert max(spread) == 0 and frame["advantage"].nunique() > 1
     with pytest.raises(ValueError, match="memcalib-rl"):
@@ -163,46 +163,46 @@ def test_methods_without_pairs_keep_answers_alone(tmp_path, method):
 
 
 def test_distillation_gives_token_advantages_alone(tmp_path):
-    desk, credit, _ = a_batch(1)
-    desk.rewards[:] = torch.nan
-    TraceWriter(tmp_path).write(1, desk, credit.advantages, None, TOKENIZER)
+    judged, credit, _ = a_batch(1)
+    judged.rewards[:] = torch.nan
+    TraceWriter(tmp_path).write(1, judged, credit.advantages, None, TOKENIZER)
     frame = read_traces(tmp_path)
     assert frame["reward"].isna().all() and frame["channel"].isna().all()
-    row = int(desk.valid.nonzero()[0])
+    row = int(judged.valid.nonzero()[0])
     assert np.allclose(frame["token_advantage"][row].mean(), frame["advantage"][row], atol=1e-6)
 
 
 def test_a_batch_without_a_scored_answer_is_written(tmp_path):
-    desk, credit, _ = a_batch(2)
-    desk.valid[:] = False
-    TraceWriter(tmp_path).write(1, desk, credit, Pairs(), TOKENIZER)
+    judged, credit, _ = a_batch(2)
+    judged.valid[:] = False
+    TraceWriter(tmp_path).write(1, judged, credit, Pairs(), TOKENIZER)
     assert read_traces(tmp_path)["token_advantage"].isna().all()
 
 
 def test_steps_and_processes_are_files_of_their_own(tmp_path):
-    desk, credit, pairs = a_batch(3)
+    judged, credit, pairs = a_batch(3)
     writer = TraceWriter(tmp_path / "traces")
     for step, process in [(1, 0), (10, 0), (10, 1)]:
-        writer.write(step, desk, credit, pairs, TOKENIZER, process=process)
-    again = writer.write(10, desk, credit, pairs, TOKENIZER)
+        writer.write(step, judged, credit, pairs, TOKENIZER, process=process)
+    again = writer.write(10, judged, credit, pairs, TOKENIZER)
     names = ["step-000001.parquet", "step-000010-process-1.parquet", "step-000010.parquet"]
     assert sorted(p.name for p in again.parent.iterdir()) == names
     rows = read_traces(tmp_path, steps=[10])
     assert sorted(rows[rows["channel"].isna()]["row"]) == list(range(10))
-    assert trace_of(rows, 10, 7)["response"] == trace_of(rows, 10, 2)["response"] == desk.texts[2]
+    assert trace_of(rows, 10, 7)["response"] == trace_of(rows, 10, 2)["response"] == judged.texts[2]
 
 
 def test_statistics_and_head_are_in_the_metadata(tmp_path):
-    desk, credit, pairs = a_batch(4)
+    judged, credit, pairs = a_batch(4)
     credit.stats["loss"] = float("nan")
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
     about = json.loads(pq.read_metadata(path).metadata[b"memcalib"])
     assert about["head"] == {"seed": 5} and about["stats"] == {"rms": 2.0, "loss": None} and about["version"] == 1
 
 
 def test_only_the_wanted_columns_are_read(tmp_path):
-    desk, credit, pairs = a_batch(5)
-    TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    judged, credit, pairs = a_batch(5)
+    TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
     assert list(read_traces(tmp_path, columns=["channel", "localized"])) == ["channel", "localized", "seed"]
     with pytest.raises(ValueError, match=r"unknown column 'nonsense'; allowed: step, row"):
         read_traces(tmp_path, columns=["nonsense"])
@@ -211,8 +211,8 @@ def test_only_the_wanted_columns_are_read(tmp_path):
 def test_absent_folders_and_steps_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no trace files"):
         read_traces(tmp_path)
-    desk, credit, pairs = a_batch(6)
-    TraceWriter(tmp_path).write(4, desk, credit, pairs, TOKENIZER)
+    judged, credit, pairs = a_batch(6)
+    TraceWriter(tmp_path).write(4, judged, credit, pairs, TOKENIZER)
     with pytest.raises(ValueError, match=r"no traces of step 5; allowed: \[4\]"):
         trace_files(tmp_path, [4, 5])
     with pytest.raises(KeyError, match="step 4, row 99: found 0 answers"):
@@ -220,8 +220,8 @@ def test_absent_folders_and_steps_are_named(tmp_path):
 
 
 def test_torn_and_foreign_files_are_all_listed(tmp_path):
-    desk, credit, pairs = a_batch(7)
-    good = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+    judged, credit, pairs = a_batch(7)
+    good = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     data = good.read_bytes()
     (tmp_path / "step-000002.parquet").write_bytes(data[: len(data) // 2])
     (tmp_path / "step-000003.parquet").write_bytes(b"")
@@ -235,8 +235,8 @@ def test_torn_and_foreign_files_are_all_listed(tmp_path):
 
 
 def test_damage_inside_a_file_is_named(tmp_path):
-    desk, credit, pairs = a_batch(8)
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+    judged, credit, pairs = a_batch(8)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     data = bytearray(path.read_bytes())
     data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
     path.write_bytes(bytes(data))
@@ -246,8 +246,8 @@ def test_damage_inside_a_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("part", [0.1, 0.3, 0.5])
 def test_one_damaged_byte_of_a_column_is_named(tmp_path, part):
-    desk, credit, pairs = a_batch(8)
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+    judged, credit, pairs = a_batch(8)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     whole = read_traces(tmp_path)
     data, refused = bytearray(path.read_bytes()), 0
     column = pq.ParquetFile(path).metadata.row_group(0).column(SCHEMA.names.index("q"))
@@ -264,18 +264,18 @@ def test_one_damaged_byte_of_a_column_is_named(tmp_path, part):
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    desk, credit, pairs = a_batch(9)
+    judged, credit, pairs = a_batch(9)
     (tmp_path / "step-000001.parquet.part").mkdir(parents=True)
     with pytest.raises(OSError, match=r"step-000001\.parquet"):
-        TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+        TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     assert not (tmp_path / "step-000001.parquet").exists()
 
 
 def test_nothing_is_left_when_a_rename_fails(tmp_path):
-    desk, credit, pairs = a_batch(9)
+    judged, credit, pairs = a_batch(9)
     (tmp_path / "step-000001.parquet").mkdir()
     with pytest.raises(OSError, match="no trace of this step was kept"):
-        TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+        TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001.parquet"]
 
 
@@ -286,8 +286,8 @@ def rewritten(path, target, **about):
 
 
 def test_files_of_another_version_are_named_and_never_read(tmp_path):
-    desk, credit, pairs = a_batch(11)
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    judged, credit, pairs = a_batch(11)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
     rewritten(path, tmp_path / "step-000002.parquet")
     assert len(read_traces(tmp_path)) == 2 * len(read_traces(tmp_path, [1]))
     rewritten(path, tmp_path / "step-000003.parquet", version=VERSION + 1)
@@ -302,8 +302,8 @@ def test_files_of_another_version_are_named_and_never_read(tmp_path):
 
 
 def test_a_file_without_our_metadata_is_read_without_a_head(tmp_path):
-    desk, credit, pairs = a_batch(12)
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER, seed=5)
+    judged, credit, pairs = a_batch(12)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
     plain = read_traces(tmp_path).drop(columns="seed")
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
     pd.testing.assert_frame_equal(read_traces(tmp_path), plain)
@@ -386,18 +386,18 @@ def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume
 
 
 def test_an_unfinished_file_is_no_step(tmp_path):
-    desk, credit, pairs = a_batch(10)
-    path = TraceWriter(tmp_path).write(1, desk, credit, pairs, TOKENIZER)
+    judged, credit, pairs = a_batch(10)
+    path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     (tmp_path / "step-000002.parquet.part").write_bytes(path.read_bytes()[:100])
     assert set(read_traces(tmp_path)["step"]) == {1}
 
 
 def test_tokens_without_text_show_their_names():
-    desk, credit, _ = a_batch(11)
-    desk.ids[0] = [TOKENIZER.eos_token_id, 10**6]
-    desk.valid[0] = True
-    table = answer_table(desk, credit, TOKENIZER)
+    judged, credit, _ = a_batch(11)
+    judged.ids[0] = [TOKENIZER.eos_token_id, 10**6]
+    judged.valid[0] = True
+    table = answer_table(judged, credit, TOKENIZER)
     assert table["tokens"][0].as_py() == [TOKENIZER.eos_token, "[1000000]"]
-    texts, ends = decode_rows(TOKENIZER, desk.ids)
+    texts, ends = decode_rows(TOKENIZER, judged.ids)
     assert table["response"].to_pylist() == texts
     assert table["ends"].to_pylist() == [end.tolist() for end in ends]

@@ -6,20 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from micro_policy import EXAMPLES, TOKENIZER
+from micro import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
-<<<<<<<< HEAD:tests/trainer/test_training_state.py
 from memcalib.localization import CreditConfig, Thresholds
-from memcalib.training import GuardedTrainer, WatchedTrainer
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
-from memcalib.trainer.callbacks import DriftMonitor, drift_limits
-========
-from memcalib.localization import CreditConfig, new_thresholds
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
->>>>>>>> trainer:tests/test_callbacks.py
 from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
 from memcalib.trainer.settings import TrainConfig, world_config
 from memcalib.trainer.stopping import Diverged
@@ -28,22 +21,12 @@ from memcalib.training import train
 torch.set_num_threads(1)
 
 
-<<<<<<<< HEAD:tests/trainer/test_training_state.py
-def remembered():
-    """As much of a trainer as its memory is made of, at the beginning of a run."""
-    trainer = WatchedTrainer.__new__(WatchedTrainer)
-    vars(trainer).update(
-        state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2), judge=None, skipped=0, worst_mean=0.0,
-        best=None, thresholds=Thresholds(CreditConfig(granularity="sentence")),
-        drift=DriftMonitor(drift_limits(TrainConfig()), 2),
-========
 def begun():
     """As much of a trainer as a checkpoint keeps, at the beginning of a run."""
     trainer = SimpleNamespace(
         state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2, drift_steps=2), judge=None,
-        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None), reference_weights=None,
-        thresholds=new_thresholds(CreditConfig(granularity="sentence")),
->>>>>>>> trainer:tests/test_callbacks.py
+        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None),
+        reference_weights=None, thresholds=Thresholds(CreditConfig(granularity="sentence")),
     )  # fmt: skip
     trainer.rows, trainer.checkpoints = StepRows(trainer), CreditCheckpoints(trainer)
     return trainer
