@@ -46,12 +46,12 @@ export: setup ## notebooks to modules and README; clean the notebooks
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
 	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
 
-lint: setup ## ruff on the package, tests and benchmarks
-	$(BIN)/ruff check memcalib tests benchmarks setup.py
-	$(BIN)/ruff format --check tests benchmarks setup.py
+lint: setup ## ruff on the package, tests, tools and benchmarks
+	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
+	$(BIN)/ruff format --check tests tools benchmarks setup.py
 
 docs: setup ## the Quarto site in _docs (needs the quarto program)
-	$(BIN)/nbdev_proc_nbs
+	PYTHONPATH=. $(BIN)/nbdev_proc_nbs
 	cd _proc && quarto render --no-execute
 	rm -rf _docs && mv _proc/_docs _docs
 

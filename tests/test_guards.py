@@ -17,6 +17,14 @@ CHAPTERS = sorted(p for p in NBS.rglob("[0-9]*.ipynb") if ".ipynb_checkpoints" n
 LIB = ROOT / "memcalib"
 EXPERIMENTS = sorted((NBS / "experiments").glob("e*.ipynb"))
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+ORDER, PAGES = zip(
+    *(
+        [cell.strip() for cell in line.split("|")[:2]]
+        for line in (NBS / "ORDER").read_text().splitlines()
+        if "|" in line and not line.startswith("#")
+    ),
+    strict=True,
+)
 MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
 
 
@@ -54,7 +62,7 @@ def imports(source: str) -> set[str]:
 def copy(tmp_path_factory) -> Path:
     """A copy of what nbdev reads and writes, so that the checks change nothing here."""
     target = tmp_path_factory.mktemp("repo")
-    for name in ("nbs", "memcalib"):
+    for name in ("nbs", "memcalib", "tools"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("settings.ini", "setup.py", "_quarto.yml"):
         shutil.copy(ROOT / name, target / name)
@@ -72,6 +80,19 @@ def test_export_leaves_no_difference(copy):
     after = {p.relative_to(copy): p.read_text() for p in (copy / "memcalib").rglob("*.py")}
     assert after.keys() == before.keys()
     assert [name for name in after if after[name] != before[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_page_is_processed_for_the_documentation(copy):
+    """What `make docs` does before Quarto, in one process: exported cells run and each signature is shown."""
+    program = "from nbdev.serve import proc_nbs; print(proc_nbs(n_workers=0))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = {path.relative_to(copy / "_proc") for path in (copy / "_proc").rglob("*.ipynb")}
+    assert made == {path.relative_to(NBS) for path in NOTEBOOKS}
+    shown = "".join((copy / "_proc" / f"{page}.ipynb").read_text() for page in PAGES)
+    assert "show_doc(" in shown and ":pd.DataFrame" in shown and "tools.show_docs" not in shown
 
 
 def test_notebooks_are_clean(copy):
@@ -102,13 +123,6 @@ def test_each_chapter_has_one_module():
     names = [module_name(path) for path in CHAPTERS]
     assert len(set(names)) == len(names)
     assert sorted(names) == sorted(map(dotted, MODULES))
-
-
-ORDER = [
-    line.split("|")[0].strip()
-    for line in (NBS / "ORDER").read_text().splitlines()
-    if "|" in line and not line.startswith("#")
-]
 
 
 def test_exported_code_imports_what_stands_before_it():
