@@ -2,14 +2,18 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
@@ -53,8 +57,8 @@ def imports(source: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            module = f"memcalib.{node.module or ''}" if node.level else node.module
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -164,15 +168,87 @@ def test_experiment_notebooks(path):
 
 
 def test_clean_keeps_the_parameters_tag():
-    config = ConfigParser(delimiters=["="])
-    config.read(ROOT / "settings.ini")
-    assert "tags" in config["DEFAULT"]["allowed_cell_metadata_keys"].split()
+    assert "tags" in settings()["allowed_cell_metadata_keys"].split()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_package_needs_no_development_tool(path):
     tops = {name.split(".")[0] for name in imports(path.read_text())}
     assert not tops & {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
+
+
+def settings() -> SectionProxy:
+    config = ConfigParser(delimiters=["="])
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    return config["DEFAULT"]
+
+
+def distributions(words: str) -> dict[str, SpecifierSet]:
+    """Names of distributions as packaging writes them, with the versions asked for."""
+    return {canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())}
+
+
+NAMED = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
+OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
+
+
+def test_every_import_is_declared():
+    """An imported package stands in settings.ini; an optional one is imported in a function, or by the page of Inspect."""
+    declared = distributions(settings()["requirements"])
+    missing = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tops = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))} - {"memcalib"}
+        for name in tops - sys.stdlib_module_names - OPTIONAL:
+            if canonicalize_name(NAMED.get(name, name)) not in declared:
+                missing.setdefault(name, []).append(dotted(path))
+        if path.name != "inspect_task.py":
+            first = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+            assert not {name.split(".")[0] for name in imports(ast.unparse(first))} & OPTIONAL, path.name
+    assert missing == {}
+
+
+def test_constraints_pin_what_settings_ask_for():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    asked = [distributions(settings()[f"{kind}requirements"]) for kind in ("", "dev_", "inspect_")]
+    assert [name for group in asked for name in group if name not in pins] == []
+    assert [name for group in asked for name, allowed in group.items() if pins[name] not in allowed] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel that `python -m build` makes from its own source distribution, of the files that git knows or would add."""
+    place = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone"):
+        if (ROOT / name).is_file() and not name.startswith(("nbs/", "runs/", "tests/")):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(list((place / "dist").glob("memcalib-*.tar.gz"))) == 1
+    return next((place / "dist").glob("memcalib-*.whl"))
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
+    """Installed alone into a folder: modules, data files, the mark of types and both entry points are there."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site"]
+    subprocess.run([*pip, wheel], check=True, timeout=240)
+    package = tmp_path / "site" / "memcalib"
+    kept = {path.relative_to(LIB) for path in LIB.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    assert {path for path in found if "__pycache__" not in path.parts} == kept and Path("py.typed") in kept
+    points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()
+    assert "memcalib = memcalib.commands.cli:main" in points and "[inspect_ai]" in points
+    program = "import memcalib; from memcalib.commands.cli import main; print(memcalib.__file__); main(['--help'])"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], **options)
+    assert done.returncode == 0 and done.stdout.startswith(str(package)), done.stdout + done.stderr
 
 
 SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")
