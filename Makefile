@@ -34,7 +34,7 @@ test: setup ## guards, unit and property tests, notebooks that neither train nor
 	$(PYTEST) $(BY_FILE) -m "not slow" tests
 
 test-core: setup ## schema, metrics, channels, localization, redistribution: in seconds
-	$(PYTEST) -m "not slow" $(CORE:%=tests/test_%.py)
+	$(PYTEST) --hypothesis-profile core -m "not slow" $(CORE:%=tests/test_%.py)
 
 test-slow: setup ## what `test` leaves out beside notebooks: several processes, kills, whole runs through every fault
 	$(PYTEST) $(BY_FILE) -m slow --ignore tests/test_notebooks.py tests

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
+settings.register_profile("core", settings.get_profile("ci"), max_examples=8)  # `make test-core`
 settings.load_profile("ci")
 
 

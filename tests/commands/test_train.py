@@ -119,7 +119,7 @@ def straight(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     out = tmp_path / "stopped"
     process = started(out)
@@ -165,6 +165,7 @@ def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(capsys, tmp_
     assert len(said) == (b"no" not in damage) and all("line 3 " in text for text in said)
 
 
+@pytest.mark.slow
 def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
@@ -174,6 +175,7 @@ def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_folder(capsys, tmp_path):
     out = tmp_path / "run"
     process = started(out, "memcalib-rl", "train.steps=60")
@@ -199,6 +201,7 @@ def test_a_failed_start_does_not_bind_its_folder(capsys, tmp_path):
     assert code == 1 and "other settings" in err
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
     recipe = load_recipe("micro", [*SMALL, "sft.save_every=2", "data.world.demonstrations=144"])
     TrainRun(recipe, "sft", tmp_path / "straight").run()
@@ -801,6 +804,7 @@ def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path
 # --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_path):
     out = tmp_path / "run"
     process = started(out, "memcalib-rl", "train.prompts=8", "train.generations=64")
