@@ -13,7 +13,7 @@ export MPLBACKEND = Agg
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-core test-slow test-notebooks bench coldstart export lint types docs lab clean
 PYTEST = $(BIN)/python -m pytest -q
-BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
+BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
 CORE = problem metrics channels localization redistribution
 
 help: ## list the verbs

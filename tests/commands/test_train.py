@@ -943,7 +943,7 @@ def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, m
     assert code == 0 and (out / "policy").is_dir(), err
 
 
-@pytest.mark.parametrize("method", ["memcalib-rl", "sft"])
+@pytest.mark.parametrize("method", ["memcalib-rl", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, caplog, method):
     out, first = tmp_path / "run", small("train.steps=1", "sft.save_every=1", "data.world.demonstrations=24")
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, *first)
@@ -1020,6 +1020,7 @@ def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monke
     assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_path):
     nervous = [
         "train.stop_on_drift=true",
