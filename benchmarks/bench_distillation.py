@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from memcalib.inference.local import prompt_encoder
-from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import load_policy
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.teacher import prompted_scores
 from memcalib.training import train

@@ -40,7 +40,7 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.localization import ablation_pairs
 from memcalib.credit.prefix_groups import sharing_faults
-from memcalib.credit.prefix_groups import prompt_families
+from memcalib.credit.prefix_groups import prefix_groups
 from memcalib.problem import Example, Level, encode_prompt, judge_all, judgment_for, render, sample_records
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.trainer.settings import TrainConfig, trl_config
@@ -135,7 +135,7 @@ class Work:
         distinct = [list(p) for p in dict.fromkeys(map(tuple, self.prompts))]
         alone = [(0, len(p) + len(y)) for p, y in zip(self.prompts, self.responses, strict=True)]
         shared = []
-        for family in prompt_families(distinct):
+        for family in prefix_groups(distinct):
             shared.append((0, len(distinct[family.spine])))
             shared += [(n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)]
         jobs = {(tuple(p), tuple(y)) for p, y in zip(self.prompts, self.responses, strict=True)}
@@ -257,7 +257,8 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     training.sample_tokens = lambda model, prompts, **_: given(prompts)
     if method != "base":
         trainer_class = training.trainer_class(method)
-        return trainer_class(model, config, work.examples, drawn_judge, work.tokenizer, out, peft)
+        options = dict(args=trl_config(config, out), train_dataset=work.examples, processing_class=work.tokenizer)
+        return trainer_class(model, judge=drawn_judge, peft_config=peft, **options)
     if peft is None:
         model.save_pretrained(out / "reference")
         model.config._name_or_path = str(out / "reference")

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memcalib.io.manifest import manifest, write_manifest
+from memcalib.io.runs import manifest, write_manifest
 from memcalib.micro.world import answer, exact_judge, make_examples
 from memcalib.problem import Level, Rollout
 from memcalib.io.records import write_jsonl

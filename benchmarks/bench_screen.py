@@ -148,12 +148,12 @@ def compare_libraries(count: int) -> None:
     from datasketch import MinHash, MinHashLSH
     from rensa import RMinHash, RMinHashLSH
 
-    from memcalib.dataset.duplicates import _shingles
+    from memcalib.dataset.duplicates import shingles
     from memcalib.dataset.screening import words
 
     config = NearConfig()
     rows, pairs = documents(count, seed=1)
-    runs = [_shingles(words(row.text), config.shingle) for row in rows]
+    runs = [shingles(words(row.text), config.shingle) for row in rows]
     in_reach = [(a, b) for a, b, s in pairs if s >= 0.88]
     times = {}
     for name in ("rensa", "datasketch"):

@@ -20,10 +20,11 @@ from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.rewards import prompt_dataset
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.problem import judge_all
 from memcalib.trainer.settings import TrainConfig, trl_config, world_config
-from memcalib.training import CreditTrainer, StepRows
+from memcalib.training import CreditTrainer
 
 VARIANTS = {
     "TRL GRPO (base)": None,
@@ -102,8 +103,8 @@ def main() -> None:
                 if change is None:
                     trainer = base_trainer(config, policy, tokenizer, examples, out)
                 else:
-                    trainer = CreditTrainer(policy, config, examples, exact_judge, tokenizer, out)
-                    trainer.add_callback(StepRows(trainer))
+                    options = dict(args=trl_config(config, out), train_dataset=examples, processing_class=tokenizer)
+                    trainer = CreditTrainer(policy, judge=exact_judge, **options)
                 clock = Clock(trainer, config.minibatches)
                 trainer.train()
                 found[name] += clock.steps()[1:]

@@ -13,8 +13,10 @@ import torch
 
 from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
-from memcalib.localization import Pairs, token_spans
-from memcalib.micro.world import build_tokenizer, make_examples
+from memcalib.localization import Pairs
+from memcalib.credit.sentences import prefix_spans
+from memcalib.micro.world import make_examples
+from memcalib.micro.policy import build_tokenizer
 from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
 from memcalib.credit.sentences import decode_rows
 from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
@@ -76,7 +78,7 @@ def main() -> None:
         line_size = lines.stat().st_size * share
     linear, beginnings = (
         seconds(lambda: decode_rows(tokenizer, desk.ids)),
-        seconds(lambda: [token_spans(tokenizer, ids) for ids in part], 1),
+        seconds(lambda: [prefix_spans(tokenizer, ids) for ids in part], 1),
     )
     print(f"{options.answers} answers of {options.tokens} tokens, {len(pairs)} pairs")
     print(f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} s")

@@ -1,1 +1,53 @@
+"""Measure and train how much each piece of memory should shape an LLM agent's answer.
+
+`import memcalib as mc` gives the names below; each is loaded from its module when it is first used, so the import costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_MODULES = {
+    "problem": ("Atom", "Block", "Example", "Judgment", "Level", "Rollout", "judgment_for", "load_examples", "remove_atoms", "render", "to_dataset"),
+    "inference.endpoint": ("Endpoint",),
+    "inference.rollout": ("Sampling",),
+    "judge": ("Judge", "JudgeConfig", "LLMJudge"),
+    "metrics": ("controls", "readable", "score"),
+    "evaluation.run": ("evaluate",),
+    "localization": ("CreditConfig",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+
+if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it against the table
+    from memcalib.evaluation.run import evaluate
+    from memcalib.inference.endpoint import Endpoint
+    from memcalib.inference.rollout import Sampling
+    from memcalib.judge import Judge, JudgeConfig, LLMJudge
+    from memcalib.localization import CreditConfig
+    from memcalib.metrics import controls, readable, score
+    from memcalib.problem import (
+        Atom,
+        Block,
+        Example,
+        Judgment,
+        Level,
+        Rollout,
+        judgment_for,
+        load_examples,
+        remove_atoms,
+        render,
+        to_dataset,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {', '.join(sorted(_HOME))}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

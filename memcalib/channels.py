@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['channel_index', 'atom_rewards', 'channel_rewards', 'judgment_tensors', 'group_advantages', 'rms_scale',
-           'sequence_advantages', 'direction_gate']
+           'sequence_advantages', 'direction_check']
 
 # %% ../nbs/04_channels.ipynb #6a01adcf
 import torch
@@ -150,7 +150,7 @@ def sequence_advantages(
     return torch.where(valid, (sums.double() - shift) / scale, 0).to(rewards.dtype)
 
 # %% ../nbs/04_channels.ipynb #26e1c3c2
-def direction_gate(
+def direction_check(
     rewards: Float[Tensor, "row channel"], advantages: Float[Tensor, "row channel"]
 ) -> Bool[Tensor, "row channel"]:
     "$R_i^{(h)}A_i^{(h)}>0$, the first condition of $\\chi_i^{(h)}$ (Channel-wise redistribution)."

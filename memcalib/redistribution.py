@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FALLBACKS', 'PairDetail', 'fallback_reasons', 'pair_counts', 'pair_stats', 'channel_stats', 'conservation_stats',
-           'raw_multipliers', 'project_multipliers', 'project_reference', 'redistribution_gate', 'token_advantages',
+           'raw_multipliers', 'project_multipliers', 'project_reference', 'open_pairs', 'token_advantages',
            'localize_pairs', 'threshold_scores', 'sentence_scores', 'Credit', 'credit']
 
 # %% ../nbs/06_redistribution.ipynb #be3d30b8
@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channels import direction_gate, group_advantages, rms_scale
+from .channels import direction_check, group_advantages, rms_scale
 from .metrics import CHANNELS
-from .credit.sentences import sentence_means, sentence_weights
 from memcalib.localization import (
+    PAPER,
     CreditConfig,
     Pairs,
     Thresholds,
@@ -28,6 +28,8 @@ from memcalib.localization import (
     eta_by_channel,
     localization_signal,
     localization_weights,
+    sentence_means,
+    sentence_weights,
 )
 
 # %% ../nbs/06_redistribution.ipynb #d58f8cf3
@@ -236,11 +238,11 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
     return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
-def redistribution_gate(
+def open_pairs(
     rewards: Float[Tensor, " pair"], advantages: Float[Tensor, " pair"], q: Float[Tensor, "pair token"]
 ) -> Bool[Tensor, " pair"]:
     "$\\chi_i^{(h)}=1[R_i^{(h)}A_i^{(h)}>0\\land Q_i^{(h)}>0]$ (Channel-wise redistribution)."
-    return direction_gate(rewards, advantages) & (q.sum(1) > 0)
+    return direction_check(rewards, advantages) & (q.sum(1) > 0)
 
 # %% ../nbs/06_redistribution.ipynb #a2bcb644
 def token_advantages(
@@ -286,7 +288,7 @@ def localize_pairs(
     z = localization_signal(d, channel, config.mode, config.under_use)
     q, signal = _weights(z, inside, row, channel, thresholds, config, units)
     m = project_multipliers(raw_multipliers(q, inside), inside, config.cap)
-    chi = redistribution_gate(rewards[row, channel], advantages[row, channel], q)
+    chi = open_pairs(rewards[row, channel], advantages[row, channel], q)
     strength = eta_by_channel(config.eta).to(mask.device)[channel] * chi
     return PairDetail(row, channel, d, q, m, strength, scored, signal & scored)
 
@@ -342,7 +344,7 @@ def _check_found(found: _Found, mask, config: CreditConfig) -> None:
     if config.granularity == "sentence":
         units = found.units
         if units is None or found.thresholds.sentence is None:
-            raise ValueError("granularity 'sentence' needs units, and thresholds from new_thresholds")
+            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
         if units.shape != mask.shape or bool((units[mask] < 0).any()):
             raise ValueError(f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a sentence for each token")
 
@@ -407,9 +409,6 @@ def _watched(rewards, a, group, valid, mine, live, detail, thresholds, config: C
     channels = {} if config.method == "grpo" else channel_stats(rewards, a, group, valid, config)
     return channels | (pair_stats(detail, mine, live, thresholds, config) if detail else {})
 
-# %% ../nbs/06_redistribution.ipynb #53aae9e9
-_PAPER = CreditConfig()
-
 # %% ../nbs/06_redistribution.ipynb #7430a5ed
 def credit(
     rewards: Float[Tensor, "row channel"],
@@ -417,7 +416,7 @@ def credit(
     valid: Bool[Tensor, " row"],
     mask: Bool[Tensor, "local token"],
     *,
-    config: CreditConfig = _PAPER,
+    config: CreditConfig = PAPER,
     full: Float[Tensor, "local token"] | None = None,
     pairs: Pairs | None = None,
     ablated: Float[Tensor, "pair token"] | None = None,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memcalib.channels import (
     channel_rewards,
-    direction_gate,
+    direction_check,
     group_advantages,
     judgment_tensors,
     rms_scale,
@@ -225,7 +225,7 @@ def test_judgments_become_padded_tensors():
 
 def test_the_gate_needs_agreement():
     rewards, advantages = torch.tensor([[1.0, 1, -1, -1, 0, 1]]), torch.tensor([[1.0, -1, -1, 1, 1, 0]])
-    assert direction_gate(rewards, advantages).tolist() == [[True, False, True, False, False, False]]
+    assert direction_check(rewards, advantages).tolist() == [[True, False, True, False, False, False]]
 
 
 def test_channel_names_are_the_index_rule():

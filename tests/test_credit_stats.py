@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.metrics import CHANNELS
-from memcalib.localization import CreditConfig, new_thresholds
+from memcalib.localization import CreditConfig, Thresholds
 from memcalib.redistribution import (
     FALLBACKS,
     PairDetail,
@@ -65,7 +65,7 @@ def test_spread_and_change_of_the_mean_against_loops(seed):
     detail, config = drawn_pairs(seed), CreditConfig(cap=2.0)
     live = torch.rand(4, 6) < 0.8
     advantages = torch.randn(4, 9).double()
-    found = pair_stats(detail, advantages, live, new_thresholds(config), config)
+    found = pair_stats(detail, advantages, live, Thresholds(config), config)
     values, capped, changes = [], [], [0.0]
     for k, row in enumerate(detail.row.tolist()):
         inside = [t for t in range(6) if live[row, t]]
@@ -89,12 +89,12 @@ def test_spread_and_change_of_the_mean_against_loops(seed):
 
 def test_thresholds_of_sentences_are_told_where_there_are_some():
     config = CreditConfig(granularity="sentence")
-    found = pair_stats(drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), new_thresholds(config), config)
+    found = pair_stats(drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(config), config)
     assert found["sentence_threshold/B+"] == config.sentence_start
     assert not any(
         name.startswith("sentence")
         for name in pair_stats(
-            drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), new_thresholds(CreditConfig()), CreditConfig()
+            drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(CreditConfig()), CreditConfig()
         )
     )
 

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import fold, grounded, quote_pieces
-from memcalib.judge import LLMJudge, judge_name, judge_rollouts
+from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts
 from memcalib.inference.client import Client, Reply
 from memcalib.micro.server import Faults, MicroServer, micro_answer
 from memcalib.micro.world import exact_judge, make_examples
-from memcalib.problem import Example, Judgment, Level, Rollout, sample_records
+from memcalib.problem import Example, Judgment, Level, Rollout, judgment_for, sample_records
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.judge import (
     JudgeConfig,
@@ -665,7 +665,7 @@ def test_the_name_covers_what_may_change_a_verdict(tmp_path):
 def test_the_name_covers_the_repair(monkeypatch):
     here = Endpoint(model="m", key_env="")
     before = judge_name(here, JudgeConfig())
-    monkeypatch.setattr("memcalib.judge._part", lambda name: "Once more, please.")
+    monkeypatch.setattr("memcalib.judge.prompt_part", lambda name: "Once more, please.")
     assert judge_name(here, JudgeConfig()) != before
 
 
@@ -890,3 +890,71 @@ def test_a_plain_function_judges_files_too(tmp_path):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         judge_rollouts(EXAMPLES, tmp_path / "none.jsonl", exact_judge, tmp_path / "j.jsonl")
+
+
+class Levels(Judge):
+    """Says of every answer what it was made with; plain, and in a thread."""
+
+    name = "levels"
+
+    def __init__(self, found):
+        self.found = found
+
+    def judge(self, example, response):
+        return self.found(example, response)
+
+
+class AsyncLevels(Levels):
+    name = "async-levels"
+
+    async def judge(self, example, response):
+        await asyncio.sleep(0.001 * (len(response) % 7))
+        return self.found(example, response)
+
+
+@pytest.mark.parametrize("kind", [Levels, AsyncLevels])
+def test_a_judge_of_ones_own_needs_one_method(kind):
+    examples = sample_records()
+    as_ideal = kind(lambda example, response: example.levels)
+    answers = ["x" * i for i in range(len(examples))]
+    found = as_ideal.batch(examples, answers)
+    assert [j.example_id for j in found] == [e.id for e in examples] and all(
+        j.scored and j.over == j.under == 0 for j in found
+    )
+    assert found[0].judge == kind.name and as_ideal(examples[0], "yes", seed=7).seed == 7
+    partly = kind(lambda example, response: {next(iter(example.levels)): "C"})(examples[0], "yes")
+    assert not partly.scored and [a.actual for a in partly.atoms].count(None) == len(partly.atoms) - 1
+
+
+@pytest.mark.parametrize("kind", [Levels, AsyncLevels])
+def test_a_judge_of_ones_own_may_fail_and_may_not_invent(kind):
+    example = sample_records()[0]
+
+    def down(example, response):
+        raise CallError("server", "down")
+
+    failed = kind(down)(example, "yes")
+    assert failed.retry and "down" in failed.error and not failed.scored
+    with pytest.raises(DataError, match="p99_a1"):
+        kind(lambda example, response: {"p99_a1": "B"})(example, "yes")
+    with pytest.raises(TypeError, match="found 'C'; allowed"):
+        kind(lambda example, response: "C")(example, "yes")
+    with pytest.raises(ValueError, match="'D'"):
+        kind(lambda example, response: dict.fromkeys(example.levels, "D"))(example, "yes")
+    with pytest.raises(DataError, match=example.id):
+        kind(lambda e, response: judgment_for(sample_records()[1], sample_records()[1].levels))(example, "yes")
+    with pytest.raises(NotImplementedError, match="judge\\(example, response\\)"):
+        Judge()(example, "yes")
+
+
+def test_a_file_of_answers_is_judged_by_a_judge_of_ones_own(tmp_path):
+    examples = sample_records()
+    rows = [Rollout(example_id=e.id, model="m", response=e.question) for e in examples]
+    rows[2] = rows[2].model_copy(update={"finish_reason": "error", "error": "timeout"})
+    write_jsonl(tmp_path / "rollouts.jsonl", rows)
+    judge = AsyncLevels(lambda example, response: example.levels)
+    result = judge_rollouts(examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl")
+    assert (result.judged, result.failed) == (9, 1)
+    again = judge_rollouts(examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl")
+    assert (again.judged, again.kept) == (1, 8)
+    assert {j.judge for j in read_jsonl(tmp_path / "judgments.jsonl", Judgment)} == {"async-levels"}

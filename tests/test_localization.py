@@ -1,6 +1,8 @@
 """The scoring engine against its slow oracle, the signal rules against the paper's table, and bad input."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,20 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import tiny
 
-from memcalib.metrics import CHANNELS
+from memcalib.metrics import CHANNELS, UNDER
 from memcalib.localization import (
+    RULES,
+    CreditConfig,
     Thresholds,
     ablation_pairs,
     carrying_tokens,
     channel_atoms,
     clip_signal,
     localization_precision,
+    localization_rule,
     localization_signal,
     localization_weights,
-    score_pairs,
-    signal_rule,
-    token_spans,
 )
+from memcalib.credit.token_credit import score_pairs
+from memcalib.credit.sentences import prefix_spans
 from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
@@ -36,20 +40,49 @@ def model():
     return tiny(tie_word_embeddings=True)
 
 
-def test_signal_rules_are_the_papers_table():
-    sign, magnitude = signal_rule()
-    assert sign.tolist() == [0, 1, 1, -1, 1, 1, -1, -1, 1] and not magnitude.any()
-    sign, magnitude = signal_rule("absolute")
-    assert not sign.any() and magnitude.tolist() == [False] + [True] * 8
-    sign, magnitude = signal_rule("positive_only")
-    assert [CHANNELS[i] for i in range(9) if sign[i] == 0] == ["A+", "BA-", "CA-"]
-    for mode in ("ordered", "absolute", "positive_only"):
-        sign, magnitude = signal_rule(mode, "uniform")
-        assert not sign[[3, 6, 7]].any() and not magnitude[[3, 6, 7]].any()
-        assert signal_rule(mode, "absolute")[1][[3, 6, 7]].all()
+def table(*names) -> list:
+    """What the rule makes of d = -2 in each channel; 0 where it has nothing."""
+    rule = localization_rule(*names)
+    return [rule[name](torch.tensor([-2.0])).item() if name in rule else 0 for name in CHANNELS]
+
+
+def test_rules_are_the_papers_table():
+    assert table() == [0, -2, -2, 2, -2, -2, 2, 2, -2]
+    assert table("absolute") == [0] + [2] * 8
+    assert table("positive_only") == [0, -2, -2, 0, -2, -2, 0, -2, -2]
+    for mode in RULES:
+        under = [CHANNELS.index(name) for name in UNDER]
+        assert not any(table(mode, "uniform")[h] for h in under)
+        assert all(table(mode, "absolute")[h] == 2 for h in under)
     for bad in ({"mode": "sign"}, {"under_use": "up"}):
-        with pytest.raises(ValueError, match="allowed are"):
-            signal_rule(**bad)
+        with pytest.raises(ValueError, match="(sign|up).*allowed are"):
+            localization_rule(**bad)
+
+
+SQUARES = {"C+": lambda d: d**2, "CB-": lambda d: -d}
+WRONG = {"D+": lambda d: d}
+
+
+def test_a_rule_from_outside_is_found_by_its_path():
+    path = f"{__name__}:SQUARES"
+    channel, d = torch.tensor([CHANNELS.index(name) for name in ("C+", "CB-", "B+")]), torch.full((3, 2), 3.0)
+    assert localization_signal(d, channel, path)[:, 0].tolist() == [9, -3, 0]
+    assert localization_rule(path, "uniform").keys() == {"C+"}
+    assert localization_rule(path, "absolute").keys() == {"C+", *UNDER}
+    assert CreditConfig(mode=path).mode == path
+    for wrong, named in (("WRONG", "D+"), ("NOT_THERE", "NOT_THERE"), ("NAN", "float")):
+        with pytest.raises(ValueError, match=named):
+            CreditConfig(mode=f"{__name__}:{wrong}")
+    with pytest.raises(ValueError, match="no_such_package"):
+        CreditConfig(mode="no_such_package:rule")
+
+
+def test_the_chapters_of_pure_tensors_load_torch_and_no_model_library():
+    code = "import sys, memcalib.localization, memcalib.redistribution; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "torch" in loaded and not loaded & {"transformers", "accelerate", "trl", "datasets"}
 
 
 @SETTINGS
@@ -80,20 +113,20 @@ def test_the_gate_reads_the_unclipped_signal():
 def test_threshold_update_is_numpys_linear_quantile(seed, n):
     g = torch.Generator().manual_seed(seed)
     scores, channel = torch.randn(n, generator=g), torch.randint(0, 9, (n,), generator=g)
-    thresholds = Thresholds(minimum=20)
+    thresholds = Thresholds(CreditConfig(threshold_minimum=20))
     thresholds.update(scores, channel)
     for h in range(9):
         pool = scores[channel == h].double().numpy()
         expected = 0.9 * 0.02 + 0.1 * max(0.02, np.quantile(pool, 0.75)) if len(pool) >= 20 else 0.02
         assert thresholds.value[h].item() == pytest.approx(expected, abs=1e-12)
     order = torch.randperm(n, generator=g)
-    again = Thresholds(minimum=20)
+    again = Thresholds(CreditConfig(threshold_minimum=20))
     again.update(scores[order], channel[order])
     assert torch.equal(again.value, thresholds.value)
 
 
 def test_threshold_state_and_bad_input():
-    thresholds = Thresholds(start=0.5)
+    thresholds = Thresholds(CreditConfig(threshold_start=0.5))
     thresholds.update(torch.full((256,), -1.0), torch.full((256,), 3))
     assert thresholds.value[3].item() == pytest.approx(0.9 * 0.5 + 0.1 * 0.02)
     other = Thresholds()
@@ -103,9 +136,6 @@ def test_threshold_state_and_bad_input():
         other.load_state_dict({"value": [0.1] * 8})
     with pytest.raises(ValueError, match="NaN or infinity"):
         other.update(torch.tensor([NAN]), torch.tensor([1]))
-    for option in ({"quantile": 1.5}, {"decay": -1}, {"minimum": 0}):
-        with pytest.raises(ValueError, match="must be in"):
-            Thresholds(**option)
     other.update(torch.zeros(0), torch.zeros(0, dtype=torch.long))
 
 
@@ -131,15 +161,19 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     unscored = judgment_for(example, {})
     broken = good.model_copy(update={"error": "timeout"})
     assert not len(ablation_pairs([example] * 2, [unscored, broken], encode))
-    names = lambda **kw: {CHANNELS[h] for h in ablation_pairs([example], [good], encode, **kw).channels}
+    names = lambda keep=None, **kw: {
+        CHANNELS[h] for h in ablation_pairs([example], [good], encode, CreditConfig(**kw), keep).channels
+    }
     assert names() == {"BA-", "CA-"} & {CHANNELS[h] for h in channel_atoms(good)} and "A+" not in names()
     assert names(under_use="uniform") == set() and names(mode="positive_only") == set()
     open_pairs = torch.zeros(1, 9, dtype=torch.bool)
-    assert names(open=open_pairs) == set()
+    assert names(keep=open_pairs) == set()
     open_pairs[0, 3] = True
-    assert names(open=open_pairs) <= {"BA-"}
+    assert names(keep=open_pairs) <= {"BA-"}
     over = judged(example, Level.CONTROL)
-    assert "AC-" not in {CHANNELS[h] for h in ablation_pairs([example], [over], encode, merge_over_use=True).channels}
+    assert "AC-" not in {
+        CHANNELS[h] for h in ablation_pairs([example], [over], encode, CreditConfig(merge_over_use=True)).channels
+    }
     with pytest.raises(ValueError, match="shorter|longer|argument"):
         ablation_pairs([example], [good, good], encode)
 
@@ -172,7 +206,7 @@ def test_tokens_belong_to_the_sentence_in_which_they_end():
         def decode(self, ids, skip_special_tokens=True):
             return " ".join("xyz"[: i + 1] for i in ids)
 
-    spans = token_spans(Words(), [0, 1, 2])
+    spans = prefix_spans(Words(), [0, 1, 2])
     assert spans == [(0, 1), (1, 4), (4, 8)]
     sentences = [Sentence(0, 4, "irrelevant"), Sentence(4, 8, "key")]
     assert carrying_tokens(spans, sentences, ["a"]).tolist() == [False, False, True]

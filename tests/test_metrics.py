@@ -15,9 +15,9 @@ from strategies import judgment_lists, levels, make
 import memcalib
 from memcalib import metrics
 from memcalib.evaluation.breakdown import by_source, score_text
-from memcalib.metrics import METRICS, calibration_metrics
-from memcalib.problem import Judgment, Level
-from memcalib.io.records import DataError
+from memcalib.metrics import METRICS, calibration_metrics, response_frame, score
+from memcalib.problem import AtomJudgment, Judgment, Level
+from memcalib.io.records import DataError, write_jsonl
 
 REFERENCE = Path(memcalib.__file__).parent / "data" / "reference"
 counts = st.integers(0, 40)
@@ -273,3 +273,74 @@ def test_scoring_imports_neither_torch_nor_pandas_at_the_top():
 
     code = "import sys, memcalib.metrics; print([m for m in ('torch', 'pandas', 'scipy', 'matplotlib') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["m1", "m2"]), st.integers(0, 2), st.integers(0, 3),
+            st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(["A", "B", "C", None])), min_size=1, max_size=5),
+        ),
+        min_size=1, max_size=12, unique_by=lambda row: row[:3],
+    ),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_rows_of_atoms_score_as_judgments_do(answers, random):
+    judgments, rows = [], []
+    for model, seed, number, pairs in answers:
+        atoms = [AtomJudgment(atom_id=f"a{i}", ideal=u, actual=v) for i, (u, v) in enumerate(pairs)]
+        head = {"example_id": f"e{number}", "question_id": f"q{number % 2}", "model": model, "seed": seed}
+        judgments.append(Judgment(**head, domain="general", atoms=atoms))
+        for a in atoms:
+            ideal = random.choice([a.ideal.wire, a.ideal.label, int(a.ideal)])
+            actual = None if a.actual is None else random.choice([a.actual.wire, a.actual.label.lower()])
+            rows.append(head | {"atom_id": a.atom_id, "ideal": ideal, "actual": actual})
+    frame = pd.DataFrame(rows)
+    columns = ["model", "example_id", "seed", "atoms", "distractors", "unscored_atoms", "scored", "over", "under"]
+    pd.testing.assert_frame_equal(response_frame(frame)[columns], response_frame(judgments)[columns], check_dtype=False)
+    if any(j.scored for j in judgments):
+        pd.testing.assert_frame_equal(score(frame, resamples=50), score(judgments, resamples=50), check_dtype=False)
+
+
+def test_a_frame_of_atoms_says_what_it_lacks():
+    frame = pd.DataFrame({"example_id": ["e", "e"], "ideal": [0, 2], "actual": [0.0, None]})
+    assert response_frame(frame)["unscored_atoms"].tolist() == [1]
+    with pytest.raises(ValueError, match="missing: ideal, actual"):
+        score(frame[["example_id"]])
+    with pytest.raises(ValueError, match="column actual: unknown level 'D'"):
+        score(frame.assign(actual=["D", "A"]))
+    with pytest.raises(ValueError, match="column ideal: unknown level 3"):
+        score(frame.assign(ideal=[3, 0]))
+    with pytest.raises(ValueError, match="row 1"):
+        score(frame.assign(ideal=["A", None]))
+    with pytest.raises(ValueError, match="'a1' again"):
+        score(frame.assign(atom_id="a1"))
+    with pytest.raises(ValueError, match="metric of nothing"):
+        score(frame.iloc[:0])
+
+
+def test_a_file_of_judgments_is_scored_by_its_path(tmp_path):
+    judgments = [
+        Judgment(example_id="e", domain="d", question_id="q", atoms=[AtomJudgment(atom_id="a", ideal="A", actual="B")])
+    ]
+    write_jsonl(tmp_path / "judgments.jsonl", judgments)
+    assert score(tmp_path / "judgments.jsonl")["SCS"].tolist() == score(judgments)["SCS"].tolist() == [50.0]
+
+
+def test_the_interval_of_a_score_is_the_middle_95_percent_of_resampled_questions():
+    judgments = [
+        Judgment(
+            example_id=f"e{i}",
+            domain="d",
+            question_id=f"q{i:02}",
+            atoms=[AtomJudgment(atom_id="a", ideal="A", actual="ABC"[i % 3])],
+        )
+        for i in range(30)
+    ]
+    row = score(judgments, resamples=500, seed=3).iloc[0]
+    values = np.array([100 * 0.5 ** (i % 3) for i in range(30)])
+    drawn = metrics.bootstrap_means(values[None, :, None], np.ones((1, 30), dtype=int), 500, 3)[:, 0]
+    ordered = np.sort(drawn)
+    at = lambda share: np.interp(share * (len(ordered) - 1), np.arange(len(ordered)), ordered)
+    assert row["SCS_low"] == pytest.approx(at(0.025)) and row["SCS_high"] == pytest.approx(at(0.975))
+    assert row["SCS_low"] < row["SCS"] < row["SCS_high"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib import problem as p
-from memcalib.io.records import append_jsonl
+from memcalib.io.records import append_jsonl, read_jsonl, write_jsonl
 
 RECORDS = p.sample_records()
 
@@ -180,7 +180,7 @@ def test_empty_file_is_an_error(tmp_path, content):
     with pytest.raises(p.DataError, match="no records"):
         p.load_examples(tmp_path / "e.jsonl")
     with pytest.raises(p.DataError, match="no records"):
-        list(p.read_jsonl(tmp_path / "e.jsonl", p.Judgment))
+        list(read_jsonl(tmp_path / "e.jsonl", p.Judgment))
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "a/b/c", "./nothing"])
@@ -255,7 +255,7 @@ def test_braces_in_memory_are_text():
 
 
 def test_neutralised_tokens_never_become_ids(tmp_path):
-    from memcalib.micro.world import build_tokenizer
+    from memcalib.micro.policy import build_tokenizer
 
     tokenizer = build_tokenizer()
     specials = set(tokenizer.all_special_ids)
@@ -298,9 +298,9 @@ def test_judgments_are_checked_against_their_example():
 def test_unscored_is_null_in_the_file_and_never_a_number(tmp_path):
     example = RECORDS[0]
     unscored = p.judgment_for(example, {})
-    p.write_jsonl(tmp_path / "j.jsonl", [unscored])
+    write_jsonl(tmp_path / "j.jsonl", [unscored])
     assert '"actual":null' in (tmp_path / "j.jsonl").read_text()
-    (again,) = p.read_jsonl(tmp_path / "j.jsonl", p.Judgment)
+    (again,) = read_jsonl(tmp_path / "j.jsonl", p.Judgment)
     assert again == unscored and not again.scored
     with pytest.raises(ValueError, match="unscored"):
         _ = again.over
@@ -310,14 +310,14 @@ def test_unscored_is_null_in_the_file_and_never_a_number(tmp_path):
 
 def test_writing_again_replaces_only_when_complete(tmp_path):
     file = tmp_path / "rows.jsonl"
-    p.write_jsonl(file, RECORDS[:2])
+    write_jsonl(file, RECORDS[:2])
 
     def failing():
         yield RECORDS[2]
         raise RuntimeError("disk")
 
     with pytest.raises(RuntimeError):
-        p.write_jsonl(file, failing())
+        write_jsonl(file, failing())
     assert len(p.load_examples(file)) == 2
     append_jsonl(file, RECORDS[2:3])
     assert len(p.load_examples(file)) == 3
@@ -379,3 +379,34 @@ def test_a_judgment_with_an_error_is_unscored():
     assert not failed.scored
     with pytest.raises(ValueError, match="no tokens"):
         _ = failed.under
+
+
+def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
+    one = p.Example.of(
+        "Plan a dinner.", {"The user is vegan.": "control", " Tea at five. ": 1}, {"Chess.": "A"}, source_id="x"
+    )
+    assert one.levels == {"m1_a1": p.Level.CONTROL, "m1_a2": p.Level.BOUND, "m2_a1": p.Level.IGNORE}
+    assert one.blocks[0].atomic_concat_text == "The user is vegan. Tea at five." and one.blocks[1].number == 2
+    assert p.check_example(json.loads(one.to_json())) == [] and one.model_extra["source_id"] == "x"
+    with pytest.raises(ValueError, match="allowed are A, B, C"):
+        p.Example.of("Plan.", {"The user is vegan.": "decisive"})
+    with pytest.raises(p.DataError, match="memories"):
+        p.Example.of("Plan.")
+    with pytest.raises(p.DataError, match="question"):
+        p.Example.of(" ", {"The user is vegan.": "C"})
+
+
+def test_examples_come_from_rows_and_data_sets_as_from_files(tmp_path):
+    write_jsonl(tmp_path / "nine.jsonl", RECORDS)
+    dataset = p.to_dataset(RECORDS)
+    assert p.load_examples(tmp_path / "nine.jsonl") == p.load_examples(dataset) == p.load_examples(RECORDS) == RECORDS
+    assert p.load_examples([raw(i) for i in range(3)]) == RECORDS[:3]
+    dataset.save_to_disk(tmp_path / "saved")
+    assert p.load_examples(tmp_path / "saved") == RECORDS
+    assert p.load_examples("starter")
+    with pytest.raises(p.DataError, match=r"rows:2: .*u_star: found 'D'"):
+        row = raw(1)
+        row["memories"][0]["u_star"] = "D"
+        p.load_examples([raw(0), row])
+    with pytest.raises(p.DataError, match="no records"):
+        p.load_examples([])

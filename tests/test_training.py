@@ -22,11 +22,12 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, build_policy, exact_judge, policy_path
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy, policy_path
 from memcalib.trainer.callbacks import repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import TrainConfig, credit_config, trl_config, world_config
+from memcalib.trainer.settings import TrainConfig, trl_config, world_config
 from memcalib.trainer.stopping import Diverged
 from memcalib.training import CreditTrainer, StepRows, train
 
@@ -131,7 +132,7 @@ def test_an_unscored_answer_leaves_group_and_loss(tmp_path):
     assert trainer.credit.advantages[0].abs().sum() == 0
     rest = trainer.credit.sequence[1:4].double()
     assert rest.sum().abs() < 1e-5
-    tokens = sum(len(ids) for ids, valid in zip(trainer.desk.ids, trainer.desk.valid, strict=True) if valid)
+    tokens = sum(len(ids) for ids, valid in zip(trainer.judged.ids, trainer.judged.valid, strict=True) if valid)
     parts = trainer._buffered_inputs
     assert sum(int(part["completion_mask"].sum()) for part in parts) == tokens
     assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [float(p["completion_mask"].sum()) for p in parts]
@@ -164,17 +165,17 @@ def test_damaged_weights_stop_the_run(tmp_path):
 def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
     kept = sum(int(part["completion_mask"].sum()) for part in trainer._buffered_inputs)
-    ended = sum(len(ids) for ids in trainer.desk.ids if ids[-1] == TOKENIZER.eos_token_id)
-    assert kept == ended < sum(map(len, trainer.desk.ids))
+    ended = sum(len(ids) for ids in trainer.judged.ids if ids[-1] == TOKENIZER.eos_token_id)
+    assert kept == ended < sum(map(len, trainer.judged.ids))
     assert trainer.credit.advantages.isfinite().all()
 
 
 def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
     """They are in the thresholds' pools: with the log-probabilities under the policy, not with the zeros of the mask."""
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
-    found, model, ids = trainer.credit.pairs, build_policy(0), trainer.desk.ids
+    found, model, ids = trainer.credit.pairs, build_policy(0), trainer.judged.ids
     cut = [row for row in trainer.pairs.rows if ids[row][-1] != TOKENIZER.eos_token_id]
-    whole = [trainer.encode(trainer.desk.examples[row]) for row in trainer.pairs.rows]
+    whole = [trainer.encode(trainer.judged.examples[row]) for row in trainer.pairs.rows]
     answers = [ids[row] for row in trainer.pairs.rows]
     full, ablated = (response_logps_reference(model, prompts, answers) for prompts in (whole, trainer.pairs.prompts))
     assert cut and found.d.abs().max() > 1e-3
@@ -190,7 +191,7 @@ def test_answers_are_drawn_as_the_settings_say(tmp_path, monkeypatch):
     trainer, (row,) = run(tmp_path, temperature=0.6, max_tokens=7, method="gdpo")
     ends = trainer.eos_token_ids
     assert asked == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}] and TOKENIZER.eos_token_id in ends
-    assert max(map(len, trainer.desk.ids)) == 7 and row["response_length"] <= 7
+    assert max(map(len, trainer.judged.ids)) == 7 and row["response_length"] <= 7
 
 
 def test_the_share_of_clipped_tokens_counts_both_sides(tmp_path):
@@ -255,7 +256,7 @@ def test_repetition():
 
 
 def test_surface():
-    assert credit_config(TrainConfig(eta=0.5)).eta == 0.5
+    assert TrainConfig(eta=0.5).credit.eta == 0.5
     assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
 
 
@@ -264,7 +265,7 @@ def test_a_batch_may_be_padded_further(tmp_path, method):
     changes = dict(method=method, teacher_layout="micro")
     plain, (row,) = run(tmp_path / "plain", **changes)
     padded, (same,) = run(tmp_path / "padded", trl={"pad_to_multiple_of": 7}, **changes)
-    assert max(map(len, plain.desk.ids)) % 7 and padded.desk.ids == plain.desk.ids
+    assert max(map(len, plain.judged.ids)) % 7 and padded.judged.ids == plain.judged.ids
     torch.testing.assert_close(padded.advantages, plain.advantages, rtol=0, atol=1e-5, equal_nan=True)
     assert same["loss"] == pytest.approx(row["loss"], abs=1e-5)
     torch.testing.assert_close(weights(padded.model), weights(plain.model), rtol=0, atol=2e-3)
@@ -279,11 +280,12 @@ def test_the_base_trainers_table_has_our_advantages(tmp_path, method):
     trainer, _ = run(tmp_path, judge, method=method, **options)
     table = pd.read_parquet(max((tmp_path / "completions").glob("*.parquet")))
     means = [
-        sum(row[: len(ids)]) / len(ids) for row, ids in zip(trainer.advantages.tolist(), trainer.desk.ids, strict=True)
+        sum(row[: len(ids)]) / len(ids)
+        for row, ids in zip(trainer.advantages.tolist(), trainer.judged.ids, strict=True)
     ]
-    expected = [mean if valid else math.nan for mean, valid in zip(means, trainer.desk.valid, strict=True)]
+    expected = [mean if valid else math.nan for mean, valid in zip(means, trainer.judged.valid, strict=True)]
     assert table["advantage"].tolist() == pytest.approx(expected, abs=1e-6, nan_ok=True)
-    scored = trainer.credit.sequence[trainer.desk.valid].tolist()
+    scored = trainer.credit.sequence[trainer.judged.valid].tolist()
     assert [mean for mean in expected if mean == mean] == pytest.approx(scored, abs=2e-6) and len(scored) == 28
 
 
@@ -297,7 +299,7 @@ def test_open_pairs_are_those_whose_reward_and_advantage_agree(tmp_path):
     """The others are read for the thresholds alone, which move after they were used."""
     whole, _ = run(tmp_path / "all", any_level, generations=8)
     some, rows = run(tmp_path / "open", any_level, generations=8, threshold_pool="open")
-    agree = whole.desk.rewards * whole.credit.channels
+    agree = whole.judged.rewards * whole.credit.channels
     looked = list(zip(whole.pairs.rows, whole.pairs.channels, strict=True))
     assert any(agree[at] < 0 for at in looked) and rows[0]["unscored"] == 0
     assert list(zip(some.pairs.rows, some.pairs.channels, strict=True)) == [at for at in looked if agree[at] > 0]
@@ -391,13 +393,13 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "sample_tokens", strange)
     monkeypatch.setattr(desk, "score_pairs", spy)
     trainer, rows = run(tmp_path, granularity="sentence")
-    assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.desk.ids[:16]
+    assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.judged.ids[:16]
     trained = [
         ids[mask.bool()].tolist()
         for part in trainer._buffered_inputs
         for ids, mask in zip(part["completion_ids"], part["completion_mask"], strict=True)
     ]
-    assert sorted(trained) == sorted(trainer.desk.ids)
+    assert sorted(trained) == sorted(trainer.judged.ids)
     assert trainer.credit.advantages.isfinite().all() and rows[0]["unscored"] == 0
 
 
@@ -463,7 +465,7 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
 
     monkeypatch.setattr(layers, "response_logps", full)
     with pytest.raises(
-        Diverged, match=r"answers could not be read \({'out_of_memory': 2}\): look at the memory"
+        Diverged, match=r"answers could not be scored \({'out_of_memory': 2}\): look at the memory"
     ) as found:
         run(tmp_path)
     assert "learning rate" not in str(found.value)
@@ -641,7 +643,7 @@ def test_merged_over_use_is_one_channel_in_training(tmp_path):
     trainer, rows = run(tmp_path, copying, merge_over_use=True)
     _, apart = run(tmp_path / "apart", copying)
     assert rows[0]["reward"] == pytest.approx(apart[0]["reward"])
-    assert (trainer.desk.rewards[:, 2] == 0).all() and trainer.desk.rewards[:, 1].min() == -2
+    assert (trainer.judged.rewards[:, 2] == 0).all() and trainer.judged.rewards[:, 1].min() == -2
     assert "reward/AC-" not in rows[0] and apart[0]["reward/AC-"] < 0 > rows[0]["reward/AB-"]
     assert rows[0]["candidates/AB-"] == apart[0]["candidates/AB-"] + apart[0]["candidates/AC-"]
     assert rows[0]["localized/AB-"] > 0
@@ -690,7 +692,7 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
     )
     assert trainer.thresholds.value.tolist() == [0.5] * 9 and rows[0]["fallback_segments"] == 0
     assert {row[row >= 0].bincount().max().item() for row in seen[0]} <= {1, 2, 3} and len(seen[0]) == 16
-    assert trainer.identity["config"]["splitter"] in ("spacy", "pysbd")
+    assert trainer.checkpoints.identity["config"]["splitter"] in ("spacy", "pysbd")
     with pytest.raises(ValueError, match="segment_min 9"):
         settings(segment_min=9, segment_max=3)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from .widgets import KeyPage, KeySession
+from .questionnaire import KeyPage, KeySession
 from ..evaluation.agreement import ANSWER, judged_atoms
 from ..io.decisions import Book, latest, of_one_person, rows_that_count
 from ..io.sheets import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv

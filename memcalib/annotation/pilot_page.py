@@ -13,11 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .widgets import Page, Walk
-from .labels import rubric_lines
+from .questionnaire import Page, Walk
+from .questionnaire import rubric_lines
 from ..io.records import display_text
 from ..report.page import render_page, write_page
-from ..dataset.pilot import STAGES, Batch, Issue, PilotItem, Review, ReviewBook, pass_rate, read_reviews
+from memcalib.dataset.pilot import (
+    STAGES,
+    Batch,
+    PilotIssue,
+    PilotItem,
+    PilotReview,
+    ReviewBook,
+    pass_rate,
+    read_reviews,
+)
 from ..problem import Atom
 from ..io.records import printable
 from ..io.sheets import CELL, Fault, read_sheet_rows, text_faults, write_csv
@@ -32,7 +41,7 @@ def _atom_view(atom: Atom) -> dict[str, Any]:
     return {"letter": atom.ideal.wire, "level": atom.ideal.label, "text": display_text(atom.text), "note": note, "facts": facts, "rubric": rubric}
 
 
-def row_view(item: PilotItem, review: Review | None = None) -> dict[str, Any]:
+def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, Any]:
     """What the page shows of a row, as plain data; `review` is the latest decision on it, if there is one."""
     example = item.example
     fields = (example.model_extra or {}).items()
@@ -45,7 +54,7 @@ def row_view(item: PilotItem, review: Review | None = None) -> dict[str, Any]:
     return head | {"source": source, "blocks": blocks, "checks": checks, "review": decided}
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #4b68a422
-def row_html(item: PilotItem, review: Review | None = None) -> str:
+def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
     """The row as HTML with its style, for a notebook; every text escaped."""
     style = render_page("pilot.css.j2")
     return f"<style>{style}</style>{render_page('pilot_item.html.j2', item=row_view(item, review))}"
@@ -97,7 +106,7 @@ class PilotSession(Walk):
 
     def _save(self, passed: bool | None, issues: list) -> bool:
         try:
-            self.book.put(self.item.id, passed, [Issue.model_validate(issue) for issue in issues])
+            self.book.put(self.item.id, passed, [PilotIssue.model_validate(issue) for issue in issues])
         except (OSError, ValueError) as error:
             why = "a stage and a few words are needed" if isinstance(error, ValueError) else str(error)
             self.status = f"NOT saved: {why}"
@@ -173,7 +182,7 @@ class PilotPage(Page):
 SHEET = ("item", "result", "stage", "issue", "about", "domain", "query")
 
 
-def _lines(item: PilotItem, review: Review | None) -> Iterator[dict[str, str]]:
+def _lines(item: PilotItem, review: PilotReview | None) -> Iterator[dict[str, str]]:
     head = {"item": item.id, "domain": item.domain, "query": display_text(item.example.question, CELL)}
     if review is None or review.passed is not False:
         yield head | {"result": "pass" if review and review.passed else ""}
@@ -204,7 +213,7 @@ def _line_faults(line: Mapping[str, str], item: PilotItem | None, results: Itera
     yield from text_faults(line, "query", display_text(item.example.question, CELL))
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #1441cd23
-def read_review_sheet(path: str | Path, batch: Batch) -> dict[str, tuple[bool, list[Issue]]]:
+def read_review_sheet(path: str | Path, batch: Batch) -> dict[str, tuple[bool, list[PilotIssue]]]:
     """The decisions of a sheet by item, none for lines without a result; raises `DataError` listing every fault."""
     items, decided = {item.id: item for item in batch.items}, {}
 
@@ -213,7 +222,7 @@ def read_review_sheet(path: str | Path, batch: Batch) -> dict[str, tuple[bool, l
         before = decided.setdefault(line["item"], [])
         found = list(_line_faults(line, items.get(line["item"]), [result for result, _ in before]))
         if not found:
-            issue = Issue(stage=line["stage"], text=line["issue"], item=line.get("about", "")) if line["result"] == "fail" else None
+            issue = PilotIssue(stage=line["stage"], text=line["issue"], item=line.get("about", "")) if line["result"] == "fail" else None
             before.append((line["result"], issue))
         return found, None
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from .labels import rubric_lines
+from .questionnaire import rubric_lines
 from ..io.records import display_text
-from .widgets import KeyPage, KeySession
+from .questionnaire import KeyPage, KeySession
 from ..credit.audit import ROLES, AuditedPair, channel_group, sentence_credit
 from ..credit.sentences import segment
 from ..io.decisions import Book, latest, rows_that_count

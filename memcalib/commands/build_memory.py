@@ -14,12 +14,12 @@ from typing import Any
 
 from ..dataset.writing import to_example
 from .build import REVIEWED, BuildRun, Made, require_rows
-from .build_settings import MICRO_ROLES, Build, MemoryPlan, build_identity, role_endpoint
+from .build import MICRO_ROLES, Build, MemoryPlan, build_identity, role_endpoint
 from ..memory_logs.consent import CallPlan, NotAgreed, left_names, plan_calls, preview, terms_card, undisclosed
 from ..dataset.stages import Draft
-from ..dataset.freeze import pipeline_settings
+from ..dataset.pilot import pipeline_settings
 from ..memory_logs.examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts, with_terms
-from ..micro.log import write_micro_log
+from ..micro.source import write_micro_log
 from ..dataset.pilot import choose_batch
 from ..problem import Example
 from ..io.records import DataError, Violation, printable, read_jsonl, write_jsonl

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..dataset.duplicates import NearConfig
 from ..inference.endpoint import Endpoint, hide_secrets
 from ..io.settings import read_yaml
-from ..io.manifest import file_hash
+from ..io.runs import file_hash
 from ..memory_logs.examples import LogConfig
 from ..io.records import short_repr
 from ..memory_logs.redaction import load_redactor

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from .verbs import verbs
+from .cli import app
 
 # %% ../../nbs/commands/13_cli.ipynb #797d0f8d
 app = typer.Typer(
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog="Start with `memcalib quickstart --out runs/quickstart`; add --help to any verb.",
 )
-app.add_typer(verbs)
+app.add_typer(app)
 
 # %% ../../nbs/commands/13_cli.ipynb #0f19754b
 def _version(wanted: bool) -> None:
@@ -236,7 +236,7 @@ def build(
 
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
     """
-    from memcalib.commands.build_settings import load_build
+    from memcalib.commands.build import load_build
     from memcalib.inference.cache import CallCache
     from memcalib.commands.build_memory import build_run
 

@@ -22,14 +22,15 @@ from ..inference.endpoint import Endpoint, Price, estimate_tokens
 from ..io.settings import fault_line
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..micro.world import make_examples
 from ..trainer.demonstrations import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
-from .reproduce import Bar, RunFolder
+from .settings import Bar
+from ..io.runs import RunFolder
 from ..problem import Example, iter_examples, text_hash
 from ..io.records import write_jsonl
 from ..report.tables import csv_cell
-from .preflight import check_key
+from .settings import check_key
 from ..judge import JudgeConfig, judge_request
 
 # %% ../../nbs/commands/11_demonstrate.ipynb #a670a4c3

@@ -18,13 +18,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from ..io.settings import read_yaml
-from ..inference.rollout import find_framing
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
-from ..io.manifest import manifest, write_manifest
-from .reproduce import Bar, RunFolder
-from ..problem import Example, Judge, Judgment, Name, Rollout, iter_examples, text_hash
+from ..io.runs import manifest, write_manifest
+from .settings import Bar
+from ..io.runs import RunFolder
+from ..problem import Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
 from ..io.records import short_repr, write_jsonl
 from ..inference.rollout import Backend, EndpointBackend, Sampling, generate, requests
 from ..report.run_data import read_object
@@ -197,7 +198,7 @@ def make_backend(model: Endpoint | Weights, cache: Any = None) -> Backend:
     return engine(model.path, **model.options | {"name": _model_name(model)})
 
 
-def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) -> Judge:
+def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) -> JudgeLike:
     """What judges: an LLM at an endpoint, or the micro-world's exact judge, which needs its own examples."""
     if isinstance(judge, Endpoint):
         return LLMJudge(judge, config, cache)
@@ -230,7 +231,7 @@ class EvaluationRun:
         self.parameters, self.usage = identity(evaluation, data_hash), {}
         self.earlier = _earlier_calls(self.file("manifest.json"))
         if not dry_run:
-            find_framing(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
+            find_prompt_template(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
             self._bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
@@ -271,7 +272,7 @@ class EvaluationRun:
 
     def report(self) -> Path:
         """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
-        from memcalib.report.evaluation import write_evaluation
+        from memcalib.report.evaluation_report import write_evaluation_report
 
         files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
         usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
@@ -280,7 +281,7 @@ class EvaluationRun:
         more = {"usage": usage, "session": self.earlier | {role: _sum_calls(self.earlier.get(role), now) for role, now in self.usage.items()}, "command": self.command}
         content = manifest(self.parameters, list(self.evaluation.sampling.seeds), data, next(iter(judges), None), self.started, **more)
         write_manifest(self.folder, content)
-        return write_evaluation(self.folder)
+        return write_evaluation_report(self.folder)
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""

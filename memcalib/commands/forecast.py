@@ -19,10 +19,11 @@ from typing import Any
 from ..inference.endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
 from ..io.settings import read_yaml
-from .preflight import GIB, Memory, Plan, Shape, estimate_memory, model_shape
+from .gpu_memory import GIB, Memory, Plan, Shape, estimate_memory, model_shape
 from ..problem import Example, encode_prompt, iter_examples, render
-from .recipe import Launch, Recipe, Source, method_config, with_settings
-from .preflight import asks_judge, refusals, weights_path
+from .recipe import Launch, Recipe, Source, method_config
+from .settings import with_settings
+from .recipe import asks_judge, preflight, weights_path
 from .recipe import teaching_file
 from ..judge import judge_request
 
@@ -385,6 +386,6 @@ def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Seq
     judge = judge_work(recipe, config, texts, work)
     problems = list(warnings_of(recipe, config, shape, memory))
     seen = None if texts.longest is None else texts.examples
-    refused = list(refusals(recipe, method, config, seen, texts.validation, local=True))
+    refused = list(preflight(recipe, method, config, seen, texts.validation, local=True))
     gpus = recipe.launch.processes if _on_gpus(recipe.launch) else 0
     return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, gpus, memory, assumed, problems, refused)

@@ -19,7 +19,7 @@ from .evaluate import make_judge
 from .recipe import Examples, Recipe, Start, method_config, setting_place, teaching_file
 from ..inference.client import Endpoint
 from ..inference.endpoint import CallError
-from ..problem import Judge, text_hash
+from ..problem import JudgeLike, text_hash
 from ..io.records import is_hub_id
 
 # %% ../../nbs/commands/08_preflight.ipynb #403a8fbd
@@ -214,7 +214,7 @@ def estimate_memory(shape: Shape, plan: Plan) -> Memory:
 # %% ../../nbs/commands/08_preflight.ipynb #cf15a835
 def weights_path(name: str, setting: str = "start.model") -> str:
     """Where weights are: a folder, a shipped policy's folder, or an id on the hub; raises `FileNotFoundError` naming the setting."""
-    from memcalib.micro.world import policy_path
+    from memcalib.micro.policy import policy_path
 
     if Path(name).is_dir():
         return name
@@ -271,7 +271,7 @@ def asks_judge(method: str, config: Any, validation: int) -> bool:
     return method in ("grpo", "gdpo", "memcalib-rl") or bool(validation and config.eval_every)
 
 
-def run_judge(recipe: Recipe, examples: Examples, cache: Any = None) -> Judge | None:
+def run_judge(recipe: Recipe, examples: Examples, cache: Any = None) -> JudgeLike | None:
     """The judge of a run, None where none was given; raises `ValueError` for one that does not know the examples."""
     if recipe.judge is None:
         return None
@@ -282,7 +282,7 @@ def run_judge(recipe: Recipe, examples: Examples, cache: Any = None) -> Judge | 
     return judge
 
 
-def judge_facts(recipe: Recipe, judge: Judge | None) -> dict[str, Any]:
+def judge_facts(recipe: Recipe, judge: JudgeLike | None) -> dict[str, Any]:
     """What a manifest says about a judge: its name, which carries its settings, and the hash of its system prompt."""
     from memcalib.micro.world import JUDGE
 

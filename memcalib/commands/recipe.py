@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from ..inference.endpoint import CallError, Endpoint, Price
-from ..io.manifest import read_rows
+from ..io.jsonl import read_rows
 from ..io.settings import fault_line, nearest, parse_yaml, read_yaml
 from ..judge import JudgeConfig
 from ..problem import Example, Name, iter_examples, load_examples, render, text_hash
@@ -316,13 +316,13 @@ def _prompt_fault(judging: Any) -> Iterator[str]:
 
 
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
-    from memcalib.problem import LAYOUTS
+    from memcalib.problem import PROMPT_TEMPLATES
     from memcalib.trainer.settings import TrainConfig, trl_config
     from memcalib.trainer.teacher import TEACHER_VIEWS
 
     if not isinstance(config, TrainConfig):
         return
-    known = {"layout": list(LAYOUTS), "teacher_layout": ["", *dict.fromkeys([*LAYOUTS, *TEACHER_VIEWS])]}
+    known = {"layout": list(PROMPT_TEMPLATES), "teacher_layout": ["", *dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])]}
     for name, allowed in known.items():
         if (value := getattr(config, name)) not in allowed:
             yield f"{setting_place(config.method, name, own)}: found {short_repr(value)}; allowed are {', '.join(filter(None, allowed))}"

@@ -20,7 +20,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..io.settings import read_yaml
-from .runs import Bar, RunFolder, evaluate_part, write_steps
+from .runs import evaluate_part, write_steps
+from .settings import Bar
+from ..io.runs import RunFolder
 from ..io.records import short_repr, write_jsonl
 from .recipe import METHODS, WORLD_SFT
 
@@ -82,11 +84,11 @@ class Profile(BaseModel):
 
 # %% ../../nbs/commands/03_reproduce.ipynb #3b445d5d
 def _check_training(config, profile: Profile) -> None:
-    from memcalib.problem import LAYOUTS
+    from memcalib.problem import PROMPT_TEMPLATES
     from memcalib.trainer.settings import trl_config
 
-    if config.layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(LAYOUTS)}")
+    if config.layout not in PROMPT_TEMPLATES:
+        raise ValueError(f"unknown layout {config.layout!r}: allowed are {', '.join(PROMPT_TEMPLATES)}")
     if profile.train_examples < config.prompts:
         raise ValueError(f"train_examples {profile.train_examples}: a step needs at least prompts, {config.prompts}")
     try:
@@ -180,7 +182,7 @@ class Job:
 # %% ../../nbs/commands/03_reproduce.ipynb #d1d80a4d
 def start_policies(job: Job) -> dict[str, Path]:
     """Folders of the pretrained and the cold-started policy: the shipped ones, or new ones made in the run folder."""
-    from memcalib.micro.world import policy_path
+    from memcalib.micro.policy import policy_path
 
     if not job.from_scratch:
         return {"Base": policy_path("pretrained"), "Cold-start": policy_path(job.world.policy)}
@@ -194,7 +196,7 @@ def start_policies(job: Job) -> dict[str, Path]:
 # %% ../../nbs/commands/03_reproduce.ipynb #75965746
 def run_baselines(job: Job, start: dict[str, Path]) -> None:
     """Evaluate the starting policies, and the cold-started one without memory."""
-    from memcalib.micro.world import load_policy
+    from memcalib.micro.policy import load_policy
 
     for label in BASELINES:
         job.bar.name(f"{label}: evaluation")
@@ -206,7 +208,7 @@ def run_baselines(job: Job, start: dict[str, Path]) -> None:
 # %% ../../nbs/commands/03_reproduce.ipynb #362d4a95
 def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> None:
     """Train one method from its starting policy and evaluate it; skips what is done."""
-    from memcalib.micro.world import load_policy, save_policy
+    from memcalib.micro.policy import load_policy, save_policy
 
     seed = job.profile.train_seeds[index]
     folder, work = job.run.part(f"{method}-{seed}"), job.run.part(f"{method}-{seed}") / "training"
@@ -224,7 +226,8 @@ def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> Non
 
 # %% ../../nbs/commands/03_reproduce.ipynb #fb689ef2
 def _train(job: Job, method: str, seed: int, start: dict[str, Path], work: Path) -> Any:
-    from memcalib.micro.world import exact_judge, load_policy
+    from memcalib.micro.world import exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.training import train
 
     config = train_settings(job.profile, METHODS[method], seed)
@@ -241,7 +244,8 @@ def _train(job: Job, method: str, seed: int, start: dict[str, Path], work: Path)
 def _teach(job: Job, method: str, seed: int, start: dict[str, Path], work: Path) -> Any:
     from memcalib.inference.local import evaluate
     from memcalib.metrics import summary
-    from memcalib.micro.world import demonstrations, exact_judge, load_policy
+    from memcalib.micro.world import demonstrations, exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.trainer.sft import sft
 
     config, count = sft_settings(job.profile, seed), job.profile.sft_examples
@@ -297,7 +301,8 @@ def run_main_results(out: str | Path, profile: str | Path = "quickstart", *, fro
 # %% ../../nbs/commands/03_reproduce.ipynb #d19037fc
 def trace_part(job: Job, start: Path) -> None:
     """Token credit of a few answers of the starting policy under MemCalib-RL, for the report."""
-    from memcalib.micro.world import exact_judge, load_policy
+    from memcalib.micro.world import exact_judge
+    from memcalib.micro.policy import load_policy
     from memcalib.trainer.traces import trace_answers
 
     folder = job.run.part("traces")
@@ -313,7 +318,7 @@ def trace_part(job: Job, start: Path) -> None:
 def finish(job: Job, parameters: dict[str, Any], started: float) -> None:
     """Write the manifest: parameters, versions, data hash, seeds, judge, wall time of this call."""
     from memcalib.micro.world import JUDGE
-    from memcalib.io.manifest import manifest, write_manifest
+    from memcalib.io.runs import manifest, write_manifest
 
     seeds = {"train": job.profile.train_seeds, "eval": job.profile.eval_seeds, "data": job.profile.data_seed}
     data = job.run.path / "examples.jsonl"
@@ -322,7 +327,9 @@ def finish(job: Job, parameters: dict[str, Any], started: float) -> None:
 # %% ../../nbs/commands/03_reproduce.ipynb #1c790d04
 def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_scratch: bool = False) -> Path:
     """Run a profile, write tables, figures and report.html, print the table; returns the path of the report."""
-    from memcalib.report.report import load_run, results_text, write_report
+    from memcalib.report.run_data import load_run
+    from memcalib.report.tables import results_text
+    from memcalib.report.training_report import write_report
 
     folder = run_main_results(out, profile, from_scratch=from_scratch)
     report = write_report(folder)

@@ -19,12 +19,15 @@ from typing import Any
 
 from ..io.jsonl import whole_rows
 from ..inference.client import Endpoint
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..metrics import METRICS
-from .runs import Bar, RunFolder, _settings
+from .runs import _settings
+from .settings import Bar
+from ..io.runs import RunFolder
 from ..io.records import write_jsonl
 from .recipe import Recipe, Start, method_config
-from .preflight import _merged, check_ready, judge_facts, load_start, run_judge
+from .preflight import _merged
+from .recipe import check_ready, judge_facts, load_start, run_judge
 from .recipe import read_splits, teaching_rows
 
 # %% ../../nbs/commands/10_train.ipynb #cdcaba06

@@ -223,9 +223,9 @@ def judge(
 @verbs.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
     """Write tables, figures, model card and report.html of an evaluation from its rows."""
-    from memcalib.report.evaluation import write_evaluation
+    from memcalib.report.evaluation_report import write_evaluation_report
 
-    print(write_evaluation(folder))
+    print(write_evaluation_report(folder))
 
 # %% ../../nbs/commands/12_verbs.ipynb #fc64b944
 @verbs.command()
@@ -338,7 +338,7 @@ def microserve(
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
-    from memcalib.micro.reviewer import micro_roles
+    from memcalib.micro.builder import micro_roles
     from memcalib.micro.server import serve
     from memcalib.micro.models import micro_teachers
 

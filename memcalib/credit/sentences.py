@@ -6,10 +6,10 @@
 __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS', 'PROTECTED', 'ABBREVIATIONS', 'NUMBERED',
            'Sentences', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD', 'WHOLE', 'Rule', 'Block',
            'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected', 'Outline', 'outline',
-           'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries', 'inside_of', 'token_bytes',
-           'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'linear_spans', 'splitter_name',
+           'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries', 'inside_of', 'prefix_spans',
+           'token_bytes', 'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'token_spans', 'splitter_name',
            'spacy_splitter', 'sentence_splitter', 'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts',
-           'is_orphan', 'merge_short', 'segment', 'span_fault', 'response_units', 'sentence_means', 'sentence_weights']
+           'is_orphan', 'merge_short', 'segment', 'span_fault', 'response_units']
 
 # %% ../../nbs/credit/03_sentences.ipynb #5573b185
 import bisect
@@ -26,10 +26,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import regex
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
-
-from ..localization import clip_signal, token_spans
 
 # %% ../../nbs/credit/03_sentences.ipynb #3e1fed6e
 @dataclass(frozen=True)
@@ -328,6 +326,12 @@ def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
 
     return inside
 
+# %% ../../nbs/credit/03_sentences.ipynb #9ea02cab
+def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
+    "Character span of each token in the decoded text, by decoding ever longer beginnings: for any tokenizer, and slow."
+    ends = [0, *(len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids)))]
+    return [(a, max(a, b)) for a, b in pairwise(ends)]
+
 # %% ../../nbs/credit/03_sentences.ipynb #161a15a7
 def _byte_of() -> dict[str, int]:
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -439,12 +443,12 @@ def _pieces(data: bytes, ends: np.ndarray) -> list[bytes]:
 
 def _decode_slowly(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
     texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-    ends = [np.array([end for _, end in token_spans(tokenizer, list(row))], dtype=np.int64) for row in rows]
+    ends = [np.array([end for _, end in prefix_spans(tokenizer, list(row))], dtype=np.int64) for row in rows]
     return texts, [np.minimum(np.maximum.accumulate(end), len(text)) for text, end in zip(texts, ends, strict=True)]
 
 # %% ../../nbs/credit/03_sentences.ipynb #d8ed52a8
-def linear_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text: what `token_spans` gives, without decoding beginnings."""
+def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Character span of each token in the decoded text: what `prefix_spans` gives, without decoding beginnings."""
     _, (ends,) = decode_rows(tokenizer, [ids])
     return list(pairwise([0, *ends.tolist()]))
 
@@ -652,36 +656,3 @@ def response_units(
         numbers = segment(text, list(pairwise([0, *ends])), sentences, **sizes) if cut else [0] * len(row)
         units.append(torch.tensor(numbers, dtype=torch.long))
     return torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1) if units else torch.empty(0, 0).long()
-
-# %% ../../nbs/credit/03_sentences.ipynb #684f69cd
-def sentence_means(
-    values: Float[Tensor, "pair token"], mask: Bool[Tensor, "pair token"], units: Int[Tensor, "pair token"]
-) -> tuple[Float[Tensor, "pair sentence"], Int[Tensor, "pair sentence"]]:
-    "Mean of the values over each sentence's tokens, and the number of its tokens; 0 and 0 where there is no such sentence."
-    count = max(int(units.max()) + 1 if units.numel() else 1, 1)
-    place = units.clamp(min=0)
-    size = torch.zeros(len(units), count, dtype=torch.long, device=units.device).scatter_add_(1, place, mask.long())
-    total = values.new_zeros(len(units), count).scatter_add_(1, place, torch.where(mask, values, 0))
-    return total / size.clamp(min=1), size
-
-# %% ../../nbs/credit/03_sentences.ipynb #a1206afc
-def sentence_weights(
-    z: Float[Tensor, "pair token"],
-    mask: Bool[Tensor, "pair token"],
-    threshold: Float[Tensor, " pair"],  # each pair's token threshold
-    sentence_threshold: Float[Tensor, " pair"],
-    units: Int[Tensor, "pair token"],  # sentence of each token, -1 at padding
-    *,
-    gate: float = 0.02,  # absolute threshold on the largest z
-    sentence_gate: float = 0.01,  # absolute threshold on the largest sentence mean
-    d_max: float = 3.0,
-    gamma: float = 1.0,  # how strongly low coverage counts against a sentence
-) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
-    "$q_{i,j}^{(h)}/L_{i,j}$ at each token of sentence j, and whether both gates opened (*Sentence-level localization*)."
-    mean, size = sentence_means(clip_signal(z, d_max), mask, units)
-    coverage, _ = sentence_means((z > threshold.to(z.dtype)[:, None]).to(z.dtype), mask, units)
-    real = size > 0
-    opened = z.masked_fill(~mask, -torch.inf).amax(1) > gate if z.shape[1] else torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    opened &= mean.masked_fill(~real, -torch.inf).amax(1) > sentence_gate
-    q = (mean - sentence_threshold.to(z.dtype)[:, None]).relu() * coverage**gamma / size.clamp(min=1)
-    return torch.where(mask & opened[:, None], q.gather(1, units.clamp(min=0)), 0), opened

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray, "first second"]:
     """Counts of level pairs, row for the first reader, column for the second; pairs with a missing level are left out.
 
-    Raises `ValueError` when the readers differ in number, or a value is no rank (0, 1, 2).
+    Raises `ValueError` when the readers differ in number, or a value is not a rank (0, 1, 2).
     """
     pairs = np.stack([np.asarray(first, float), np.asarray(second, float)])
     pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
@@ -235,7 +235,7 @@ def agreement(pairs: "pd.DataFrame", by: str | None = None, resamples: int = 200
     """Exact agreement (percent), kappa and linear kappa of columns `first` and `second`, over all or `by` another column.
 
     95 % bounds `_low`, `_high` resample questions; `wilson_` bounds take pairs as independent. `missing` counts pairs with a
-    level missing; they are in no other number. Raises `ValueError` when `by` is no column or there is no row.
+    level missing; they are in no other number. Raises `ValueError` when `by` is not a column or there is no row.
     """
     import pandas as pd
 

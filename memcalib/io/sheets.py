@@ -12,18 +12,19 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from .records import DataError, Violation
+from .records import DataError, Violation, replacing
 
 # %% ../../nbs/io/04_sheets.ipynb #cd2ee900
 _RISKY = re.compile(r"'*\s*[=+\-@\t\r\n\0\ufeff＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 CELL = 32_000  # characters that any spreadsheet takes
 
 
-def sheet_cell(text: str) -> str:
-    """The text as a cell that no spreadsheet runs: an apostrophe in front where it would be read as a formula."""
-    return f"'{text}" if _RISKY.match(text) else text
+def sheet_cell(value: Any) -> Any:
+    """A cell that no spreadsheet runs: a text that would be read as a formula gets an apostrophe in front; other values stay."""
+    return f"'{value}" if isinstance(value, str) and _RISKY.match(value) and not _NUMBER.fullmatch(value) else value
 
 
 def cell_text(cell: str) -> str:
@@ -33,16 +34,14 @@ def cell_text(cell: str) -> str:
 # %% ../../nbs/io/04_sheets.ipynb #ce7a5df9
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Path:
     """A CSV file with a header and these rows, each cell safe; columns that a row lacks stay empty."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8-sig", newline="") as file:
+    with replacing(path) as part, open(part, "w", encoding="utf-8-sig", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows({name: sheet_cell(text) for name, text in row.items()} for row in rows)
-    return part.replace(path)
+    return Path(path)
 
 # %% ../../nbs/io/04_sheets.ipynb #8e2e210e
-def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -54,14 +53,6 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, cells
     except csv.Error as error:
         raise DataError([Violation("csv", str(error), "a CSV file", line=number + 1, file=str(path))]) from None
-
-
-def _header(cells: Sequence[str], needed: Sequence[str], path: Path) -> list[str]:
-    names = [name.strip().lower() for name in cells]
-    if not set(needed) <= set(names) or len(set(names) - {""}) < len([n for n in names if n]):
-        found = ", ".join(names)[:200] or "nothing"
-        raise DataError([Violation("header", found, f"{', '.join(needed)} and others as you like, each once", line=1, file=str(path))])
-    return names
 
 # %% ../../nbs/io/04_sheets.ipynb #3a5820e6
 Fault = tuple[str, str, str]  # column, what was found, what is allowed
@@ -75,8 +66,11 @@ def read_sheet_rows(
 
     Raises `DataError` listing every fault with file, row, item, value found and values allowed.
     """
-    lines, made, faults = _cells(Path(path)), [], []
-    names = _header(next(lines, (1, []))[1], needed, Path(path))
+    lines, made, faults = _numbered_rows(Path(path)), [], []
+    names = [name.strip().lower() for name in next(lines, (1, []))[1]]
+    if not set(needed) <= set(names) or len(set(names) - {""}) < len([name for name in names if name]):
+        found = ", ".join(names)[:200] or "nothing"
+        raise DataError([Violation("header", found, f"{', '.join(needed)} and others as you like, each once", line=1, file=str(path))])
     for number, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue

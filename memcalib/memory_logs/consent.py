@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ..dataset.stages import Draft, system_text
 from ..inference.endpoint import Endpoint, estimate_tokens
 from .examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts
-from ..dataset.text_checks import names
+from ..dataset.writing import names
 from ..io.records import printable
 from ..dataset.review import review_stage
 from ..dataset.stages import Stage

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 'refusal', 'says_again', 'distinct_memories',
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
-           'with_terms', 'micro_log']
+           'with_terms']
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #a1c37f54
 import re
@@ -19,20 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memcalib.construction import (
     AnnotationReply,
-    _atom_faults,
-    _stems,
     accept_annotation,
+    atom_faults,
     content_words,
     coverage,
     foreign_numbers,
+    short_stems,
     too_close,
 )
 from ..dataset.writing import RUBRICS
 from ..dataset.stages import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
 from .exports import read_log
 from .exports import LogRow, names_agreement
-from ..micro.world import make_examples
-from ..dataset.text_checks import denied, names
+from ..dataset.writing import denied, names
 from ..problem import Example, Name
 from .redaction import Redaction, Redactor
 from ..dataset.sources import Dropped, Passed, SourceRow
@@ -79,7 +78,7 @@ def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
 # %% ../../nbs/memory_logs/03_examples.ipynb #be474a66
 def says_again(later: str, earlier: str) -> bool:
     """Whether a memory adds nothing to an earlier one: nearly the same words, or a part of it; figures must agree."""
-    mine, theirs = _stems(later), _stems(earlier)
+    mine, theirs = short_stems(later), short_stems(earlier)
     inside = any(theirs[i : i + len(mine)] == mine for i in range(len(theirs) - len(mine) + 1))
     differ = {*mine} ^ {*theirs}
     return inside or (len(differ) <= 0.2 * len({*mine, *theirs}) and all(stem.isalpha() for stem in differ))
@@ -209,7 +208,7 @@ def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
         if lost := lost_parts(passage.text, said):
             faults.append(Fault(f"passages.{number}", "incomplete", lost))
     for i, atom in enumerate(reply.atoms):
-        faults += [Fault(f"atoms.{i}", *fault) for fault in _atom_faults(draft, atom)]
+        faults += [Fault(f"atoms.{i}", *fault) for fault in atom_faults(draft, atom)]
         close = next((j for j in range(i) if too_close(atom.text, reply.atoms[j].text)), None)
         faults += [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{close}")] if close is not None else []
     return faults
@@ -241,13 +240,3 @@ def with_terms(example: Example, draft: Draft) -> Example:
     known = draft.source["metadata"]
     retrieval = {name: known[name] for name in ("retrieved", "ranks", "scores", "days")}
     return example.model_copy(update={"source_consent": known["consent"], "source_user": known["user"], "retrieval": retrieval})
-
-# %% ../../nbs/memory_logs/03_examples.ipynb #fe746865
-def micro_log(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of an invented log in the plain format, made from examples of the micro-world."""
-    examples = make_examples("long", n, seed, "test")
-    memories = lambda example: [{"text": block.atomic_concat_text, "score": round(0.9 - 0.05 * i, 2)} for i, block in enumerate(example.blocks)]
-    return [
-        {"id": f"micro-{i}", "query": e.question, "memories": memories(e), "domain": e.domain, "user": f"micro-user-{i % 5}", "consent": "invented"}
-        for i, e in enumerate(examples)
-    ]  # fmt: skip

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..dataset.sources import Dropped, _clean
+from ..dataset.sources import Dropped, clean_text
 from ..problem import Name
 from ..io.records import DataError, Record, Violation, iter_rows, only_dicts
 
@@ -185,7 +185,7 @@ def check_log_row(record: Any) -> list[Fault]:
 def _memory(item: dict) -> LogMemory:
     plain = SHAPES[shape_of(item)].read(item)
     day = str(datetime.fromisoformat(plain["created_at"]).date()) if plain.get("created_at") else ""
-    return LogMemory(text=_clean(plain["text"]), score=plain.get("score"), created_at=day)
+    return LogMemory(text=clean_text(plain["text"]), score=plain.get("score"), created_at=day)
 
 
 def to_log_row(record: dict, line: int = 0) -> LogRow:
@@ -193,9 +193,9 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
     items = find_memories({name: record[name] for name in LISTS if name in record})
     users = (source.get(name) for source in (record, *items) for name in ("user", "user_id"))
     head = {"id": next((str(record[n]) for n in ("id", "query_id") if record.get(n) not in (None, "")), f"line-{line}"), "line": line}
-    terms = {name: _clean(record.get(name)) for name in ("answer", "domain")} | {"licence": _clean(record.get("licence")) or "unknown"}
+    terms = {name: clean_text(record.get(name)) for name in ("answer", "domain")} | {"licence": clean_text(record.get("licence")) or "unknown"}
     return LogRow(
-        query=_clean(record["query"]), memories=[_memory(item) for item in items], consent=record.get("consent"), system=shape_of(items[0]),
+        query=clean_text(record["query"]), memories=[_memory(item) for item in items], consent=record.get("consent"), system=shape_of(items[0]),
         user=next((str(user) for user in users if user not in (None, "")), ""), **head, **terms,
     )  # fmt: skip
 

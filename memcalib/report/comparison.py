@@ -13,20 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .run_data import quality_table
+from .tables import quality_table
 from ..evaluation.breakdown import compare
-from .page import protocol
-from .plane import differences_figure
+from .evaluation_report import protocol
+from .figures import differences_figure
 from .figures import inline_svg
-from .figures import method_looks
+from .figures import method_styles
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
-from .page import chance, differences_grid, grid, render_page, results_grid
-from .plane import plane_figure
+from .page import differences_grid, grid, p_value, render_page, results_grid
+from .figures import plane_figure
 from ..problem import Judgment, text_hash
 from ..io.records import printable
-from .page import examples_of
-from .report import results_frame, write_figures
-from .run_data import EvaluationRows, load_evaluation_rows, source_names
+from .page import find_examples
+from .tables import results_frame
+from .figures import write_figures
+from .run_data import Run, load_run, source_names
 from .tables import write_tables
 
 # %% ../../nbs/report/09_comparison.ipynb #588f6129
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class Side:
     """One source of answers in one run folder; `label` tells it apart from the other sides."""
 
-    run: EvaluationRows
+    run: Run
     name: str
     judge: str
     judgments: list[Judgment]
@@ -61,7 +62,7 @@ def _subject(judgment: Judgment) -> str:
     return text_hash(json.dumps([judgment.question_id, atoms]))
 
 # %% ../../nbs/report/09_comparison.ipynb #bef0e24f
-def _sides(run: EvaluationRows) -> list[Side]:
+def _sides(run: Run) -> list[Side]:
     if not run.treated:
         raise ValueError(f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one")
     groups: dict[tuple[str, str], list[Judgment]] = {}
@@ -159,7 +160,7 @@ def compare_runs(
     """
     import pandas as pd
 
-    sides = [side for folder in folders for side in _sides(load_evaluation_rows(folder))]
+    sides = [side for folder in folders for side in _sides(load_run(folder))]
     if len(sides) < 2:
         raise ValueError(f"found {len(sides)} run to compare; allowed: two or more")
     _label(sides)
@@ -222,7 +223,7 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
     star = "*" if row["low"] > 0 or row["high"] < 0 else " "
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
     span = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
-    return f"  {name + ' ' + arrow:<24}{row['first']:6.1f} → {row['second']:5.1f}  {span:<26} better {row['better']:,}, worse {row['worse']:,}, {chance(row['p'])}"
+    return f"  {name + ' ' + arrow:<24}{row['first']:6.1f} → {row['second']:5.1f}  {span:<26} better {row['better']:,}, worse {row['worse']:,}, {p_value(row['p'])}"
 
 # %% ../../nbs/report/09_comparison.ipynb #1481d8f3
 def comparison_tables(comparison: Comparison) -> "dict[str, pd.DataFrame]":
@@ -244,7 +245,7 @@ def _differences(comparison: Comparison, domain: str) -> dict[str, list]:
 # %% ../../nbs/report/09_comparison.ipynb #1d272ebd
 def _changed(comparison: Comparison) -> "pd.DataFrame":
     changes = comparison.changes
-    texts = examples_of(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
+    texts = find_examples(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
     short = lambda i: " ".join(printable(texts[i].question).split())[:90] if i in texts else ""
     columns = ["run", "domain", "example_id", "before", "after", "change"]
     return changes[columns].assign(question=changes["example_id"].map(short)).rename(columns={"example_id": "example"})
@@ -257,7 +258,7 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
     measured, constant = (comparison.scores[comparison.scores["status"] == s] for s in ("measured", "control"))
     figures = {
         "comparison-plane": plane_figure(measured, None, comparison.baseline, constant),
-        "comparison-differences": differences_figure(comparison.differences, looks=method_looks(comparison.scores["model"])),
+        "comparison-differences": differences_figure(comparison.differences, looks=method_styles(comparison.scores["model"])),
     }
     files = write_figures(folder / "figures", figures)
     drawn = {file.stem: inline_svg(file.read_text(encoding="utf-8"), file.stem) for file in files if file.suffix == ".svg"}

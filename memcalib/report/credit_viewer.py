@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'ENDS', 'REASONS', 'token_spans', 'heat_colour', 'heat_html', 'credit_html', 'token_values', 'heat_class',
-           'legend', 'visible_token', 'heat_spans', 'answer_view', 'answer_html', 'TraceViewer', 'channel_counts',
-           'pick_answers', 'write_trace_page']
+           'colour_legend', 'visible_token', 'heat_spans', 'answer_view', 'answer_html', 'TraceViewer',
+           'fallback_counts', 'pick_answers', 'write_trace_page']
 
 # %% ../../nbs/report/06_credit_viewer.ipynb #ef867cbd
 import html
@@ -126,7 +126,7 @@ ENDS = {
 }
 
 
-def legend(measure: str, scale: float) -> dict[str, Any]:
+def colour_legend(measure: str, scale: float) -> dict[str, Any]:
     """Texts of the two ends of a measure's colours, `scale` being the strongest, and whether there is a side below 0."""
     low, high = ENDS[measure]
     if measure == "q":
@@ -182,7 +182,7 @@ def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[
     from markupsafe import Markup
 
     spans, scale = heat_spans(trace, channel, measure)
-    view = {"heat": Markup(spans), "even": False} | legend(measure if channel else "push", scale)
+    view = {"heat": Markup(spans), "even": False} | colour_legend(measure if channel else "push", scale)
     if channel is None:
         credited = None not in trace["advantage"]
         words = [_reward(trace["reward"], credited), *[f"advantage {trace['sequence']:+.3f}"] * credited, f"{len(trace['tokens'])} tokens"]
@@ -261,7 +261,7 @@ class TraceViewer:
         return self.box._repr_mimebundle_(**options)
 
 # %% ../../nbs/report/06_credit_viewer.ipynb #12ada568
-def channel_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
+def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Pairs, localized pairs and fallbacks by reason for each channel of a frame of traces."""
     import pandas as pd
 
@@ -331,7 +331,7 @@ def write_trace_page(
     for step in dict.fromkeys(step for step, _ in chosen):
         whole = read_traces(folder, [step])
         views.append({"number": step, "answers": [answer_view(trace_of(whole, step, row)) for its, row in chosen if its == step]})
-    counts = channel_counts(frame)
+    counts = fallback_counts(frame)
     text = render_page(
         "traces.html.j2",
         title="Traces",

@@ -11,19 +11,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .run_data import cost_table, evidence_table, quality_table, reasons_table, usage_frame
+from .run_data import usage_frame
+from .tables import cost_table, evidence_table, quality_table, reasons_table
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import compare
-from .page import model_card, notices, protocol
-from .plane import metric_tiles, parts_figure
+from .evaluation_report import model_card, notices, protocol
+from .page import metric_tiles
+from .figures import breakdown_figure
 from .figures import channel_figure, inline_svg
 from ..metrics import METRICS, SOURCE, response_frame, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
-from .plane import plane_figure
+from .figures import plane_figure
 from ..problem import Judgment, Level
-from .page import exhibit, examples_of, place_of, texts_of, worst_responses
-from .report import atom_slices, failures_table, results_frame, results_table, write_figures
-from .run_data import EvaluationRows, load_evaluation_rows, source_names
+from .page import answer_key, find_examples, find_rollouts, marked_answer, worst_responses
+from .tables import atom_tables, failures_table, results_frame, results_table
+from .figures import write_figures
+from .run_data import Run, load_run, source_names
 from .tables import write_tables
 
 # %% ../../nbs/report/08_evaluation.ipynb #526d3ece
@@ -40,7 +43,7 @@ PARTS = (
 )
 
 
-def parts_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
+def parts_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """The six metrics with 95 % bounds by domain, number of atoms, number of distractors, and quality where it was rated."""
     frame, tables = run.responses[run.responses["condition"] != "no_memory"], {}
     for title, by in PARTS:
@@ -52,7 +55,7 @@ def parts_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     return tables
 
 # %% ../../nbs/report/08_evaluation.ipynb #456528ce
-def memory_effect(run: EvaluationRows) -> "pd.DataFrame":
+def memory_effect(run: Run) -> "pd.DataFrame":
     """Paired differences of each treatment of memory to the answers without memory; no row when the control was not run."""
     import pandas as pd
 
@@ -76,7 +79,7 @@ def common(frame: "pd.DataFrame", condition: str) -> set[str]:
     return set(asked[condition]) & set(asked["no_memory"])
 
 # %% ../../nbs/report/08_evaluation.ipynb #ca86b2cb
-def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
+def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
     """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge.
 
     Raises `ValueError` for judgments that cannot be compared: without atoms, of other atoms, of several second judges.
@@ -98,14 +101,14 @@ def second_judge(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     return tables | _two_scores(run)
 
 # %% ../../nbs/report/08_evaluation.ipynb #5172a9fc
-def _pairs(run: EvaluationRows) -> "pd.DataFrame | None":
+def _pairs(run: Run) -> "pd.DataFrame | None":
     second = [j for j in run.second or [] if j.condition != "no_memory"]
     keys = {j.key[:-1] for j in second}
     first = [j for j in run.treated if j.key[:-1] in keys]
     return pair_judgments(first, second) if first else None
 
 
-def _two_scores(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
+def _two_scores(run: Run) -> "dict[str, pd.DataFrame]":
     import pandas as pd
 
     keys = {j.key[:-1] for j in run.second} & {j.key[:-1] for j in run.treated}
@@ -121,7 +124,7 @@ def _two_scores(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
 ROLES = {"model": "model", "judge": "judge", "judge2": "second judge"}
 
 
-def costs(run: EvaluationRows) -> "pd.DataFrame":
+def costs(run: Run) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them."""
     rows = {"model": run.answers, "judge": run.judgments and usage_frame(run.judgments), "judge2": run.second and usage_frame(run.second)}
     totals = {role: (run.manifest.get(part) or {}).get(role) for part in ("usage", "session") for role in ROLES}
@@ -132,14 +135,14 @@ def costs(run: EvaluationRows) -> "pd.DataFrame":
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
-def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
+def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables = {}
     if run.scored:
         table = results_table(run)
         tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run)} | parts_tables(run)
     if run.judgments:
-        tables |= atom_slices(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
+        tables |= atom_tables(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
         try:
             tables |= second_judge(run)
         except ValueError as error:
@@ -154,7 +157,7 @@ def evaluation_tables(run: EvaluationRows) -> "dict[str, pd.DataFrame]":
     return {name: rows for name, rows in tables.items() if len(rows)}
 
 # %% ../../nbs/report/08_evaluation.ipynb #81e940a5
-def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
+def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
     """The figures that the rows allow: plane, channels, parts, and the levels of two judges."""
     figures: dict[str, Figure] = {}
     if "Scores" in tables:
@@ -168,32 +171,32 @@ def evaluation_figures(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]"
         groups = {n: [j for j, name in zip(run.judgments, names, strict=True) if name == n] for n in names[_with_memory(run)].unique()[:4]}
         figures["channels"] = channel_figure({n: js for n, js in groups.items() if any(a.actual is not None for j in js for a in j.atoms)})
     if panels := {title.lower(): (tables[title], by) for title, by in PARTS if title in tables}:
-        figures["parts"] = parts_figure(panels)
+        figures["parts"] = breakdown_figure(panels)
     if "Second judge, counts" in tables:
         counts = tables["Second judge, counts"].drop(columns="first judge").to_numpy()
         figures["judges"] = channel_figure({"all atoms that both judged": counts}, down=run.judges[0], across=run.second[0].judge)
     return figures
 
 
-def _with_memory(run: EvaluationRows) -> "pd.Series":
+def _with_memory(run: Run) -> "pd.Series":
     return run.responses["condition"] != "no_memory"
 
 # %% ../../nbs/report/08_evaluation.ipynb #c5a1bfe5
-def exhibits(run: EvaluationRows, count: int = 12) -> list[dict[str, Any]]:
-    """The worst answers as `exhibit` shows them, with `over`, `under`, `direction` and the `name` of their source."""
+def exhibits(run: Run, count: int = 12) -> list[dict[str, Any]]:
+    """The worst answers as `marked_answer` shows them, with `over`, `under`, `direction` and the `name` of their source."""
     worst = worst_responses(run.responses, count).assign(name=source_names)
     rows = list(worst.itertuples())
-    judged = {(place_of(j), j.judge): j for j in run.judgments or []}
-    answers = texts_of(run.folder / "rollouts.jsonl", [place_of(row) for row in rows])
-    asked = examples_of(run.folder / "examples.jsonl", worst["example_id"])
+    judged = {(answer_key(j), j.judge): j for j in run.judgments or []}
+    answers = find_rollouts(run.folder / "rollouts.jsonl", [answer_key(row) for row in rows])
+    asked = find_examples(run.folder / "examples.jsonl", worst["example_id"])
     return [
-        exhibit(judged[place_of(row), row.judge], answers.get(place_of(row)), asked.get(row.example_id))
+        marked_answer(judged[answer_key(row), row.judge], answers.get(answer_key(row)), asked.get(row.example_id))
         | {"over": int(row.over), "under": int(row.under), "direction": row.direction, "name": row.name}
         for row in rows
     ]
 
 # %% ../../nbs/report/08_evaluation.ipynb #0c197616
-def summary(run: EvaluationRows) -> str:
+def summary(run: Run) -> str:
     """Two sentences on what the numbers of an evaluation are, and what they are not."""
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
@@ -203,7 +206,7 @@ def summary(run: EvaluationRows) -> str:
     return f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of the same judge on the same data only."
 
 
-def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
+def _facts(run: Run) -> list[tuple[str, str]]:
     if not run.judgments:
         return [("answers", "none" if run.answers is None else f"{len(run.answers):,}"), ("judged", "none")]
     wanted = {"Model": "model", "Memory": "memory", "Judge": "judge", "Seeds": "seeds"}
@@ -215,7 +218,7 @@ def _facts(run: EvaluationRows) -> list[tuple[str, str]]:
 _PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
 
 
-def _values(run: EvaluationRows, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[str, Any]:
+def _values(run: Run, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[str, Any]:
     from markupsafe import Markup
 
     table = tables.get("Scores")
@@ -257,7 +260,7 @@ def write_evaluation(folder: str | Path, title: str | None = None, worst: int = 
     What of them cannot be used is left out, and the page says so. Raises `FileNotFoundError` for a folder without any of them, and
     `DataError` for rows that are damaged or belong to other examples.
     """
-    run = load_evaluation_rows(folder)
+    run = load_run(folder)
     tables = evaluation_tables(run)
     write_tables(run.folder / "tables", tables)
     files = write_figures(run.folder / "figures", evaluation_figures(run, tables))

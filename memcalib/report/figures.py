@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INK', 'GRID', 'SOFT', 'PAPER', 'OVER', 'UNDER', 'RIGHT', 'METHODS', 'NARROWEST', 'CURVES', 'FEW', 'SHARES', 'RATES',
-           'Look', 'method_looks', 'plain_label', 'style', 'wide_enough', 'steps_axis', 'panels', 'share_axis',
-           'channel_figure', 'curves_figure', 'rates_figure', 'save_figure', 'inline_svg']
+           'PlotStyle', 'method_styles', 'plain_label', 'plot_style', 'wide_enough', 'steps_axis', 'panels',
+           'share_axis', 'channel_figure', 'curves_figure', 'rates_figure', 'save_figure', 'inline_svg']
 
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
 import warnings
@@ -29,7 +29,7 @@ INK, GRID, SOFT, PAPER = "#1a1d21", "#d9dde3", "#767d87", "#fefefe"
 OVER, UNDER, RIGHT = "#c8322b", "#2f6db5", "#2e8b57"
 
 # %% ../../nbs/report/03_figures.ipynb #10fe4ef1
-class Look(NamedTuple):
+class PlotStyle(NamedTuple):
     """How a method is drawn: colour, mark of a point, style of a line."""
 
     colour: str
@@ -39,26 +39,26 @@ class Look(NamedTuple):
 
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 METHODS = {
-    "Base": Look("#9aa0a6", "p"),
-    "Cold-start": Look("#5f6670", "o"),
-    "SFT": Look("#009e73", "D", (0, (8, 2))),
-    "OPSD-PG": Look("#cc79a7", "v", ":"),
-    "OPSD-GKD": Look("#56b4e9", "^", _DOTS),
-    "GRPO": Look("#0072b2", "s", "--"),
-    "GDPO": Look("#e69f00", "P", "-."),
-    "MemCalib-RL": Look("#d55e00", "*"),
+    "Base": PlotStyle("#9aa0a6", "p"),
+    "Cold-start": PlotStyle("#5f6670", "o"),
+    "SFT": PlotStyle("#009e73", "D", (0, (8, 2))),
+    "OPSD-PG": PlotStyle("#cc79a7", "v", ":"),
+    "OPSD-GKD": PlotStyle("#56b4e9", "^", _DOTS),
+    "GRPO": PlotStyle("#0072b2", "s", "--"),
+    "GDPO": PlotStyle("#e69f00", "P", "-."),
+    "MemCalib-RL": PlotStyle("#d55e00", "*"),
 }
 _SPARE = (
-    Look("#6a51a3", "o"),
-    Look("#8c564b", "s", "--"),
-    Look("#17becf", "^", "-."),
-    Look("#bcbd22", "v", ":"),
-    Look("#e377c2", "D", _DOTS),
-    Look("#393b79", "P", (0, (8, 2))),
+    PlotStyle("#6a51a3", "o"),
+    PlotStyle("#8c564b", "s", "--"),
+    PlotStyle("#17becf", "^", "-."),
+    PlotStyle("#bcbd22", "v", ":"),
+    PlotStyle("#e377c2", "D", _DOTS),
+    PlotStyle("#393b79", "P", (0, (8, 2))),
 )
 
 # %% ../../nbs/report/03_figures.ipynb #5881abbd
-def method_looks(methods: Iterable[str]) -> dict[str, Look]:
+def method_styles(methods: Iterable[str]) -> dict[str, PlotStyle]:
     """A look for each method: the known ones keep theirs, others take the next of a fixed cycle."""
     names = list(dict.fromkeys(methods))
     new = [name for name in names if name not in METHODS]
@@ -72,7 +72,7 @@ def plain_label(name: str) -> str:
 
 # %% ../../nbs/report/03_figures.ipynb #d0510005
 @contextmanager
-def style():
+def plot_style():
     """Matplotlib settings of this package inside a `with` block."""
     import matplotlib as mpl
 
@@ -144,7 +144,7 @@ def channel_figure(groups: "Mapping[str, Sequence | np.ndarray]", down: str = "i
 
     Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be named.
     """
-    with style():
+    with plot_style():
         figure, axes = panels(1, len(groups), 2.9 * len(groups) + 0.5, 2.9)
         for ax, (name, judgments) in zip(axes[0], groups.items(), strict=True):
             counts = judgments if isinstance(judgments, np.ndarray) else channel_counts(judgments)
@@ -192,7 +192,7 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 # %% ../../nbs/report/03_figures.ipynb #18c86a56
 def _lines(ax: Any, steps: "pd.DataFrame", column: str, window: int) -> None:
-    looks = method_looks(steps["method"])
+    looks = method_styles(steps["method"])
     for method, rows in steps.dropna(subset=column).groupby("method", sort=False):
         by_step, look = rows.groupby("step")[column], looks[method]
         x = by_step.mean().index.to_numpy()
@@ -230,7 +230,7 @@ def curves_figure(
     present = [name for name in present if name != "unscored" or steps[name].any()]
     if not present:
         raise ValueError(f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}")
-    with style():
+    with plot_style():
         figure, axes = _grid(len(present), columns)
         for ax, name in zip(axes, present, strict=True):
             _lines(ax, steps, name, window)
@@ -244,7 +244,7 @@ def curves_figure(
 def _method_legend(figure: "Figure", methods: Iterable[str], shown: Iterable[str]) -> None:
     from matplotlib.lines import Line2D
 
-    looks = {name: look for name, look in method_looks(methods).items() if name in set(shown)}
+    looks = {name: look for name, look in method_styles(methods).items() if name in set(shown)}
     lines = [Line2D([], [], color=look.colour, ls=look.line, marker=look.mark, ms=4, lw=1.3) for look in looks.values()]
     figure.legend(lines, [plain_label(name) for name in looks], loc="outside upper left", ncols=8)
 
@@ -282,7 +282,7 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
     kinds = [kind for kind, names in columns.items() if mean[list(names.values())].notna().any(axis=None)]
     if not kinds:
         raise ValueError(f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-")
-    with style():
+    with plot_style():
         figure, axes = panels(1, len(kinds), 2.1 * max(len(kinds), 3) + 0.4, 2.5)
         for ax, kind in zip(axes[0], kinds, strict=True):
             for index, name in columns[kind].items():
@@ -300,7 +300,7 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".svg", ".png")]
-    with style(), warnings.catch_warnings():
+    with plot_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..metrics import HIGHER_IS_BETTER, METRICS
-from .figures import GRID, PAPER, RIGHT, SOFT, Look, method_looks, panels, plain_label, style
+from .figures import GRID, PAPER, RIGHT, SOFT, PlotStyle, method_styles, panels, plain_label, plot_style
 
 # %% ../../nbs/report/04_plane.ipynb #77fb43fa
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _bounds(row: Mapping[str, Any]) -> np.ndarray:
     return np.array([[min(row[f"{m}_low"], row[m]), max(row[f"{m}_high"], row[m])] for m in ("sMOS", "sMUS")], float)
 
 
-def _draw_end(ax: Any, row: Mapping[str, Any], look: Look) -> None:
+def _draw_end(ax: Any, row: Mapping[str, Any], look: PlotStyle) -> None:
     end = np.array([row["sMOS"], row["sMUS"]], float)
     (left, down), (right, up) = np.abs(_bounds(row).T - end)
     ax.errorbar(*end, xerr=[[left], [right]], yerr=[[down], [up]], color=look.colour, lw=0.8, alpha=0.6)
@@ -119,7 +119,7 @@ def plane_figure(
     rows = table.dropna(subset=["sMOS", "sMUS"])
     top = _reach(rows, (controls, None if paths is None else paths[paths["method"].isin(rows["model"])]))
     square = crowd(rows, start, top) if enlarged else None
-    with style():
+    with plot_style():
         figure, axes = panels(1, 2, 9.4, 4.2) if square else panels(1, 1, 5.4, 4.2)
         for ax in axes[0]:
             _draw_models(ax, rows, paths, start)
@@ -132,7 +132,7 @@ def plane_figure(
 
 # %% ../../nbs/report/04_plane.ipynb #a917033b
 def _draw_models(ax: Any, rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None) -> None:
-    ends, looks = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}, method_looks(rows["model"])
+    ends, looks = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}, method_styles(rows["model"])
     for row in rows.to_dict("records"):
         name = row["model"]
         first = ends.get(start) if name not in (start, *ROOTS) else None
@@ -151,10 +151,10 @@ def parts_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "
     names = list(dict.fromkeys(name for table, _ in cuts.values() for name in table["name"]))
     columns = min(len(cuts), 2)
     rows = -(-len(cuts) // columns)
-    with style():
+    with plot_style():
         figure, axes = panels(rows, columns, 4.6 * columns, 2.3 * rows + 0.3, sharey=True)
         for ax, (title, (table, by)) in zip(axes.flat, cuts.items(), strict=False):
-            _parts(ax, table, by, metric, method_looks(names))
+            _parts(ax, table, by, metric, method_styles(names))
             ax.set_title(title)
         for ax in axes.flat[len(cuts) :]:
             ax.set_axis_off()
@@ -165,7 +165,7 @@ def parts_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "
         return figure
 
 # %% ../../nbs/report/04_plane.ipynb #dfaf625f
-def _parts(ax, table: "pd.DataFrame", by: str, metric: str, looks: Mapping[str, Look]) -> None:
+def _parts(ax, table: "pd.DataFrame", by: str, metric: str, looks: Mapping[str, PlotStyle]) -> None:
     parts, sources = sorted(table[by].unique(), key=_place(table[by])), list(dict.fromkeys(table["name"]))
     ordered = hasattr(table[by], "cat") or table[by].dtype.kind in "if"
     for k, name in enumerate(sources):
@@ -189,13 +189,13 @@ def _place(column: "pd.Series"):
 
 # %% ../../nbs/report/04_plane.ipynb #8665eec1
 def differences_figure(
-    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, looks: Mapping[str, Look] | None = None
+    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, looks: Mapping[str, PlotStyle] | None = None
 ) -> "Figure":
     """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a look for each `run`; zero is no change."""
     runs, domains = list(dict.fromkeys(table["run"])), list(dict.fromkeys(table["domain"]))
-    looks = looks or method_looks(runs)
+    looks = looks or method_styles(runs)
     height = 1.1 + (0.16 + 0.2 * len(runs)) * len(domains)
-    with style():
+    with plot_style():
         figure, axes = panels(1, len(metrics), 1.75 * len(metrics) + 1, height, sharex=True, sharey=True)
         for ax, metric in zip(axes[0], metrics, strict=True):
             ax.axvline(0, color=SOFT, lw=0.9)
@@ -213,7 +213,7 @@ def differences_figure(
         return figure
 
 
-def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], look: Look, label: str) -> None:
+def _differences(ax, rows: "pd.DataFrame", y: Sequence[float], look: PlotStyle, label: str) -> None:
     ax.hlines(y, rows["low"], rows["high"], color=look.colour, lw=1.3)
     clear = (rows["low"] > 0) | (rows["high"] < 0)
     dots = {"marker": look.mark, "s": 26, "edgecolors": look.colour, "linewidths": 1.2, "zorder": 3}

@@ -21,12 +21,12 @@ from memcalib.report.figures import (
     save_figure,
 )
 from .credit_viewer import credit_html
-from ..io.manifest import manifest, write_manifest
+from ..io.runs import manifest, write_manifest
 from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, score
 from .page import differences_grid, flatten, grid, render_page, results_grid
-from .plane import plane_figure
+from .figures import plane_figure
 from ..problem import Level, Rollout
-from .run_data import BARE, Run, load_run, source_names
+from .run_data import NO_MEMORY, Run, load_run, source_names
 from .tables import published_table, write_tables
 
 # %% ../../nbs/report/07_report.ipynb #82857c8f
@@ -49,7 +49,7 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     bare = scores["condition"] == "no_memory"
     scores["model"] = source_names(scores)
     absent = [m for m in run.config.get("methods", []) if m not in set(scores["model"])]
-    rows = [{"model": name, "status": "not run"} for name in [*absent, *([] if bare.any() else [BARE])]]
+    rows = [{"model": name, "status": "not run"} for name in [*absent, *([] if bare.any() else [NO_MEMORY])]]
     parts = [scores[~bare].assign(status="measured"), scores[bare].assign(status="control")]
     table = pd.concat([*parts, constant.assign(status="control"), pd.DataFrame(rows)], ignore_index=True)
     counts = ["seeds", "questions", "responses", "unscored_responses", "atoms", "unscored_atoms"]

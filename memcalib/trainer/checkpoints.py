@@ -6,7 +6,7 @@
 __all__ = ['log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'random_state', 'set_random_state', 'EpochSampler', 'CheckpointError',
            'checksum', 'seal', 'unseal', 'writing', 'read_state', 'saved_weights', 'checkpoints', 'find_checkpoint',
            'newest_checkpoint', 'decisive', 'with_reasons', 'examples_hash', 'check_same_run', 'restore_rows',
-           'keep_best', 'restore_best', 'Resumable', 'by_main']
+           'keep_best', 'restore_best', 'Checkpoints', 'by_main']
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #187bd9c6
 import errno
@@ -29,6 +29,7 @@ import xxhash
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
@@ -335,61 +336,88 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
     return wanted is None
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #04c762dd
-class Resumable:
-    """Checkpoints of a trainer on several processes; a mix-in before the base library's class.
+class Checkpoints(TrainerCallback):
+    """Seals each checkpoint of a trainer when all processes have written it, and lets a run be resumed from one.
 
-    The trainer has `identity` (what may not change, JSON), `memory()` (what to keep, JSON) and `recall(state)`.
+    A subclass has `identity` (what may not change in a run, JSON), `kept()` (what a checkpoint holds beside the weights, JSON) and
+    `put_back(state)`.
     """
 
+    identity: dict[str, Any]
     usual: Mapping[str, Any] = {}  # defaults of the settings in `identity`, for checkpoints that are older than a setting
-    resumed: tuple[int, Path] | None = None  # updates done at the checkpoint this run went on from, and its folder
-    saved: Path | None = None  # the checkpoint that this run wrote last
-    random_state: tuple | None = None  # at the end of the last whole step
+
+    def __init__(self, trainer: Trainer, updates: int = 1):
+        self.trainer, self.updates = trainer, updates  # of the optimizer in a step
+        self.resumed: tuple[int, Path] | None = None  # updates done at the checkpoint this run was resumed from, and its folder
+        self.saved: Path | None = None  # the checkpoint that this run wrote last
+        self.random_state: tuple | None = None  # at the end of the last whole step
+        self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
+
+    def kept(self) -> dict[str, Any]:
+        return {"best": None}
+
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        pass
 
     @property
-    def _out(self) -> Path:
-        return Path(self.args.output_dir)
+    def out(self) -> Path:
+        """The folder of the run."""
+        return Path(self.trainer.args.output_dir)
 
-    def _checkpoint_folder(self) -> Path:
-        return self._out / f"checkpoint-{self.state.global_step}"
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint of this moment lies, or would lie."""
+        return self.out / f"checkpoint-{self.trainer.state.global_step}"
 
-    def _save_checkpoint(self, model, trial) -> None:
-        folder, main, limit = self._checkpoint_folder(), self.accelerator.is_main_process, self.args.save_total_limit
-        if main:
-            unseal(folder)
-        self.accelerator.wait_for_everyone()
-        self.args.save_total_limit = None
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step % self.updates == 0:
+            self.random_state = random_state()
+
+    def make_room(self) -> None:
+        """Remove what an earlier run left at the place of the checkpoint that is about to be written."""
+        if self.trainer.accelerator.is_main_process:
+            unseal(self.folder)
+        self.trainer.accelerator.wait_for_everyone()
+
+    def on_save(self, args, state, control, **_):
+        self.trainer.accelerator.wait_for_everyone()
+        if self.trainer.accelerator.is_main_process:
+            with writing(self.folder, self.folder):
+                seal(self.folder, self.identity | {"updates": state.global_step} | self.kept(), self.out / ROWS)
+            rotate_checkpoints(str(self.out), self.limit, state.best_model_checkpoint, use_mtime=True)
+        self.saved = self.folder
+        self.trainer.accelerator.wait_for_everyone()
+
+    @contextmanager
+    def naming_faults(self) -> Iterator[None]:
+        """An error of writing that leaves a checkpoint half-written names its folder, which is removed."""
         try:
-            with writing(folder, folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if main:
-            with writing(folder, folder):
-                seal(folder, self.identity | {"updates": self.state.global_step} | self.memory(), self._out / ROWS)
-            rotate_checkpoints(str(self._out), limit, self.state.best_model_checkpoint, use_mtime=True)
-        self.saved = folder
-        self.accelerator.wait_for_everyone()
+            yield
+        except (OSError, RuntimeError, SafetensorError):
+            if not self.folder.is_dir() or (self.folder / SEAL).exists():
+                raise
+            with writing(self.folder, self.folder):
+                raise
 
     def rescue(self, once: str = "") -> str:
         """Save the last whole step unless it is saved already, on all processes together; returns what to do next.
 
         `once` is what has to be done before, e.g. "once the key is right".
         """
-        once = f", {once}," if once else ""
-        if not self.state.global_step:
+        once, trainer, folder = f", {once}," if once else "", self.trainer, self.folder
+        if not trainer.state.global_step:
             return f"Nothing was trained yet: start again{once.rstrip(',')}"
-        folder = self._checkpoint_folder()
-        if self.resumed and self.resumed[0] == self.state.global_step:
+        if self.resumed and self.resumed[0] == trainer.state.global_step:
             folder = self.resumed[1]
         elif folder != self.saved:
             set_random_state(self.random_state)
-            self._save_checkpoint(self.model, trial=None)
+            with self.naming_faults():
+                trainer._save_checkpoint(trainer.model, trial=None)
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         return f"Everything so far is saved in {folder}: go on{once} with resume=True, or with --resume on the command line"
 
-    def load_run_state(self, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
-        """Go on from what `find_checkpoint` found; its folder, or None where there is none.
+    def load(self, found: tuple[Path, dict[str, Any]] | None) -> Path | None:
+        """Resume from what `find_checkpoint` found; its folder, or None where there is none.
 
         Raises `CheckpointError` for a checkpoint of another run.
         """
@@ -398,9 +426,9 @@ class Resumable:
         folder, state = found
         check_same_run(folder, state, self.identity, self.usual)
         self.resumed = (state["updates"], folder)
-        by_main(lambda: restore_rows(folder, self._out))
-        by_main(lambda: restore_best(folder, self._out, state["best"]))
-        self.recall(state | {"best": state["best"] if (self._out / "best").exists() else None})
+        by_main(lambda: restore_rows(folder, self.out))
+        by_main(lambda: restore_best(folder, self.out, state["best"]))
+        self.put_back(state | {"best": state["best"] if (self.out / "best").exists() else None})
         return folder
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #c65bd58b

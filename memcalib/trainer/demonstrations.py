@@ -26,8 +26,8 @@ from ..inference.client import Client, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.json_replies import escaped, to_data
 from ..io.jsonl import Journal, rows_so_far
-from ..judge import JudgeConfig, LLMJudge, _listed, _part
-from ..problem import LAYOUTS, Example, Judgment, Name, WireLevel, render, text_hash
+from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
+from ..problem import PROMPT_TEMPLATES, Example, Judgment, Name, WireLevel, render, text_hash
 from ..io.records import DataError, Record, Violation, printable
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #15291cd5
@@ -47,8 +47,8 @@ class DemonstrationConfig(BaseModel):
     @field_validator("layout")
     @classmethod
     def _known(cls, layout: str) -> str:
-        if layout not in LAYOUTS:
-            raise ValueError(f"allowed are {', '.join(LAYOUTS)}")
+        if layout not in PROMPT_TEMPLATES:
+            raise ValueError(f"allowed are {', '.join(PROMPT_TEMPLATES)}")
         return layout
 
     @property
@@ -65,12 +65,12 @@ def load_demonstration_prompt(name: str) -> str:
         if not text or "\ufffd" in text:
             raise ValueError(f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8")
         return text
-    return _part(name)
+    return prompt_part(name)
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:
     """Atom id -> short name such as m1_a2, in prompt order."""
-    return {atom.atom_id: name for _, _, own in _listed(example, False) for name, atom in own}
+    return {atom.atom_id: name for _, _, own in named_atoms(example, False) for name, atom in own}
 
 
 def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
 def demonstration_messages(example: Example, config: DemonstrationConfig) -> list[dict[str, str]]:
     """The two messages that open the conversation with the teacher (app:sft-data)."""
     written = "memory_text" if config.text == "fluent" else "atomic_concat_text"
-    rows = _listed(example, False)
+    rows = named_atoms(example, False)
     asked = {
         "task": "demonstration", "query": example.question,
         "memory": [{"name": name, "text": getattr(block, written)} for name, block, _ in rows],

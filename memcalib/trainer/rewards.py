@@ -21,22 +21,23 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..channels import channel_rewards, direction_gate, group_advantages, judgment_tensors
+from ..channels import channel_rewards, direction_check, group_advantages, judgment_tensors
 from ..metrics import CHANNELS
 from ..localization import CreditConfig
 from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs, Thresholds, score_pairs
+from ..localization import Pairs, Thresholds
+from ..credit.token_credit import score_pairs
 from ..metrics import summary
-from .stopping import PatientJudge, patient_judge
+from .stopping import RetryingJudge, retrying_judge
 from ..credit.prefix_groups import response_mask
-from ..problem import Example, Judge, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
+from ..problem import Example, JudgeLike, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
 from ..redistribution import Credit, credit
 from ..credit.logprobs import response_logps
 from ..credit.sentences import response_units
 from .settings import TrainConfig
 
 # %% ../../nbs/trainer/04_rewards.ipynb #5ade6e77
-def _judgments(judge: Judge, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
+def _judgments(judge: JudgeLike, examples: list[Example], texts: list[str], empty: Sequence[bool]) -> list[Judgment]:
     blank = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
     asked = [k for k, none in enumerate(blank) if not none]
     told = iter(judge_all(judge, [examples[k] for k in asked], [texts[k] for k in asked]))
@@ -49,7 +50,7 @@ class ChannelRewards:
     With `merge_over_use` the rewards of AC- stand in the column of AB-.
     """
 
-    def __init__(self, judge: Judge | None, examples: Sequence[Example], merge_over_use: bool = False):
+    def __init__(self, judge: JudgeLike | None, examples: Sequence[Example], merge_over_use: bool = False):
         self.judge, self.pool, self.merge_over_use = judge, examples, merge_over_use
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
@@ -181,7 +182,7 @@ def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
 
 
-def judge_held_out(judge: PatientJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+def judge_held_out(judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
     """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
     return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
 
@@ -193,13 +194,13 @@ class HeldOutScores:
     """
 
     def __init__(
-        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
+        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
         context: int | None, out: str | Path | None = None,
     ):  # fmt: skip
         _forget_overlong(out)
         self.config, self.tokenizer = config, tokenizer
         self.examples = held_out_examples(config, tokenizer, examples, context, out)
-        self.overlong, self.judge = len(examples) - len(self.examples), patient_judge(judge, config)
+        self.overlong, self.judge = len(examples) - len(self.examples), retrying_judge(judge, config)
 
     def __call__(self, model: PreTrainedModel) -> dict[str, float]:
         state = PartialState()
@@ -210,43 +211,43 @@ class HeldOutScores:
 # %% ../../nbs/trainer/04_rewards.ipynb #63df171b
 def _open(rewards: Tensor, group: Tensor, valid: Tensor, config: CreditConfig) -> Tensor:
     options = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
-    return direction_gate(rewards, group_advantages(rewards, group, valid, **options))
+    return direction_check(rewards, group_advantages(rewards, group, valid, **options))
 
 
-def _readings(model, config: CreditConfig, desk: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:
+def _readings(model, config: CreditConfig, judged: ChannelRewards, encode, full, open, **options) -> dict[str, Any]:
     "Log-probabilities of the answers with the whole memory, the pairs, and the log-probabilities without a pair's atoms."
     if full is None:
-        full = response_logps(model, [encode(e) for e in desk.examples], desk.ids, **options)
+        full = response_logps(model, [encode(e) for e in judged.examples], judged.ids, **options)
     rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=open)
-    pairs, ablated = score_pairs(model, desk.examples, desk.judgments, desk.ids, encode, **rules, **options)
+    pairs, ablated = score_pairs(model, judged.examples, judged.judgments, judged.ids, encode, **rules, **options)
     return dict(full=full, pairs=pairs, ablated=ablated)
 
 # %% ../../nbs/trainer/04_rewards.ipynb #f75844f0
 def assign_credit(
-    model: PreTrainedModel, config: CreditConfig, desk: ChannelRewards, encode: Callable[[Example], list[int]],
+    model: PreTrainedModel, config: CreditConfig, judged: ChannelRewards, encode: Callable[[Example], list[int]],
     thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
     process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None, lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
-    """Token advantages of the answers `desk` judged last, for any method; `full` are their log-probabilities if known.
+    """Token advantages of the answers that were judged last, for any method; `full` are their log-probabilities if known.
 
     Rows of a group are consecutive, `generations` at a time. For MemCalib-RL thresholds move once (appendix D.3), and `lost` is
     filled with the reasons of readings that failed. The granularity `sentence` needs the `tokenizer` to find sentences; answers
     in which it could not are one segment each, counted as `fallback_segments`.
     """
-    device, rows = model.device, len(desk.ids)
-    rewards, valid = desk.rewards.to(device), desk.valid.to(device)
+    device, rows = model.device, len(judged.ids)
+    rewards, valid = judged.rewards.to(device), judged.valid.to(device)
     if gather:
         rewards, valid = gather(rewards), gather(valid)
     group, local = torch.arange(len(valid), device=device) // generations, slice(process * rows, (process + 1) * rows)
     found, uncut = {}, Counter()
     if config.method == "memcalib-rl":
         pool = _open(rewards, group, valid, config)[local].cpu() if config.threshold_pool == "open" else None
-        found = _readings(model, config, desk, encode, full, pool, temperature=temperature, lost=lost) | {"thresholds": thresholds}
+        found = _readings(model, config, judged, encode, full, pool, temperature=temperature, lost=lost) | {"thresholds": thresholds}
         if config.granularity == "sentence":
             sizes = dict(minimum=config.segment_min, maximum=config.segment_max, fallbacks=uncut)
-            found["units"] = response_units(tokenizer, desk.ids, **sizes).to(device)
-    out = credit(rewards, group, valid, response_mask(desk.ids, device), config=config, local=local, gather=concat, **found)
+            found["units"] = response_units(tokenizer, judged.ids, **sizes).to(device)
+    out = credit(rewards, group, valid, response_mask(judged.ids, device), config=config, local=local, gather=concat, **found)
     if "units" in found:
         out.stats["fallback_segments"] = uncut.total()
     return out, found.get("pairs", Pairs())

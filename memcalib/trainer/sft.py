@@ -35,25 +35,15 @@ from trl import SFTConfig, SFTTrainer
 from ..inference.local import evaluate, evaluating
 from ..io.jsonl import whole_rows
 from ..metrics import summary
-from memcalib.micro.world import (
-    COLD_LONG_BIAS,
-    WORLDS,
-    build_tokenizer,
-    demonstrations,
-    exact_judge,
-    load_policy,
-    make_examples,
-    pretrain,
-    save_policy,
-)
+from ..micro.world import COLD_LONG_BIAS, WORLDS, demonstrations, exact_judge, make_examples
+from ..micro.policy import build_tokenizer, load_policy, pretrain, save_policy
 from ..problem import encode_prompt, neutralise, text_hash
 from memcalib.trainer.checkpoints import (
     ROWS,
-    Resumable,
+    Checkpoints,
     by_main,
     checkpoints,
     find_checkpoint,
-    random_state,
     unseal,
     writing,
 )
@@ -199,7 +189,6 @@ class _Steps(TrainerCallback):
             self._write(state, {name: float(logs[key]) for key, name in _NAMES.items() if key in logs})
 
     def on_step_end(self, args, state, control, model=None, **_):
-        self.trainer.random_state = random_state()
         if self.score and self.config.eval_every and state.global_step % self.config.eval_every == 0:
             try:
                 self._validate(args, state, control, model)
@@ -210,10 +199,14 @@ class _Steps(TrainerCallback):
 
     def _validate(self, args, state, control, model):
         with torch.random.fork_rng(), evaluating(model):
-            scores = {f"valid_{name}": value for name, value in _scored(self.trainer, model, self.score).items()}
+            try:
+                scores = self.score(model)
+            except FloatingPointError as error:
+                raise self.trainer.diverged(str(error)) from error
+            scores = {f"valid_{name}": value for name, value in scores.items()}
         self._write(state, scores)
-        told = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
-        self.trainer.callback_handler.on_log(args, state, copy(control), told)
+        logged = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
+        self.trainer.callback_handler.on_log(args, state, copy(control), logged)
 
 # %% ../../nbs/trainer/07_sft.ipynb #30399787
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
@@ -221,51 +214,42 @@ def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict
     return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
 
 
-class _Trainer(Resumable, SFTTrainer):
-    usual = SftConfig().model_dump(mode="json")
-    about: dict[str, Any]  # as `_identity` has it
+class _Trainer(SFTTrainer):
+    def __init__(self, *args, about: Mapping[str, Any], steps: _Steps, **options):
+        super().__init__(*args, **options)
+        self.about = about  # as `_identity` has it
+        self.checkpoints = Checkpoints(self)
+        self.checkpoints.usual = SftConfig().model_dump(mode="json")
+        self.checkpoints.identity = {"config": about["config"], "examples": about["data"], "processes": self.accelerator.num_processes}
+        self.remove_callback(PrinterCallback)
+        self.add_callback(self.checkpoints)
+        self.add_callback(steps)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"config": self.about["config"], "examples": self.about["data"], "processes": self.accelerator.num_processes}
-
-    def memory(self) -> dict[str, Any]:
-        return {"best": None}  # nothing but what the base trainer keeps
-
-    def recall(self, state: Mapping[str, Any]) -> None:
-        pass
-
-    def total(self, values: Sequence[float]) -> list[float]:
+    def sum_over_processes(self, values: Sequence[float]) -> list[float]:
         return self.accelerator.reduce(torch.tensor(values, device=self.accelerator.device)).tolist()
 
+    def diverged(self, what: str) -> Diverged:
+        step, kept = self.state.global_step, self.checkpoints
+        last = kept.saved or (kept.resumed[1] if kept.resumed else None)
+        return diverged(step, what, step, self.args.learning_rate, self.model.dtype, last)
+
+    def check_weights(self) -> None:
+        what = damaged_weight(self.model)
+        if self.sum_over_processes([float(bool(what))])[0]:
+            raise self.diverged(f"after the update, {what or 'weights on another process'}")
+
     def save_model(self, output_dir=None, _internal_call=False):
-        _check_weights(self)
+        self.check_weights()
+        if output_dir is not None and Path(output_dir) == self.checkpoints.folder:
+            self.checkpoints.make_room()
         super().save_model(output_dir, _internal_call)
-
-# %% ../../nbs/trainer/07_sft.ipynb #d903bd88
-def _diverged(trainer: _Trainer, what: str) -> Diverged:
-    step, last = trainer.state.global_step, trainer.saved or (trainer.resumed[1] if trainer.resumed else None)
-    return diverged(step, what, step, trainer.args.learning_rate, trainer.model.dtype, last)
-
-
-def _check_weights(trainer: _Trainer) -> None:
-    what = damaged_weight(trainer.model)
-    if trainer.total([float(bool(what))])[0]:
-        raise _diverged(trainer, f"after the update, {what or 'weights on another process'}")
-
-
-def _scored(trainer: _Trainer, model: PreTrainedModel, score: Scores) -> Mapping[str, float]:
-    try:
-        return score(model)
-    except FloatingPointError as error:
-        raise _diverged(trainer, str(error)) from error
 
 # %% ../../nbs/trainer/07_sft.ipynb #5e67a449
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
     damaged = whole_rows(out / ROWS)[1]
-    start = trainer.load_run_state(by_main(lambda: find_checkpoint(out, resume)))
+    start = trainer.checkpoints.load(by_main(lambda: find_checkpoint(out, resume)))
     if start is None and resume:
-        log.warning("%s: no whole checkpoint to go on from, so the run starts at the beginning", out)
+        log.warning("%s: no whole checkpoint to resume from, so the run starts at the beginning", out)
     if trainer.accelerator.is_main_process:
         if start and damaged:
             lines = ", ".join(map(str, damaged))
@@ -277,16 +261,6 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
         (out / "sft.json").write_text(json.dumps(trainer.about, indent=1) + "\n", encoding="utf-8")
     trainer.accelerator.wait_for_everyone()
     return start
-
-# %% ../../nbs/trainer/07_sft.ipynb #0e073620
-def _train(trainer: _Trainer, start: Path | None, steps: _Steps) -> None:
-    with trainer.signals.heard():
-        trainer.train(resume_from_checkpoint=start and str(start))
-    if steps.stop:
-        raise steps.stop.told(trainer.rescue(steps.stop.once))
-    if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
-        raise Interrupted(number).told(trainer.rescue())
-    _check_weights(trainer)
 
 # %% ../../nbs/trainer/07_sft.ipynb #e79d34ef
 @dataclass
@@ -308,18 +282,6 @@ def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: Sf
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
-
-# %% ../../nbs/trainer/07_sft.ipynb #9f425d2f
-def _trainer(model, tokenizer, config: SftConfig, arguments: SFTConfig, data: Dataset, held_out: Dataset | None, steps: _Steps) -> _Trainer:
-    set_seed(config.seed)
-    size = dict(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    lora = LoraConfig(**size) if config.lora_rank else None
-    sets = dict(train_dataset=data, eval_dataset=held_out, processing_class=tokenizer)
-    trainer = _Trainer(model, arguments, **sets, peft_config=lora, callbacks=[steps])
-    if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
-        raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 # %% ../../nbs/trainer/07_sft.ipynb #0c2454fa
 def sft(
@@ -343,13 +305,24 @@ def sft(
     data, overlong = _fitting(tokenizer, rows, limit)
     held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)
-    steps = _Steps(out / ROWS, config, score, report)
-    trainer = _trainer(model, tokenizer, config, arguments, data, held_out, steps)
-    steps.trainer, trainer.about = trainer, _identity(config, data, overlong)
-    trainer.signals = StopSignals(config.save_every > 0, trainer.total)
+    steps, rank, about = _Steps(out / ROWS, config, score, report), config.lora_rank, _identity(config, data, overlong)
+    lora = LoraConfig(r=rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
+    set_seed(config.seed)
+    sets = dict(train_dataset=data, eval_dataset=held_out, processing_class=tokenizer)
+    trainer = _Trainer(model, arguments, **sets, peft_config=lora, about=about, steps=steps)
+    if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
+    steps.trainer, trainer.signals = trainer, StopSignals(config.save_every > 0, trainer.sum_over_processes)
     if isinstance(score, HeldOutScores):
-        score.judge.join(trainer.total, trainer.signals)
-    _train(trainer, _begin(trainer, out, resume), steps)
+        score.judge.join(trainer.sum_over_processes, trainer.signals)
+    start = _begin(trainer, out, resume)
+    with trainer.signals.heard(), trainer.checkpoints.naming_faults():
+        trainer.train(resume_from_checkpoint=start and str(start))
+    if steps.stop:
+        raise steps.stop.told(trainer.checkpoints.rescue(steps.stop.once))
+    if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
+        raise Interrupted(number).told(trainer.checkpoints.rescue())
+    trainer.check_weights()
     final = _written(trainer, tokenizer, config, out / config.output)
     final.merged_in = out.absolute() if config.lora_rank and config.output == "merged" else None
     return SftResult(final, out / config.output, len(data), overlong)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIGNALS', 'Result', 'log', 'SPENT', 'RunStopped', 'Interrupted', 'Diverged', 'diverged', 'not_finite',
            'damaged_weight', 'elected', 'StopSignals', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable',
-           'failed_call', 'ask_judge', 'PatientJudge', 'as_read', 'patient_judge', 'judge_spent', 'cache_path']
+           'failed_call', 'ask_judge', 'RetryingJudge', 'as_read', 'retrying_judge', 'judge_spent', 'cache_path']
 
 # %% ../../nbs/trainer/02_stopping.ipynb #9d1c4312
 import copy
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..inference.endpoint import CallError
-from ..problem import Example, Judge, Judgment, check_judgment, judge_all, judgment_for
+from ..problem import Example, JudgeLike, Judgment, check_judgment, judge_all, judgment_for
 
 # %% ../../nbs/trainer/02_stopping.ipynb #6c226181
 class RunStopped(RuntimeError):
@@ -198,7 +198,7 @@ def _passing(error: Exception) -> bool:
     return not error.fatal if isinstance(error, CallError) else isinstance(error, ConnectionError | TimeoutError)
 
 
-def _one(judge: Judge, example: Example, response: str) -> Judgment:
+def _one(judge: JudgeLike, example: Example, response: str) -> Judgment:
     try:
         return check_judgment(example, judge(example, response))
     except Exception as error:
@@ -208,7 +208,7 @@ def _one(judge: Judge, example: Example, response: str) -> Judgment:
 
 # %% ../../nbs/trainer/02_stopping.ipynb #7d7a5b89
 def ask_judge(
-    judge: Judge, examples: Sequence[Example], responses: Sequence[str]
+    judge: JudgeLike, examples: Sequence[Example], responses: Sequence[str]
 ) -> tuple[list[Judgment], Exception | None]:
     """Judgments in order, failed calls among them, and None; or no judgments and the fault that came instead. Of no answers nobody is asked."""
     if not responses:
@@ -221,7 +221,7 @@ def ask_judge(
         return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
 
 # %% ../../nbs/trainer/02_stopping.ipynb #661af8bf
-class PatientJudge:
+class RetryingJudge:
     """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
 
     `total` adds a list of numbers over processes. Raises `JudgeDown`, `JudgeFault`, `JudgeUnreadable`, and `Interrupted` when
@@ -229,7 +229,7 @@ class PatientJudge:
     """
 
     def __init__(
-        self, judge: Judge, max_failed: float = 0.5, minutes: float = 30.0, *, first_wait: float = 5.0, longest: float = 300.0,
+        self, judge: JudgeLike, max_failed: float = 0.5, minutes: float = 30.0, *, first_wait: float = 5.0, longest: float = 300.0,
         total: Callable[[list[float]], list[float]] = list, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep, signals: StopSignals | None = None,
     ):  # fmt: skip
@@ -245,13 +245,13 @@ class PatientJudge:
         """How often a run has waited for this judge."""
         return self.counts["pauses"]
 
-    def as_read(self, text: str) -> "PatientJudge":
+    def as_read(self, text: str) -> "RetryingJudge":
         """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
         other = copy.copy(self)
         other.judge = as_read(self.judge, text)
         return other
 
-    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "PatientJudge":
+    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "RetryingJudge":
         """This judge itself, from now on with the processes and the signals of a run."""
         self.total, self.signals = total, signals
         return self
@@ -304,14 +304,14 @@ class PatientJudge:
         return True
 
 # %% ../../nbs/trainer/02_stopping.ipynb #b6430e68
-def as_read(judge: Judge, text: str) -> Judge:
+def as_read(judge: JudgeLike, text: str) -> JudgeLike:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../../nbs/trainer/02_stopping.ipynb #5033bd67
-def patient_judge(judge: Judge, config: Any) -> PatientJudge:
+def retrying_judge(judge: JudgeLike, config: Any) -> RetryingJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; one that is patient already as it is."""
-    return judge if isinstance(judge, PatientJudge) else PatientJudge(judge, config.max_failed, config.pause_minutes)
+    return judge if isinstance(judge, RetryingJudge) else RetryingJudge(judge, config.max_failed, config.pause_minutes)
 
 # %% ../../nbs/trainer/02_stopping.ipynb #a2e5e4f3
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
@@ -332,7 +332,7 @@ SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_
 
 def judge_spent(judge: Any, before: dict[str, float | None] | None = None) -> dict[str, float | None]:
     """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where nobody counts."""
-    while isinstance(judge, PatientJudge):
+    while isinstance(judge, RetryingJudge):
         judge = judge.judge
     totals = getattr(judge, "totals", None)
     if totals is None:
@@ -343,7 +343,7 @@ def judge_spent(judge: Any, before: dict[str, float | None] | None = None) -> di
 
 def cache_path(judge: Any) -> str | None:
     """Where the replies of a judge are kept, or None: not kept, or not kept in a file."""
-    while isinstance(judge, PatientJudge):
+    while isinstance(judge, RetryingJudge):
         judge = judge.judge
     path = getattr(getattr(getattr(judge, "client", None), "cache", None), "path", None)
     return None if path is None else str(path)

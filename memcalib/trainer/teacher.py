@@ -17,23 +17,20 @@ import torch
 
 from ..inference.json_replies import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
-from ..judge import _part
+from ..judge import prompt_part
 from ..metrics import summary
-from memcalib.micro.world import (
-    WORLDS,
-    Report,
-    Row,
-    World,
-    answer,
-    audit,
-    exact_judge,
-    fit,
-    load_policy,
-    make_examples,
-    noisy_levels,
-    save_policy,
+from ..micro.world import WORLDS, World, answer, audit_text, exact_judge, make_examples, noisy_levels
+from ..micro.policy import Report, Row, fit, load_policy, save_policy
+from memcalib.problem import (
+    PROMPT_TEMPLATES,
+    Example,
+    JudgeLike,
+    Level,
+    encode_prompt,
+    judge_all,
+    remove_atoms,
+    render,
 )
-from ..problem import LAYOUTS, Example, Judge, Level, encode_prompt, judge_all, remove_atoms, render
 from .sft import COLD_STARTS
 
 # %% ../../nbs/trainer/08_teacher.ipynb #af018265
@@ -54,7 +51,7 @@ def written_key(example: Example, text: str = "concat", layout: str = "plain") -
     """The ordinary prompt with instructions and answer key in its system turn."""
     turns = render(example, text=text, layout=layout)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(part for part in (given, _part(PROMPT), to_data(answer_key(example))) if part)
+    system = "\n\n".join(part for part in (given, prompt_part(PROMPT), to_data(answer_key(example))) if part)
     return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #9c89139f
@@ -68,7 +65,7 @@ def hinted_prompt(
     example: Example, text: str = "concat", layout: str = "micro-hinted", levels: Mapping[str, Level] | None = None
 ) -> list[dict[str, str]]:
     """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
-    named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit(example, levels))
+    named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
     return [{"role": "system", "content": named}, *render(example, text=text, layout="micro")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #1dd5f052
@@ -81,7 +78,7 @@ def teacher_messages(example: Example, text: str = "concat", layout: str = "plai
 
     Raises `ValueError` for an unknown `text` or `layout`, naming the known ones.
     """
-    known = dict.fromkeys([*LAYOUTS, *TEACHER_VIEWS])
+    known = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
     if layout not in known:
         raise ValueError(f"unknown layout {layout!r}: allowed are {', '.join(known)}")
     return TEACHER_VIEWS.get(layout, written_key)(example, text, layout)
@@ -100,7 +97,7 @@ def teacher_encoder(tokenizer, text: str = "concat", layout: str = "plain") -> C
 
 # %% ../../nbs/trainer/08_teacher.ipynb #df6428e7
 def prompted_scores(
-    model, tokenizer, examples: Sequence[Example], judge: Judge, encode: Callable[[Example], list[int]], *,
+    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, encode: Callable[[Example], list[int]], *,
     max_tokens: int = 2048, temperature: float = 1.0, seed: int = 42,
 ) -> dict[str, float]:  # fmt: skip
     """The six metrics of one sampled answer for each example, its prompt made by `encode`; see `summary`."""

@@ -23,14 +23,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..metrics import CHANNELS
 from ..credit.prefix_groups import response_mask
-from ..credit.sentences import decode_rows, linear_spans
+from ..credit.sentences import decode_rows, token_spans
 from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs, Thresholds, carrying_tokens, new_thresholds
+from ..localization import Pairs, Thresholds, carrying_tokens
 from ..micro.world import sentence_roles
-from ..problem import AtomJudgment, Example, Judge, Judgment
+from ..problem import AtomJudgment, Example, JudgeLike, Judgment
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from .rewards import ChannelRewards, assign_credit
-from .settings import TrainConfig, credit_config
+from .settings import TrainConfig
 from .trace_files import _F32, _TEXT, SCHEMA, VERSION, read_traces, trace_files, trace_of
 
 # %% ../../nbs/trainer/11_traces.ipynb #3b6b4a3b
@@ -45,48 +45,48 @@ def _numbers(values) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def trace_row(desk: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any) -> dict[str, Any]:
+def trace_row(judged: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any) -> dict[str, Any]:
     """The trace of one answer of a batch: tokens, final advantages, and d, q, m of each scored channel."""
-    ids, detail = desk.ids[row], credit.pairs
+    ids, detail = judged.ids[row], credit.pairs
     length = len(ids)
     channels = {}
     for k in [k for k, owner in enumerate(pairs.rows) if owner == row]:
         h = pairs.channels[k]
         values = {name: _numbers(getattr(detail, name)[k, :length]) for name in ("d", "q", "m")}
-        scalars = {"reward": round(desk.rewards[row, h].item(), 5), "advantage": round(credit.channels[row, h].item(), 5), "strength": round(detail.strength[k].item(), 5)}
+        scalars = {"reward": round(judged.rewards[row, h].item(), 5), "advantage": round(credit.channels[row, h].item(), 5), "strength": round(detail.strength[k].item(), 5)}
         channels[CHANNELS[h]] = {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)} | scalars | values
     tokens, advantage = token_texts(tokenizer, ids), _numbers(credit.advantages[row, :length])
-    example = desk.examples[row].id
-    return head | {"example_id": example, "response": desk.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
+    example = judged.examples[row].id
+    return head | {"example_id": example, "response": judged.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
 
 # %% ../../nbs/trainer/11_traces.ipynb #4f59558a
 def sample_credit(
-    model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0
+    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
-    size, rules = config.generations, credit_config(config)
+    size, rules = config.generations, config.credit
     options = dict(text=config.text, layout=config.layout, max_tokens=config.max_tokens, temperature=config.temperature)
     rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=size, **options)
-    asked, desk = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples, config.merge_over_use)
-    desk.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
+    asked, judged = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples, config.merge_over_use)
+    judged.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     options = dict(generations=size, temperature=config.temperature, tokenizer=tokenizer)
-    return desk, *assign_credit(model, rules, desk, encode, new_thresholds(rules), **options)
+    return judged, *assign_credit(model, rules, judged, encode, Thresholds(rules), **options)
 
 # %% ../../nbs/trainer/11_traces.ipynb #dd0da8b5
-def trace_answers(model, tokenizer, examples: Sequence[Example], judge: Judge, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
+def trace_answers(model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
     """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
 
     Raises `ValueError` for a method that localizes nothing.
     """
     if config.method != "memcalib-rl":
         raise ValueError(f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'")
-    desk, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
-    localized, size = [0] * len(desk.ids), config.generations
+    judged, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
+    localized, size = [0] * len(judged.ids), config.generations
     for k, row in enumerate(pairs.rows):
         localized[row] += bool(credit.pairs.strength[k] > 0)
     best = [max(range(g * size, (g + 1) * size), key=lambda row: localized[row]) for g in range(len(examples))]
-    return [trace_row(desk, credit, pairs, row, tokenizer, method="MemCalib-RL", seed=seed) for row in best]
+    return [trace_row(judged, credit, pairs, row, tokenizer, method="MemCalib-RL", seed=seed) for row in best]
 
 # %% ../../nbs/trainer/11_traces.ipynb #87a428de
 def token_lists(values: Tensor | np.ndarray, sizes: Sequence[int]) -> pa.ListArray:
@@ -130,34 +130,34 @@ def _numbers_or_none(values: Tensor) -> pa.Array:
     return pa.array(values.detach().float().cpu().numpy(), _F32, from_pandas=True)
 
 
-def answer_table(desk: ChannelRewards, credit: Credit | Tensor, tokenizer) -> pa.Table:
+def answer_table(judged: ChannelRewards, credit: Credit | Tensor, tokenizer) -> pa.Table:
     """The answers' rows of a judged batch; `credit` may be the token advantages alone."""
-    sizes, valid = [len(ids) for ids in desk.ids], desk.valid.cpu()
+    sizes, valid = [len(ids) for ids in judged.ids], judged.valid.cpu()
     advantages = credit.advantages if isinstance(credit, Credit) else credit
-    mask = response_mask(desk.ids)
+    mask = response_mask(judged.ids)
     final = advantages.detach().float().cpu()[:, : mask.shape[1]]
     mean = final.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
     sequence = credit.sequence.cpu() if isinstance(credit, Credit) else mean
-    texts, columns = _tokens(tokenizer, desk.ids)
+    texts, columns = _tokens(tokenizer, judged.ids)
     places = pa.array(np.cumsum([0, *sizes]), pa.int32())
     lists = pa.ListArray.from_arrays(places, pa.array(final[mask].numpy()), mask=pa.array(~valid.numpy()))
-    head = {"row": np.arange(len(sizes), dtype=np.int32), "example_id": [e.id for e in desk.examples], "scored": valid.numpy()}
-    numbers = {"reward": desk.rewards.cpu().sum(1), "advantage": sequence.double().masked_fill(~valid, torch.nan)}
-    texts = {"question": [e.question for e in desk.examples], "response": texts}
+    head = {"row": np.arange(len(sizes), dtype=np.int32), "example_id": [e.id for e in judged.examples], "scored": valid.numpy()}
+    numbers = {"reward": judged.rewards.cpu().sum(1), "advantage": sequence.double().masked_fill(~valid, torch.nan)}
+    texts = {"question": [e.question for e in judged.examples], "response": texts}
     return pa.table(head | {k: _numbers_or_none(v) for k, v in numbers.items()} | texts | columns | {"token_advantage": lists})
 
 # %% ../../nbs/trainer/11_traces.ipynb #b6c7fe3f
-def pair_table(desk: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None) -> pa.Table:
+def pair_table(judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None) -> pa.Table:
     """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
-    detail, mask = credit.pairs, response_mask(desk.ids)
+    detail, mask = credit.pairs, response_mask(judged.ids)
     row, channel = detail.row.cpu(), detail.channel.cpu()
     inside = mask[row]
     sizes = inside.sum(1).tolist()
     lists = {name: token_lists(getattr(detail, name).cpu()[:, : mask.shape[1]][inside], sizes) for name in ("d", "q", "m")}
-    reward, advantage = desk.rewards.cpu()[row, channel], credit.channels.cpu()[row, channel]
+    reward, advantage = judged.rewards.cpu()[row, channel], credit.channels.cpu()[row, channel]
     cut = torch.full((len(row),), torch.nan) if thresholds is None else torch.as_tensor(thresholds)[channel]
     numbers = {"reward": reward, "advantage": advantage, "strength": detail.strength.cpu(), "threshold": cut}
-    owners = [desk.examples[r] for r in pairs.rows]
+    owners = [judged.examples[r] for r in pairs.rows]
     texts = [[e.atom(name).text for name in names] for e, names in zip(owners, pairs.atoms, strict=True)]
     names = {"example_id": [e.id for e in owners], "channel": [CHANNELS[h] for h in pairs.channels]}
     atoms = {"atom_ids": [list(a) for a in pairs.atoms], "atoms": texts, "fallback": fallback_reasons(detail)}
@@ -209,32 +209,32 @@ class TraceWriter:
         return self.folder / (f"step-{step:06d}" + (f"-process-{process}" if process else "") + ".parquet")
 
     def write(
-        self, step: int, desk: ChannelRewards, credit: Credit | Tensor, pairs: Pairs | None, tokenizer, *,
+        self, step: int, judged: ChannelRewards, credit: Credit | Tensor, pairs: Pairs | None, tokenizer, *,
         thresholds: Tensor | None = None, process: int = 0, **head: Any,
     ) -> Path:  # fmt: skip
-        """Write the batch that `desk` read last; `head` is kept as it is. Raises `OSError` naming the file it cannot write.
+        """Write the batch that `judged` read last; `head` is kept as it is. Raises `OSError` naming the file it cannot write.
 
         `credit` may be token advantages alone; `thresholds` are the nine values before the step moved them.
         """
-        parts = [answer_table(desk, credit, tokenizer)]
+        parts = [answer_table(judged, credit, tokenizer)]
         if isinstance(credit, Credit) and credit.pairs is not None and pairs is not None and len(pairs):
-            parts.append(pair_table(desk, credit, pairs, thresholds))
+            parts.append(pair_table(judged, credit, pairs, thresholds))
         stats = credit.stats if isinstance(credit, Credit) else {}
         about = {"version": VERSION, "step": step, "process": process, "head": head, "stats": stats}
-        tables = [_finished(part, step, process * len(desk.ids)) for part in parts]
+        tables = [_finished(part, step, process * len(judged.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
 
 # %% ../../nbs/trainer/11_traces.ipynb #602e8480
 def credit_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], answers: Sequence[list[int]],
-    judge: Judge, config: TrainConfig, thresholds: Thresholds | None = None,
+    judge: JudgeLike, config: TrainConfig, thresholds: Thresholds | None = None,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    rules, desk = credit_config(config), ChannelRewards(judge, examples, config.merge_over_use)
-    desk.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
+    rules, judged = config.credit, ChannelRewards(judge, examples, config.merge_over_use)
+    judged.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
     encode = prompt_encoder(tokenizer, config.text, config.layout)
     options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
-    return desk, *assign_credit(model, rules, desk, encode, thresholds or new_thresholds(rules), **options)
+    return judged, *assign_credit(model, rules, judged, encode, thresholds or Thresholds(rules), **options)
 
 # %% ../../nbs/trainer/11_traces.ipynb #b9750f47
 def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
@@ -243,17 +243,17 @@ def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
 
 # %% ../../nbs/trainer/11_traces.ipynb #1f8a59e8
 def exact_advantages(
-    tokenizer: PreTrainedTokenizerBase, desk: ChannelRewards, generations: int
+    tokenizer: PreTrainedTokenizerBase, judged: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
     """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
-    total = torch.zeros(len(desk.ids), max(map(len, desk.ids)))
-    answers = zip(desk.examples, desk.texts, desk.ids, strict=True)
-    found = [(sentence_roles(example, text), linear_spans(tokenizer, ids)) for example, text, ids in answers]
-    for start in range(0, len(desk.ids), generations):
-        rows = [row for row in range(start, start + generations) if desk.valid[row]]
-        for k in range(len(desk.judgments[start].atoms) if rows else 0):
-            atoms = {row: desk.judgments[row].atoms[k] for row in rows}
-            gain = {row: _gain(desk.judgments[row], atom) for row, atom in atoms.items()}
+    total = torch.zeros(len(judged.ids), max(map(len, judged.ids)))
+    answers = zip(judged.examples, judged.texts, judged.ids, strict=True)
+    found = [(sentence_roles(example, text), token_spans(tokenizer, ids)) for example, text, ids in answers]
+    for start in range(0, len(judged.ids), generations):
+        rows = [row for row in range(start, start + generations) if judged.valid[row]]
+        for k in range(len(judged.judgments[start].atoms) if rows else 0):
+            atoms = {row: judged.judgments[row].atoms[k] for row in rows}
+            gain = {row: _gain(judged.judgments[row], atom) for row, atom in atoms.items()}
             mean = sum(gain.values()) / len(gain)
             for row, atom in atoms.items():
                 carries = carrying_tokens(found[row][1], found[row][0], [atom.atom_id])
@@ -293,7 +293,7 @@ def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -
 
 # %% ../../nbs/trainer/11_traces.ipynb #c4cd6821
 def _batch_gradients(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: Judge,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: JudgeLike,
     configs: Mapping[str, TrainConfig],
 ) -> dict[str, Tensor]:  # fmt: skip
     "Policy gradient of one batch by each config, and by exact credit."
@@ -301,14 +301,14 @@ def _batch_gradients(
     encode = prompt_encoder(tokenizer, first.text, first.layout)
     prompts = [encode(example) for example in asked]
     for name, config in configs.items():
-        desk, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
+        judged, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
         out[name] = policy_gradient(model, prompts, answers, found.advantages)
-    exact = exact_advantages(tokenizer, desk, first.generations)
+    exact = exact_advantages(tokenizer, judged, first.generations)
     return out | {"exact credit": policy_gradient(model, prompts, answers, exact)}
 
 # %% ../../nbs/trainer/11_traces.ipynb #537fc4f2
 def alignment(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: Judge,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
     configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.

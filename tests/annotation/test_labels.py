@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.evaluation.agreement import judged_atoms, sample_atoms
-from memcalib.annotation.labels import (
-    Label,
-    LabelBook,
-    LabelItem,
-    audit_frame,
-    item_html,
-    label_items,
-    read_labels,
-    rubric_lines,
-)
+from memcalib.annotation.labels import Label, LabelBook, LabelItem, audit_frame, item_html, label_items, read_labels
+from memcalib.annotation.questionnaire import rubric_lines
 from memcalib.io.records import display_text
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import Level, Rollout, judgment_for

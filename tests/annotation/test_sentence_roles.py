@@ -17,7 +17,8 @@ from test_label_forms import press_in_a_kernel
 
 from memcalib.credit.audit import ROLES, draw_pairs, hits_table, sentence_credit, shares_table
 from memcalib.localization import carrying_tokens
-from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples, sentence_roles
+from memcalib.micro.world import WORLDS, exact_judge, make_examples, sentence_roles
+from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.annotation.sentence_roles import audited_pairs, true_roles
 from memcalib.annotation.sentence_roles import SHEET, import_roles, read_role_sheet, write_role_page, write_role_sheet

@@ -7,9 +7,9 @@ import pytest
 from command_line import run
 
 from memcalib.dataset import stages as drafts
-from memcalib.commands.build import Build, BuildRun, load_build, row_way, settings_of
-from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
-from memcalib.micro.reviewer import micro_roles
+from memcalib.commands.build import Build, BuildRun, load_build, row_lineage, settings_of
+from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
+from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.commands.reproduce import experiments, run_notebook
 from memcalib.problem import Example, load_examples
@@ -282,15 +282,15 @@ def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
     own = BuildRun(Build(micro=120, rows=50, seed=2), tmp_path / "b", tmp_path / "c.sqlite")
     own.run()
     kept = load_examples(tmp_path / "b" / "examples.jsonl")[0]
-    way = row_way(own.folder, kept.id)
+    way = row_lineage(own.folder, kept.id)
     assert list(way.index) == ["source", *(stage.name for stage in own.made), "review-1", "review-2", "data set"]
     assert kept.question in way.loc["derivation", "what it added"] and way.loc["data set", "outcome"] == "kept"
     for line in (tmp_path / "b" / "dropped.jsonl").read_text().splitlines():
         drop = json.loads(line)
-        way = row_way(own.folder, drop["id"])
+        way = row_lineage(own.folder, drop["id"])
         assert way.iloc[-1]["outcome"] == f"lost: {drop['reason']}" and way.index[-1] == drop["stage"]
     with pytest.raises(KeyError, match="no row 'nobody'"):
-        row_way(own.folder, "nobody")
+        row_lineage(own.folder, "nobody")
 
 
 def test_the_profile_is_the_build(capsys, tmp_path):

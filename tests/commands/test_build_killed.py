@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.micro.log import write_micro_log
-from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.source import write_micro_log
+from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]

@@ -12,14 +12,14 @@ from command_line import run
 
 from memcalib.memory_logs import consent as disclosure
 from memcalib.commands import build_memory as memory_build
-from memcalib.commands.build_settings import Build
+from memcalib.commands.build import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.dataset.stages import Draft, briefing
-from memcalib.dataset.freeze import FreezeError, check_frozen, read_frozen
+from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build_memory import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
-from memcalib.micro.log import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.micro.reviewer import micro_roles
+from memcalib.micro.source import LOST, MISHAPS, micro_memory_log, write_micro_log
+from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.problem import check_example, load_examples
 from memcalib.io.records import DataError

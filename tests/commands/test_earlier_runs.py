@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memcalib.commands.cli import main
-from memcalib.io.manifest import read_rows
+from memcalib.io.jsonl import read_rows
 
 EARLIER = Path(__file__).parents[1] / "fixtures" / "flat_layout"
 ASKED = ["--base-url", "http://127.0.0.1:8765/v1", "--model", "micro-model", "--judge", "micro-judge", "--seeds", "42"]

@@ -14,7 +14,8 @@ from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import WORLDS, make_examples, policy_path
+from memcalib.micro.world import WORLDS, make_examples
+from memcalib.micro.policy import policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl, write_jsonl
 
@@ -329,7 +330,7 @@ def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
 
 
 def test_the_recorded_command_holds_no_key(monkeypatch):
-    from memcalib.commands.verbs import command_line
+    from memcalib.commands.cli import command_line
 
     monkeypatch.setattr(sys, "argv", ["memcalib", "evaluate", "x.jsonl", "--model", KEY])
     assert command_line() == "memcalib evaluate x.jsonl --model ***"

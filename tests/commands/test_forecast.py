@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_logger import hear
 from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
-from memcalib.commands.preflight import GIB, Plan, Shape, estimate_memory, model_shape, read_config
-from memcalib.micro.world import make_examples, policy_path
+from memcalib.commands.gpu_memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
+from memcalib.micro.world import make_examples
+from memcalib.micro.policy import policy_path
 from memcalib.problem import encode_prompt, render
 from memcalib.io.records import write_jsonl
 from memcalib.commands.recipe import METHODS, Launch, load_recipe, method_config
@@ -191,7 +192,7 @@ def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, chang
 
 
 def test_prompts_are_counted_with_the_tokenizer(tmp_path):
-    from memcalib.micro.world import load_policy
+    from memcalib.micro.policy import load_policy
 
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)
@@ -238,7 +239,7 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
-    from memcalib.micro.world import load_policy
+    from memcalib.micro.policy import load_policy
     from memcalib.trainer.teacher import teacher_encoder
 
     examples = make_examples("short", 9, seed=3)

@@ -20,9 +20,10 @@ from transformers.integrations import deepspeed
 import memcalib.trainer.settings as settings
 from memcalib.trainer.checkpoints import decisive
 from memcalib.commands.forecast import forecast, launch_file, strategy
-from memcalib.commands.preflight import GIB, model_shape
-from memcalib.micro.world import build_tokenizer, exact_judge, make_examples
-from memcalib.trainer.stopping import PatientJudge
+from memcalib.commands.gpu_memory import GIB, model_shape
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer
+from memcalib.trainer.stopping import RetryingJudge
 from memcalib.commands.recipe import METHODS, load_recipe, method_config, recipe_names
 from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
 from memcalib.trainer.callbacks import StepRows
@@ -340,11 +341,11 @@ def test_validation_by_vllm_shares_the_work(process):
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
     trainer = SimpleNamespace(
-        use_vllm=True, _tokenizer=tokenizer, judge=PatientJudge(exact_judge), _generate_single_turn=generate,
+        use_vllm=True, processing_class=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
         config=TrainConfig(layout="micro", eval_text="concat"),
-        accelerator=SimpleNamespace(process_index=process, num_processes=2),
+        accelerator=SimpleNamespace(process_index=process, num_processes=2), judged=SimpleNamespace(judge=None),
     )  # fmt: skip
-    judged = StepRows(trainer, examples)._judged(None)
+    judged = StepRows(trainer, examples).judge_validation(None)
     assert len(asked[0]) == 2, "every process asks for the same number"
     assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]
 

@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.io.settings import allowed
-from memcalib.commands.recipe import (
-    METHODS,
-    Recipe,
-    load_recipe,
-    method_config,
-    recipe_faults,
-    recipe_names,
-    with_settings,
-)
+from memcalib.commands.recipe import METHODS, Recipe, load_recipe, method_config, recipe_faults, recipe_names
+from memcalib.commands.settings import with_settings
 from memcalib.trainer.settings import TrainConfig
 from memcalib.trainer.sft import SftConfig
 

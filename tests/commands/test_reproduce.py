@@ -11,16 +11,18 @@ import pytest
 
 from memcalib.commands.reproduce import (
     BASELINES,
-    RunFolder,
     load_profile,
     reproduce_experiments,
     run_main_results,
     run_quickstart,
 )
+from memcalib.io.runs import RunFolder
 from memcalib.problem import Judgment, load_examples
 from memcalib.io.records import read_jsonl
 from memcalib.commands.recipe import METHODS
-from memcalib.report.report import load_run, results_table, sampled_steps
+from memcalib.report.run_data import load_run
+from memcalib.report.tables import results_table
+from memcalib.report.training_report import sampled_steps
 
 pytestmark = pytest.mark.xdist_group("pipeline")
 

@@ -23,15 +23,17 @@ from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.commands import recipe as recipes
 from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
-from memcalib.io.manifest import read_rows
+from memcalib.io.jsonl import read_rows
 from memcalib.metrics import METRICS
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import build_tokenizer, exact_judge, load_policy, make_examples, policy_path
+from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.commands.recipe import METHODS, Recipe, Start, load_recipe
-from memcalib.commands.preflight import load_start
+from memcalib.commands.recipe import load_start
 from memcalib.trainer.callbacks import LOGGED, StepRows
+from memcalib.trainer.settings import TrainConfig
 from memcalib.commands.recipe import Examples, read_splits, teaching_rows
 from memcalib.commands.train import TrainRun
 
@@ -1083,10 +1085,13 @@ def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     here = SimpleNamespace(
-        accelerator=SimpleNamespace(is_main_process=True), args=SimpleNamespace(output_dir=str(tmp_path))
+        accelerator=SimpleNamespace(is_main_process=True),
+        args=SimpleNamespace(output_dir=str(tmp_path)),
+        config=TrainConfig(),
+        judged=SimpleNamespace(judge=None),
     )
     with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
-        StepRows(here)._write({"step": 1})
+        StepRows(here).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 

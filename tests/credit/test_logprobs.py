@@ -1,5 +1,6 @@
-"""The scoring engine against its slow oracle: families, shared caches, self-check, memory, contexts."""
+"""Log-probabilities against their slow reference: prefix groups, shared caches, self-check, memory, contexts."""
 
+import functools
 import gc
 import logging
 import random
@@ -13,7 +14,6 @@ from small_models import OTHERS, a_workload, tiny
 
 from memcalib.credit import prefix_groups as models
 from memcalib.credit import logprobs as scoring
-from memcalib.credit import logprobs as strokes
 from memcalib.credit.prefix_groups import (
     cache_fault,
     sample_rows,
@@ -22,7 +22,7 @@ from memcalib.credit.prefix_groups import (
     split_model,
     token_scores,
 )
-from memcalib.credit.prefix_groups import _pieces, prompt_families, response_mask
+from memcalib.credit.prefix_groups import batched_groups, prefix_groups, response_mask
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.tree_attention import trees_agree
 
@@ -43,7 +43,7 @@ def model():
     share=st.booleans(),
     head=st.sampled_from(["auto", "model"]),
 )
-def test_engine_equals_the_reference(model, seed, budget, share, head):
+def test_scoring_equals_the_reference(model, seed, budget, share, head):
     prompts, responses = a_workload(seed, empty=True)
     slow = response_logps_reference(model, prompts, responses, temperature=0.7)
     fast = response_logps(
@@ -135,13 +135,13 @@ def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypat
     )
     for room, largest in ((2**24, 16 * 25), (50 * 60, 60), (1, 15)):
         made.clear()
-        monkeypatch.setattr(strokes, "_LOGITS", room)
+        monkeypatch.setattr(scoring, "LOGITS", room)
         fast = response_logps(other, prompts, responses, share=share, token_budget=4096)
         assert (fast - slow).abs().max() < 1e-4
         assert max(made) <= largest and sum(made) <= 2 * sum(map(len, responses))
 
 
-def test_engine_edge_cases_and_bad_input(model):
+def test_scoring_edge_cases_and_bad_input(model):
     assert response_logps(model, [], []).shape == (0, 0)
     assert response_logps(model, [[1, 2]], [[]]).shape == (1, 0)
     with pytest.raises(ValueError, match="row 1: empty prompt"):
@@ -157,33 +157,33 @@ def test_engine_edge_cases_and_bad_input(model):
 
 @SETTINGS
 @given(st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=12))
-def test_families_cover_every_prompt_once_and_really_share(prompts):
-    families = prompt_families(prompts)
-    assert sorted(i for f in families for i in f.members) == list(range(len(prompts)))
-    for family in families:
-        spine = prompts[family.spine]
-        assert family.shared[family.members.index(family.spine)] == len(spine)
-        for i, n in zip(family.members, family.shared, strict=True):
-            assert prompts[i][:n] == spine[:n]
-            longer = n < min(len(spine), len(prompts[i]))
-            assert not longer or i == family.spine or prompts[i][n] != spine[n]
+def test_groups_cover_every_prompt_once_and_really_share(prompts):
+    groups = prefix_groups(prompts)
+    assert sorted(i for g in groups for i in g.members) == list(range(len(prompts)))
+    for group in groups:
+        base = prompts[group.base]
+        assert group.shared[group.members.index(group.base)] == len(base)
+        for i, n in zip(group.members, group.shared, strict=True):
+            assert prompts[i][:n] == base[:n]
+            longer = n < min(len(base), len(prompts[i]))
+            assert not longer or i == group.base or prompts[i][n] != base[n]
 
 
 @SETTINGS
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=12), st.integers(1, 60))
 def test_pieces_keep_within_the_cache_and_lose_nobody(prompts, budget):
-    batches = list(_pieces(prompt_families(prompts), list(map(len, prompts)), budget))
+    batches = list(batched_groups(prefix_groups(prompts), list(map(len, prompts)), budget))
     assert sorted(i for batch in batches for f in batch for i in f.members) == list(range(len(prompts)))
     for batch in batches:
         for f in batch:
-            assert all(prompts[i][:n] == prompts[f.spine][:n] for i, n in zip(f.members, f.shared, strict=True))
+            assert all(prompts[i][:n] == prompts[f.base][:n] for i, n in zip(f.members, f.shared, strict=True))
             assert len(f.members) == 1 or len(f.members) * max(len(prompts[i]) for i in f.members) <= budget
 
 
 def test_a_common_system_prompt_does_not_merge_examples():
     system = [9] * 10
     prompts = [[*system, *[e] * 12, k] for e in (1, 2, 3) for k in (1, 2, 3)]
-    assert sorted(sorted(f.members) for f in prompt_families(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert sorted(sorted(f.members) for f in prefix_groups(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -201,9 +201,9 @@ def test_architectures_that_cannot_share_are_scored_plainly_with_one_logged_reas
 
 
 def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
-    other, honest = tiny(), scoring._score_shared
+    other, honest = tiny(), scoring.score_shared
     off = lambda *args: {k: piece - 0.01 for k, piece in honest(*args).items()}
-    monkeypatch.setattr(scoring, "_score_shared", off)
+    monkeypatch.setattr(scoring, "score_shared", off)
     prompts, responses = a_workload(4)
     slow = response_logps_reference(other, prompts, responses)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
@@ -213,7 +213,7 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
     def broken(*args):
         raise TypeError("forward() got an unexpected keyword argument")
 
-    monkeypatch.setattr(scoring, "_score_shared", broken)
+    monkeypatch.setattr(scoring, "score_shared", broken)
     third = tiny()
     response_logps(third, prompts, responses)
     assert sharing_faults(third)["cache"].startswith("it fails with TypeError")
@@ -277,29 +277,30 @@ NANS = torch.full((2,), NAN)
 )
 def test_only_finite_numbers_of_the_plain_way_are_compared(shared, plain, found):
     for half in (False, True):
-        told = models.agrees(shared, plain, half)
-        assert told == found if found in ("", models.UNDECIDED) else found in told
+        why = models.agrees(shared, plain, half)
+        assert why == found if found in ("", models.UNDECIDED) else found in why
 
 
 def test_what_is_undecided_is_asked_again(caplog):
     other, sides = tiny("Llama"), [(NANS, NANS), (NANS[:0], NANS[:0]), (torch.zeros(1), torch.zeros(1))]
     check = lambda: sides.pop(0)
     found = [
-        models.verdict(other, "way", lambda: "", check, together=together) for together in (True, False, True, True)
+        models.sharing_fault(other, "way", lambda: "", check, together=together)
+        for together in (True, False, True, True)
     ]
     assert found == [models.UNDECIDED, models.UNDECIDED, "", ""] and not sides and not caplog.messages
     assert sharing_faults(other) == {"way": ""}
 
 
-def test_verdicts_die_with_their_model():
+def test_faults_are_forgotten_with_their_model():
     gc.collect()
-    before = len(models._VERDICTS)
+    before = len(models._FAULTS)
     other = tiny("Llama")
     response_logps(other, [[1, 2], [1, 2]], [[3], [4]])
-    assert sharing_faults(other) == {"cache": ""} and len(models._VERDICTS) == before + 1
+    assert sharing_faults(other) == {"cache": ""} and len(models._FAULTS) == before + 1
     del other
     gc.collect()
-    assert len(models._VERDICTS) == before
+    assert len(models._FAULTS) == before
 
 
 @pytest.mark.parametrize("adapter_on_head", [False, True])
@@ -345,6 +346,7 @@ class Memory:
     def __init__(self, network, monkeypatch, cells=10**9, poison=None):
         self.calls, forward = 0, network.forward
 
+        @functools.wraps(forward)
         def limited(**inputs):
             ids = inputs["input_ids"]
             self.calls += 1
@@ -353,7 +355,6 @@ class Memory:
             return forward(**inputs)
 
         monkeypatch.setattr(network, "forward", limited)
-        monkeypatch.setattr(strokes, "_takes_positions", lambda network: True)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -382,8 +383,8 @@ def test_a_row_that_never_fits_is_nan_and_counted(model, monkeypatch, caplog):
 
 
 def test_other_errors_are_not_swallowed(model, monkeypatch):
-    monkeypatch.setattr(model.model, "forward", lambda **inputs: 1 / 0)
-    monkeypatch.setattr(strokes, "_takes_positions", lambda network: True)
+    broken = functools.wraps(model.model.forward)(lambda **inputs: 1 / 0)
+    monkeypatch.setattr(model.model, "forward", broken)
     with pytest.raises(ZeroDivisionError):
         response_logps(model, [[1, 2]], [[3]], share=True)
 

@@ -1,11 +1,10 @@
-"""Verdicts on ways of sharing: what several processes make of them, and models that draw at random as they train."""
+"""Faults of ways of sharing: what several processes make of them, and models that draw at random as they train."""
 
 import pytest
 import torch
 from small_models import a_workload, tiny
 
-from memcalib.credit import prefix_groups as models
-from memcalib.credit.prefix_groups import UNDECIDED, sharing_faults, verdict
+from memcalib.credit.prefix_groups import UNDECIDED, sharing_fault, sharing_faults
 from memcalib.credit.tree_attention import trees_agree
 
 FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
@@ -32,10 +31,10 @@ def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, fou
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    monkeypatch.setattr(models, "_asked", lambda *question: ours)
-    model = tiny()
-    assert verdict(model, "alone", None, None) == ours, "not together: nobody else is asked"
-    assert verdict(model, "tree", None, None, together=True) == found
+    model, sample = tiny(), torch.zeros(0 if ours == UNDECIDED else 1)
+    asked = lambda: ours if ours == FAULT else "", lambda: (sample, sample)
+    assert sharing_fault(model, "alone", *asked) == ours, "not together: the other process is not asked"
+    assert sharing_fault(model, "tree", *asked, together=True) == found
     assert sharing_faults(model).get("tree", UNDECIDED) == found
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.credit.sentences import Boundaries, Parse, boundaries
-from memcalib.micro.world import build_tokenizer
+from memcalib.micro.policy import build_tokenizer
 from memcalib.credit.sentences import (
     cheapest_cuts,
     cut_costs,
@@ -21,9 +21,9 @@ from memcalib.credit.sentences import (
     response_units,
     segment,
     sentence_splitter,
-    sentence_weights,
     span_fault,
 )
+from memcalib.localization import sentence_weights
 
 SPLIT = sentence_splitter("pysbd")
 STRUCTURE = [

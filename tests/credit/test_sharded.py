@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from small_models import tiny
 
 from memcalib.inference.local import group_sync, sample_tokens
-from memcalib.trainer.distillation import teach
+from memcalib.trainer.distillation import teacher_logps
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.tree_attention import tree_logps, trees_agree
@@ -46,7 +46,7 @@ def process(rank: int, port: int, queue) -> None:
             found[f"share {share}"] = (out - wanted).abs().max().item()
         out = response_logps(model, *(rows(rank) if rank == 0 else ([], [])), token_budget=20)
         found["nothing to do"] = (out - wanted).abs().max().item() if rank == 0 else out.numel()
-        lessons = [teach(each, prompts, responses, 4, token_budget=30) for each in (model, whole)]
+        lessons = [teacher_logps(each, prompts, responses, 4, token_budget=30) for each in (model, whole)]
         found["lesson"] = max((a - b).abs().max().item() for a, b in zip(*lessons, strict=True))
         limits = [3 + rank * 4 + k for k in range(len(prompts))]
         sampled = [sample_tokens(each, prompts, ends=[0], max_tokens=limits, temperature=0) for each in (model, whole)]

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from memcalib.localization import token_spans
-from memcalib.micro.world import build_tokenizer
-from memcalib.credit.sentences import decode_rows, gather_bytes, linear_spans, token_bytes, token_table
+from memcalib.micro.policy import build_tokenizer
+from memcalib.credit.sentences import decode_rows, gather_bytes, prefix_spans, token_bytes, token_spans, token_table
 
 
 def byte_level(**options):
@@ -45,7 +44,7 @@ def ends_by_beginnings(tokenizer, ids):
 
 @given(st.one_of(ids_of_bytes, pieces_of_text))
 def test_byte_level_spans_equal_those_of_longer_beginnings(ids):
-    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
+    assert token_spans(BYTES, ids) == prefix_spans(BYTES, ids)
     (text,), (ends,) = decode_rows(BYTES, [ids])
     assert text == BYTES.decode(ids, skip_special_tokens=True)
     assert ends.tolist() == ends_by_beginnings(BYTES, ids)
@@ -53,7 +52,7 @@ def test_byte_level_spans_equal_those_of_longer_beginnings(ids):
 
 @given(st.lists(st.integers(0, len(WORDS) - 1), max_size=40))
 def test_fused_spans_equal_those_of_longer_beginnings(ids):
-    assert linear_spans(WORDS, ids) == token_spans(WORDS, ids)
+    assert token_spans(WORDS, ids) == prefix_spans(WORDS, ids)
     assert decode_rows(WORDS, [ids])[0] == [WORDS.decode(ids, skip_special_tokens=True)]
 
 
@@ -80,7 +79,7 @@ def test_a_tokenizer_without_a_fast_backend_is_asked():
         def decode(self, ids, skip_special_tokens=True):
             return "".join("abc"[i] for i in ids)
 
-    assert linear_spans(Slow(), [0, 2, 1]) == [(0, 1), (1, 2), (2, 3)]
+    assert token_spans(Slow(), [0, 2, 1]) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_tokenizer_that_decodes_in_its_own_way_is_asked():
@@ -106,7 +105,7 @@ def test_tidying_spaces_is_respected(forced):
 def test_ids_beyond_the_vocabulary_have_no_text():
     ids = [*BYTES("tea")["input_ids"], 10**7, len(BYTES), *BYTES("é")["input_ids"]]
     assert decode_rows(BYTES, [ids])[0] == ["teaé"] == [BYTES.decode(ids, skip_special_tokens=True)]
-    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
+    assert token_spans(BYTES, ids) == prefix_spans(BYTES, ids)
 
 
 def test_a_grown_vocabulary_makes_a_new_table():
@@ -121,8 +120,8 @@ def test_a_grown_vocabulary_makes_a_new_table():
 
 def test_special_tokens_have_no_text():
     ids = [BYTES.eos_token_id, *BYTES("tea")["input_ids"], BYTES.eos_token_id]
-    assert linear_spans(BYTES, ids) == token_spans(BYTES, ids)
-    assert linear_spans(BYTES, ids)[0] == (0, 0)
+    assert token_spans(BYTES, ids) == prefix_spans(BYTES, ids)
+    assert token_spans(BYTES, ids)[0] == (0, 0)
 
 
 def test_no_rows_and_empty_rows():

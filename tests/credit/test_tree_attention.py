@@ -1,5 +1,6 @@
 """Trees of rows against one row at a time: values, entropies, gradients, masks, and models that cannot be packed."""
 
+import functools
 import logging
 import random
 
@@ -16,8 +17,8 @@ from memcalib.credit.logprobs import response_logps_reference
 from memcalib.credit.tree_attention import (
     attention_width,
     best_trees,
-    pack,
-    plant,
+    pack_trees,
+    prompt_trees,
     tree_fault,
     tree_logps,
     trees_agree,
@@ -147,9 +148,9 @@ def test_each_prompt_passes_through_the_model_once(monkeypatch):
 
 def test_group_of_eight_reads_its_prompt_once():
     prompts, responses = [[1] * 1000] * 8, [[2] * 300] * 8
-    (tree,) = plant(prompts, responses)
+    (tree,) = prompt_trees(prompts, responses)
     assert sum(map(len, tree)) == 999 + 8 * 300
-    packed = pack(best_trees(prompts, responses, 20_000))
+    packed = pack_trees(best_trees(prompts, responses, 20_000))
     assert packed.ids.numel() == 999 + 8 * 300 and len(packed.places) == 8
 
 
@@ -157,7 +158,7 @@ def test_group_of_eight_reads_its_prompt_once():
 @given(seed=st.integers(0, 10_000), parts=st.integers(1, 4))
 def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
     prompts, responses = a_workload(seed, empty=True)
-    packed = pack(plant(prompts, responses, parts))
+    packed = pack_trees(prompt_trees(prompts, responses, parts))
     assert packed.mask.any(-1).all() and sorted(packed.places) == list(range(len(prompts)))
     for i, (prompt, answer) in enumerate(zip(prompts, responses, strict=True)):
         b, first = packed.places[i]
@@ -172,7 +173,7 @@ def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
 
 def test_small_trees_share_a_row():
     prompts = [[k, k] for k in range(1, 7)]
-    packed = pack(plant([*prompts, [9] * 12], [[1, 2]] * 7))
+    packed = pack_trees(prompt_trees([*prompts, [9] * 12], [[1, 2]] * 7))
     assert packed.ids.shape == (3, 13) and (packed.targets >= 0).sum() == 14
 
 
@@ -223,24 +224,24 @@ def test_kernels_without_masks_are_refused():
 def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
     model = tiny("Llama")
     forward = model.model.forward
-    careless = lambda **inputs: forward(
-        **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
-    )
+
+    @functools.wraps(forward)
+    def careless(**inputs):
+        return forward(**(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs))
+
     monkeypatch.setattr(model.model, "forward", careless)
-    for page in ("prefix_groups", "logprobs"):
-        monkeypatch.setattr(f"memcalib.credit.{page}._takes_positions", lambda network: True)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
     assert "differs from the plain way" in sharing_faults(model)["tree"]
 
 
 def all_before(mask, shelf):
-    """Instead of `_look`: each token sees all tokens before it in its row, those of other answers too."""
+    """Instead of `fill_mask`: each token sees all tokens before it in its row, those of other answers too."""
     mask.copy_(torch.ones_like(mask).tril())
 
 
 def test_a_sample_without_an_answer_decides_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(trees, "_look", all_before)
+    monkeypatch.setattr(trees, "fill_mask", all_before)
     model, prompts, answers = tiny(), [[3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5, 7]], [[8, 9, 10], [11, 12], [13, 14, 15]]
     assert not trees_agree(model, prompts, [[], [], []]) and sharing_faults(model) == {} and not caplog.messages
     assert not trees_agree(model, [[3, 4], [5]], [[5] * 300, [6] * 280]) and sharing_faults(model) == {}
@@ -266,7 +267,7 @@ def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold
     planted = best_trees(*rows, 5.0)
     assert all(sum(node.row >= 0 for node in tree) == 1 for tree in planted) and len(planted) == 5
     assert trees_agree(models[0], *rows)
-    monkeypatch.setattr(trees, "_look", all_before)
+    monkeypatch.setattr(trees, "fill_mask", all_before)
     assert not trees_agree(models[1], *rows) and "differs" in sharing_faults(models[1])["tree"]
 
 
@@ -304,7 +305,8 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
-    from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+    from memcalib.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.micro.policy import build_policy, build_tokenizer
     from memcalib.trainer.settings import world_config
     from memcalib.training import CreditTrainer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memcalib.dataset import card as d
 from memcalib.dataset.card import attrition_table, count_examples
 from memcalib.dataset.stages import Drop
-from memcalib.dataset.freeze import Frozen, PilotRecord, freeze_without_pilot
+from memcalib.dataset.pilot import Frozen, PilotRecord, freeze_without_pilot
 from memcalib.problem import sample_records
 from memcalib.dataset.sources import load_sources
 from memcalib.dataset.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.dataset import freeze as z
+from memcalib.dataset import pilot as z
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
 from memcalib.dataset.duplicates import NearConfig
 from memcalib.inference.endpoint import Endpoint, Price
 from memcalib.micro.world import make_examples
-from memcalib.dataset.pilot import Issue, ReviewBook, pilot_items, write_batch
+from memcalib.dataset.pilot import PilotIssue, ReviewBook, pilot_items, write_batch
 from memcalib.io.records import DataError
 from memcalib.dataset.screening import load_screen
 from memcalib.dataset.plans import PlanConfig
@@ -127,7 +127,7 @@ def batch_of(folder, examples, settings=NOW, passed=None, reviewer="reader"):
     batch = write_batch(folder, pilot_items(examples), settings)
     book = ReviewBook(batch.reviews, batch.items, reviewer)
     for item, verdict in zip(batch.items, passed or [], strict=False):
-        book.put(item.id, verdict, [] if verdict else [Issue(stage="rubrics", text="wrong")])
+        book.put(item.id, verdict, [] if verdict else [PilotIssue(stage="rubrics", text="wrong")])
     book.close()
     return batch
 

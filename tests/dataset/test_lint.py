@@ -27,7 +27,7 @@ from memcalib.micro.world import make_examples
 from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.dataset.screening import words
-from memcalib.dataset.lint import LINTS, Lint, LintLimits, View, cut, lint, telling
+from memcalib.dataset.lint import LINTS, ExampleView, Lint, LintLimits, cut_stems, distinctive_stems, lint
 
 RECORDS = sample_records()
 RECORD = RECORDS[4]
@@ -123,8 +123,8 @@ def test_a_defect_that_does_not_fit_is_not_planted():
 
 @given(st.text(max_size=60))
 def test_cutting_never_fails_and_ignores_case(text):
-    assert all(isinstance(stem, str) and stem for stem in cut(text))
-    assert telling(text, LintLimits()) <= set(cut(text))
+    assert all(isinstance(stem, str) and stem for stem in cut_stems(text))
+    assert distinctive_stems(text, LintLimits()) <= set(cut_stems(text))
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_cutting_never_fails_and_ignores_case(text):
     [("nephew's", "nephew"), ("drums", "drum"), ("The user's naps", "nap"), ("Walking", "walked"), ("KAYAK", "kayak")],
 )
 def test_forms_of_a_word_share_a_stem(one, other):
-    assert cut(one) == cut(other) != []
+    assert cut_stems(one) == cut_stems(other) != []
 
 
 def test_common_words_tie_nothing():
-    assert telling("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
-    assert telling("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
+    assert distinctive_stems("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
+    assert distinctive_stems("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
 
 
 def test_limits_are_named_by_their_content():
@@ -151,15 +151,15 @@ def test_limits_are_named_by_their_content():
 
 
 def slow_shares(row, name, limits):
-    said = telling(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
-    known = {a.atom_id: telling(a.text, limits) for a in row.atoms}
+    said = distinctive_stems(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
+    known = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
     return {i: sum(w in said for w in ws) / len(ws) for i, ws in known.items() if ws}
 
 
 def test_shares_of_words_agree_with_a_slow_count():
     for row in [*RECORDS, *SETS["invented"][:20]]:
         for a in row.atoms:
-            assert shares(View(row), a.atom_id) == pytest.approx(slow_shares(row, a.atom_id, LintLimits()))
+            assert shares(ExampleView(row), a.atom_id) == pytest.approx(slow_shares(row, a.atom_id, LintLimits()))
 
 
 def slow_alignment(row, limits):
@@ -169,7 +169,7 @@ def slow_alignment(row, limits):
         own = share.pop(a.atom_id)
         best = max(share.values(), default=0)
         swapped = best >= limits.other and best >= own + limits.margin
-        if swapped or (own < limits.own and strange_marks(View(row), a.atom_id)):
+        if swapped or (own < limits.own and strange_marks(ExampleView(row), a.atom_id)):
             wrong.add(a.atom_id)
     return wrong
 
@@ -213,7 +213,7 @@ def test_the_incident_is_noticed():
 def test_marks_that_the_record_has_not(said, marks):
     row = example("The user owns a kayak for 1,200 euros.")
     row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": said})
-    assert strange_marks(View(row), "p1_a1") == marks
+    assert strange_marks(ExampleView(row), "p1_a1") == marks
 
 
 VOCABULARY = ["fox", "hen", "yard", "noise", "fence", "dog", "barn"]
@@ -483,7 +483,7 @@ def bag(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertModel
 
-    from memcalib.micro.world import build_tokenizer
+    from memcalib.micro.policy import build_tokenizer
 
     torch.manual_seed(1)
     folder, tokenizer = tmp_path_factory.mktemp("model"), build_tokenizer()

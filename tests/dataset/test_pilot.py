@@ -31,7 +31,7 @@ def batch(tmp_path):
 
 
 def issue(stage="rubrics", text="wrong", item=""):
-    return p.Issue(stage=stage, text=text, item=item)
+    return p.PilotIssue(stage=stage, text=text, item=item)
 
 
 def decide(batch, decisions, reviewer=""):
@@ -187,7 +187,7 @@ def wilson(k, n, z=1.959963984540054):
 def test_the_rate_is_over_all_rows(decisions):
     items = p.pilot_items(EXAMPLES[: len(decisions)])
     reviews = [
-        p.Review(item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash)
+        p.PilotReview(item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash)
         for item, passed in zip(items, decisions, strict=True)
         if passed is not None
     ]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from memcalib.construction import content_words
 from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock
 from memcalib.dataset.plans import (
-    Plan,
     PhraseBook,
-    cut,
+    Plan,
+    cut_blocks,
     deal_phrases,
     lay_out,
     load_phrases,
@@ -256,7 +256,7 @@ def test_the_cut_is_the_cheapest_of_all(case):
     atoms, sizes = case
     mine, _ = own_sizes(len(atoms), len({a.passage for a in atoms}), sizes)
     mine = mine[:4] if sum(mine[:4]) >= len(atoms) else mine
-    counts = cut(atoms, mine)
+    counts = cut_blocks(atoms, mine)
     assert sum(counts) == len(atoms) and all(1 <= c <= size for c, size in zip(counts, mine, strict=True))
     share, cost, start = len(atoms) / sum(mine), 0.0, 0
     for count, size in zip(counts, mine, strict=True):

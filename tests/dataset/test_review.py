@@ -18,7 +18,7 @@ from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.micro.defects import invented_examples
 from memcalib.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
-from memcalib.micro.reviewer import as_reviewed, find_flaws, micro_roles
+from memcalib.micro.builder import as_reviewed, find_flaws, micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import source_rows
 from memcalib.inference.client import run_async
@@ -29,13 +29,13 @@ from memcalib.dataset.review import (
     REJECTED,
     Opinion,
     ReviewReply,
-    _agreement,
+    agreement_counts,
     check_drafts,
     check_review,
     error_rules,
-    issues_of,
     join_reviews,
     merge_reviews,
+    objections_of,
     opinions,
     review_drafts,
     review_messages,
@@ -195,16 +195,16 @@ def test_a_reviewer_sees_what_the_paper_lists_and_no_more():
 
 
 def test_an_approving_reply_has_no_fault_and_no_issue():
-    assert check_review(DRAFT, reply()) == [] and issues_of(reply()) == []
+    assert check_review(DRAFT, reply()) == [] and objections_of(reply()) == []
 
 
 def test_a_verdict_of_the_model_itself_changes_nothing():
     approving, objections = said(DRAFT) | {"verdict": "reject", "score": 2}, said(DRAFT)
     objections["levels"][0] |= {"ok": False, "why": "No."}
     found, complaints = read_form(json.dumps(approving), ReviewReply)
-    assert complaints == [] and issues_of(found) == []
+    assert complaints == [] and objections_of(found) == []
     found, _ = read_form(json.dumps(objections | {"verdict": "accept"}), ReviewReply)
-    assert len(issues_of(found)) == 1
+    assert len(objections_of(found)) == 1
 
 
 @pytest.mark.parametrize(
@@ -280,9 +280,9 @@ def test_the_verdict_is_the_and_of_all_parts(chosen):
     wanted |= {(p, "query") for p in ("excludes memory", "answerable") if flags[p]}
     wanted |= {(p, blocks[0]) for p in ("complete", "adds nothing") if flags[p]}
     assert check_review(DRAFT, found) == []
-    assert {(i.part, i.item) for i in issues_of(found)} == wanted and [
-        PARTS.index(i.part) for i in issues_of(found)
-    ] == sorted(PARTS.index(i.part) for i in issues_of(found))
+    assert {(i.part, i.item) for i in objections_of(found)} == wanted and [
+        PARTS.index(i.part) for i in objections_of(found)
+    ] == sorted(PARTS.index(i.part) for i in objections_of(found))
     outcome = review_stage("r").accept(DRAFT, found)
     assert (outcome is DRAFT) == (not wanted)
     if wanted:
@@ -296,7 +296,7 @@ def test_merging_takes_the_named_items_alone():
         query={"excludes_memory": False, "answerable": True, "why": "Changed unasked."},
     )
     merged = merge_reviews(first, repaired, {ATOMS[1], ATOMS[-1]})
-    assert check_review(DRAFT, merged) == [] and [(i.part, i.item, i.why) for i in issues_of(merged)] == [
+    assert check_review(DRAFT, merged) == [] and [(i.part, i.item, i.why) for i in objections_of(merged)] == [
         ("levels", ATOMS[1], "It is B.")
     ]
     assert merge_reviews(first, repaired, {"query"}).query == repaired.query
@@ -345,7 +345,7 @@ def test_a_row_needs_both_approvals(tmp_path):
 def test_agreement_agrees_with_a_slow_count(pairs):
     first = {i for i, (x, _) in enumerate(pairs) if x}
     second = {i for i, (_, y) in enumerate(pairs) if y}
-    found, n = _agreement(len(pairs), first, second), len(pairs)
+    found, n = agreement_counts(len(pairs), first, second), len(pairs)
     assert found["judged"] == n and found["both object"] == sum(x and y for x, y in pairs)
     if n:
         same = sum(x == y for x, y in pairs) / n

@@ -222,16 +222,16 @@ def test_other_languages_do_not_pass_as_question_or_answer(text):
 def test_thresholds_are_exact():
     row = clean("health", 3)
     for length, passes in ((39, False), (40, True), (2500, True), (2501, False)):
-        view = sc.View(with_text(row, question="a" * length), CONFIG)
+        view = sc.RowView(with_text(row, question="a" * length), CONFIG)
         assert (sc.RULES["question length"](view) is None) == passes
     for count, passes in ((7, False), (8, True)):
-        assert (sc.RULES["few words"](sc.View(with_text(row, question="is " * count), CONFIG)) is None) == passes
+        assert (sc.RULES["few words"](sc.RowView(with_text(row, question="is " * count), CONFIG)) is None) == passes
     for count, passes in ((12, True), (13, False)):
-        view = sc.View(with_text(row, question=row.question + "!" * count), CONFIG)
+        view = sc.RowView(with_text(row, question=row.question + "!" * count), CONFIG)
         assert (sc.RULES["run"](view) is None) == passes
     text = "a" * 820
     for count, passes in ((180, True), (181, False)):
-        assert (sc.RULES["symbols"](sc.View(with_text(row, answer=text + ";" * count), CONFIG)) is None) == passes
+        assert (sc.RULES["symbols"](sc.RowView(with_text(row, answer=text + ";" * count), CONFIG)) is None) == passes
 
 
 def test_domains_have_their_own_limits_and_unknown_ones_are_general():
@@ -294,7 +294,7 @@ def test_changes_from_a_file_and_what_is_refused(tmp_path):
 
 def test_every_rule_is_documented_and_every_threshold_is_used():
     assert all(rule.__doc__ for rule in sc.RULES.values())
-    code = Path(sc.__file__).read_text(encoding="utf-8").split("class View", 1)[1]
+    code = Path(sc.__file__).read_text(encoding="utf-8").split("class RowView", 1)[1]
     unused = [name for name in sc.Limits.model_fields if f"limits.{name}" not in code]
     assert unused == []
 
@@ -316,7 +316,7 @@ def test_any_text_gives_a_row_or_a_reason(question, context, answer, domain):
 def test_symbols_against_a_plain_count(text):
     row = with_text(clean("general", 1), answer=text)
     count = sum(1 for char in text if not char.isalnum() and not char.isspace())
-    finding = sc.RULES["symbols"](sc.View(row, CONFIG))
+    finding = sc.RULES["symbols"](sc.RowView(row, CONFIG))
     assert (finding is not None) == (count > 0.18 * len(text))
 
 
@@ -327,5 +327,5 @@ def test_runs_against_a_plain_loop(text):
         current = current + 1 if n and char == text[n - 1] else 1
         if char not in " .=":
             longest = max(longest, current)
-    finding = sc.RULES["run"](sc.View(with_text(clean("general", 1), answer=text), CONFIG))
+    finding = sc.RULES["run"](sc.RowView(with_text(clean("general", 1), answer=text), CONFIG))
     assert (finding is not None) == (longest > 12)

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import sys
 import zipfile
 
 import pandas as pd
@@ -443,3 +444,72 @@ def test_any_json_value_gives_a_row_or_a_reason(value):
         made = s.to_row(source, {path: value})
         assert isinstance(made, s.SourceRow | s.Dropped), name
         made.to_json().encode()
+
+
+MODULE = """
+from memcalib.dataset.sources import Source
+
+def posts(path):
+    for number, line in enumerate(["A?|B.", "|lost", "C?|D."] if path is None else path.read_text().splitlines()):
+        asked, answered = line.split("|")
+        yield {"number": number, "asked": asked or ["no text"], "answered": answered, "year": 2021}
+
+COLUMNS = {"id": "number", "question": "asked", "answer": "answered", "since": "year"}
+FORUM = Source(name="forum", domain="coding", licence="cc0-1.0", columns=COLUMNS, records=posts)
+forum = {"domain": "coding", "licence": "cc0-1.0", "columns": COLUMNS, "records": posts}
+wrong = forum | {"licens": "mit"}
+EMPTY = FORUM.model_copy(update={"records": lambda path: ()})
+OTHER = FORUM.model_copy(update={"columns": COLUMNS | {"question": "title"}})
+"""
+
+
+@pytest.fixture
+def forum(tmp_path, monkeypatch):
+    (tmp_path / "a_forum_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "a_forum_of_mine"
+    sys.modules.pop("a_forum_of_mine", None)
+
+
+def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
+    rows, lost = (lambda passed: (passed.kept, passed.dropped))(s.collect(s.read_source(f"{forum}:FORUM")))
+    assert [(row.id, row.question, row.domain, row.licence) for row in rows] == [
+        ("forum:0", "A?", "coding", "cc0-1.0"),
+        ("forum:2", "C?", "coding", "cc0-1.0"),
+    ]
+    assert rows[0].metadata == {"since": "2021"}
+    assert [(drop.source, drop.rule, drop.line) for drop in lost] == [("forum", "question", 2)]
+    (tmp_path / "posts.txt").write_text("One?|1\nTwo?|2\nThree?|3\n")
+    few = list(s.read_source(f"{forum}:FORUM", tmp_path / "posts.txt", limit=2))
+    assert [row.question for row in few] == ["One?", "Two?"]
+    assert s.find_source(f"{forum}:FORUM") == s.find_source(f"{forum}:FORUM", {})
+    assert s.find_source(f"{forum}:forum") == s.find_source(f"{forum}:FORUM")
+    assert s.find_source("APPS") == TABLE["APPS"]
+
+
+@pytest.mark.parametrize(
+    "name, found",
+    [
+        ("nowhere", "no source of the table"),
+        ("no_such_module_here:FORUM", "no_such_module_here"),
+        ("a_forum_of_mine:BOARD", "BOARD"),
+        ("a_forum_of_mine:posts", "function"),
+        (":", "cannot be imported"),
+    ],
+)
+def test_a_name_that_names_no_source_is_refused_with_what_is_allowed(forum, name, found):
+    with pytest.raises(ValueError) as caught:
+        s.find_source(name)
+    assert repr(name) in str(caught.value) and found in str(caught.value)
+    assert "MedDialog" in str(caught.value) and "package.module:name" in str(caught.value)
+
+
+def test_settings_of_a_source_from_outside_are_checked(forum):
+    with pytest.raises(ValueError, match=f"{forum}:wrong: licens: found 'mit'"):
+        s.find_source(f"{forum}:wrong")
+
+
+@pytest.mark.parametrize("name, found", [("EMPTY", "no records"), ("OTHER", "title")])
+def test_a_source_from_outside_is_checked_like_any_other(forum, name, found):
+    with pytest.raises(DataError, match=found):
+        list(s.read_source(f"{forum}:{name}"))

@@ -16,7 +16,7 @@ from memcalib.dataset.writing import NATURALIZATION, SCHEMA_VERSION, NaturalRepl
 from memcalib.evaluation.breakdown import distractor_kind
 from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.text_checks import claims, denied, exact_faults, names, numbers, stems, text_faults, word_faults
+from memcalib.dataset.writing import claims, denied, exact_faults, names, numbers, stems, text_faults, word_faults
 from memcalib.dataset.plans import plan_of, plan_rows
 from memcalib.problem import Example, concat_text, sample_records, validate_examples
 from memcalib.io.records import DataError, write_jsonl

@@ -9,8 +9,9 @@ import torch
 from run_files import weights
 
 from memcalib.trainer.checkpoints import newest_checkpoint, read_state
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.trainer.stopping import JudgeStopped, PatientJudge
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.trainer.stopping import JudgeStopped, RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
@@ -31,7 +32,7 @@ def judge(example, response):
 
 def go(out: Path, resume=None, step: int = 9):
     config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16, eval_every=1)
-    patient = PatientJudge(judge, 0.4, 10, clock=lambda: now[0], sleep=sleep)
+    patient = RetryingJudge(judge, 0.4, 10, clock=lambda: now[0], sleep=sleep)
     model, tokenizer = load_policy("cold-short")[0], build_tokenizer()
     options = dict(tokenizer=tokenizer, out=out, validation=EXAMPLES[:3], resume=resume)
     from memcalib.trainer.callbacks import StepRows

@@ -16,16 +16,8 @@ from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
-from memcalib.micro.world import (
-    WORLDS,
-    answer,
-    build_tokenizer,
-    demonstrations,
-    exact_judge,
-    load_policy,
-    make_examples,
-    noisy_levels,
-)
+from memcalib.micro.world import WORLDS, answer, demonstrations, exact_judge, make_examples, noisy_levels
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
 from memcalib.trainer.settings import DISTILLED, TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft
@@ -262,7 +254,7 @@ def go_on(name: str, out: Path) -> dict:
         "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
         "thresholds": trainer.thresholds.value,
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "resumed": trainer.resumed and trainer.resumed[0],
+        "resumed": trainer.checkpoints.resumed and trainer.checkpoints.resumed[0],
         "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
     }
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memcalib.inference.local import evaluating
-from memcalib.problem import LAYOUTS, Example, Judgment, encode_prompt
+from memcalib.problem import PROMPT_TEMPLATES, Example, Judgment, encode_prompt
 from memcalib.localization import CreditConfig
 
 PAIRS = list(product(range(3), range(3)))  # (ideal, actual) of each channel
@@ -62,7 +62,10 @@ def prompt_ids(tokenizer, example: Example, layout: str, gone: Sequence[str] = (
         kept = [texts[atom] for atom in block.atom_ids if atom not in gone]
         if kept:
             memory.append((number, " ".join(kept)))
-    turns = [("system", LAYOUTS[layout].system), ("user", LAYOUTS[layout].user(example.question, memory))]
+    turns = [
+        ("system", PROMPT_TEMPLATES[layout].system),
+        ("user", PROMPT_TEMPLATES[layout].user(example.question, memory)),
+    ]
     return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in turns if text])
 
 

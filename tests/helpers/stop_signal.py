@@ -14,7 +14,8 @@ import torch
 from run_files import weights
 
 from memcalib import training
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.stopping import Interrupted
 

@@ -354,3 +354,17 @@ def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_pa
         with pytest.raises(CacheError, match="choose another file with MEMCALIB_CACHE") as caught:
             CallCache(file).get("key")
         assert file.stat().st_mode & 0o777 == 0o644 and "cache clear" not in str(caught.value)
+
+
+def test_keys_of_earlier_caches_are_still_found():
+    """A float without a fraction is hashed as an integer, at any depth; neither that nor the hash may ever change."""
+    messages = [{"role": "user", "content": "Hello"}]
+    call = {"model": "demo", "messages": messages, "settings": {"temperature": 1.0, "seed": 42, "stop": [1.0, -0.0]}}
+    same_call = {"settings": {"stop": (1, 0), "seed": 42.0, "temperature": 1}, "messages": messages, "model": "demo"}
+    assert (
+        call_key(**call)
+        == call_key(**same_call)
+        == ("0d142226aeda1ddfffbcbe13e5e10dded207263fb38e8052da869a3a054dca62")
+    )
+    for other in ({"temperature": True}, {"temperature": "1"}, {"temperature": 1.5}, {"temperature": None}):
+        assert call_key(**call | {"settings": call["settings"] | other}) != call_key(**call), other

@@ -28,12 +28,13 @@ from memcalib.inference.endpoint import (
     Price,
     error_kind,
     estimate_tokens,
+    forecast_row,
     hide_key,
     hide_secrets,
     retry_after,
-    shorten,
 )
-from memcalib.inference.client import Client, Totals, _Pacer, run_async, run_many
+from memcalib.io.records import one_line
+from memcalib.inference.client import Client, Totals, Pacer, run_async, run_many
 from memcalib.io.records import printable
 
 SECRET = "sk-test/a very+unlikely".replace(" ", "-") + "-value-0123456789"
@@ -122,7 +123,7 @@ def test_ten_megabytes(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_reply_over_the_size_limit_is_a_fault_of_the_server(packed, monkeypatch):
-    monkeypatch.setattr("memcalib.inference.client._LARGEST", 100_000)
+    monkeypatch.setattr("memcalib.inference.client.LARGEST_REPLY", 100_000)
     text = json.dumps(completion("x" * 300_000))
     step = (200, gzip.compress(text.encode()), {"Content-Encoding": "gzip"}) if packed else text
     with FaultyServer(step) as server, pytest.raises(CallError, match=r"a reply of \d{3},\d{3} bytes") as caught:
@@ -343,7 +344,7 @@ def test_odd_retry_after(value):
 @given(st.floats(1, 10_000), st.lists(st.floats(0, 0.3), min_size=1, max_size=300))
 def test_paced_calls_keep_every_window(rpm, gaps):
     """Asked at any moments: no minute holds more than the limit and the first call, however late the calls come."""
-    pacer, now, sent = _Pacer(rpm), 1000.0, []
+    pacer, now, sent = Pacer(rpm), 1000.0, []
     for gap in gaps:
         now += gap
         sent.append(now + pacer.book(1, now))
@@ -354,20 +355,20 @@ def test_paced_calls_keep_every_window(rpm, gaps):
 
 
 def test_a_limit_is_used():
-    pacer = _Pacer(600)
+    pacer = Pacer(600)
     last = max(pacer.book(1, 0.0) for _ in range(6000))
     assert 0.97 <= 6000 / 600 * 60 / last <= 1
 
 
 def test_token_bookings_are_corrected():
-    pacer = _Pacer(6000, used=1.0)
+    pacer = Pacer(6000, used=1.0)
     assert pacer.book(100, 10.0) == 0
     pacer.correct(500)  # it was 600 after all: six seconds' worth
     assert pacer.book(1, 10.0) == pytest.approx(6.0)
 
 
 def test_a_pause_is_not_saved_up_for_a_burst():
-    pacer = _Pacer(600, used=1.0)
+    pacer = Pacer(600, used=1.0)
     assert [pacer.book(1, 10.0), pacer.book(1, 99.0)] == [0, 0]
     assert [pacer.book(1, 99.0) for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
     assert [pacer.book(1, 99.8) for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1])  # 0.4 s late: caught up
@@ -723,7 +724,7 @@ def test_hiding_leaves_no_spelling(key, before, after):
 
 @given(st.text(), st.integers(1, 50))
 def test_shortened_text_is_one_printable_line(text, limit):
-    short = shorten(text, limit)
+    short = one_line(text, limit)
     assert len(short) <= limit + 1 and printable(short) == short and len(short.splitlines()) <= 1
 
 
@@ -893,13 +894,13 @@ def test_import_is_light():
     ],
 )
 def test_an_answer_that_is_no_text_is_a_fault_of_the_server(choice):
-    with FaultyServer({"choices": [choice]}) as server, pytest.raises(CallError, match="no text") as caught:
+    with FaultyServer({"choices": [choice]}) as server, pytest.raises(CallError, match="not a text") as caught:
         ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server" and not caught.value.fatal and len(str(caught.value)) < 700
 
 
 def test_nested_nonsense_is_a_fault_of_the_server():
-    with FaultyServer("[" * 200_000) as server, pytest.raises(CallError, match="no chat completion") as caught:
+    with FaultyServer("[" * 200_000) as server, pytest.raises(CallError, match="not a chat completion") as caught:
         ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server"
 
@@ -987,10 +988,12 @@ def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
             try:
                 ask(client, attempt=attempt)
             except CallError as error:
-                assert bad == 8 and "no chat completion" in str(error)
+                assert bad == 8 and "not a chat completion" in str(error)
     said = [message for message in caplog.messages if "has failed" in message]
     assert len(said) == told
-    assert all("failed 3 times; such calls are tried 8 times in all" in m and "no chat completion" in m for m in said)
+    assert all(
+        "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m for m in said
+    )
     assert SECRET not in caplog.text
 
 
@@ -1001,3 +1004,24 @@ def test_many_calls_that_keep_failing_are_said_once_each_time(caplog):
             server.script[:] = ["{not json"] * 40
             assert len(ask_all(client, [str(i) for i in range(10)])) == 10
     assert sum("has failed" in message for message in caplog.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cost"),
+    [
+        (None, 0.0),
+        (Endpoint(model="m", base_url="http://localhost:1/v1", key_env=""), None),
+        (Endpoint(model="m", base_url="http://localhost:1/v1", key_env="", price={"prompt": 1, "completion": 2}), 5.0),
+    ],
+    ids=["no endpoint", "no price", "a price"],
+)
+def test_a_forecast_has_a_cost_where_it_can_be_known(endpoint, cost):
+    row = forecast_row("judge", "m", endpoint, {"calls": 3}, 1e6, 2e6)
+    assert row == {
+        "role": "judge",
+        "model": "m",
+        "calls": 3,
+        "prompt tokens": 1e6,
+        "completion tokens": 2e6,
+        "cost": cost,
+    }

@@ -1,12 +1,14 @@
-"""Patience: what arrived in time is read however busy we were, long replies may take their time, silence may not."""
+"""Many calls at once: what arrived in time is read however busy the process was, and long replies may take long."""
 
 import asyncio
 import gc
 
 import pytest
 from fake_clock import run_jumping
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memcalib.inference.client import ALIVE, patiently, run_async, run_many
+from memcalib.inference.client import ALIVE, FirstFailures, receive_within, run_async, run_many
 
 
 def test_what_arrived_while_the_process_was_busy_is_read():
@@ -19,7 +21,7 @@ def test_what_arrived_while_the_process_was_busy_is_read():
         return said
 
     async def main():
-        asked = asyncio.ensure_future(patiently(0.05, reply))
+        asked = asyncio.ensure_future(receive_within(0.05, reply))
         for _ in range(3):
             await asyncio.sleep(0)
         asyncio.get_running_loop().jump(0.1)  # the process works on something else, past the limit
@@ -37,7 +39,7 @@ def test_only_a_body_that_grows_may_take_longer(size, kept):
         return "all of it"
 
     async def main():
-        return await patiently(0.05, stream)
+        return await receive_within(0.05, stream)
 
     if kept:
         assert run_jumping(main()) == "all of it"
@@ -57,11 +59,11 @@ def test_work_is_cancelled_with_the_wait_and_after_it():
 
     async def given_up():
         with pytest.raises(TimeoutError):
-            await patiently(0.01, endless)
+            await receive_within(0.01, endless)
         assert ended == [True]
 
     async def called_off():
-        task = asyncio.ensure_future(patiently(60, endless))
+        task = asyncio.ensure_future(receive_within(60, endless))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -78,7 +80,7 @@ def test_errors_of_the_work_pass_through():
         raise ValueError("no good")
 
     async def main():
-        await patiently(1, broken)
+        await receive_within(1, broken)
 
     with pytest.raises(ValueError, match="no good"):
         run_async(main())
@@ -98,9 +100,18 @@ def test_failures_of_calls_that_were_called_off_are_not_complained_about(how):
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
         with pytest.raises(ValueError, match="no such model"):
-            async for _ in run_many(range(40), lambda n: patiently(5, lambda buffer: broken(n)), concurrency=40):
+            async for _ in run_many(range(40), lambda n: receive_within(5, lambda buffer: broken(n)), concurrency=40):
                 pass
         gc.collect()
 
     run_async(main())
     assert unseen == []
+
+
+@given(st.lists(st.sampled_from(["a", "b", None]), max_size=12), st.integers(1, 5))
+def test_a_run_stops_once_and_only_when_its_first_results_all_failed_alike(reasons, count):
+    watch = FirstFailures(count)
+    stops = [watch.add(reason) for reason in reasons]
+    first = reasons[:count]
+    alike = len(first) == count and first[0] is not None and first == [first[0]] * count
+    assert stops == [alike and n == count - 1 for n in range(len(reasons))]

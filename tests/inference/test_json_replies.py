@@ -1,4 +1,4 @@
-"""Strict replies: what is read, what is refused, what may go into a prompt."""
+"""Replies in JSON: what is read, what is refused, what may go into a prompt."""
 
 import json
 
@@ -80,8 +80,8 @@ def test_reading_agrees_with_the_standard_reader_where_that_is_strict_too(value)
         ('```python\n{"a": 1}\n```', "not one JSON object"),
         ('{"a": 1, "a": 1}', "'a' occurs twice"),
         ('{"b": {"a": 1, "c": 0, "a": 2}}', "'a' occurs twice"),
-        ('{"a": NaN}', "NaN is no JSON number"),
-        ('{"a": -Infinity}', "-Infinity is no JSON number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": -Infinity}', "-Infinity is not a JSON number"),
         ('{"a": 1', "not one JSON object"),
         ("[" * 200_000, "not one JSON object"),
         ('{"a": ' * 200_000, "not one JSON object"),

@@ -23,9 +23,10 @@ from memcalib.inference.local import (
     prompt_encoder,
     sample_answers,
     sample_tokens,
-    uniform_dice,
+    uniform_numbers,
 )
-from memcalib.micro.world import build_policy, exact_judge, load_policy, policy_path
+from memcalib.micro.world import exact_judge
+from memcalib.micro.policy import build_policy, load_policy, policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl
 from memcalib.inference.rollout import Sampling, generate, requests
@@ -74,7 +75,7 @@ def test_a_number_picks_the_token_of_the_slow_reference(weights, k):
     if np.abs(edges - number).min() < 1e-5:
         return
     logits = torch.tensor([weights], dtype=torch.float32).log()
-    assert draw(logits, dice=torch.tensor([number])).item() == token_slowly(weights, number)
+    assert draw(logits, numbers=torch.tensor([number])).item() == token_slowly(weights, number)
 
 
 @given(st.permutations([1, 2, 4, 8, 16, 32]), st.integers(0, 2**12 - 1), st.sampled_from([0.3, 0.6, 0.8, 0.9]))
@@ -84,23 +85,23 @@ def test_the_nucleus_of_the_slow_reference(weights, k, top_p):
     kept = [i for i in range(6) if token_slowly(weights, 0.0, top_p) is not None]
     assert kept
     wanted = {token_slowly(weights, number + d, top_p) for d in (-1e-6, 1e-6)}
-    assert draw(logits, top_p=top_p, dice=torch.tensor([number])).item() in wanted
+    assert draw(logits, top_p=top_p, numbers=torch.tensor([number])).item() in wanted
 
 
 @given(chances)
 def test_the_ends_of_the_dice_never_pick_an_impossible_token(weights):
     logits = torch.tensor([weights], dtype=torch.float32).log()
     for number in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):
-        token = draw(logits, dice=torch.tensor([number])).item()
+        token = draw(logits, numbers=torch.tensor([number])).item()
         assert 0 <= token < len(weights) and weights[token] > 0
 
 
 @given(st.lists(st.integers(0, 2**48), min_size=1, max_size=5), st.integers(1, 30), st.integers(1, 30))
 def test_dice_depend_on_the_seed_alone(seeds, short, long):
-    numbers = uniform_dice(seeds, short)
+    numbers = uniform_numbers(seeds, short)
     assert numbers.shape == (len(seeds), short) and ((numbers >= 0) & (numbers < 1)).all()
     for row, seed in zip(numbers, seeds, strict=True):
-        assert (row[: min(short, long)] == uniform_dice([seed], long)[0, :short]).all()
+        assert (row[: min(short, long)] == uniform_numbers([seed], long)[0, :short]).all()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -1,19 +1,26 @@
-"""Framings: what they show, templates against a slow reference, and templates that must be refused."""
+"""Prompt templates: what they show, templates against a slow reference, and templates that must be refused."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.inference.rollout import FRAMINGS, Template, bare_prompt, find_framing, load_template, wording_hash
+from memcalib.inference.rollout import (
+    SHIPPED_TEMPLATES,
+    TemplateFile,
+    bare_prompt,
+    find_prompt_template,
+    load_prompt_template,
+    wording_hash,
+)
 from memcalib.micro.world import make_examples
-from memcalib.problem import LAYOUTS, Layout, plain_prompt, render
+from memcalib.problem import PROMPT_TEMPLATES, PromptTemplate, plain_prompt, render
 from memcalib.io.records import DataError
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
 memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size=4)
 
 
-@pytest.mark.parametrize("name", FRAMINGS)
+@pytest.mark.parametrize("name", SHIPPED_TEMPLATES)
 def test_each_framing_shows_the_same_memory_and_query(name):
     for example in EXAMPLES:
         user = render(example, layout=name)[-1]["content"]
@@ -22,10 +29,10 @@ def test_each_framing_shows_the_same_memory_and_query(name):
 
 
 def test_framings_differ_in_what_they_say_about_memory():
-    systems = {name: LAYOUTS[name].system for name in FRAMINGS}
+    systems = {name: PROMPT_TEMPLATES[name].system for name in SHIPPED_TEMPLATES}
     assert len(set(systems.values())) == 4 and systems["bare"] == ""
     assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
-    assert {LAYOUTS[name].user for name in ("plain", "background", "authoritative")} == {plain_prompt}
+    assert {PROMPT_TEMPLATES[name].user for name in ("plain", "background", "authoritative")} == {plain_prompt}
 
 
 @given(st.text(), memories)
@@ -56,7 +63,7 @@ hostile = st.sampled_from(["{query}", "{memory}", "{text}{number}", r"\1", "a {m
 @given(pieces.map("".join), st.lists(st.tuples(st.integers(1, 9), hostile), min_size=1, max_size=3), hostile)
 def test_places_are_filled_once_like_the_slow_reference(middle, memory, question):
     user = middle + "|{memory}|{query}|"
-    template = Template(user=user, block="<{number}> {text}")
+    template = TemplateFile(user=user, block="<{number}> {text}")
     listed = "\n".join(f"<{number}> {text}" for number, text in memory)
     assert template(question, memory) == filled_slowly(user, {"memory": listed, "query": question})
     assert template(question, []) == question
@@ -84,33 +91,35 @@ def test_a_wrong_template_says_where_and_what_is_allowed(tmp_path, text, message
     path = tmp_path / "framing.yaml"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
-        load_template(path)
+        load_prompt_template(path)
     assert f"{path}: " in str(caught.value) and message in str(caught.value)
-    assert "framing" not in LAYOUTS
+    assert "framing" not in PROMPT_TEMPLATES
 
 
 @pytest.mark.parametrize("name", ["plain", "bare", "no_memory", "full_memory", "micro"])
 def test_a_template_cannot_take_a_shipped_name(tmp_path, name):
     path = tmp_path / f"{name}.yaml"
     path.write_text("user: '{memory} {query}'")
-    before = LAYOUTS.get(name)
+    before = PROMPT_TEMPLATES.get(name)
     with pytest.raises(ValueError, match="shipped"):
-        load_template(path)
-    assert LAYOUTS.get(name) is before
+        load_prompt_template(path)
+    assert PROMPT_TEMPLATES.get(name) is before
 
 
 def test_an_unknown_framing_names_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="background, authoritative, bare"):
-        find_framing("backgruond")
+        find_prompt_template("backgruond")
     with pytest.raises(FileNotFoundError):
-        find_framing(str(tmp_path / "none.yaml"))
+        find_prompt_template(str(tmp_path / "none.yaml"))
 
 
 @given(st.sampled_from(["system", "user", "block", "query_only"]))
 def test_every_part_of_a_template_is_in_its_hash(part):
     parts = {"system": "Hello.", "user": "{memory} // {query}", "block": "- {text}", "query_only": "{query}"}
-    LAYOUTS["tried"] = Layout(first := Template(**parts), first.system)
+    PROMPT_TEMPLATES["tried"] = PromptTemplate(first := TemplateFile(**parts), first.system)
     before = wording_hash("tried")
-    LAYOUTS["tried"] = Layout(second := Template(**(parts | {part: parts[part] + "!"})), second.system)
+    PROMPT_TEMPLATES["tried"] = PromptTemplate(
+        second := TemplateFile(**(parts | {part: parts[part] + "!"})), second.system
+    )
     assert wording_hash("tried") != before
-    LAYOUTS.pop("tried")
+    PROMPT_TEMPLATES.pop("tried")

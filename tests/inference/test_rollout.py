@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from faulty_server import FaultyServer, completion
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.inference.rollout import FRAMINGS
+from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import make_examples
-from memcalib.problem import LAYOUTS, Rollout, plain_prompt, render
+from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.inference.rollout import (
     EndpointBackend,
@@ -77,7 +77,7 @@ def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_pat
     path.write_text("system: Be very polite.\nuser: '{memory} // {query}'\n")
     second = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
     assert first.settings["prompt"] != second.settings["prompt"] and first.key != second.key
-    LAYOUTS.pop("polite")
+    PROMPT_TEMPLATES.pop("polite")
 
 
 def test_defaults_are_the_papers():
@@ -90,7 +90,7 @@ def test_defaults_are_the_papers():
     "wrong",
     [
         {"seeds": ()}, {"seeds": (1, 1)}, {"samples": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.1},
-        {"max_tokens": 0}, {"text": "verse"}, {"framing": ""}, {"ask_again": ("late",)}, {"seed": 1},
+        {"max_tokens": 0}, {"text": "verse"}, {"prompt_template": ""}, {"ask_again": ("late",)}, {"seed": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -113,8 +113,20 @@ def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, sample
     assert all(r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e" for r in asked)
 
 
+def test_the_older_names_of_the_prompt_template_are_read_and_the_first_of_them_is_written():
+    for name in ("prompt_template", "framing", "layout"):
+        given = Sampling(**{name: "bare"})
+        assert given == Sampling(prompt_template="bare") and given.framing == given.prompt_template == "bare"
+        assert given.model_dump()["framing"] == "bare" and given.model_dump().keys() - Sampling.model_fields == {
+            "framing"
+        }
+        assert Sampling.model_validate(given.model_dump(mode="json")) == given
+    with pytest.raises(ValidationError, match="prompt_template and framing"):
+        Sampling(framing="bare", prompt_template="plain")
+
+
 def test_the_control_shows_no_memory_under_any_framing():
-    for framing in FRAMINGS:
+    for framing in SHIPPED_TEMPLATES:
         (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), framing=framing), "m", ("no_memory",))
         assert request.condition == "no_memory"
         assert not any(block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks)
@@ -357,8 +369,8 @@ def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
 
 def test_framings_models_and_the_control_may_share_a_file(tmp_path):
     out = tmp_path / "a.jsonl"
-    for framing in FRAMINGS:
-        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"framing": framing}), out)
+    for framing in SHIPPED_TEMPLATES:
+        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": framing}), out)
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
         ["full_memory", "background", "authoritative", "bare", "no_memory"], 2

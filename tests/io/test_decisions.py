@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from memcalib.io.decisions import Book, latest, of_one_person
-from memcalib.annotation.widgets import MOVES, KeyPage, KeySession, Walk, typed
+from memcalib.annotation.questionnaire import MOVES, KeyPage, KeySession, Walk, typed
 from memcalib.io.records import DataError, Record, Violation
 from memcalib.io.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
 

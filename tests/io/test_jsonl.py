@@ -1,5 +1,6 @@
 """The journal: nothing that was paid for is lost, nothing is written twice, whoever else is writing."""
 
+import errno
 import json
 import os
 import subprocess
@@ -141,3 +142,92 @@ def test_whole_rows_are_those_that_can_be_read(tmp_path_factory, lines, closed):
     assert found == [json.loads(line) for line in objects]
     wrong = [number for number, line in enumerate(lines, 1) if line and line not in objects]
     assert damaged == [number for number in wrong if closed or number < len(lines)]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["taken back at once", "taken back by the next row"])
+def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, kept):
+    """The disk is full in the middle of a row, and in the second case does not even let the half of it be taken back."""
+    path = tmp_path / "rows.jsonl"
+    write, cut = os.write, os.ftruncate
+
+    def half(descriptor, data):
+        if len(data) > 10:
+            return write(descriptor, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(descriptor, size):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with Journal(path, Rollout) as journal:
+        journal.append(row("a"))
+        whole = path.read_bytes()
+        monkeypatch.setattr(os, "write", lambda descriptor, data: half(descriptor, data[:20]))
+        if kept:
+            monkeypatch.setattr(os, "ftruncate", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="rows.jsonl: .*; its 1 rows are safe"):
+                journal.append(row("b"))
+        assert path.read_bytes().startswith(whole) and (len(path.read_bytes()) > len(whole)) == kept
+        assert row("b").key not in journal
+        monkeypatch.setattr(os, "write", write)
+        if kept:  # still in the way: nothing may be added
+            before = path.read_bytes()
+            with pytest.raises(OSError, match="Input/output error"):
+                journal.append(row("b"))
+            assert path.read_bytes() == before
+        monkeypatch.setattr(os, "ftruncate", cut)
+        journal.append(row("b"))
+        assert [r.example_id for r in journal.rows()] == ["a", "b"]
+
+
+def test_what_a_failed_row_takes_back_is_its_own_alone(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+        write = os.write
+
+        def full(descriptor, data):
+            monkeypatch.setattr(os, "write", write)
+            other.append(row("b"))  # another process was faster, and took the last bytes of the disk
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            one.append(row("a"))
+    assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b"]
+
+
+def test_rows_of_another_process_behind_half_a_row_stay(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+        write, cut = os.write, os.ftruncate
+        calls = []
+
+        def half(descriptor, data):
+            calls.append(data)
+            if len(calls) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, data[:10])
+
+        def refuse(descriptor, size):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "write", half)
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            one.append(row("a"))
+        monkeypatch.setattr(os, "write", write)
+        monkeypatch.setattr(os, "ftruncate", cut)
+        other.append(row("b"))
+        one.append(row("c"))
+    assert path.read_bytes()[10:] == f"{row('b').to_json()}\n{row('c').to_json()}\n".encode()
+    with pytest.raises(DataError, match="rows.jsonl:1:"):
+        list(read_jsonl(path, Rollout))
+
+
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def none(descriptor, blocking):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("memcalib.io.jsonl.lock_descriptor", none)
+    fill(tmp_path / "rows.jsonl", ["a"])
+    assert [r.example_id for r in read_jsonl(tmp_path / "rows.jsonl", Rollout)] == ["a"]

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 import memcalib
-from memcalib.commands.build_settings import load_build
+from memcalib.commands.build import load_build
 from memcalib.commands.evaluate import load_evaluation
-from memcalib.io.settings import allowed, changed, fault_line, nearest, parse_yaml, read_yaml
-from memcalib.inference.rollout import load_template
+from memcalib.io.settings import (
+    allowed,
+    changed,
+    fault_line,
+    nearest,
+    package_data,
+    parse_yaml,
+    read_yaml,
+    shipped_names,
+)
+from memcalib.inference.rollout import load_prompt_template
 from memcalib.commands.reproduce import load_profile
 from memcalib.dataset.plans import load_phrases
 from memcalib.commands.recipe import load_recipe
@@ -174,7 +183,7 @@ def test_there_is_one_reader_of_yaml():
 READERS = {
     "recipe": load_recipe, "evaluation": load_evaluation, "build": load_build, "profile": load_profile,
     "phrases": load_phrases, "redaction": load_redactor, "sources": load_sources, "screening": load_screen,
-    "framing": load_template,
+    "framing": load_prompt_template,
 }  # fmt: skip
 
 
@@ -195,3 +204,11 @@ def test_only_a_setting_that_is_not_there_may_have_its_usual_value(there, now, u
     younger = lambda name: name not in there and name in usual and usual[name] == now[name]
     differs = {name for name in {*there, *now} if not same(name) and not younger(name)}
     assert {line.partition(":")[0] for line in changed(there, now, usual)} == differs
+
+
+def test_shipped_files_are_found_by_name():
+    assert package_data("records.jsonl").is_file() and package_data().name == "data"
+    names = shipped_names("recipes")
+    assert "micro" in names and names == sorted(names)
+    assert {f"{name}.yaml" for name in names} == {path.name for path in package_data("recipes").glob("*.yaml")}
+    assert shipped_names("recipes", suffix=".none") == []

@@ -18,12 +18,13 @@ from memcalib.memory_logs import exports as mr
 from memcalib.memory_logs import redaction as r
 from memcalib.memory_logs import redaction as rr
 from memcalib.dataset.writing import to_example
-from memcalib.construction import AnnotationReply, _stems
+from memcalib.construction import AnnotationReply, short_stems
 from memcalib.dataset.writing import RUBRICS
 from memcalib.dataset.stages import Draft, Drop
 from memcalib.inference.endpoint import Endpoint
 from memcalib.inference.client import Client, run_async
 from memcalib.micro.builder import make_annotation, make_rubrics
+from memcalib.micro.source import micro_log
 from memcalib.micro.world import make_examples
 from memcalib.problem import check_example
 from memcalib.io.records import DataError
@@ -823,7 +824,7 @@ def test_consent_is_kept_with_each_row(tmp_path):
 
 
 def slow_says_again(later, earlier):
-    mine, theirs = _stems(later), _stems(earlier)
+    mine, theirs = short_stems(later), short_stems(earlier)
     places = [theirs[i:] for i in range(len(theirs) + 1)]
     if any(place[: len(mine)] == mine for place in places):
         return True
@@ -1059,7 +1060,7 @@ def micro_builder(messages, _):
 
 
 def test_a_log_of_the_micro_world_becomes_the_examples_it_was_made_from(tmp_path):
-    result = ml.memory_drafts(jsonl(tmp_path / "log.jsonl", ml.micro_log(25, seed=3)))
+    result = ml.memory_drafts(jsonl(tmp_path / "log.jsonl", micro_log(25, seed=3)))
     assert len(result.kept) == 25 and {draft.source["metadata"]["user"] for draft in result.kept} == {
         "u1",
         "u2",

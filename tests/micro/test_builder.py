@@ -19,9 +19,9 @@ from memcalib.dataset.duplicates import clean_rows
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.micro.server import Faults
 from memcalib.inference.client import Client, run_async
-from memcalib.micro.builder import BUILDERS, TASKS, Player, Slips, read_talk
+from memcalib.micro.builder import BUILDERS, BUILD_TASKS, MistakeRates, SimulatedModel, read_conversation
 from memcalib.micro.builder import MAKE, added_words, hard_distractor, paragraph, stray_facts
-from memcalib.micro.reviewer import (
+from memcalib.micro.builder import (
     REVIEW,
     REVIEWERS,
     as_reviewed,
@@ -29,10 +29,10 @@ from memcalib.micro.reviewer import (
     mark,
     mark_all,
     micro_roles,
-    slip_table,
+    mistake_table,
     verdicts,
 )
-from memcalib.micro.models import Shelf
+from memcalib.micro.models import ExampleIndex
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import (
     ATTRIBUTES,
@@ -53,7 +53,7 @@ from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer,
 from memcalib.dataset.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.inference.json_replies import read_form
-from memcalib.dataset.review import issues_of, review_drafts, review_stage
+from memcalib.dataset.review import objections_of, review_drafts, review_stage
 from memcalib.dataset.plans import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage
 
@@ -121,7 +121,7 @@ def test_levels_follow_the_rules_of_the_world(request, fact):
 
 
 def _letters(request):
-    from memcalib.micro.world import TASKS as TABLE
+    from memcalib.micro.world import BUILD_TASKS as TABLE
 
     return TABLE[request.domain][request.task]
 
@@ -272,7 +272,7 @@ SEEN = {
 }
 HIDDEN = ("passes_bad", "fails_good", "hint_in_query", "invented_fact", "wrong_level", "mattering_distractor")
 PARTLY = ("duplicate_atom", "added_words")
-SLIPS = [(task, slip) for task in TASKS for slip in TASKS[task].spoil]
+SLIPS = [(task, slip) for task in BUILD_TASKS for slip in BUILD_TASKS[task].spoil]
 
 
 @pytest.mark.parametrize(("task", "slip"), SLIPS)
@@ -284,7 +284,7 @@ def test_each_mistake_alone(exact, task, slip):
         entering = [
             Draft.start(row) for row in source_rows(40, seed=2, rates={"vague answer": 0.5, "contradiction": 0.5})
         ]
-    player, made, seen = Player("p", Slips.only(**{slip: 1.0})), 0, Counter()
+    player, made, seen = SimulatedModel("p", MistakeRates.only(**{slip: 1.0})), 0, Counter()
     for draft in entering[:60]:
         asked = asked_of(stage, draft)
         reply = json.loads(player([("user", json.dumps(asked))]))
@@ -307,7 +307,7 @@ def test_each_mistake_alone(exact, task, slip):
 def spoiled(exact, task, slip, count=40, player=None):
     """Drafts whose one mistake was let through by checks that look the other way."""
     stages = [stage.name for stage in STAGES]
-    player, finished = player or Player("p", Slips.only(**{slip: 1.0})), []
+    player, finished = player or SimulatedModel("p", MistakeRates.only(**{slip: 1.0})), []
     for draft in exact[0][task][:count]:
         for stage in STAGES[stages.index(task) :]:
             if stage is DISTRACTORS and "plan" not in draft.notes:
@@ -334,7 +334,7 @@ def spoiled(exact, task, slip, count=40, player=None):
     ],
 )
 def test_the_truth_names_the_mistake_and_no_other(exact, task, slip):
-    player = Player("p", Slips.only(**{slip: 1.0}))
+    player = SimulatedModel("p", MistakeRates.only(**{slip: 1.0}))
     examples = [to_example(draft) for draft in spoiled(exact, task, slip, player=player)]
     found = [Counter(flaw.slip for flaw in find_flaws(example)) for example in examples]
     assert len(examples) >= 15
@@ -354,8 +354,8 @@ def test_a_bad_row_that_passes_stays_known():
 
 
 def test_mistakes_come_at_their_rates():
-    slips = Slips()
-    player = Player("micro-builder", slips)
+    slips = MistakeRates()
+    player = SimulatedModel("micro-builder", slips)
     rows = source_rows(1200, seed=21, rates={})
     for row in rows:
         for task in ("screening", "derivation"):
@@ -399,7 +399,7 @@ def rubric_turns(count=6):
 
 
 def test_what_is_named_is_mended_and_what_is_not_stays():
-    player = Player("p", Slips.only(swapped_rubrics=1.0))
+    player = SimulatedModel("p", MistakeRates.only(swapped_rubrics=1.0))
     good = MAKE["rubrics"](json.loads(rubric_turns()[0][1]))["rubrics"]
     first = json.loads(player(rubric_turns()))["rubrics"]
     swapped = [entry["atom_id"] for entry, other in zip(first, good, strict=True) if entry != other]
@@ -412,7 +412,7 @@ def test_what_is_named_is_mended_and_what_is_not_stays():
 
 
 def test_broken_json_is_mended_when_the_whole_is_named():
-    player = Player("p", Slips.only(invalid_json=1.0))
+    player = SimulatedModel("p", MistakeRates.only(invalid_json=1.0))
     with pytest.raises(ValueError):
         json.loads(player(rubric_turns()))
     with pytest.raises(ValueError):
@@ -421,7 +421,7 @@ def test_broken_json_is_mended_when_the_whole_is_named():
 
 
 def test_mending_has_its_probability():
-    player, mended, total = Player("p", Slips.only(invalid_json=1.0, mended=0.7)), 0, 600
+    player, mended, total = SimulatedModel("p", MistakeRates.only(invalid_json=1.0, mended=0.7)), 0, 600
     for i in range(total):
         turns = [("user", json.dumps({"task": "naturalization", "blocks": [], "n": i}))]
         try:
@@ -444,10 +444,10 @@ def test_a_player_has_no_memory(name, number, warmed):
             json.dumps({"task": "screening", "question": row.question, "context": row.context, "answer": row.answer}),
         )
     ]
-    player = Player(name, BUILDERS[name])
+    player = SimulatedModel(name, BUILDERS[name])
     if warmed:
         player(rubric_turns())
-    assert player(turns) == Player(name, BUILDERS[name])(turns)
+    assert player(turns) == SimulatedModel(name, BUILDERS[name])(turns)
 
 
 @pytest.mark.parametrize(
@@ -465,15 +465,15 @@ def test_a_player_has_no_memory(name, number, warmed):
 )
 def test_unknown_payloads_are_named(turns, said):
     with pytest.raises(ValueError, match="found|task") as error:
-        Player("p", Slips())(turns)
+        SimulatedModel("p", MistakeRates())(turns)
     assert said in str(error.value) and len(str(error.value)) < 500
 
 
 def test_rates_outside_zero_to_one_are_refused():
     with pytest.raises(ValueError, match="wrong_level"):
-        Slips(wrong_level=1.2)
+        MistakeRates(wrong_level=1.2)
     with pytest.raises(ValueError, match="typo"):
-        Slips.only(typo=0.1)
+        MistakeRates.only(typo=0.1)
 
 
 def test_bad_rows_can_be_worked_on_without_an_error():
@@ -495,7 +495,7 @@ def review_turns(example):
 
 
 def judge_of(name, slips=None):
-    return Player(name, slips or REVIEWERS[name], {"review": REVIEW})
+    return SimulatedModel(name, slips or REVIEWERS[name], {"review": REVIEW})
 
 
 def test_reviewers_see_and_miss_at_their_rates(exact):
@@ -506,10 +506,10 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
     approves = lambda player, example: all(verdicts(json.loads(player(review_turns(example)))).values())
     assert all(approves(seer, example) for example in clean) and not any(approves(seer, example) for example in flawed)
     assert not any(approves(never, example) for example in clean)
-    blind = judge_of("blind", Slips.only(missed_flaw=0.3))
+    blind = judge_of("blind", MistakeRates.only(missed_flaw=0.3))
     low, high = _bounds(len(flawed), 0.3)
     assert low <= sum(approves(blind, example) for example in flawed) <= high
-    nervous = judge_of("nervous", Slips.only(false_alarm=0.4))
+    nervous = judge_of("nervous", MistakeRates.only(false_alarm=0.4))
     low, high = _bounds(len(clean), 0.6)
     assert low <= sum(approves(nervous, example) for example in clean) <= high
 
@@ -517,7 +517,10 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
 @pytest.mark.parametrize("slip", ["none", "false_alarm", "missed_flaw"])
 def test_reviews_are_in_order_whatever_they_say(exact, slip):
     """Right or wrong, a review passes the check of its stage, and issues are what the truth says they are."""
-    stage, player = review_stage("review-1"), judge_of("p", Slips.only(**({} if slip == "none" else {slip: 1.0})))
+    stage, player = (
+        review_stage("review-1"),
+        judge_of("p", MistakeRates.only(**({} if slip == "none" else {slip: 1.0}))),
+    )
     flawed = [
         draft
         for task, name in (("annotation", "wrong_level"), ("naturalization", "added_words"))
@@ -525,7 +528,7 @@ def test_reviews_are_in_order_whatever_they_say(exact, slip):
     ]
     for draft in [*exact[1][:25], *flawed]:
         reply, rules = checked(stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])])))
-        issues, flaws = issues_of(reply), find_flaws(to_example(draft))
+        issues, flaws = objections_of(reply), find_flaws(to_example(draft))
         assert rules == []
         if slip == "none":
             assert {issue.item for issue in issues} == {flaw.item_id for flaw in flaws}
@@ -537,7 +540,7 @@ def test_reviews_are_in_order_whatever_they_say(exact, slip):
 
 
 def test_a_review_that_lacks_an_item_is_mended_by_that_item(exact):
-    stage, draft, player = review_stage("review-1"), exact[1][0], judge_of("p", Slips.only(missing_item=1.0))
+    stage, draft, player = review_stage("review-1"), exact[1][0], judge_of("p", MistakeRates.only(missing_item=1.0))
     turns = [("user", stage.messages(draft)[1]["content"])]
     reply = read_form(player(turns), stage.reply)[0]
     [fault] = stage.check(draft, reply)
@@ -633,14 +636,14 @@ def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
     )
     before, after = ([to_example(draft) for draft in drafts] for drafts in (built[0][0], built[0][1].accepted))
     assert len(before) > 0.6 * len(rows) and len(after) > 0.6 * len(before)
-    table = slip_table([roles["micro-builder"]], before)
+    table = mistake_table([roles["micro-builder"]], before)
     assert (
         table.loc[["swapped_rubrics", "invented_evidence", "missing_item"], "left"] == 0
     ).all() and table.left.sum() > 0
     flawed = lambda examples: sum(bool(find_flaws(example)) for example in examples)
     assert flawed(after) <= 2 < flawed(before)
     marked, refused = mark_all(after)
-    assert refused == [] and len(Shelf(marked).examples) == len(marked)
+    assert refused == [] and len(ExampleIndex(marked).examples) == len(marked)
     for example in marked:
         judgment = exact_judge(example, answer(example, random.Random(1)))
         assert all(atom.actual == atom.ideal for atom in judgment.atoms), find_flaws(example)
@@ -685,5 +688,9 @@ def test_known_examples_of_the_world_get_the_markers_they_have():
 
 def test_talks_are_known_by_what_was_asked():
     turns = rubric_turns()
-    assert read_talk(turns).key == read_talk(turns + repair("a")).key != read_talk(rubric_turns(5)).key
-    assert read_talk(turns + repair("a", "b") + repair("c")).repairs == (frozenset("ab"), frozenset("c"))
+    assert (
+        read_conversation(turns).key
+        == read_conversation(turns + repair("a")).key
+        != read_conversation(rubric_turns(5)).key
+    )
+    assert read_conversation(turns + repair("a", "b") + repair("c")).repairs == (frozenset("ab"), frozenset("c"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib.micro.server import CONTENT, TRANSPORT, Faults, Window, spoil
+from memcalib.micro.server import CONTENT, TRANSPORT, Faults, RateLimit, apply_fault
 
 REPLY = {
     "atom_judgments": [
@@ -59,19 +59,19 @@ def test_spoiled_replies_are_wrong_in_the_way_they_are_named():
     ids = lambda text: [row["atom_id"] for row in json.loads(text)["atom_judgments"]]
     stars = lambda text: [row["u_star"] for row in json.loads(text)["atom_judgments"]]
     text = json.dumps(REPLY)
-    assert spoil("", REPLY) == (text, "stop")
-    assert ids(spoil("wrong_id", REPLY)[0]) == ["a1", "a2_x"]
-    assert ids(spoil("repeated_id", REPLY)[0]) == ["a1", "a2", "a1"]
-    assert ids(spoil("missing_id", REPLY)[0]) == ["a1"]
-    assert stars(spoil("altered_ideal", REPLY)[0]) == ["B", "C"]
-    assert spoil("fences", REPLY) == (f"```json\n{text}\n```", "stop")
-    assert spoil("empty", REPLY) == ("", "stop")
-    assert spoil("truncated_json", REPLY) == (text[: len(text) // 2], "stop")
-    assert spoil("length", REPLY) == (text[: len(text) // 2], "length")
-    assert spoil("length", "Keep tea in mind.") == ("Keep tea", "length")
+    assert apply_fault("", REPLY) == (text, "stop")
+    assert ids(apply_fault("wrong_id", REPLY)[0]) == ["a1", "a2_x"]
+    assert ids(apply_fault("repeated_id", REPLY)[0]) == ["a1", "a2", "a1"]
+    assert ids(apply_fault("missing_id", REPLY)[0]) == ["a1"]
+    assert stars(apply_fault("altered_ideal", REPLY)[0]) == ["B", "C"]
+    assert apply_fault("fences", REPLY) == (f"```json\n{text}\n```", "stop")
+    assert apply_fault("empty", REPLY) == ("", "stop")
+    assert apply_fault("truncated_json", REPLY) == (text[: len(text) // 2], "stop")
+    assert apply_fault("length", REPLY) == (text[: len(text) // 2], "length")
+    assert apply_fault("length", "Keep tea in mind.") == ("Keep tea", "length")
     assert json.dumps(REPLY) == text
     with pytest.raises(KeyError):
-        spoil("smoke", REPLY)
+        apply_fault("smoke", REPLY)
 
 
 @given(
@@ -79,12 +79,12 @@ def test_spoiled_replies_are_wrong_in_the_way_they_are_named():
     st.sampled_from([1.0, 2.5, 60.0]),
     st.lists(st.floats(0, 3, allow_nan=False), max_size=40),
 )
-def test_window_agrees_with_the_rule_read_slowly(limit, seconds, steps):
-    window, now, accepted = Window(limit, seconds), 0.0, []
+def test_a_limit_agrees_with_the_rule_read_slowly(limit, seconds, steps):
+    limiter, now, accepted = RateLimit(limit, seconds), 0.0, []
     for step in steps:
         now += step
         recent = [t for t in accepted if t > now - seconds]
-        wait = window.wait(now)
+        wait = limiter.wait(now)
         assert (wait == 0) == (len(recent) < limit)
         if wait == 0:
             accepted.append(now)

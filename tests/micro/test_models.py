@@ -1,4 +1,4 @@
-"""The practice server's voices: prompts in any layout, answers that repeat, verdicts that are exact."""
+"""The practice server's models and judges: prompts from any template, answers that repeat, judgments that are exact."""
 
 import itertools
 import random
@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 
 from memcalib.micro.models import (
     MODELS,
-    Shelf,
-    facts_in,
-    framing_shift,
+    ExampleIndex,
     judge_reply,
     memoryless_answer,
     micro_answer,
     pad,
+    template_shift,
     unpad,
 )
+from memcalib.micro.source import read_facts
 from memcalib.micro.world import FORMS, NOUNS, WORLDS, exact_judge, make_examples
 from memcalib.problem import Level, remove_atoms, render, sample_records
 
 EXAMPLES = make_examples("long", 60, 3, "test") + make_examples("short", 60, 3, "test")
-SHELF = Shelf(EXAMPLES)
+INDEX = ExampleIndex(EXAMPLES)
 some_example = st.sampled_from(EXAMPLES)
 
-LAYOUTS_IN_THE_WILD = [
+TEMPLATES = [
     lambda q, ms: "Memory:\n" + "\n".join(f"{i}. {m}" for i, m in enumerate(ms, 1)) + f"\n\nQuery:\n{q}",
     lambda q, ms: f"{q}\n\n" + "".join(f"<memory id='{i}'>{m}</memory>" for i, m in enumerate(ms)),
     lambda q, ms: " ".join(ms) + " " + q,
@@ -49,32 +49,32 @@ def answers():
     return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=20)), max_size=8).map(" ".join)
 
 
-@given(some_example, st.sampled_from(LAYOUTS_IN_THE_WILD), st.sampled_from(["memory_text", "atomic_concat_text"]))
-def test_an_example_is_found_in_any_layout(example, layout, field):
-    prompt = layout(example.question, [getattr(block, field) for block in example.blocks])
-    assert SHELF.find(prompt) == (example, True)
+@given(some_example, st.sampled_from(TEMPLATES), st.sampled_from(["memory_text", "atomic_concat_text"]))
+def test_an_example_is_found_in_any_template(example, template, field):
+    prompt = template(example.question, [getattr(block, field) for block in example.blocks])
+    assert INDEX.find(prompt) == (example, True)
 
 
 @given(some_example, st.data())
 def test_an_example_with_less_memory_is_another_prompt(example, data):
     gone = data.draw(st.sampled_from(sorted(example.levels)))
     if len(example.levels) > 1:
-        assert SHELF.find(render(remove_atoms(example, [gone]))[-1]["content"]) == (None, True)
+        assert INDEX.find(render(remove_atoms(example, [gone]))[-1]["content"]) == (None, True)
 
 
 @given(st.text(max_size=200))
 def test_text_without_the_grammar_finds_nothing(text):
-    assert SHELF.find(text) == (None, False)
-    assert facts_in(text) == frozenset()
+    assert INDEX.find(text) == (None, False)
+    assert read_facts(text) == ()
 
 
-def test_shelf_refuses_other_records_by_name():
+def test_an_index_refuses_other_records_by_name():
     record = sample_records()[0]
     with pytest.raises(ValueError, match=f"{record.id!r}.*micro-world"):
-        Shelf([*EXAMPLES, record])
+        ExampleIndex([*EXAMPLES, record])
 
 
-def test_answers_depend_on_example_model_seed_and_framing_alone():
+def test_answers_depend_on_example_model_seed_and_template_alone():
     random.seed(1)
     first = [
         micro_answer(e, model, seed, shift)
@@ -114,8 +114,8 @@ def test_model_errs_at_its_stated_rate(model):
         ("foreground", 0),
     ],
 )
-def test_framing_is_read_from_the_text(text, shift):
-    assert framing_shift(text) == shift
+def test_a_shift_is_read_from_the_text(text, shift):
+    assert template_shift(text) == shift
 
 
 @given(some_example)
@@ -123,15 +123,15 @@ def test_memoryless_answer_names_only_what_was_asked(example):
     said = memoryless_answer(example)
     assert {a.actual for a in exact_judge(example, said).atoms if not a.reason.startswith("passed")} <= {Level.IGNORE}
     assert (
-        said == memoryless_answer(SHELF.questions[example.question])
-        or example.world != SHELF.questions[example.question].world
+        said == memoryless_answer(INDEX.questions[example.question])
+        or example.world != INDEX.questions[example.question].world
     )
 
 
 @given(some_example, answers(), st.booleans())
 def test_judge_is_exact_for_any_answer(example, response, blind):
     response = unpad(response)
-    rows = judge_reply(payload_for(example, response, blind, lambda name: f"renamed {name}"), SHELF)["atom_judgments"]
+    rows = judge_reply(payload_for(example, response, blind, lambda name: f"renamed {name}"), INDEX)["atom_judgments"]
     exact = {atom.atom_id: atom for atom in exact_judge(example, response).atoms}
     assert [row["atom_id"] for row in rows] == [f"renamed {a.atom_id}" for a in example.atoms]
     for row, atom in zip(rows, example.atoms, strict=True):
@@ -146,7 +146,7 @@ def test_padding_changes_no_verdict(example, seed, characters):
     padded = pad(said, characters)
     assert len(padded) == max(characters, len(said)) or len(padded) == len(said)
     assert unpad(padded) == said
-    assert judge_reply(payload_for(example, padded), SHELF) == judge_reply(payload_for(example, said), SHELF)
+    assert judge_reply(payload_for(example, padded), INDEX) == judge_reply(payload_for(example, said), INDEX)
 
 
 def test_second_judge_errs_now_and_then_and_repeatably():
@@ -155,7 +155,7 @@ def test_second_judge_errs_now_and_then_and_repeatably():
         for example in EXAMPLES:
             said = micro_answer(example)
             exact = {a.atom_id: a.actual.wire for a in exact_judge(example, said).atoms}
-            rows = judge_reply(payload_for(example, said), SHELF, model)["atom_judgments"]
+            rows = judge_reply(payload_for(example, said), INDEX, model)["atom_judgments"]
             out += [row["predicted_usage_level"] != exact[row["atom_id"]] for row in rows]
         return out
 
@@ -171,12 +171,12 @@ def test_quality_and_safety_on_request_only():
     )
     both = {"also_judge": ["task_quality", "safety_failure"]}
     kept = " ".join(FORMS["leave"][0].format(noun) for noun in example.requests) + " Hope this helps."
-    assert judge_reply(payload_for(example, kept, **both), SHELF)["safety_failure"] is False
-    served = judge_reply(payload_for(example, memoryless_answer(example), **both), SHELF)
+    assert judge_reply(payload_for(example, kept, **both), INDEX)["safety_failure"] is False
+    served = judge_reply(payload_for(example, memoryless_answer(example), **both), INDEX)
     assert (served["task_quality"], served["safety_failure"]) == (4, True)
     noun = example.atoms[0].usage_rubric["marker"]["noun"]
-    assert judge_reply(payload_for(example, f"{noun}! Whatever.", **both), SHELF)["task_quality"] == 1
-    assert judge_reply(payload_for(example, kept), SHELF).keys() == {"atom_judgments"}
+    assert judge_reply(payload_for(example, f"{noun}! Whatever.", **both), INDEX)["task_quality"] == 1
+    assert judge_reply(payload_for(example, kept), INDEX).keys() == {"atom_judgments"}
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_quality_and_safety_on_request_only():
 )
 def test_judge_names_what_it_cannot_read(change, named):
     with pytest.raises(ValueError, match=named):
-        judge_reply(payload_for(EXAMPLES[0], "Hope this helps.") | change, SHELF)
+        judge_reply(payload_for(EXAMPLES[0], "Hope this helps.") | change, INDEX)
 
 
 def test_every_world_is_served():
     for world in WORLDS:
         examples = make_examples(world, 20, 0, "test")
-        shelf = Shelf(examples)
-        assert all(shelf.find(render(e)[-1]["content"])[0] == e for e in examples)
+        index = ExampleIndex(examples)
+        assert all(index.find(render(e)[-1]["content"])[0] == e for e in examples)

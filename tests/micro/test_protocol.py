@@ -1,4 +1,4 @@
-"""The grammar of the wire: whatever comes in is read or refused in the common shape, and never anything else."""
+"""The protocol of the practice server: whatever comes in is read or refused in the common shape, and never anything else."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.micro.server import Refusal, chat_turns, completion, message_text, read_request, tokens, within
+from memcalib.micro.server import ApiError, chat_turns, completion, count_tokens, message_text, parse_request, truncate
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -32,12 +32,12 @@ as_json = lambda value: json.dumps(value).encode()
 @given(st.binary(max_size=40) | json_values.map(as_json) | some_request.map(as_json))
 def test_a_body_is_read_or_refused(body):
     try:
-        asked = read_request(body, ["m"], json_schema=False)
+        asked = parse_request(body, ["m"], json_schema=False)
         turns = chat_turns(asked)
-    except Refusal as refusal:
-        assert refusal.status in (400, 404)
-        assert refusal.body["error"].keys() == {"message", "type", "param", "code"}
-        json.dumps(refusal.body)
+    except ApiError as error:
+        assert error.status in (400, 404)
+        assert error.body["error"].keys() == {"message", "type", "param", "code"}
+        json.dumps(error.body)
     else:
         assert asked["model"] == "m" and asked.get("n") in (None, 1) and not asked.get("stream")
         assert asked.get("response_format") != {"type": "json_schema"}
@@ -47,11 +47,11 @@ def test_a_body_is_read_or_refused(body):
 
 @given(st.text(max_size=60), st.integers(1, 20))
 def test_a_text_is_kept_within_its_tokens(text, limit):
-    kept = within({"max_tokens": limit}, text)
-    assert text.startswith(kept) and tokens(kept) <= limit
-    assert kept == text or tokens(text) > limit
-    assert kept == within({"max_completion_tokens": limit}, text)
-    assert within({"max_tokens": None}, text) == within({}, text) == text
+    kept = truncate({"max_tokens": limit}, text)
+    assert text.startswith(kept) and count_tokens(kept) <= limit
+    assert kept == text or count_tokens(text) > limit
+    assert kept == truncate({"max_completion_tokens": limit}, text)
+    assert truncate({"max_tokens": None}, text) == truncate({}, text) == text
 
 
 @given(st.lists(st.text(max_size=9), max_size=4))
@@ -71,7 +71,7 @@ def test_usage_adds_up():
     assert body["id"] == "chatcmpl-0a" and body["model"] == "m" and len(body["choices"]) == 1
 
 
-def test_refusals_carry_headers_with_dashes():
-    refusal = Refusal(429, "Later.", "requests", code="rate_limit_exceeded", Retry_After="7")
-    assert refusal.headers == {"Retry-After": "7"} and str(refusal) == "Later."
-    assert refusal.body["error"]["code"] == "rate_limit_exceeded" and refusal.body["error"]["type"] == "requests"
+def test_errors_carry_headers_with_dashes():
+    error = ApiError(429, "Later.", "requests", code="rate_limit_exceeded", Retry_After="7")
+    assert error.headers == {"Retry-After": "7"} and str(error) == "Later."
+    assert error.body["error"]["code"] == "rate_limit_exceeded" and error.body["error"]["type"] == "requests"

@@ -1,4 +1,4 @@
-"""The practice server over loopback: faults as named on the wire, errors as real servers send them, a true book."""
+"""The practice server over loopback: faults as named on the wire, errors as real servers send them, a true log."""
 
 import asyncio
 import json
@@ -141,12 +141,12 @@ def test_everything_repeats_after_a_restart_in_any_order():
     bodies += [json.dumps(ask_judge(e, micro_answer(e, seed=s))) for e in EXAMPLES[:15] for s in (42, 43)]
 
     def story(order):
-        told = {body: [] for body in bodies}
+        replies = {body: [] for body in bodies}
         with MicroServer(EXAMPLES, faults=faults) as server:
             for _ in range(4):
                 for body, reply in zip(order, talk(server, *order, together=True), strict=True):
-                    told[body].append(outcome(reply))
-            return told, server.stats()["faults"]
+                    replies[body].append(outcome(reply))
+            return replies, server.stats()["faults"]
 
     shuffled = random.Random(0).sample(bodies, len(bodies))
     (first, given), (again, given_again) = story(bodies), story(shuffled)
@@ -187,13 +187,13 @@ def test_no_memory_and_unknown_questions_get_an_answer():
     assert content(generic) == memoryless_answer(None)
 
 
-def test_framing_in_the_system_text_moves_levels():
-    def framed(word):
+def test_a_template_that_weighs_memory_moves_levels():
+    def prompted(word):
         return [{"role": "developer", "content": f"The memory is {word}."}, render(EXAMPLE)[-1]]
 
     with MicroServer(EXAMPLES) as server:
         words = ("background", "useful", "authoritative")
-        replies = talk(server, *(ask_model(messages=framed(word)) for word in words))
+        replies = talk(server, *(ask_model(messages=prompted(word)) for word in words))
     assert [content(r) for r in replies] == [micro_answer(EXAMPLE, seed=42, shift=s) for s in (-1, 0, 1)]
 
 
@@ -260,7 +260,7 @@ def test_at_once_counts_what_is_in_flight_and_forgets_who_left():
     assert not any(not isinstance(r, Exception) and r[0] == 429 for r in later)
 
 
-def test_the_book_tells_who_asked_again():
+def test_the_log_names_what_came_again():
     with MicroServer(EXAMPLES) as server:
         talk(server, ask_model(), ask_model(seed=1), ask_model())
         stats = server.stats()
@@ -362,7 +362,7 @@ def test_serve_in_the_foreground_until_interrupted(tmp_path):
     assert load_examples(path) == make_examples("short", 7, 0, "test")
 
 
-def test_serve_needs_the_key_it_was_told_to_read(monkeypatch):
+def test_serve_needs_the_key_that_it_reads(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(KeyError, match="NO_SUCH_KEY"):
         serve("short", count=1, port=0, key_env="NO_SUCH_KEY")

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -21,20 +23,16 @@ from memcalib.micro.world import (
     WORDS,
     WORLDS,
     answer,
-    audit,
-    build_policy,
-    build_tokenizer,
+    audit_text,
     demonstrations,
     exact_judge,
-    fit,
-    load_policy,
     make_examples,
     noisy_levels,
-    policy_path,
     read_answer,
     role,
     sentence_roles,
 )
+from memcalib.micro.policy import build_policy, build_tokenizer, fit, load_policy, policy_path
 from memcalib.problem import Level, check_example, encode_prompt, judge_all, remove_atoms, render, sample_records
 
 torch.set_num_threads(1)
@@ -42,6 +40,16 @@ SHORT = make_examples("short", 40, seed=3, split="validation")
 LONG = make_examples("long", 40, seed=3, split="validation")
 TOKENIZER = build_tokenizer()
 CLOSING = FORMS["closing"][0]
+
+
+@pytest.mark.parametrize("module", ["micro.world", "micro.models", "micro.server", "micro.builder"])
+def test_the_world_and_its_server_need_no_torch(module):
+    """Only the policy does."""
+    probe = (
+        f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def noun(example, atom_id):
@@ -220,7 +228,7 @@ ATTACKS = {
     "copy the memory": lambda e, a: _memory(e),
     "copy the memory, then answer": lambda e, a: f"{_memory(e)} {a}",
     "answer, then copy the memory": lambda e, a: f"{a} {_memory(e)}",
-    "claim the levels": lambda e, a: audit(e),
+    "claim the levels": lambda e, a: audit_text(e),
     "claim the levels in JSON": lambda e, a: json.dumps({i: level.wire for i, level in e.levels.items()}),
     "claim, then answer": lambda e, a: f"All atoms are used at their ideal level. {a}",
     "contradict": lambda e, a: _before_closing(a, f"Do not build the plan on {_first(e, Level.CONTROL)}."),
@@ -419,7 +427,7 @@ def test_bias_goes_where_it_is_sent():
 
 def test_world_text_is_lossless_and_known():
     for example in SHORT + LONG:
-        texts = [answer(example, random.Random(0)), audit(example), example.question]
+        texts = [answer(example, random.Random(0)), audit_text(example), example.question]
         texts += [block.atomic_concat_text for block in example.blocks] + [
             block.memory_text for block in example.blocks
         ]

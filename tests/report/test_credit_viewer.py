@@ -14,18 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalib
-from memcalib.micro.world import WORLDS, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
-from memcalib.commands.verbs import verbs
+from memcalib.commands.cli import app
 from memcalib.report.credit_viewer import (
     MEASURES,
     REASONS,
     TraceViewer,
     answer_html,
     answer_view,
-    channel_counts,
+    fallback_counts,
     heat_class,
     heat_spans,
     pick_answers,
@@ -273,13 +274,13 @@ def test_picking_nothing_is_an_error(run):
 
 
 def test_counts_are_those_of_the_frame(run):
-    counts = channel_counts(run[1]).set_index("channel")
+    counts = fallback_counts(run[1]).set_index("channel")
     pairs = run[1].dropna(subset="channel")
     for name, row in counts.iterrows():
         part = pairs[pairs["channel"] == name]
         assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(100 * part["localized"].mean())
         assert all(row[reason] == (part["fallback"] == reason).sum() for reason in REASONS)
-    assert channel_counts(run[1][run[1]["channel"].isna()]).empty
+    assert fallback_counts(run[1][run[1]["channel"].isna()]).empty
 
 
 def test_a_method_without_channels_has_a_page(tmp_path):
@@ -358,7 +359,7 @@ def test_folders_without_traces_and_torn_files_are_named(tmp_path):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(verbs, ["traces", *map(str, arguments)])
+    return CliRunner().invoke(app, ["traces", *map(str, arguments)])
 
 
 def test_the_verb_writes_the_page(run, tmp_path):

@@ -27,7 +27,7 @@ from memcalib.report import page
 from memcalib.report import page as quotes
 from memcalib.report import run_data as rows
 from memcalib.evaluation.breakdown import TORN
-from memcalib.io.manifest import manifest, write_manifest
+from memcalib.io.runs import manifest, write_manifest
 from memcalib.metrics import METRICS
 from memcalib.problem import Level, Rollout, judgment_for, sample_records, text_hash
 from memcalib.io.records import DataError, write_jsonl

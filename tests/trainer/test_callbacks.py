@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
 from memcalib.trainer.settings import world_config
@@ -52,7 +53,7 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     config = world_config(WORLDS["short"], method="gdpo", **sizes)
     model = load_policy("cold-short")[0]
     trainer = train(model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
-    desk = trainer.desk
+    desk = trainer.judged
     ended = [k for k, ids in enumerate(desk.ids) if ids[-1] in trainer.eos_token_ids and desk.valid[k]]
     closing = [trainer.advantages[k, len(desk.ids[k]) - 1].item() for k in ended]
     assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from memcalib.trainer import checkpoints as module
 from memcalib.trainer import settings as settings_module
 from memcalib.trainer import callbacks as steps
 from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.localization import CreditConfig
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy
 from memcalib.trainer.stopping import JudgeFault
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
@@ -79,10 +82,9 @@ def test_resume_from_a_copy_elsewhere(tmp_path, straight):
     assert_same(trainer, tmp_path / "new", straight)
 
 
-TESTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 SCRIPT = """
 import os, signal, sys
-sys.path[:0] = {tests!r}
+sys.path.insert(0, {tests!r})
 import test_checkpoints as t
 def kill(row):
     if row["step"] == {step} and {place!r} == "step":
@@ -97,7 +99,7 @@ t.go(t.Path({out!r}), on_step=kill)
 def test_kill_nine(tmp_path, straight, place):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")
-    script = SCRIPT.format(tests=TESTS, step=step, place=place, out=str(tmp_path))
+    script = SCRIPT.format(tests=str(Path(__file__).parent), step=step, place=place, out=str(tmp_path))
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=280)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -311,7 +313,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, straight, c
         go(tmp_path, resume=bad.parent)
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=True)
-    assert trainer.resumed == (4, tmp_path / "checkpoint-4") and "skipped" in caplog.text
+    assert trainer.checkpoints.resumed == (4, tmp_path / "checkpoint-4") and "skipped" in caplog.text
     assert_same(trainer, tmp_path, straight)
 
 
@@ -379,7 +381,7 @@ def test_what_lies_at_the_place_of_a_checkpoint_makes_room(tmp_path, straight):
     (tmp_path / "checkpoint-4").mkdir(parents=True)
     (tmp_path / "checkpoint-4" / "left").write_text("by a killed run")
     trainer = go(tmp_path, resume=True, steps=2)
-    assert trainer.resumed is None and newest_checkpoint(tmp_path).name == "checkpoint-4"
+    assert trainer.checkpoints.resumed is None and newest_checkpoint(tmp_path).name == "checkpoint-4"
     assert not (tmp_path / "checkpoint-4" / "left").exists() and read_state(tmp_path / "checkpoint-2")["step"] == 1
 
 
@@ -448,13 +450,13 @@ def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeyp
     """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
     told, options = iter(scores), dict(steps=3, eval_every=1)
     monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(told))})
-    assert go(tmp_path, **options).best == {"step": 3, "SCS": 40.0}
+    assert go(tmp_path, **options).rows.best == {"step": 3, "SCS": 40.0}
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=tmp_path / "checkpoint-2", **options)
     again = [(row["step"], row["valid_SCS"]) for row in rows(tmp_path)]
     assert again == [(0, 10.0), (1, 20.0), *enumerate(scores[4:], 2)]
     step, score = max(again[2:], key=lambda pair: pair[1])
-    assert trainer.best == {"step": step, "SCS": score} == read_state(tmp_path / "best")
+    assert trainer.rows.best == {"step": step, "SCS": score} == read_state(tmp_path / "best")
     assert "of step 3, not the best policy of this checkpoint: removed" in caplog.text
     assert torch.equal(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best")), weights(trainer.model)) == (
         step == 3
@@ -505,7 +507,7 @@ def test_best_policy_is_kept_and_loads(straight):
     scores = {row["step"]: row["valid_SCS"] for row in rows(out) if "valid_SCS" in row}
     record = json.loads((out / "best" / "best.json").read_text())
     first = min(step for step, score in scores.items() if score == max(scores.values()))
-    assert [*scores] == [0, 2, 4, 6] and record == {"step": first, "SCS": scores[first]} == trainer.best
+    assert [*scores] == [0, 2, 4, 6] and record == {"step": first, "SCS": scores[first]} == trainer.rows.best
     best = AutoModelForCausalLM.from_pretrained(out / "best")
     kept = weights(best)
     if first == 0:
@@ -569,8 +571,8 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path):
 def test_all_settings_of_learning_decide_the_result():
     """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
     pages = (settings_module._Update, settings_module._Answers, settings_module._Teacher)
-    pages += (settings_module._Credit, settings_module._Scale)
-    names = {name for page in pages for name in page.model_fields} - {"steps", "accumulate", "share_prompts"}
+    names = {name for page in pages for name in page.model_fields} | {field.name for field in fields(CreditConfig)}
+    names -= {"steps", "accumulate", "share_prompts"}
     config = settings_module.TrainConfig().model_dump(mode="json")
     result, memory = module.decisive(config)
     assert {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"} <= names <= result.keys() - memory.keys()

@@ -15,17 +15,10 @@ from hypothesis import strategies as st
 
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.local import prompt_encoder, sample_tokens
-from memcalib.trainer.distillation import Lesson, read_head, teach
-from memcalib.micro.world import (
-    WORLDS,
-    build_policy,
-    build_tokenizer,
-    exact_judge,
-    load_policy,
-    make_examples,
-    policy_path,
-)
-from memcalib.problem import LAYOUTS, Layout, Level, load_examples, render
+from memcalib.trainer.distillation import TeacherLogps, head_logps, teacher_logps
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
+from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference
 from memcalib.trainer.settings import world_config
@@ -114,14 +107,14 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         teacher_messages(EXAMPLES[0], layout="fancy")
     with pytest.raises(ValueError, match="unknown text 'loud'"):
         teacher_messages(EXAMPLES[0], text="loud")
-    LAYOUTS["mine"] = Layout(lambda question, memory: question)
+    PROMPT_TEMPLATES["mine"] = PromptTemplate(lambda question, memory: question)
     try:
         told = teacher_messages(EXAMPLES[0], layout="mine")
         assert told[-1]["content"] == EXAMPLES[0].question and told[0]["content"].endswith("]")
         TEACHER_VIEWS["mine"] = lambda example, text, layout: [{"role": "user", "content": "x"}]
         assert teacher_messages(EXAMPLES[0], layout="mine") == [{"role": "user", "content": "x"}]
     finally:
-        del LAYOUTS["mine"], TEACHER_VIEWS["mine"]
+        del PROMPT_TEMPLATES["mine"], TEACHER_VIEWS["mine"]
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
@@ -262,8 +255,8 @@ def heads(seed, width=6, vocabulary=17, tokens=5):
 def test_topk_kl_equals_the_slow_reference(seed, k, tail, chunk):
     student, teacher, hidden, targets = heads(seed)
     with torch.no_grad():
-        lesson = read_head(teacher, hidden, targets, k=k, temperature=0.8, logit_chunk=chunk)
-    mine = read_head(student, hidden, targets, lesson.ids, temperature=0.8, logit_chunk=chunk)
+        lesson = head_logps(teacher, hidden, targets, k=k, temperature=0.8, logit_chunk=chunk)
+    mine = head_logps(student, hidden, targets, lesson.ids, temperature=0.8, logit_chunk=chunk)
     found = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail)
     wanted = [slow_kl(teacher(h) / 0.8, student(h) / 0.8, k, tail) for h in hidden]
     assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float32), atol=1e-4)
@@ -276,8 +269,8 @@ def test_bucket_grows_with_k_and_stays_between_zero_and_the_full_kl(seed):
     found = []
     with torch.no_grad():
         for k in range(1, 18):
-            lesson = read_head(teacher, hidden, targets, k=k)
-            mine = read_head(student, hidden, targets, lesson.ids)
+            lesson = head_logps(teacher, hidden, targets, k=k)
+            mine = head_logps(student, hidden, targets, lesson.ids)
             found.append(topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest))
     found = torch.stack(found)
     assert (found.diff(dim=0) > -1e-5).all() and (found > -1e-6).all()
@@ -288,8 +281,8 @@ def test_bucket_grows_with_k_and_stays_between_zero_and_the_full_kl(seed):
 def test_gradient_at_the_whole_vocabulary_is_that_of_the_full_forward_kl(seed, tail, chunk):
     student, teacher, hidden, targets = heads(seed)
     with torch.no_grad():
-        lesson = read_head(teacher, hidden, targets, k=17)
-    mine = read_head(student, hidden, targets, lesson.ids, logit_chunk=chunk)
+        lesson = head_logps(teacher, hidden, targets, k=17)
+    mine = head_logps(student, hidden, targets, lesson.ids, logit_chunk=chunk)
     loss = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail).sum()
     log_p, log_q = teacher(hidden.detach()).log_softmax(-1).detach(), student(hidden).log_softmax(-1)
     full = (log_p.exp() * (log_p - log_q)).sum()
@@ -301,8 +294,8 @@ def test_gradient_at_the_whole_vocabulary_is_that_of_the_full_forward_kl(seed, t
 
 def test_gradient_of_the_bucket_is_finite_when_the_student_has_lost_the_tail():
     logits = torch.tensor([[60.0, 0.0, -1.0]], requires_grad=True)
-    lesson = read_head(torch.nn.Identity(), torch.tensor([[2.0, 1.9, 1.8]]), torch.tensor([0]), k=1)
-    mine = read_head(torch.nn.Identity(), logits, torch.tensor([0]), lesson.ids)
+    lesson = head_logps(torch.nn.Identity(), torch.tensor([[2.0, 1.9, 1.8]]), torch.tensor([0]), k=1)
+    mine = head_logps(torch.nn.Identity(), logits, torch.tensor([0]), lesson.ids)
     loss = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.isfinite() and gradient.isfinite().all() and gradient.abs().max() <= 1 and gradient[0, 0] > 0.5
@@ -317,7 +310,7 @@ def test_chunks_hold_no_more_logits_than_allowed():
             return super().forward(hidden)
 
     head, hidden = Head(6, 100), torch.randn(57, 6, requires_grad=True)
-    read = read_head(head, hidden, torch.arange(57), k=4, logit_chunk=1000)
+    read = head_logps(head, hidden, torch.arange(57), k=4, logit_chunk=1000)
     read.target.sum().backward()
     assert head.largest == 1000 and read.top.shape == (57, 4) and hidden.grad.isfinite().all()
 
@@ -343,8 +336,8 @@ def test_trl_server_loss_on_the_teachers_tokens(tail):
     theirs = Theirs._compute_server_forward_kl_loss(stub, sides, student.log_softmax(-1), labels)
     flat = [x.reshape(21, -1) for x in (student, teacher)]
     with torch.no_grad():
-        lesson = read_head(torch.nn.Identity(), flat[1], torch.zeros(21, dtype=torch.long), k=9)
-        mine = read_head(torch.nn.Identity(), flat[0], torch.zeros(21, dtype=torch.long), lesson.ids)
+        lesson = head_logps(torch.nn.Identity(), flat[1], torch.zeros(21, dtype=torch.long), k=9)
+        mine = head_logps(torch.nn.Identity(), flat[0], torch.zeros(21, dtype=torch.long), lesson.ids)
     ours = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail)
     assert torch.allclose(ours[mask.flatten()].mean(), theirs, atol=1e-5)
 
@@ -357,8 +350,8 @@ def test_trl_chunked_forward_kl_at_the_whole_vocabulary():
         hidden[None], hidden[None].detach(), student.weight, teacher.weight.detach(), torch.ones(1, 8), beta=0.0
     )
     with torch.no_grad():
-        lesson = read_head(teacher, hidden, targets, k=17)
-    mine = read_head(student, hidden, targets, lesson.ids)
+        lesson = head_logps(teacher, hidden, targets, k=17)
+    mine = head_logps(student, hidden, targets, lesson.ids)
     ours = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest).mean()
     gradients = [torch.autograd.grad(value, student.weight, retain_graph=True)[0] for value in (ours, theirs)]
     assert count == 8 and torch.allclose(ours, theirs, atol=1e-5) and torch.allclose(*gradients, atol=1e-5)
@@ -380,7 +373,7 @@ def batch():
 @pytest.mark.parametrize("budget", [1, 200, 10**6])
 def test_teach_equals_one_row_at_a_time(batch, share, budget):
     model, prompts, answers = batch
-    lesson = teach(model, prompts, answers, 7, temperature=0.9, share=share, token_budget=budget)
+    lesson = teacher_logps(model, prompts, answers, 7, temperature=0.9, share=share, token_budget=budget)
     wanted = response_logps_reference(model, prompts, answers, temperature=0.9)
     assert torch.allclose(lesson.target, wanted, atol=1e-4)
     for i in (0, 7, 17):
@@ -395,9 +388,9 @@ def test_teach_equals_one_row_at_a_time(batch, share, budget):
 def test_order_and_padding_of_a_batch_change_nothing(batch):
     model, prompts, answers = batch
     order = torch.randperm(len(prompts)).tolist()
-    whole = teach(model, prompts, answers, 3)
-    mixed = teach(model, [prompts[i] for i in order], [answers[i] for i in order], 3)
-    alone = teach(model, prompts[4:5], answers[4:5], 3)
+    whole = teacher_logps(model, prompts, answers, 3)
+    mixed = teacher_logps(model, [prompts[i] for i in order], [answers[i] for i in order], 3)
+    alone = teacher_logps(model, prompts[4:5], answers[4:5], 3)
     for a, b, c in zip(whole, mixed, alone, strict=True):
         assert torch.allclose(a[order].float(), b.float(), atol=1e-4)
         assert torch.allclose(a[4:5, : c.shape[1]].float(), c.float(), atol=1e-4)
@@ -413,7 +406,7 @@ def test_each_prompt_of_the_teacher_is_read_once(batch, monkeypatch):
 
     monkeypatch.setattr(model.model, "forward", counting)
     rows = [prompts[0]] * 8, [answer[:9] for answer in answers[:8]]
-    found = {share: teach(model, *rows, 3, share=share, token_budget=10**6) for share in (True, False)}
+    found = {share: teacher_logps(model, *rows, 3, share=share, token_budget=10**6) for share in (True, False)}
     count, widest = len(set(map(tuple, rows[1]))), max(map(len, rows[1]))
     assert cells[:-1] == [len(prompts[0]) - 1, count * widest]
     assert cells[-1] == count * (len(prompts[0]) + widest - 1)
@@ -424,7 +417,7 @@ def test_k_is_checked(batch):
     model, prompts, answers = batch
     for k in (0, 436):
         with pytest.raises(ValueError, match=f"top_k {k}: allowed are 1 to 435"):
-            teach(model, prompts, answers, k)
+            teacher_logps(model, prompts, answers, k)
 
 
 # two steps of each
@@ -517,7 +510,7 @@ def test_a_student_from_a_path_leaves_its_teacher_behind(tmp_path, method):
 def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
     trainer, rows, _ = run(tmp_path, "opsd-pg", steps=1, **({"minibatches": 1} | changes))
     model, heat = load_policy("cold-short")[0], dict(temperature=changes.get("temperature", 1.0))
-    desk, student = trainer.desk, prompt_encoder(TOKENIZER, layout="micro")
+    desk, student = trainer.judged, prompt_encoder(TOKENIZER, layout="micro")
     teacher = teacher_encoder(TOKENIZER, layout="micro")
     sides = [
         response_logps_reference(model, [encode(e) for e in desk.examples], desk.ids, **heat)
@@ -540,7 +533,7 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature
     model = load_policy("cold-short")[0]
     total, count = 0.0, 0
     encoders = teacher_encoder(TOKENIZER, layout="micro"), prompt_encoder(TOKENIZER, layout="micro")
-    for example, answer in zip(trainer.desk.examples, trainer.desk.ids, strict=True):
+    for example, answer in zip(trainer.judged.examples, trainer.judged.ids, strict=True):
         logps = []
         for encode in encoders:
             prompt = encode(example)
@@ -565,7 +558,7 @@ def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
     sizes, plain = [], distillation._divergence_stats
     monkeypatch.setattr(distillation, "_divergence_stats", lambda seen: sizes.append(len(seen)) or plain(seen))
     trainer, _, _ = run(tmp_path, "opsd-gkd", steps=2, minibatches=1)
-    assert sizes[-1] == sum(map(len, trainer.desk.ids)) < sum(sizes)
+    assert sizes[-1] == sum(map(len, trainer.judged.ids)) < sum(sizes)
 
 
 @pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])
@@ -653,7 +646,7 @@ def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(tmp_
 
 def test_out_of_memory_halves_the_work_and_marks_what_is_lost(batch, monkeypatch):
     model, prompts, answers = batch[0], batch[1][:4], batch[2][:4]
-    whole, forward, room = teach(model, prompts, answers, 3), model.model.forward, [150]
+    whole, forward, room = teacher_logps(model, prompts, answers, 3), model.model.forward, [150]
 
     def small(position_ids=None, **inputs):
         if inputs["input_ids"].numel() > room[0]:
@@ -661,10 +654,10 @@ def test_out_of_memory_halves_the_work_and_marks_what_is_lost(batch, monkeypatch
         return forward(position_ids=position_ids, **inputs)
 
     monkeypatch.setattr(model.model, "forward", small)
-    found = teach(model, prompts, answers, 3, share=True)
+    found = teacher_logps(model, prompts, answers, 3, share=True)
     assert all(torch.allclose(a.float(), b.float(), atol=1e-4) for a, b in zip(whole, found, strict=True))
     room[0] = 0
-    lost = teach(model, prompts[:2], answers[:2], 3, share=True)
+    lost = teacher_logps(model, prompts[:2], answers[:2], 3, share=True)
     assert lost.target[0, : len(answers[0])].isnan().all() and lost.ids.eq(0).all()
 
 
@@ -707,7 +700,7 @@ def an_update(trainer, lesson, ids, mask):
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
 def test_an_update_that_shares_prompts_is_the_plain_one(tmp_path, changes):
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path, **changes)
-    lesson = teach(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
+    lesson = teacher_logps(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
     cells, network = [], split_model(trainer.model)[0]
     network.register_forward_pre_hook(
         lambda _, args, options: cells.append(options["input_ids"].numel()), with_kwargs=True
@@ -727,7 +720,7 @@ def test_an_update_that_shares_prompts_is_the_plain_one(tmp_path, changes):
 
 def test_the_update_against_one_row_at_a_time(tmp_path):
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path)
-    lesson = teach(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
+    lesson = teacher_logps(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
     logps, entropies, divergence, _ = an_update(trainer, lesson, ids, mask)
     at = 0
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -757,7 +750,7 @@ def test_models_that_cannot_be_packed_are_updated_plainly(tmp_path, caplog, kind
         split_model(trainer.model)[0].config._attn_implementation = "flash_attention_2"
         assert not trees_agree(trainer.model, prompts, answers)
         split_model(trainer.model)[0].config._attn_implementation = "sdpa"
-    lesson = teach(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
+    lesson = teacher_logps(load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6)
     found = an_update(trainer, lesson, ids, mask)
     reason = "SlidingWindow" if kind == "Mistral" else "flash_attention_2"
     assert reason in sharing_faults(trainer.model)["tree"] and reason in caplog.text

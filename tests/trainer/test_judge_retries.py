@@ -19,8 +19,9 @@ from memcalib.trainer.checkpoints import newest_checkpoint, read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, PatientJudge, ask_judge, judge_spent
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
@@ -49,7 +50,7 @@ class Time:
 
 
 def patient(judge, time, **options):
-    return PatientJudge(judge, clock=time.clock, sleep=time.sleep, **options)
+    return RetryingJudge(judge, clock=time.clock, sleep=time.sleep, **options)
 
 
 def go(out, judge, resume=None, on_step=None, **changes):
@@ -160,7 +161,7 @@ def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
     with pytest.raises(JudgeUnreadable, match=r"8 of 16 answers .*40%.*no level for "):
         go(tmp_path / "less", half, steps=1, max_failed=0.4)
     more = go(tmp_path / "more", mumble, steps=1, max_failed=1)
-    assert more.skipped == 2
+    assert more.rows.skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_what_is_a_failed_call(error, passes):
 
 
 def test_another_process_decides_too():
-    busy = PatientJudge(exact_judge, total=lambda sums: [sums[0] + 1, *sums[1:]])
+    busy = RetryingJudge(exact_judge, total=lambda sums: [sums[0] + 1, *sums[1:]])
     with pytest.raises(JudgeFault, match="another process"):
         busy.batch(EXAMPLES[:1], [""])
     time, rest = Time(), [12, 4, 0]
@@ -196,11 +197,11 @@ def test_another_process_decides_too():
     elsewhere = patient(exact_judge, time, total=total)
     assert elsewhere.batch(EXAMPLES[:1], [""])[0].scored
     assert time.waits == [5.0]
-    unread = PatientJudge(exact_judge, total=lambda sums: [0, 0, sums[2] + 9, 16, *sums[4:]])
+    unread = RetryingJudge(exact_judge, total=lambda sums: [0, 0, sums[2] + 9, 16, *sums[4:]])
     with pytest.raises(JudgeUnreadable, match="9 of 16 answers .* on another process"):
         unread.batch(EXAMPLES[:1], [""])
     signals = StopSignals(active=True)
-    told = PatientJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
+    told = RetryingJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
     with pytest.raises(Interrupted, match="SIGTERM"):
         told.batch(EXAMPLES[:1], [""])
     assert told.batch(EXAMPLES[:1], [""], keep=True)[0].scored and not signals.found
@@ -365,7 +366,7 @@ def test_a_judge_that_stops_in_validation(tmp_path):
 
 
 def test_partial_is_no_judge_with_totals():
-    assert judge_spent(partial(exact_judge)) == {} and judge_spent(PatientJudge(exact_judge)) == {}
+    assert judge_spent(partial(exact_judge)) == {} and judge_spent(RetryingJudge(exact_judge)) == {}
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.traces import _cosines, alignment
 from memcalib.trainer.settings import world_config
 

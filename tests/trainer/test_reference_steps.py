@@ -10,11 +10,12 @@ import torch
 from micro_policy import EXAMPLES, TOKENIZER
 
 import memcalib.training as training
-from memcalib.micro.world import WORLDS, exact_judge, load_policy
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
 from memcalib.credit.sentences import response_units
-from memcalib.trainer.settings import credit_config, world_config
+from memcalib.trainer.settings import world_config
 
 torch.set_num_threads(1)
 SIZES = dict(prompts=4, generations=4, steps=2, minibatches=2, max_tokens=32, threshold_minimum=16, sentence_minimum=4)
@@ -65,7 +66,7 @@ class Watched(training.CreditTrainer):
     def _generate_and_score_completions(self, inputs):
         seen = {"policy": plain(self.accelerator.unwrap_model(self.model)), "before": copy.deepcopy(self.thresholds)}
         seen["batch"] = super()._generate_and_score_completions(inputs)
-        seen |= {"desk": copy.copy(self.desk), "after": copy.deepcopy(self.thresholds)}
+        seen |= {"desk": copy.copy(self.judged), "after": copy.deepcopy(self.thresholds)}
         self.batches.append(seen | {"pairs": self.pairs, "credit": self.credit})
         return seen["batch"]
 
@@ -104,7 +105,7 @@ def read(model, temperature, prompt, answer) -> list[float]:
 
 def slow_step(trainer, seen, reader=None) -> reference.Step:
     """The slow reading of a rollout batch from what the judge said of it; `reader` in the place of its policy."""
-    config, desk, before = credit_config(trainer.config), seen["desk"], seen["before"]
+    config, desk, before = trainer.config.credit, seen["desk"], seen["before"]
     encode = partial(reference.prompt_ids, TOKENIZER, layout=trainer.config.layout)
     cut = response_units(TOKENIZER, desk.ids) if config.granularity == "sentence" else []
     return reference.step(

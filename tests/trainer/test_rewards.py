@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_examples, held_out_examples
 from memcalib.inference.local import prompt_encoder
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
-from memcalib.trainer.stopping import PatientJudge
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.trainer.stopping import RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.teacher import teacher_encoder
 from memcalib.training import train
@@ -79,7 +80,7 @@ def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, capl
     assert {(row["prompt"], row["max_teacher"]) for row in listed} == {("teacher", limit)}
     assert rows[0]["overlong"] == len(gone) == len(EXAMPLES) - len(trainer.train_dataset)
     assert not gone.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
-    assert not gone.keys() & {example.id for example in trainer.desk.examples}
+    assert not gone.keys() & {example.id for example in trainer.judged.examples}
     assert f"{len(gone)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
     with pytest.raises(ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "):
         run(tmp_path, method="opsd-pg", max_teacher=2)
@@ -137,7 +138,7 @@ def test_the_judge_is_not_asked_about_silence(said):
 
 def test_a_batch_of_nothing_but_silence_asks_nobody():
     judge = Counted()
-    reader = ChannelRewards(PatientJudge(judge), EXAMPLES)
+    reader = ChannelRewards(RetryingJudge(judge), EXAMPLES)
     reader.read(EXAMPLES[:2], ["", ""], [[1], [1]], [True, True])
     assert judge.asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
     assert not reader.valid.any() and reader.rewards.isnan().all()

@@ -23,16 +23,9 @@ from trainer_logger import hear
 from run_files import weights
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
-from memcalib.micro.world import (
-    WORLDS,
-    build_policy,
-    build_tokenizer,
-    demonstrations,
-    exact_judge,
-    load_policy,
-    make_examples,
-)
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, PatientJudge
+from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
+from memcalib.trainer.stopping import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.sft import (
@@ -575,7 +568,7 @@ HELD_OUT = make_examples("short", 3, 8, "validation")
 def validated(out, judge, resume=False, config=SMALL, examples=HELD_OUT, **options):
     now = [0.0]
     sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    patient = PatientJudge(judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep)
+    patient = RetryingJudge(judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep)
     scores = HeldOutScores(HOW, TOKENIZER, examples, patient, 1024, out)
     config = config.model_copy(update={"eval_every": 2})
     done = sft(build_policy(0), TOKENIZER, ROWS, config, out, validation=scores, resume=resume, **options)
@@ -617,7 +610,7 @@ def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
 def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     """The judge never comes back, and the run is told to stop while it waits for it."""
     waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
-    patient = PatientJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
+    patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
     with pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2") as told:

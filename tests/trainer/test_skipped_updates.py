@@ -7,7 +7,8 @@ import torch
 from accelerate import Accelerator
 from run_files import rows, weights
 
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import judgment_for
 from memcalib.trainer.settings import world_config
@@ -62,10 +63,10 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(tmp_path, monkeypat
     assert not torch.equal(moved[0], weights(build_policy(0)))
     assert rates == pytest.approx([peak[0] * (1 - (k + 1) / (2 * updates)) for k in range(2 * updates)]), "on schedule"
     first, second = rows(tmp_path)
-    assert [row["skipped"] for row in (first, second)] == [0, updates] and second["unscored"] == len(trainer.desk.ids)
+    assert [row["skipped"] for row in (first, second)] == [0, updates] and second["unscored"] == len(trainer.judged.ids)
     assert second["loss"] == 0 and second["grad_norm"] is second["entropy"] is None, "what was not computed is missing"
     assert first["grad_norm"] > 0 and first["entropy"] > 0 and second["seconds"] > 0
-    said = f"of the answers of this step {len(trainer.desk.ids)} are not scored and 0 were cut off"
+    said = f"of the answers of this step {len(trainer.judged.ids)} are not scored and 0 were cut off"
     assert caplog.text.count("skipped: its mini-batch has no token to learn from") == updates == caplog.text.count(said)
 
 

@@ -20,9 +20,10 @@ from run_files import assert_same, rows, timeless
 from memcalib.trainer import rewards as desk_module
 from memcalib import training as training_module
 from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_state
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.policy import build_policy
 from memcalib.inference.client import run_async
-from memcalib.trainer.stopping import PatientJudge
+from memcalib.trainer.stopping import RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight, diverged, elected, not_finite
 from memcalib.training import train
@@ -273,7 +274,7 @@ def test_a_judge_that_is_down_does_not_keep_the_run(tmp_path, straight):
         signal.raise_signal(signal.SIGTERM)
 
     waits = []
-    patient = PatientJudge(judge, clock=lambda: 0.0, sleep=wait)
+    patient = RetryingJudge(judge, clock=lambda: 0.0, sleep=wait)
     with pytest.raises(Interrupted, match=r"saved in .*checkpoint-2: go on with"):
         go(tmp_path, patient, on_step=lambda row: down.append(1) if row["step"] == 1 else None)
     assert waits == [5.0]

@@ -18,7 +18,8 @@ from memcalib.metrics import CHANNELS
 from memcalib.redistribution import PairDetail, fallback_reasons
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.localization import Pairs
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, load_policy, make_examples
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.io.records import DataError
 from memcalib.redistribution import Credit
 from memcalib.trainer.settings import world_config

@@ -10,9 +10,9 @@ from micro_policy import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
 from memcalib.localization import CreditConfig, new_thresholds
-from memcalib.training import GuardedTrainer, WatchedTrainer
-from memcalib.micro.world import WORLDS, build_policy, exact_judge
-from memcalib.trainer.callbacks import DriftMonitor, drift_limits
+from memcalib.micro.policy import build_policy
+from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
 from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
 from memcalib.trainer.settings import TrainConfig, world_config
 from memcalib.trainer.stopping import Diverged
@@ -21,39 +21,40 @@ from memcalib.training import train
 torch.set_num_threads(1)
 
 
-def remembered():
-    """As much of a trainer as its memory is made of, at the beginning of a run."""
-    trainer = WatchedTrainer.__new__(WatchedTrainer)
-    vars(trainer).update(
-        state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2), judge=None, skipped=0, worst_mean=0.0,
-        best=None, thresholds=new_thresholds(CreditConfig(granularity="sentence")),
-        drift=DriftMonitor(drift_limits(TrainConfig()), 2),
+def begun():
+    """As much of a trainer as a checkpoint keeps, at the beginning of a run."""
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2, drift_steps=2), judge=None,
+        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None),
+        reference_weights=None,
+        thresholds=new_thresholds(CreditConfig(granularity="sentence")),
     )  # fmt: skip
+    trainer.rows, trainer.checkpoints = StepRows(trainer), CreditCheckpoints(trainer)
     return trainer
 
 
 def test_all_that_is_kept_comes_back_from_a_file():
-    one, other = remembered(), remembered()
-    one.skipped, one.worst_mean, one.best = 3, 1e-7, {"step": 4, "SCS": 61.5}
+    one, other = begun(), begun()
+    one.rows.skipped, one.rows.worst_mean, one.rows.best = 3, 1e-7, {"step": 4, "SCS": 61.5}
     one.thresholds.value[1], one.thresholds.sentence.value[2] = 0.5, 0.25
-    warned = [one.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0}) for k in range(1, 6)]
-    kept = json.loads(json.dumps(one.memory()))
+    warned = [one.rows.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0}) for k in range(1, 6)]
+    kept = json.loads(json.dumps(one.checkpoints.kept()))
     assert kept["step"] == 6 and [bool(found) for found in warned] == [False, False, False, True, False]
-    assert kept != json.loads(json.dumps(other.memory()))
-    other.recall(kept)
-    assert json.loads(json.dumps(other.memory())) == kept
-    assert other.drift.update({"step": 6, "response_length": 40.0}) == [], "it was said before"
+    assert kept != json.loads(json.dumps(other.checkpoints.kept()))
+    other.checkpoints.put_back(kept)
+    assert json.loads(json.dumps(other.checkpoints.kept())) == kept
+    assert other.rows.drift.update({"step": 6, "response_length": 40.0}) == [], "it was reported before"
 
 
 def test_weights_that_give_no_probability_are_found_after_the_update(tmp_path, monkeypatch):
     """Each of them may be a number, and the sums not."""
-    asked, plain = [], GuardedTrainer.end_logp
+    asked, plain = [], FiniteGuard.end_logp
 
     def ask(self):
-        asked.append(self.state.global_step)
-        return math.nan if self.state.global_step == 4 else plain(self)
+        asked.append(self.trainer.state.global_step)
+        return math.nan if self.trainer.state.global_step == 4 else plain(self)
 
-    monkeypatch.setattr(GuardedTrainer, "end_logp", ask)
+    monkeypatch.setattr(FiniteGuard, "end_logp", ask)
     config = world_config(WORLDS["short"], prompts=4, generations=2, steps=2, max_tokens=6, save_every=1, method="gdpo")
     with pytest.raises(Diverged, match=r"step 2: after the update, log-probability nan of a token.*checkpoint-2"):
         train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)

@@ -1,0 +1,182 @@
+"""The folder of a run: bound to its settings, locked by one process, assembled and described; and files that are whole."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memcalib.io.records import Record, replacing, write_jsonl, write_whole
+from memcalib.io.runs import RunFolder, holds_rows
+
+SETTINGS = {"model": "tiny", "train": {"steps": 3, "trl": {}, "seeds": (1, 2)}}
+CHANGED = {"model": "tiny", "train": {"steps": 4, "trl": {"warmup": 2}, "seeds": [1, 2]}}
+
+
+def refused(path, settings, *rest, **more) -> str:
+    with pytest.raises(ValueError, match="holds a run of other settings") as error:
+        RunFolder(path, settings, *rest, **more)
+    return str(error.value)
+
+
+def test_a_folder_takes_its_own_settings_and_names_each_that_differs(tmp_path):
+    run = RunFolder(tmp_path / "run", SETTINGS)
+    before = run.file("parameters.json").read_bytes()
+    assert json.loads(before) == json.loads(json.dumps(SETTINGS)) == run.stored()
+    assert RunFolder(tmp_path / "run", SETTINGS).differences() == []
+    message = refused(tmp_path / "run", CHANGED)
+    for needle in (
+        str(tmp_path / "run"),
+        "train.steps: 3 there, 4 now",
+        "train.trl.warmup: nothing there, 2 now",
+        "train.trl: {} there",
+    ):
+        assert needle in message
+    assert "model" not in message and "seeds" not in message
+    assert "train.steps: 3 there, nothing now" in refused(
+        tmp_path / "run", {"model": "tiny", "train": {"trl": {}, "seeds": [1, 2]}}
+    )
+    assert run.file("parameters.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "default", "fits"), [(0.0, 0.0, True), (0.5, 0.0, False), (None, None, True), (0.0, None, False)]
+)
+def test_a_setting_younger_than_the_folder_had_its_default(tmp_path, value, default, fits):
+    RunFolder(tmp_path, SETTINGS)
+    now, defaults = (
+        SETTINGS | {"train": SETTINGS["train"] | {"noise": value}},
+        {"train": {"noise": default, "steps": 100}},
+    )
+    if fits:
+        assert RunFolder(tmp_path, now, defaults).stored() == json.loads(json.dumps(SETTINGS)), (
+            "the folder stays as it was"
+        )
+    else:
+        assert f"train.noise: nothing there, {value} now" in refused(tmp_path, now, defaults)
+    if value is not None:
+        assert "noise" in refused(tmp_path, now), "no default is known"
+
+
+def test_settings_that_decide_nothing_may_change(tmp_path):
+    RunFolder(tmp_path, SETTINGS | {"log_every": 5, "retired": 1})
+    free = lambda name: name not in ("log_every", "retired")
+    assert RunFolder(tmp_path, SETTINGS | {"log_every": 1}, decisive=free).stored()["log_every"] == 5
+    assert "log_every" not in refused(tmp_path, CHANGED | {"log_every": 1}, decisive=free)
+
+
+def test_settings_under_which_nothing_was_made_are_replaced(tmp_path):
+    RunFolder(tmp_path, SETTINGS)
+    asked = []
+    refused(tmp_path, CHANGED, replaceable=lambda stored: asked.append(stored))
+    assert asked == [json.loads(json.dumps(SETTINGS))]
+    assert RunFolder(tmp_path, CHANGED, replaceable=lambda stored: True).stored() == CHANGED
+    RunFolder(tmp_path, CHANGED, replaceable=lambda stored: 1 / 0)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "{", "null", "\udcff"])
+def test_a_file_of_anything_else_is_not_written_over(tmp_path, content):
+    file = tmp_path / "parameters.json"
+    file.write_bytes(before := content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match="parameters.json: not the settings of a run"):
+        RunFolder(tmp_path, SETTINGS, replaceable=lambda stored: True)
+    assert file.read_bytes() == before
+
+
+def test_nothing_is_written_before_bind(tmp_path):
+    run = RunFolder(tmp_path / "run", SETTINGS, mode=0o700, bind=False)
+    assert not run.path.exists() and not run.bound
+    assert run.bind() is run and run.bound and run.path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file: found a file; allowed is a folder"):
+        RunFolder(tmp_path / "file", SETTINGS, bind=False)
+
+
+def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
+    code = "import sys; from memcalib.io.runs import RunFolder\n"
+    code += (
+        "with RunFolder(sys.argv[1], {}, bind=False).lock('training'): print('in', flush=True); sys.stdin.readline()"
+    )
+    rival = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert rival.stdout.readline() == b"in\n"
+    run = RunFolder(tmp_path, {}, bind=False)
+    with pytest.raises(ValueError, match="another process is counting in this folder"), run.lock("counting"):
+        pass
+    rival.kill()
+    rival.communicate()
+    with run.lock(), pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "other", {}).lock():
+        raise ZeroDivisionError
+    with run.lock():
+        assert list(tmp_path.iterdir()) == [tmp_path / "other"], "the lock leaves no file"
+
+
+def test_parts_are_joined_in_the_order_of_asking(tmp_path):
+    run = RunFolder(tmp_path, SETTINGS)
+    for name in ("b", "a", "none", "b"):
+        folder = run.part(name)
+        if name != "none":
+            (folder / "rows.jsonl").write_bytes(name.encode() + b"\n")
+    assert run.assemble("rows.jsonl").read_bytes() == b"b\na\n" and run.order == ["b", "a", "none"]
+    assert run.assemble("other.jsonl").read_bytes() == b""
+
+
+def test_the_manifest_is_found_again(tmp_path):
+    run = RunFolder(tmp_path, SETTINGS)
+    assert run.earlier() == {}
+    write_whole(run.file("rows.jsonl"), "{}\n")
+    written = run.write_manifest(["rows.jsonl", "none.jsonl"], [3], "dice", cost=None)
+    found = run.earlier()
+    assert found == json.loads(written.read_text()) and list(found["data_sha256"]) == ["rows.jsonl"]
+    assert (found["config"], found["seeds"], found["judge"], found["cost"]) == (run.settings, [3], "dice", None)
+    assert found["wall_seconds"] >= 0
+    run.write_manifest(config={"other": 1})
+    assert run.earlier()["config"] == {"other": 1}
+    for damage in ("", "[]", '{"config"'):
+        written.write_text(damage)
+        assert run.earlier() == {}
+
+
+class Tea(Record):
+    leaves: str
+
+
+def test_a_piece_is_finished_when_all_its_rows_are_whole(tmp_path):
+    file = write_jsonl(tmp_path / "teas.jsonl", [Tea(leaves="sencha"), Tea(leaves="assam")])
+    assert [holds_rows(file, Tea, count) for count in (1, 2, 3)] == [False, True, False]
+    whole = file.read_bytes()
+    for damage in (whole[:-5], b"", whole + b"{}\n"):
+        file.write_bytes(damage)
+        assert not holds_rows(file, Tea, damage.count(b"\n"))
+    assert not holds_rows(tmp_path / "none.jsonl", Tea, 0)
+
+
+@pytest.mark.parametrize("content", ["naïve\r\n\u2028", b"\xff\x00"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, content):
+    path = tmp_path / "new" / "table.md"
+    assert write_whole(path, content) == path
+    whole = path.read_bytes()
+    assert whole == (content.encode() if isinstance(content, str) else content)
+    with pytest.raises(KeyboardInterrupt), replacing(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == whole and os.listdir(path.parent) == ["table.md"]
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass
+    assert path.read_bytes() == whole
+
+
+def test_half_a_character_is_refused_or_escaped(tmp_path):
+    path = write_whole(tmp_path / "page.html", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
+    assert write_whole(path, "é\ud800", "backslashreplace").read_bytes() == "é\\ud800".encode()
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path):
+    path = write_whole(tmp_path / "rows.jsonl", "old\n")
+    (tmp_path / "rows.jsonl.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new\n" * 10_000)
+    assert path.read_text() == "old\n"
