@@ -9,7 +9,7 @@ import torch
 from micro_policy import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
-from memcalib.localization import CreditConfig, new_thresholds
+from memcalib.localization import CreditConfig, Thresholds
 from memcalib.micro.policy import build_policy
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
@@ -27,7 +27,7 @@ def begun():
         state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2, drift_steps=2), judge=None,
         judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None),
         reference_weights=None,
-        thresholds=new_thresholds(CreditConfig(granularity="sentence")),
+        thresholds=Thresholds(CreditConfig(granularity="sentence")),
     )  # fmt: skip
     trainer.rows, trainer.checkpoints = StepRows(trainer), CreditCheckpoints(trainer)
     return trainer
