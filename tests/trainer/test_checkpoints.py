@@ -75,6 +75,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, straight, step):
     assert_same(go(tmp_path, resume=True), tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_resume_from_a_copy_elsewhere(tmp_path, straight):
     shutil.copytree(straight[1] / "checkpoint-6", tmp_path / "usb" / "checkpoint-6")
     shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
@@ -112,8 +113,8 @@ def test_kill_nine(tmp_path, straight, place):
     "options",
     [
         dict(beta=0.5),
-        dict(method="opsd-pg", beta=0.0, teacher_layout="micro"),
-        dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"),
+        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
         dict(lora_rank=4, beta=0.5),
     ],
 )
@@ -203,8 +204,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, straight, change, mess
     "change",
     [
         dict(accumulate=2),
-        dict(share_prompts=False),
-        dict(trl={"gradient_checkpointing": True}),
+        pytest.param(dict(share_prompts=False), marks=pytest.mark.slow),
+        pytest.param(dict(trl={"gradient_checkpointing": True}), marks=pytest.mark.slow),
         dict(
             accumulate=4,
             trl={"vllm_mode": "server", "vllm_server_base_url": "http://localhost:1", "dataloader_pin_memory": False},
@@ -445,7 +446,9 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
     assert not (tmp_path / "new" / "best").exists()
 
 
-@pytest.mark.parametrize("scores", [[10, 20, 30, 40, 5, 35], [10, 20, 30, 40, 15, 12]])
+@pytest.mark.parametrize(
+    "scores", [[10, 20, 30, 40, 5, 35], pytest.param([10, 20, 30, 40, 15, 12], marks=pytest.mark.slow)]
+)
 def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeypatch, caplog, scores):
     """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
     told, options = iter(scores), dict(steps=3, eval_every=1)
