@@ -6,10 +6,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
+# Threads of torch that wait sleep: spinning costs many times the work itself as soon as another process wants a core.
+export OMP_WAIT_POLICY ?= PASSIVE
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-notebooks bench coldstart export lint docs lab clean
+.PHONY: help setup quickstart test test-core test-slow test-notebooks bench coldstart export lint types docs lab clean
+PYTEST = $(BIN)/python -m pytest -q
+BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
+CORE = problem metrics channels localization redistribution
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -25,14 +30,17 @@ $(STAMP): constraints.txt settings.ini setup.py
 quickstart: setup ## the whole idea in minutes: micro-world, three methods, report (runs/quickstart/report.html)
 	$(BIN)/memcalib quickstart --out runs/quickstart
 
-test: setup ## guards, unit and property tests, most library notebooks
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" tests
+test: setup ## guards, unit and property tests, notebooks that neither train nor serve
+	$(PYTEST) $(BY_FILE) -m "not slow" tests
 
-test-slow: setup ## what `test` leaves out: notebooks that train, evaluation through every fault
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow tests
+test-core: setup ## schema, metrics, channels, localization, redistribution: in seconds
+	$(PYTEST) --hypothesis-profile core -m "not slow" $(CORE:%=tests/test_%.py)
+
+test-slow: setup ## what `test` leaves out beside notebooks: several processes, kills, whole runs through every fault
+	$(PYTEST) $(BY_FILE) -m slow --ignore tests/test_notebooks.py tests
 
 test-notebooks: setup ## run every library notebook from top to bottom
-	$(BIN)/python -m pytest -q -n 2 tests/test_notebooks.py
+	$(PYTEST) -n 2 --dist worksteal tests/test_notebooks.py
 
 bench: setup ## ratios against baselines, each measured in one run
 	for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -46,12 +54,15 @@ export: setup ## notebooks to modules and README; clean the notebooks
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
 	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
 
-lint: setup ## ruff on the package, tests and benchmarks
-	$(BIN)/ruff check memcalib tests benchmarks setup.py
-	$(BIN)/ruff format --check tests benchmarks setup.py
+lint: setup ## ruff on the package, tests, tools and benchmarks
+	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
+	$(BIN)/ruff format --check tests tools benchmarks setup.py
+
+types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
+	$(BIN)/pyright
 
 docs: setup ## the Quarto site in _docs (needs the quarto program)
-	$(BIN)/nbdev_proc_nbs
+	PYTHONPATH=. $(BIN)/nbdev_proc_nbs
 	cd _proc && quarto render --no-execute
 	rm -rf _docs && mv _proc/_docs _docs
 

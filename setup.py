@@ -5,8 +5,10 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
-config.read("settings.ini", encoding="utf-8")
+with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
+    config.read_file(settings)
 cfg = config["DEFAULT"]
 extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "inspect", "vllm")}
 
@@ -14,7 +16,7 @@ setup(
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],
-    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author=cfg["author"],
     author_email=cfg["author_email"],
@@ -22,7 +24,7 @@ setup(
     license="Apache-2.0",
     keywords=cfg["keywords"],
     packages=find_packages(include=["memcalib", "memcalib.*"]),
-    package_data={"memcalib": ["data/**/*"]},
+    package_data={"memcalib": ["data/**/*", "py.typed"]},
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

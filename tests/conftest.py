@@ -7,6 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -19,7 +20,19 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
+settings.register_profile("core", settings.get_profile("ci"), max_examples=8)  # `make test-core`
 settings.load_profile("ci")
+
+
+LONG_FIRST = ("tests/commands/", "tests/trainer/", "tests/test_notebooks.py", "tests/test_training.py", "tests/micro/")
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest begins first: with two workers neither waits at the end for a long file of the other one."""
+    rank = lambda item: next(
+        (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)), len(LONG_FIRST)
+    )
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,8 @@ def test_the_python_of_the_readme_runs():
     examples = make_examples("short", 4, 0, "test")
     with MicroServer(examples) as server:
         changes = {
-            "http://localhost:8000/v1": server.base_url, "https://api.deepseek.com/v1": server.base_url, "Qwen3-8B": "micro-model",
+            "http://localhost:8000/v1": server.base_url, "https://api.deepseek.com/v1": server.base_url,
+            "Qwen3-8B": "micro-model",
             "deepseek-chat": "micro-judge", "DEEPSEEK_API_KEY": "", "evaluate([example]": "evaluate(examples",
         }  # fmt: skip
         for real, practice in changes.items():

@@ -2,14 +2,18 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
@@ -17,6 +21,14 @@ CHAPTERS = sorted(p for p in NBS.rglob("[0-9]*.ipynb") if ".ipynb_checkpoints" n
 LIB = ROOT / "memcalib"
 EXPERIMENTS = sorted((NBS / "experiments").glob("e*.ipynb"))
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+ORDER, PAGES = zip(
+    *(
+        [cell.strip() for cell in line.split("|")[:2]]
+        for line in (NBS / "ORDER").read_text().splitlines()
+        if "|" in line and not line.startswith("#")
+    ),
+    strict=True,
+)
 MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
 
 
@@ -45,8 +57,8 @@ def imports(source: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            module = f"memcalib.{node.module or ''}" if node.level else node.module
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -54,7 +66,7 @@ def imports(source: str) -> set[str]:
 def copy(tmp_path_factory) -> Path:
     """A copy of what nbdev reads and writes, so that the checks change nothing here."""
     target = tmp_path_factory.mktemp("repo")
-    for name in ("nbs", "memcalib"):
+    for name in ("nbs", "memcalib", "tools"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("settings.ini", "setup.py", "_quarto.yml"):
         shutil.copy(ROOT / name, target / name)
@@ -62,7 +74,10 @@ def copy(tmp_path_factory) -> Path:
 
 
 def run(command: str, cwd: Path) -> None:
-    done = subprocess.run([Path(sys.executable).parent / command], cwd=cwd, capture_output=True, text=True, timeout=120)
+    """Run a verb of nbdev; under IN_TEST, which a page that ran in this process may leave, it would do nothing."""
+    environment = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
+    options = dict(cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([Path(sys.executable).parent / command], **options)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -72,6 +87,19 @@ def test_export_leaves_no_difference(copy):
     after = {p.relative_to(copy): p.read_text() for p in (copy / "memcalib").rglob("*.py")}
     assert after.keys() == before.keys()
     assert [name for name in after if after[name] != before[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_page_is_processed_for_the_documentation(copy):
+    """What `make docs` does before Quarto, in one process: exported cells run and each signature is shown."""
+    program = "from nbdev.serve import proc_nbs; print(proc_nbs(n_workers=0))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = {path.relative_to(copy / "_proc") for path in (copy / "_proc").rglob("*.ipynb")}
+    assert made == {path.relative_to(NBS) for path in NOTEBOOKS}
+    shown = "".join((copy / "_proc" / f"{page}.ipynb").read_text() for page in PAGES)
+    assert "show_doc(" in shown and ":pd.DataFrame" in shown and "tools.show_docs" not in shown
 
 
 def test_notebooks_are_clean(copy):
@@ -102,13 +130,6 @@ def test_each_chapter_has_one_module():
     names = [module_name(path) for path in CHAPTERS]
     assert len(set(names)) == len(names)
     assert sorted(names) == sorted(map(dotted, MODULES))
-
-
-ORDER = [
-    line.split("|")[0].strip()
-    for line in (NBS / "ORDER").read_text().splitlines()
-    if "|" in line and not line.startswith("#")
-]
 
 
 def test_exported_code_imports_what_stands_before_it():
@@ -150,15 +171,87 @@ def test_experiment_notebooks(path):
 
 
 def test_clean_keeps_the_parameters_tag():
-    config = ConfigParser(delimiters=["="])
-    config.read(ROOT / "settings.ini")
-    assert "tags" in config["DEFAULT"]["allowed_cell_metadata_keys"].split()
+    assert "tags" in settings()["allowed_cell_metadata_keys"].split()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_package_needs_no_development_tool(path):
     tops = {name.split(".")[0] for name in imports(path.read_text())}
     assert not tops & {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
+
+
+def settings() -> SectionProxy:
+    config = ConfigParser(delimiters=["="])
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    return config["DEFAULT"]
+
+
+def distributions(words: str) -> dict[str, SpecifierSet]:
+    """Names of distributions as packaging writes them, with the versions asked for."""
+    return {canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())}
+
+
+NAMED = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
+OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
+
+
+def test_every_import_is_declared():
+    """An imported package stands in settings.ini; an optional one is imported in a function, or by the page of Inspect."""
+    declared = distributions(settings()["requirements"])
+    missing = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tops = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))} - {"memcalib"}
+        for name in tops - sys.stdlib_module_names - OPTIONAL:
+            if canonicalize_name(NAMED.get(name, name)) not in declared:
+                missing.setdefault(name, []).append(dotted(path))
+        if path.name != "inspect_task.py":
+            first = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+            assert not {name.split(".")[0] for name in imports(ast.unparse(first))} & OPTIONAL, path.name
+    assert missing == {}
+
+
+def test_constraints_pin_what_settings_ask_for():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    asked = [distributions(settings()[f"{kind}requirements"]) for kind in ("", "dev_", "inspect_")]
+    assert [name for group in asked for name in group if name not in pins] == []
+    assert [name for group in asked for name, allowed in group.items() if pins[name] not in allowed] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel that `python -m build` makes from its own source distribution, of the files that git knows or would add."""
+    place = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone"):
+        if (ROOT / name).is_file() and not name.startswith(("nbs/", "runs/", "tests/")):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(list((place / "dist").glob("memcalib-*.tar.gz"))) == 1
+    return next((place / "dist").glob("memcalib-*.whl"))
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
+    """Installed alone into a folder: modules, data files, the mark of types and both entry points are there."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site"]
+    subprocess.run([*pip, wheel], check=True, timeout=240)
+    package = tmp_path / "site" / "memcalib"
+    kept = {path.relative_to(LIB) for path in LIB.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    assert {path for path in found if "__pycache__" not in path.parts} == kept and Path("py.typed") in kept
+    points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()
+    assert "memcalib = memcalib.commands.cli:main" in points and "[inspect_ai]" in points
+    program = "import memcalib; from memcalib.commands.cli import main; print(memcalib.__file__); main(['--help'])"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], **options)
+    assert done.returncode == 0 and done.stdout.startswith(str(package)), done.stdout + done.stderr
 
 
 SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")

@@ -10,7 +10,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import tiny
+from small_models import tiny
 
 from memcalib.metrics import CHANNELS, UNDER
 from memcalib.localization import (

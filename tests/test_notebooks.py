@@ -1,19 +1,26 @@
-"""Every library notebook runs from top to bottom, under nbdev's own rules."""
+"""Every library notebook runs from top to bottom, under nbdev's own rules.
 
+Pages that train, serve or run a whole pipeline (`LONG`) are slow tests; `make test-notebooks` runs all pages.
+"""
+
+import atexit
+import re
+import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
 PAGES = [
     line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
 ]
-TRAINING = ("07_training", "trainer/07_sft", "trainer/11_traces", "report/07_report", "commands/03_reproduce")
+LONG = re.compile(r"07_training|(trainer|micro|commands)/.*|.*_(local|sentence_roles)|report/.*_(report|evaluation)")
 
 
 def _marked(page: str):
-    return pytest.param(NBS / f"{page}.ipynb", id=page, marks=[pytest.mark.slow] * (page in TRAINING))
+    return pytest.param(NBS / f"{page}.ipynb", id=page, marks=[pytest.mark.slow] * bool(LONG.fullmatch(page)))
 
 
 @pytest.fixture
@@ -28,9 +35,22 @@ def registers():
     LINTS.update(before)
 
 
+@pytest.fixture
+def shell(monkeypatch):
+    """The page's namespace ends with the page: IPython keeps every shell, and empties all of them when the process ends."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("IN_TEST", "1")  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
+    monkeypatch.setattr(InteractiveShell, "_instance", None)
+    yield
+    if page := InteractiveShell._instance:
+        page.displayhook.do_full_cache = False  # or each page ends with a full garbage collection
+        page.atexit_operations()
+        atexit.unregister(page.atexit_operations)
+
+
 @pytest.mark.parametrize("path", map(_marked, PAGES))
 @pytest.mark.timeout(300)
-def test_notebook_runs(path, monkeypatch, registers):
+def test_notebook_runs(path, monkeypatch, registers, shell):
     monkeypatch.chdir(path.parent)
     passed, _ = execute_notebook(path, basepath=NBS)
     assert passed, f"{path.name} failed: see the traceback above"

@@ -239,7 +239,7 @@ def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
     raise AssertionError(f"{file}: fewer than {count} rows; {process.communicate()[1]}")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on(data, tmp_path, how):
     with MicroServer(EXAMPLES, key=KEY, latency=0.05) as server:
         arguments = [*options(data, server, tmp_path, concurrency=4), "--no-control"]

@@ -166,6 +166,7 @@ def test_bad_profiles_name_the_fault(tmp_path, text, needle):
     assert needle in str(error.value)
 
 
+@pytest.mark.slow
 def test_experiments_run_under_papermill_and_take_their_parameters(tmp_path, capsys):
     (done,) = reproduce_experiments(["main_results"], "smoke", tmp_path)
     assert done == tmp_path / "smoke" / "main_results" / "notebook.ipynb"

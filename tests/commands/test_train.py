@@ -120,7 +120,7 @@ def straight(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     out = tmp_path / "stopped"
     process = started(out)
@@ -166,6 +166,7 @@ def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(capsys, tmp_
     assert len(said) == (b"no" not in damage) and all("line 3 " in text for text in said)
 
 
+@pytest.mark.slow
 def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
@@ -175,6 +176,7 @@ def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_folder(capsys, tmp_path):
     out = tmp_path / "run"
     process = started(out, "memcalib-rl", "train.steps=60")
@@ -200,6 +202,7 @@ def test_a_failed_start_does_not_bind_its_folder(capsys, tmp_path):
     assert code == 1 and "other settings" in err
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
     recipe = load_recipe("micro", [*SMALL, "sft.save_every=2", "data.world.demonstrations=144"])
     TrainRun(recipe, "sft", tmp_path / "straight").run()
@@ -802,6 +805,7 @@ def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path
 # --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_path):
     out = tmp_path / "run"
     process = started(out, "memcalib-rl", "train.prompts=8", "train.generations=64")
@@ -946,7 +950,7 @@ def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, m
     assert code == 0 and (out / "policy").is_dir(), err
 
 
-@pytest.mark.parametrize("method", ["memcalib-rl", "sft"])
+@pytest.mark.parametrize("method", ["memcalib-rl", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, caplog, method):
     out, first = tmp_path / "run", small("train.steps=1", "sft.save_every=1", "data.world.demonstrations=24")
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, *first)
@@ -1023,6 +1027,7 @@ def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monke
     assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_path):
     nervous = [
         "train.stop_on_drift=true",

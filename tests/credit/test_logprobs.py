@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import OTHERS, a_workload, tiny
+from small_models import OTHERS, a_workload, tiny
 
 from memcalib.credit import prefix_groups as models
 from memcalib.credit import logprobs as scoring

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import a_workload, tiny
+from small_models import a_workload, tiny
 
 from memcalib.credit.prefix_groups import UNDECIDED, sharing_fault, sharing_faults
 from memcalib.credit.tree_attention import trees_agree

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from micro import EXAMPLES, TOKENIZER, policy
+from micro_policy import EXAMPLES, TOKENIZER, policy
 
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.token_credit import TokenCredit

@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from clock import run_jumping
+from fake_clock import run_jumping
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from faulty import FaultyServer, completion
+from faulty_server import FaultyServer, completion
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.micro.server import MicroServer

@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SAID = "No plan."
-pytestmark = pytest.mark.xdist_group("served")
+pytestmark = pytest.mark.slow
 
 
 def byte_tokenizer():

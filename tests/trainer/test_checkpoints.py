@@ -12,13 +12,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import runs
+import run_files
 import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from micro import EXAMPLES, TOKENIZER, policy
-from runs import rows, weights
+from micro_policy import EXAMPLES, TOKENIZER, policy
+from run_files import rows, weights
 from transformers import AutoModelForCausalLM
 
 from memcalib.trainer import checkpoints as module
@@ -61,7 +61,7 @@ def straight(tmp_path_factory):
 
 
 def assert_same(trainer, out: Path, straight) -> None:
-    runs.assert_same((trainer, out), straight)
+    run_files.assert_same((trainer, out), straight)
     there = straight[1]
     last = read_state(out / "checkpoint-12")
     assert {**last, "drift": None} == {**read_state(there / "checkpoint-12"), "drift": None}
@@ -75,6 +75,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, straight, step):
     assert_same(go(tmp_path, resume=True), tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_resume_from_a_copy_elsewhere(tmp_path, straight):
     shutil.copytree(straight[1] / "checkpoint-6", tmp_path / "usb" / "checkpoint-6")
     shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
@@ -112,8 +113,8 @@ def test_kill_nine(tmp_path, straight, place):
     "options",
     [
         dict(beta=0.5),
-        dict(method="opsd-pg", beta=0.0, teacher_layout="micro"),
-        dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"),
+        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
         dict(lora_rank=4, beta=0.5),
     ],
 )
@@ -123,7 +124,7 @@ def test_going_on_with_the_model_that_was_trained_in_place(tmp_path, options):
     with pytest.raises(Killed):
         go(tmp_path / "cut", on_step=kill_at(2), model=model, **options)
     resumed = go(tmp_path / "cut", resume=True, model=model, **options)
-    runs.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
+    run_files.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
     assert (tmp_path / "cut" / "reference").exists() == ("lora_rank" not in options)
 
 
@@ -183,7 +184,7 @@ def test_a_finished_run_only_loads(tmp_path, straight):
 def test_more_steps_are_the_same_run(tmp_path, straight):
     go(tmp_path, steps=3)
     trainer = go(tmp_path, resume=True)
-    runs.assert_same((trainer, tmp_path), straight)
+    run_files.assert_same((trainer, tmp_path), straight)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +204,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, straight, change, mess
     "change",
     [
         dict(accumulate=2),
-        dict(share_prompts=False),
-        dict(trl={"gradient_checkpointing": True}),
+        pytest.param(dict(share_prompts=False), marks=pytest.mark.slow),
+        pytest.param(dict(trl={"gradient_checkpointing": True}), marks=pytest.mark.slow),
         dict(
             accumulate=4,
             trl={"vllm_mode": "server", "vllm_server_base_url": "http://localhost:1", "dataloader_pin_memory": False},
@@ -445,7 +446,9 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
     assert not (tmp_path / "new" / "best").exists()
 
 
-@pytest.mark.parametrize("scores", [[10, 20, 30, 40, 5, 35], [10, 20, 30, 40, 15, 12]])
+@pytest.mark.parametrize(
+    "scores", [[10, 20, 30, 40, 5, 35], pytest.param([10, 20, 30, 40, 15, 12], marks=pytest.mark.slow)]
+)
 def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeypatch, caplog, scores):
     """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
     told, options = iter(scores), dict(steps=3, eval_every=1)
@@ -480,7 +483,7 @@ def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     told = json.loads((tmp_path / "cut" / "checkpoint-4" / "adapter_config.json").read_text())
     assert (told["r"], told["lora_alpha"]) == (4, 4), "the scale of an adapter is 1"
     resumed = go(tmp_path / "cut", resume=True, **options)
-    runs.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
+    run_files.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
     trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     moved = [p.abs().max().item() for name, p in whole.model.named_parameters() if "lora_B" in name]

@@ -318,6 +318,7 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert (tmp_path / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_hears_no_signals(tmp_path):
     config = SMALL.model_copy(update={"save_every": 0})
     command = [sys.executable, "-c", STOPPED, tmp_path, config.model_dump_json(), "SIGTERM", "2"]

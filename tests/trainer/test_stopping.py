@@ -123,7 +123,10 @@ with StopSignals(active=True, clock=lambda: now[0]).listening() as signals:
 """
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")])
+SAME = [pytest.param(name, name, marks=pytest.mark.slow) for name in ("SIGTERM", "SIGINT")]
+
+
+@pytest.mark.parametrize(("first", "second"), [*SAME, ("SIGINT", "SIGTERM")])
 def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(first, second):
     script = SECOND.format(first=first, second=second)
     done = subprocess.run(
@@ -319,7 +322,7 @@ except t.Interrupted as error:
 """
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
     script = SCRIPT.format(tests=TESTS, out=str(tmp_path))
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
