@@ -149,18 +149,18 @@ Hit = tuple[str, str, str]  # item, found, allowed
 
 @dataclass(frozen=True)
 class Lint:
-    """A named check; `look` returns hits, or None where there is nothing to look at."""
+    """A named check; `find` returns hits, or None where there is nothing to check."""
 
     name: str
     what: str
     severity: Literal["error", "warning"]
-    look: Callable[[Any], Iterable | None]
+    find: Callable[[Any], Iterable | None]
     scope: Literal["row", "files"] = "row"
 
     def check(self, example: Example | ExampleView) -> list[Violation] | None:
-        """The findings in one example; None where there is nothing to look at."""
+        """The findings in one example; None where there is nothing to check."""
         view = example if isinstance(example, ExampleView) else ExampleView(example)
-        hits = self.look(view)
+        hits = self.find(view)
         return None if hits is None else [self.finding(view.example.id, *hit) for hit in hits]
 
     def finding(self, example_id: str, item: str, found: str, allowed: str, **place: Any) -> Violation:
@@ -174,9 +174,9 @@ LINTS: dict[str, Lint] = {}
 def lint(severity: Literal["error", "warning"], scope: Literal["row", "files"] = "row") -> Callable:
     """Enter a function in `LINTS` under its own name."""
 
-    def enter(look: Callable) -> Callable:
-        LINTS[look.__name__] = Lint(look.__name__, look.__doc__ or "", severity, look, scope)
-        return look
+    def enter(find: Callable) -> Callable:
+        LINTS[find.__name__] = Lint(find.__name__, find.__doc__ or "", severity, find, scope)
+        return find
 
     return enter
 
@@ -495,12 +495,12 @@ def lint_example(example: Example, names: Iterable[str] | None = None, limits: L
 # %% ../../nbs/dataset/07_lint.ipynb #5f02f304
 @dataclass
 class LintResult:
-    """What the checks found; `looked` and `flagged` count rows by check."""
+    """What the checks found; `checked` and `flagged` count rows by check."""
 
     files: list[str]
     lints: list[Lint]
     rows: int = 0
-    looked: Counter[str] = field(default_factory=Counter)
+    checked: Counter[str] = field(default_factory=Counter)
     flagged: Counter[str] = field(default_factory=Counter)
     findings: list[Violation] = field(default_factory=list, repr=False)
 
@@ -518,7 +518,7 @@ class LintResult:
         import pandas as pd
 
         counts = Counter(finding.rule for finding in self.findings)
-        rows = [(x.name, x.severity, self.looked[x.name], self.flagged[x.name], counts[x.name]) for x in self.lints]
+        rows = [(x.name, x.severity, self.checked[x.name], self.flagged[x.name], counts[x.name]) for x in self.lints]
         return pd.DataFrame(rows, columns=["rule", "severity", "rows looked at", "rows flagged", "findings"]).set_index("rule")
 
     def to_dict(self, examples: int = 3) -> dict[str, Any]:
@@ -561,12 +561,12 @@ def _run(streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], li
                 found = {x.name: hits for x in lints if x.scope == "row" and (hits := x.check(view)) is not None}
                 seen.append(Seen(view.example.id, view.example.question, file, line))
             for name, hits in found.items():
-                result.looked[name] += 1
+                result.checked[name] += 1
                 result.flagged[name] += bool(hits)
                 result.findings += [replace(hit, file=file, line=line) for hit in hits]
     for check in result.lints:
-        if check.scope == "files" and (hits := check.look(seen)) is not None:
-            result.looked[check.name] += len(seen)
+        if check.scope == "files" and (hits := check.find(seen)) is not None:
+            result.checked[check.name] += len(seen)
             result.flagged[check.name] += len({row for row, _ in hits})
             result.findings += [check.finding(row.id, *hit, file=row.file, line=row.line) for row, hit in hits]
     return result
@@ -625,9 +625,9 @@ def meaning_lint(path: str | Path) -> Lint:
     """A check `question_meaning` that uses this sentence model."""
     encode = sentence_vectors(path)
 
-    def look(view: ExampleView) -> list[Hit]:
+    def find(view: ExampleView) -> list[Hit]:
         vectors = encode([view.example.question, *(atom.text for atom in view.example.atoms)])
         near = zip(view.example.atoms, vectors[1:] @ vectors[0], strict=True)
         return [(f"atom {a.atom_id!r}", f"cosine {c:.2f} to the query", f"below {view.limits.meaning}") for a, c in near if c >= view.limits.meaning]
 
-    return Lint("question_meaning", "No atom means nearly what the query says.", "warning", look)
+    return Lint("question_meaning", "No atom means nearly what the query says.", "warning", find)

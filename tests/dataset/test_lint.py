@@ -356,9 +356,9 @@ def test_a_file_is_linted_with_lines_and_counts(tmp_path):
     spoiled = plant(RECORD, "wrong_action", rng)
     path = write_jsonl(tmp_path / "data.jsonl", [*RECORDS[:3], spoiled])
     result = lint_files([path])
-    assert result.rows == 4 and result.flagged["action_level"] == 1 and result.looked["action_level"] == 4
+    assert result.rows == 4 and result.flagged["action_level"] == 1 and result.checked["action_level"] == 4
     assert [(f.line, f.file, f.example_id) for f in result.errors] == [(4, str(path), RECORD.id)]
-    assert result.looked["evidence_substring"] == 0 and result.looked["split_duplicates"] == 0
+    assert result.checked["evidence_substring"] == 0 and result.checked["split_duplicates"] == 0
     data = result.to_dict()
     assert (
         json.loads(json.dumps(data)) == data
@@ -386,7 +386,7 @@ def test_the_same_findings_in_memory_and_from_files(tmp_path):
 def test_splits_share_no_question_and_no_id():
     again = RECORD.model_copy(update={"id": "again", "question": RECORD.question.upper() + "!"})
     near = RECORD.model_copy(update={"id": "near", "question": RECORD.question.replace("Please", "Now please")})
-    assert lint_splits({"train": [RECORD, again]}, ["split_duplicates"]).looked["split_duplicates"] == 0
+    assert lint_splits({"train": [RECORD, again]}, ["split_duplicates"]).checked["split_duplicates"] == 0
     for copy in (again, near):
         result = lint_splits({"train": RECORDS, "test": [copy]}, ["split_duplicates", "unique_ids"])
         assert [f.rule for f in result.errors] == ["split_duplicates"] and "train" in result.errors[0].found
@@ -414,7 +414,7 @@ def test_a_row_that_is_no_example_is_an_error_whatever_was_asked(tmp_path, line)
         result = lint_files([path], names)
         assert result.rows == 4 and {f.rule for f in result.errors} == {"structure"}
         assert {f.line for f in result.errors} == {3} and result.flagged["structure"] == 1
-    assert result.looked["question_leak"] == 3
+    assert result.checked["question_leak"] == 3
 
 
 def test_bad_arguments(tmp_path):
@@ -436,7 +436,7 @@ def test_bad_arguments(tmp_path):
 def test_a_check_named_twice_is_made_once(tmp_path):
     path = write_jsonl(tmp_path / "data.jsonl", RECORDS[:2])
     result = lint_files([path], ["unique_ids", "unique_ids"])
-    assert [x.name for x in result.lints] == ["unique_ids"] and result.looked["unique_ids"] == 2
+    assert [x.name for x in result.lints] == ["unique_ids"] and result.checked["unique_ids"] == 2
 
 
 def test_rules_can_be_chosen_and_added():
