@@ -652,7 +652,7 @@ class SimulatedModel:
         if self._rng("whether", mistake, talk).random() >= getattr(self.rates, mistake) or (found := spoiled()) is None:
             return False
         self.mistakes[mistake].add(talk.key)
-        names = lambda item, name: name == item or bool(item) and name.startswith(f"{item}.")
+        names = lambda item, name: name == item or (bool(item) and name.startswith(f"{item}."))
         repaired = [k for k, named in enumerate(talk.repairs) if any(names(item, name) for name in named for item in found[1])]
         return not any(self._rng("mended", mistake, talk, k).random() < self.rates.mended for k in repaired)
 

@@ -19,12 +19,8 @@ from memcalib.trainer.checkpoints import newest_checkpoint, read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
-<<<<<<<< HEAD:tests/trainer/test_judge_retries.py
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
-========
-from memcalib.micro.world import WORLDS, build_tokenizer, exact_judge, load_policy, make_examples
->>>>>>>> trainer:tests/test_judge_retries.py
 from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
@@ -371,12 +367,9 @@ def test_a_judge_that_stops_in_validation(tmp_path):
 
 def test_partial_is_no_judge_with_totals():
     assert judge_spent(partial(exact_judge)) == {} and judge_spent(RetryingJudge(exact_judge)) == {}
-<<<<<<<< HEAD:tests/trainer/test_judge_retries.py
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-========
->>>>>>>> trainer:tests/test_judge_retries.py
 
 
 @pytest.mark.slow

@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 
 from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_examples, held_out_examples
 from memcalib.inference.local import prompt_encoder
-<<<<<<<< HEAD:tests/trainer/test_rewards.py
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
-========
-from memcalib.micro.world import WORLDS, build_policy, build_tokenizer, exact_judge, make_examples
->>>>>>>> trainer:tests/test_rewards.py
 from memcalib.trainer.stopping import RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.teacher import teacher_encoder
