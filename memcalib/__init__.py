@@ -16,11 +16,15 @@ _MODULES = {
     "metrics": ("controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
     "localization": ("CreditConfig",),
+    "credit.token_credit": ("TokenCredit",),
+    "trainer.settings": ("CreditGRPOConfig",),
+    "training": ("CreditTrainer",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it against the table
+    from memcalib.credit.token_credit import TokenCredit
     from memcalib.evaluation.run import evaluate
     from memcalib.inference.endpoint import Endpoint
     from memcalib.inference.rollout import Sampling
@@ -40,6 +44,8 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
         render,
         to_dataset,
     )
+    from memcalib.trainer.settings import CreditGRPOConfig
+    from memcalib.training import CreditTrainer
 
 
 def __getattr__(name: str) -> Any:

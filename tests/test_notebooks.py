@@ -16,6 +16,7 @@ NBS = Path(__file__).parents[1] / "nbs"
 PAGES = [
     line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
 ]
+EXTRA = ["public_api", "glossary", "paper_index"]  # pages without a module
 LONG = re.compile(r"07_training|(trainer|micro|commands)/.*|.*_(local|sentence_roles)|report/.*_(report|evaluation)")
 
 
@@ -48,7 +49,7 @@ def shell(monkeypatch):
         atexit.unregister(page.atexit_operations)
 
 
-@pytest.mark.parametrize("path", map(_marked, PAGES))
+@pytest.mark.parametrize("path", map(_marked, [*PAGES, *EXTRA]))
 @pytest.mark.timeout(300)
 def test_notebook_runs(path, monkeypatch, registers, shell):
     monkeypatch.chdir(path.parent)

@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from typed import run
+from command_line import run
 
 from memcalib.dataset import stages as drafts
 from memcalib.commands.build import Build, BuildRun, load_build, row_lineage, settings_of

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from loggers import hear
+from trainer_logger import hear
 from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
 from memcalib.commands.gpu_memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
 from memcalib.micro.world import make_examples

@@ -29,7 +29,7 @@ from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
 from memcalib.trainer.callbacks import StepRows
 from memcalib.commands.recipe import Examples, teaching_rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "memcalib" / "data" / "launch"
 NAMES = ["ministral-3-8b", "qwen3-8b", "qwen3.5-35b-a3b"]
 FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "recipe.yaml"}

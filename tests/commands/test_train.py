@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from loggers import hear
+from trainer_logger import hear
 from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.commands import recipe as recipes
 from memcalib.commands.cli import main

@@ -307,7 +307,7 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
     from memcalib.micro.world import WORLDS, exact_judge, make_examples
     from memcalib.micro.policy import build_policy, build_tokenizer
-    from memcalib.trainer.settings import world_config
+    from memcalib.trainer.settings import trl_config, world_config
     from memcalib.training import CreditTrainer
 
     tokenizer, examples = build_tokenizer(), make_examples("short", 4, seed=5)
@@ -318,7 +318,10 @@ def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
         from peft import LoraConfig
 
         peft = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    trainer = CreditTrainer(build_policy(0), config, examples, exact_judge, tokenizer, tmp_path, peft)
+    options = dict(
+        args=trl_config(config, tmp_path), train_dataset=examples, processing_class=tokenizer, peft_config=peft
+    )
+    trainer = CreditTrainer(build_policy(0), judge=exact_judge, **options)
     trainer.model.train()
     g = torch.Generator().manual_seed(0)
     word = lambda n: torch.randint(5, 200, (n,), generator=g).tolist()

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from memcalib.io.decisions import Book, latest, of_one_person
-from memcalib.annotation.questionnaire import MOVES, KeyPage, KeySession, Walk, typed
+from memcalib.io.decisions import latest, of_one_person
+from memcalib.annotation.questionnaire import MOVES, KeyPage, KeySession, Questionnaire, Walk, typed
 from memcalib.io.records import DataError, Record, Violation
 from memcalib.io.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
 
@@ -34,8 +34,12 @@ class Said(Record):
         return self.item, self.part, self.who, self.saved
 
 
-class ThingBook(Book[Thing, Said]):
+class ThingBook(Questionnaire[Thing, Said]):
     kind, says = Said, "value"
+    choices = (("1", 1, "one"), ("2", 2, "two"), ("0", None, "cannot tell"))
+
+    def card(self, *place):
+        return ""
 
     def places(self):
         return [(name, part) for name in self.items for part in (1, 2)]
@@ -51,12 +55,9 @@ class ThingBook(Book[Thing, Said]):
         return self.keep(self.row(*said))
 
 
-class ThingSession(KeySession):
-    keys, words = {"1": 1, "2": 2, "0": None}, {"1": "one", "2": "two", "0": "cannot tell"}
-
-
-class YesNoSession(KeySession):
-    keys, words, thing = {"y": 1, "x": 2, "?": None}, {"y": "yes", "x": "no"}, "claim"
+class YesNoBook(ThingBook):
+    thing = "claim"
+    choices = (("y", 1, "yes"), ("x", 2, "no"))
 
 
 THINGS = [Thing(item=name, text=name.upper()) for name in "abc"]
@@ -165,7 +166,7 @@ def test_a_walk_stays_inside_and_finds_the_next_open_place(tmp_path_factory, dec
 def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
     """Against a model with two dictionaries: what was decided and what waits as a draft."""
     path = tmp_path_factory.mktemp("keys") / "rows.jsonl"
-    session, decided, drafts, index = ThingSession(ThingBook(path, THINGS)), {}, {}, 0
+    session, decided, drafts, index = KeySession(ThingBook(path, THINGS)), {}, {}, 0
     unseen = lambda start: next((k % 6 for k in range(start, start + 6) if k % 6 not in decided), start)
     for number, action in enumerate(actions):
         key, here = action.strip(), f"Saved: Item {index + 1} of 6: "
@@ -202,7 +203,7 @@ def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
     folder, books = tmp_path_factory.mktemp("quick"), []
     for name in ("slow", "quick"):
         book = ThingBook(folder / name, THINGS)
-        page, sent = type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book)), 0
+        page, sent = KeyPage(book), 0
         while sent < len(keys):
             sent += 1 if name == "slow" else data.draw(st.integers(1, 6))
             page._keys.set_state({"value": keys[:sent]})
@@ -216,7 +217,7 @@ def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
 def test_keys_count_once_when_the_field_is_emptied_between_them(tmp_path_factory, bursts):
     """Keys come in bursts; after each the field is emptied, and a key may be typed before the browser hears of that."""
     with ThingBook(tmp_path_factory.mktemp("rests") / "said", THINGS) as book:
-        page, pressed = type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book)), []
+        page, pressed = KeyPage(book), []
         page.session.press = pressed.append
         for keys, late in bursts:
             for key in keys:
@@ -232,14 +233,14 @@ def test_the_same_key_in_place_of_all_that_was_selected_counts(tmp_path, monkeyp
     """A kernel empties the field when the hand rests, so that what a browser sends differs from what stood there."""
 
     async def label(page, rounds=3):
-        monkeypatch.setattr("memcalib.annotation.widgets.QUIET", 0)
+        monkeypatch.setattr("memcalib.annotation.questionnaire.QUIET", 0)
         for _ in range(rounds):
             page._keys.set_state({"value": "1"})
             while page._keys.value:
                 await asyncio.sleep(0)
 
     with ThingBook(tmp_path / "said", THINGS) as book:
-        asyncio.run(label(type("Shown", (KeyPage,), {"card": lambda self: ""})(ThingSession(book))))
+        asyncio.run(label(KeyPage(book)))
         assert book.counts()["labelled"] == 3
 
 
@@ -309,19 +310,18 @@ def test_empty_and_unsure_cells():
     ("kind", "first", "refused", "field"),
     [
         (
-            ThingSession,
+            ThingBook,
             "Type 1, 2 or 0 in the field.",
             "Keys: 1 one, 2 two, 0 cannot tell; n p u to move.",
             "1 2 0 · n p u",
         ),
-        (YesNoSession, "Type y or x in the field.", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
+        (YesNoBook, "Type y or x in the field.", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
     ],
 )
 def test_the_texts_of_a_page_name_the_keys_of_its_kind(tmp_path, kind, first, refused, field):
-    with ThingBook(tmp_path / "rows.jsonl", THINGS) as book:
-        session = kind(book)
+    with kind(tmp_path / "rows.jsonl", THINGS) as book:
+        session = KeySession(book)
         assert session.status == first
         session.press("3")
         assert session.status.endswith(refused) and book.counts()["left"] == 6
-        page = type("Shown", (KeyPage,), {"card": lambda self: ""})(session)
-        assert page._keys.placeholder == field
+        assert KeyPage(book)._keys.placeholder == field

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 import pytest
-from clutter import asked_of
+from builder_replies import asked_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer,
 from memcalib.dataset.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.inference.json_replies import read_form
-from memcalib.dataset.review import issues_of, review_drafts, review_stage
+from memcalib.dataset.review import objections_of, review_drafts, review_stage
 from memcalib.dataset.plans import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage
 
@@ -533,7 +533,7 @@ def test_reviews_are_in_order_whatever_they_say(exact, slip):
     ]
     for draft in [*exact[1][:25], *flawed]:
         reply, rules = checked(stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])])))
-        issues, flaws = issues_of(reply), find_flaws(to_example(draft))
+        issues, flaws = objections_of(reply), find_flaws(to_example(draft))
         assert rules == []
         if slip == "none":
             assert {issue.item for issue in issues} == {flaw.item_id for flaw in flaws}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.io import manifest
+from memcalib.io import runs
 from memcalib.report import credit_viewer, figures, page, tables
 from memcalib.report import training_report as report
 from memcalib.report.run_data import load_run
@@ -72,7 +72,7 @@ def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(
     for name, rows in (("steps", steps), ("traces", [trace])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {"profile": "played" + text, "methods": [*models, "SFT"]}
-    manifest.write_manifest(folder, manifest.manifest(config, seeds=seeds, judge=text or "dice"))
+    runs.write_manifest(folder, runs.manifest(config, seeds=seeds, judge=text or "dice"))
     return folder
 
 
@@ -378,13 +378,13 @@ def test_measured_and_published_stand_under_their_own_headings(tmp_path):
 def test_the_manifest_knows_its_code_and_data(tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")
-    found = manifest.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
-    assert found["data_sha256"]["data"] == manifest.file_hash(data) and found["cost"] == 0.5
+    found = runs.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
+    assert found["data_sha256"]["data"] == runs.file_hash(data) and found["cost"] == 0.5
     assert found["versions"]["python"] and "wall_seconds" in found
     monkeypatch.setenv("PATH", "")
-    assert manifest.git_state() == {"commit": None, "dirty": None}
+    assert runs.git_state() == {"commit": None, "dirty": None}
     with pytest.raises(FileNotFoundError):
-        manifest.manifest({}, data={"data": tmp_path / "none"})
+        runs.manifest({}, data={"data": tmp_path / "none"})
 
 
 def test_an_installed_copy_does_not_borrow_a_commit(tmp_path):
@@ -392,7 +392,7 @@ def test_an_installed_copy_does_not_borrow_a_commit(tmp_path):
 
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "__init__.py").write_text("")
-    assert manifest.git_state(tmp_path) == {"commit": None, "dirty": None}
+    assert runs.git_state(tmp_path) == {"commit": None, "dirty": None}
 
 
 def test_cells_of_a_page():

@@ -7,8 +7,8 @@ import os
 from types import SimpleNamespace
 
 import pytest
-import runs
-import small
+import run_files
+import small_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -434,7 +434,7 @@ def run(tmp_path, method, model=None, examples=EXAMPLES, **changes):
         return exact_judge(example, response)
 
     trainer = train(model, config, examples, judge, tokenizer=TOKENIZER, out=tmp_path)
-    return trainer, runs.rows(tmp_path), called
+    return trainer, run_files.rows(tmp_path), called
 
 
 def weights(model):
@@ -564,7 +564,7 @@ def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])
 def test_states_of_padded_rows_are_those_of_each_row_alone(kind, options):
     """Also where positions are counted from the first word, not between two of them."""
-    model = small.tiny(kind, **options)
+    model = small_models.tiny(kind, **options)
     prompts, answers = [[5, 6, 7, 8], [9]], [[3, 4], [2, 3, 4]]
     ids = torch.tensor(
         [[*[0] * (4 - len(p)), *p, *y, *[0] * (3 - len(y))] for p, y in zip(prompts, answers, strict=True)]
@@ -745,7 +745,7 @@ def test_the_update_against_one_row_at_a_time(tmp_path):
 def test_models_that_cannot_be_packed_are_updated_plainly(tmp_path, caplog, kind):
     model = build_policy(0)
     if kind == "Mistral":
-        model = small.tiny(kind, sliding_window=6, vocab_size=435, eos_token_id=TOKENIZER.eos_token_id)
+        model = small_models.tiny(kind, sliding_window=6, vocab_size=435, eos_token_id=TOKENIZER.eos_token_id)
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path, model)
     if kind == "flash":  # as it is announced; the plain path is left to the implementation that is there
         split_model(trainer.model)[0].config._attn_implementation = "flash_attention_2"
@@ -792,7 +792,7 @@ def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
     resumed = go(tmp_path / "cut", resume=True)
     one, two = straight.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    told = [runs.timeless(tmp_path / name) for name in ("straight", "cut")]
+    told = [run_files.timeless(tmp_path / name) for name in ("straight", "cut")]
     assert [row["step"] for row in told[1]] == [1, 2, 3, 4]
     for name in ("loss", "token_reward", "agreement"):
         assert [row[name] for row in told[0]] == [row[name] for row in told[1]]

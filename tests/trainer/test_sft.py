@@ -19,8 +19,8 @@ from peft import PeftModel
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loggers import hear
-from runs import weights
+from trainer_logger import hear
+from run_files import weights
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples

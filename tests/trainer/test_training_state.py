@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from micro import EXAMPLES, TOKENIZER
+from micro_policy import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
 from memcalib.localization import CreditConfig, Thresholds

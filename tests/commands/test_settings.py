@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from typed import run
+from command_line import run
 
 from memcalib.commands.cli import app, with_aliases
 from memcalib.commands.settings import check_settings, import_object, load_settings, locate, merged
