@@ -83,6 +83,15 @@ Nats = Annotated[float, pydantic.Field(ge=0, le=1000)]
 Count = Annotated[int, pydantic.Field(ge=1, le=2**20)]
 
 
+def _known_rule(mode: str) -> str:
+    try:
+        localization_rule(mode)
+    except ValueError as error:
+        why = f" ({error})" if ":" in mode else ""
+        raise ValueError(f"allowed: {', '.join(RULES)}, or package.module:name{why}") from None
+    return mode
+
+
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class CreditConfig:
     "Credit assignment: the paper's settings by default. `ValueError` names a field and the value that is not allowed."
@@ -97,7 +106,7 @@ class CreditConfig:
     granularity: Literal["token", "sentence"] = "token"  # of the weights
     sentence_gate: Nats = 0.01  # absolute threshold on the largest sentence mean
     gamma: Nats = 1.0  # how strongly low coverage counts against a sentence
-    mode: str = "ordered"  # one of `RULES`, or 'package.module:name'
+    mode: Annotated[str, pydantic.AfterValidator(_known_rule)] = "ordered"  # one of `RULES`, or 'package.module:name'
     under_use: Literal["suppressed", "uniform", "absolute"] = "suppressed"  # the rule of the under-use channels
     threshold_pool: Literal["all", "open"] = "all"  # pairs that are scored: all, or those that pass the direction check
     merge_over_use: bool = False  # AC- counts as AB-

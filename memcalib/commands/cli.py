@@ -83,6 +83,7 @@ def _go_on(arguments: list[str] | None) -> str:
 # %% ../../nbs/commands/11_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits 0 on success, 1 on an error, 2 on a wrong call, 130 when interrupted."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     if os.environ.get("MEMCALIB_DEBUG") == "1":
         app(arguments)
     try:

@@ -341,11 +341,11 @@ def test_validation_by_vllm_shares_the_work(process):
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
     trainer = SimpleNamespace(
-        use_vllm=True, _tokenizer=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
+        use_vllm=True, processing_class=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
         config=TrainConfig(layout="micro", eval_text="concat"),
-        accelerator=SimpleNamespace(process_index=process, num_processes=2),
+        accelerator=SimpleNamespace(process_index=process, num_processes=2), judged=SimpleNamespace(judge=None),
     )  # fmt: skip
-    judged = StepRows(trainer, examples)._judged(None)
+    judged = StepRows(trainer, examples).judge_validation(None)
     assert len(asked[0]) == 2, "every process asks for the same number"
     assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]
 
