@@ -30,8 +30,10 @@ from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.commands.recipe import LABELS, Recipe, Start, load_recipe
+from memcalib.commands.recipe import LABELS, Recipe, Start, load_recipe, method_config
 from memcalib.commands.recipe import load_start
+from memcalib.trainer.rewards import HeldOutScores
+from memcalib.trainer.settings import TrainConfig
 from memcalib.trainer.callbacks import LOGGED, StepRows
 from memcalib.commands.recipe import Examples, read_splits, teaching_rows
 from memcalib.commands.train import TrainRun
@@ -1023,7 +1025,9 @@ def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monke
     monkeypatch.setattr(LLMJudge, "batch", judged)
     changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
     run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")
-    assert "SCS" in run._validation(*load_start(run.recipe.start))(None)
+    how = method_config(run.recipe, "grpo", run.config.seed)
+    held_out = HeldOutScores(how, load_start(run.recipe.start)[1], run.examples.validation, run.judge, None, run.folder)
+    assert "SCS" in held_out(None)
     assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
 
 
@@ -1090,10 +1094,13 @@ def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     here = SimpleNamespace(
-        accelerator=SimpleNamespace(is_main_process=True), args=SimpleNamespace(output_dir=str(tmp_path))
+        accelerator=SimpleNamespace(is_main_process=True),
+        args=SimpleNamespace(output_dir=str(tmp_path)),
+        config=TrainConfig(),
+        judged=SimpleNamespace(judge=None),
     )
     with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
-        StepRows(here)._write({"step": 1})
+        StepRows(here).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 

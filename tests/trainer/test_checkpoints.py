@@ -83,9 +83,10 @@ def test_resume_from_a_copy_elsewhere(tmp_path, straight):
     assert_same(trainer, tmp_path / "new", straight)
 
 
+TESTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 SCRIPT = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import test_checkpoints as t
 def kill(row):
     if row["step"] == {step} and {place!r} == "step":
@@ -100,7 +101,7 @@ t.go(t.Path({out!r}), on_step=kill)
 def test_kill_nine(tmp_path, straight, place):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")
-    script = SCRIPT.format(tests=str(Path(__file__).parent), step=step, place=place, out=str(tmp_path))
+    script = SCRIPT.format(tests=TESTS, step=step, place=place, out=str(tmp_path))
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=280)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]

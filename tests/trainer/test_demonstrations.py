@@ -418,7 +418,7 @@ def test_two_servers_may_call_their_models_by_one_name(tmp_path):
 
 
 def answered_twice(server) -> list[str]:
-    return [line.label for line in server._lines.values() if len(line.clean) > 1]
+    return [line.label for line in server._log.values() if len(line.clean) > 1]
 
 
 def test_a_server_with_faults_changes_no_row(server, tmp_path):

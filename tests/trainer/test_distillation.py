@@ -576,12 +576,16 @@ def test_states_of_padded_rows_are_those_of_each_row_alone(kind, options):
         ]
     )
     with torch.no_grad():
-        states, head = distillation._plain_states(model, ids, mask, 3)
-        alone = [
-            model(input_ids=torch.tensor([[*p, *y]])).logits[0, len(p) - 1 : -1]
-            for p, y in zip(prompts, answers, strict=True)
-        ]
-    torch.testing.assert_close(head(states), torch.cat(alone), rtol=0, atol=1e-5)
+        alone = torch.cat(
+            [
+                model(input_ids=torch.tensor([[*p, *y]])).logits[0, len(p) - 1 : -1]
+                for p, y in zip(prompts, answers, strict=True)
+            ]
+        ).log_softmax(-1)
+        targets, every = torch.tensor([*answers[0], *answers[1]]), torch.arange(alone.shape[1]).expand(alone.shape)
+        found = distillation._student_logps(model, None, ids, mask, 3, targets, every, temperature=1.0)
+    torch.testing.assert_close(found.top, alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.target, alone.gather(1, targets[:, None])[:, 0], rtol=0, atol=1e-5)
 
 
 def test_gkd_splits_into_parts_without_changing_the_loss(tmp_path):

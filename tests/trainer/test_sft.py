@@ -267,7 +267,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     _, final = straight
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from memcalib.micro.world import build_policy, build_tokenizer, demonstrations\n"
+        "from memcalib.micro.policy import build_policy, build_tokenizer\n"
+        "from memcalib.micro.world import demonstrations\n"
         "from memcalib.trainer.sft import SftConfig, sft\n"
         f"config = SftConfig.model_validate_json({SMALL.model_dump_json()!r})\n"
         "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, sys.argv[1], resume=True)\n"
@@ -287,7 +288,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
 STOPPED = """
 import signal, sys, torch
 torch.set_num_threads(1)
-from memcalib.micro.world import build_policy, build_tokenizer, demonstrations
+from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.micro.world import demonstrations
 from memcalib.trainer.sft import SftConfig, sft
 from memcalib.trainer.stopping import Diverged, Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
