@@ -9,7 +9,7 @@ __all__ = ['MICRO_ROLES', 'MADE', 'REVIEWED', 'STAGES', 'SourcePlan', 'MemoryPla
 
 # %% ../../nbs/commands/09_build.ipynb #7059c3f5
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -45,7 +45,7 @@ from memcalib.dataset.pilot import (
 from ..dataset.plans import PlanConfig, plan_rows
 from ..dataset.review import ReviewResult, check_drafts, join_reviews, review_stage
 from ..dataset.screening import load_screen, screen
-from ..dataset.sources import Dropped, Passed, Source, SourceRow, collect, load_sources, plain_source, read_source
+from ..dataset.sources import Dropped, Passed, Source, SourceRow, collect, find_source, load_sources, plain_source, read_source
 from ..dataset.splits import split_examples, split_parts, split_sizes, split_table, write_split_files, write_splits
 from ..dataset.stages import Draft, Drop, Stage, StageResult, StageRow, run_stage
 from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_example
@@ -91,9 +91,9 @@ class SourcePlan(BaseModel):
         return self
 
     def own(self) -> Any:
-        """The `Source` or the function that `package.module:name` names; raises `ValueError` for anything else."""
+        """What `package.module:name` names: a `Source` (or a mapping with its settings), or a function; raises `ValueError` for anything else."""
         found = import_object(self.source)
-        return found if isinstance(found, Source) else need_method(self.source, found, "__call__")
+        return find_source(self.source) if isinstance(found, Source | Mapping) else need_method(self.source, found, "__call__")
 
     def rows(self) -> Iterable[SourceRow | Dropped]:
         """The rows of the source and the losses of reading it, streaming; raises `ValueError` for a function that yields anything else."""

@@ -169,6 +169,15 @@ def rows(path=None):
 
 def strange():
     yield {"question": "?"}
+
+
+def posts(path):
+    asked, answered = path.read_text().split("|")
+    yield {"number": 1, "asked": asked, "answered": answered}
+
+
+columns = {"id": "number", "question": "asked", "answer": "answered"}
+forum = {"domain": "general", "licence": "cc0", "columns": columns, "records": posts}
 """
 
 
@@ -205,6 +214,9 @@ def test_a_source_of_ones_own_is_read(mine):
     assert {row.answer for row in SourcePlan(source=f"{mine}:rows", path="a.csv").rows()} == {"a.csv"}
     with pytest.raises(ValueError, match=r"row 1: found .*allowed are SourceRow"):
         list(SourcePlan(source=f"{mine}:strange").rows())
+    (Path.cwd() / "posts.txt").write_text("Where do I park?|Behind the mill.")
+    rows = list(SourcePlan(source=f"{mine}:forum", path="posts.txt").rows())
+    assert [(row.id, row.answer) for row in rows] == [("forum:1", "Behind the mill.")]
     with pytest.raises(ValueError, match="package.module:name"):
         import_object("no_colon")
 
