@@ -408,7 +408,7 @@ def test_open_pool_gives_the_same_advantages_as_long_as_thresholds_agree():
         ({"ddof": -1}, r"ddof\n.*-1"),
         ({"eps": 0}, r"eps\n.*input_value=0"),
         ({"method": "ppo"}, r"method\n.*'grpo'.*'ppo'"),
-        ({"mode": "both"}, "mode 'both', allowed are 'ordered'"),
+        ({"mode": "both"}, r"mode\n.*allowed: ordered, absolute, positive_only.*'both'"),
         ({"under_use": "none"}, r"under_use\n.*'suppressed'.*'none'"),
         ({"threshold_pool": "some"}, r"threshold_pool\n.*'all' or 'open'.*'some'"),
         ({"scale_unit": "word"}, r"scale_unit\n.*'word'"),
