@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from .inference.client import Client, Totals, run_async, run_many
+from .inference.client import Client, FirstFailures, Totals, run_async, run_many
 from .inference.endpoint import CallError, Endpoint
 from .inference.json_replies import escaped, json_format, strict_json, to_data, without_fence
 from .io.jsonl import Journal, rows_so_far
@@ -224,8 +224,8 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
             reading.faults.append(f"u_star of {name} is {request.ideal[name]}, found {row['u_star']}")
         else:
             reading.verdicts[name] = row
-    for name in request.model.model_fields.keys() & _WHOLE.keys():
-        if isinstance(found, dict) and name in found and (name,) not in wrong:
+    for name in _WHOLE:
+        if name in request.model.model_fields and isinstance(found, dict) and name in found and (name,) not in wrong:
             reading.whole[name] = found[name]
     return reading
 
@@ -502,12 +502,12 @@ class JudgeResult:
 # %% ../nbs/02_judge.ipynb #da7dfb83
 def judge_rollouts(
     examples: Iterable[Example], rollouts: str | Path, judge: JudgeLike, out: str | Path,
-    *, on_row: Callable[[Judgment], None] | None = None, first: int = 20,
+    *, on_row: Callable[[Judgment], None] | None = None,
 ) -> JudgeResult:  # fmt: skip
     """Judge every answer of a rollouts file into `out`, going on where an earlier run stopped.
 
     Raises `FileNotFoundError`, `DataError` for files that do not belong together, `CallError` when it is fatal, and `RuntimeError`
-    when the `first` judgments all fail alike. What was judged until then is in the file.
+    when the first twenty judgments all fail alike. What was judged until then is in the file.
     """
     if not Path(rollouts).is_file():
         raise FileNotFoundError(f"{rollouts}: no such file of answers")
@@ -515,7 +515,7 @@ def judge_rollouts(
     versions = {example_id: example.content_hash for example_id, example in pool.items()}
     answers = _answer_hashes(rollouts, versions)
     name = judge.name if hasattr(judge, "name") else next((judge(example, "").judge for example in pool.values()), "")
-    errors: list[str | None] = []
+    failures = FirstFailures()
 
     def fields(row: Rollout) -> dict[str, Any]:
         place = {name: getattr(row, name) for name in ("model", "condition", "seed", "sample")}
@@ -547,10 +547,9 @@ def judge_rollouts(
             result.count(judgment)
             if on_row:
                 on_row(judgment)
-            if len(errors) < first and not (judgment.error or "").startswith("no answer"):
-                errors.append(judgment.error and judgment.error.split(":")[0])
-                if len(errors) == first and errors[0] and len(set(errors)) == 1:
-                    raise RuntimeError(f"the first {first} judgments all failed alike, so the run stopped; the last one: {judgment.error}")
+            asked = not (judgment.error or "").startswith("no answer")
+            if asked and failures.add(judgment.error and judgment.error.split(":")[0]):
+                raise RuntimeError(f"the first {failures.count} judgments all failed alike, so the run stopped; the last one: {judgment.error}")
 
         if isinstance(judge, Judge):
 
