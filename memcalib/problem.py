@@ -422,7 +422,7 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
 
 # %% ../nbs/00_problem.ipynb #33794250
 def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
-    """The user turn of the default layout: numbered memory first, then the query; the query alone without memory."""
+    """The user turn of the default prompt template: numbered memory first, then the query; the query alone without memory."""
     listed = "\n".join(f"{number}. {text}" for number, text in memory)
     return f"Memory:\n{listed}\n\nQuery:\n{question}" if memory else f"Query:\n{question}"
 
@@ -445,19 +445,19 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
 
 # %% ../nbs/00_problem.ipynb #e30c55fe
 def render(
-    example: Example, text: Literal["fluent", "concat"] = "fluent", layout: str = "plain"
+    example: Example, text: Literal["fluent", "concat"] = "fluent", prompt_template: str = "plain"
 ) -> list[dict[str, str]]:
     """Chat messages for one example: `fluent` paragraphs (evaluation) or exact `concat` atoms (training).
 
-    Raises `ValueError` for an unknown `text` or `layout`, naming the known ones.
+    Raises `ValueError` for an unknown `text` or `prompt_template`, naming the known ones.
     """
     if text not in ("fluent", "concat"):
         raise ValueError(f"unknown text {text!r}: allowed are fluent, concat")
-    if layout not in PROMPT_TEMPLATES:
-        raise ValueError(f"unknown layout {layout!r}: allowed are {', '.join(PROMPT_TEMPLATES)}")
+    if prompt_template not in PROMPT_TEMPLATES:
+        raise ValueError(f"unknown prompt template {prompt_template!r}: allowed are {', '.join(PROMPT_TEMPLATES)}")
     field = "memory_text" if text == "fluent" else "atomic_concat_text"
     memory = [(block.number, getattr(block, field)) for block in example.blocks]
-    turns = [("system", PROMPT_TEMPLATES[layout].system), ("user", PROMPT_TEMPLATES[layout].user(example.question, memory))]
+    turns = [("system", PROMPT_TEMPLATES[prompt_template].system), ("user", PROMPT_TEMPLATES[prompt_template].user(example.question, memory))]
     return [{"role": role, "content": content} for role, content in turns if content]
 
 # %% ../nbs/00_problem.ipynb #db909b74

@@ -162,7 +162,7 @@ class CreditTrainer(GRPOTrainer):
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
         self.judged = ChannelRewards(self.judge.as_read(config.text) if method.needs_judge else None, examples, config.merge_over_use)
-        self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.layout), Thresholds(config.credit)
+        self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.prompt_template), Thresholds(config.credit)
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
         self.reference = None if peft_config else _reference(model, config, out, self.found)
         self.reference_weights = by_main(lambda: saved_weights(self.reference)) if self.reference else None

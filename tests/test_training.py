@@ -262,7 +262,7 @@ def test_surface():
 
 @pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl", "opsd-pg", "opsd-gkd"])
 def test_a_batch_may_be_padded_further(tmp_path, method):
-    changes = dict(method=method, teacher_layout="micro")
+    changes = dict(method=method, teacher_prompt_template="micro")
     plain, (row,) = run(tmp_path / "plain", **changes)
     padded, (same,) = run(tmp_path / "padded", trl={"pad_to_multiple_of": 7}, **changes)
     assert max(map(len, plain.judged.ids)) % 7 and padded.judged.ids == plain.judged.ids
@@ -672,7 +672,7 @@ def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
     judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
     train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
     assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
-    assert asked == [{"text": "fluent", "layout": "micro", "max_tokens": 12, "seed": config.seed}] * 2
+    assert asked == [{"text": "fluent", "prompt_template": "micro", "max_tokens": 12, "seed": config.seed}] * 2
 
 
 def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):

@@ -192,7 +192,7 @@ def _limits(role: str, before: str = "--") -> dict[str, _Flag]:
 
 
 _SAMPLING = {
-    "--engine": _Flag("model.engine"), "--seeds": _Flag("sampling.seeds", read=seeds_option), "--framing": _Flag("sampling.framing"),
+    "--engine": _Flag("model.engine"), "--seeds": _Flag("sampling.seeds", read=seeds_option), "--framing": _Flag("sampling.prompt_template"),
     "--temperature": _Flag("sampling.temperature"), "--top-p": _Flag("sampling.top_p"), "--max-tokens": _Flag("sampling.max_tokens"),
     "--text": _Flag("sampling.text"),
 }  # fmt: skip
@@ -208,7 +208,8 @@ _ROLES = ("teacher", "evaluator", "evaluator2")
 _DEMONSTRATIONS = {f"--{name}": _Flag(*(f"{role}.{name}" for role in _ROLES)) for name in ("concurrency", "rpm", "tpm")} | {
     "--price": _Flag("teacher.price", read=price_option), "--evaluator-price": _Flag("evaluator.price", read=price_option),
     "--evaluator2-price": _Flag("evaluator2.price", read=price_option), "--split": _Flag("split"), "--world": _Flag("world"),
-    **{f"--{name.replace('_', '-')}": _Flag(f"making.{name}") for name in ("rounds", "min_quality", "text", "layout", "prompt", "temperature", "max_tokens")},
+    **{f"--{name.replace('_', '-')}": _Flag(f"making.{name}") for name in ("rounds", "min_quality", "text", "prompt", "temperature", "max_tokens")},
+    "--layout": _Flag("making.prompt_template"),
 }  # fmt: skip
 _BUILD = {f"--{name}": _Flag(f"memory.{name}") for name in ("store", "redaction", "consent", "domain")} | {
     "--without-consent": _Flag("memory.without_consent", value="true"),
@@ -371,7 +372,7 @@ def evaluate(
     """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
 
     Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
-    Frequent settings: sampling.seeds, sampling.framing, sampling.max_tokens, judging.blind, model.rpm, judge.price.
+    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, judging.blind, model.rpm, judge.price.
 
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
@@ -495,7 +496,7 @@ def demonstrations(
     """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
 
     Everything paid for is written at once. After a stop the same command resumes; with a larger making.rounds it gives refused rows further tries.
-    Frequent settings: making.rounds, making.min_quality, making.text, making.layout, teacher.price, evaluator2.key_env.
+    Frequent settings: making.rounds, making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
 
     Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url https://api.example.com/v1 --evaluator qwen-plus
     --evaluator2 deepseek-chat --evaluator2-url https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY

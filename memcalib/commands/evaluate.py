@@ -190,7 +190,7 @@ class EvaluationRun:
         self.run_folder = RunFolder(out, identity(evaluation, data_hash), usual, bind=False, replaceable=self._nothing_made)
         self.earlier = self.run_folder.earlier().get("session") or {}
         if not dry_run:
-            find_prompt_template(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
+            find_prompt_template(evaluation.sampling.prompt_template), load_prompt(evaluation.judging.prompt)
             self.run_folder.bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 

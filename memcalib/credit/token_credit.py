@@ -58,13 +58,13 @@ class TokenCredit:
     """
 
     def __init__(
-        self, tokenizer, config: CreditConfig = PAPER, template: str | Callable[[Example], list[int]] = "plain", *,
+        self, tokenizer, config: CreditConfig = PAPER, prompt_template: str | Callable[[Example], list[int]] = "plain", *,
         text: str = "concat", device: str | torch.device = "cpu", process: int = 0,
         gather: Callable[[Tensor], Tensor] | None = None,
     ):  # fmt: skip
         self.tokenizer, self.config, self.device, self.process, self.gather = tokenizer, config, device, process, gather
-        named = lambda example: encode_prompt(tokenizer, render(example, text=text, layout=template))
-        self.encode = template if callable(template) else named
+        named = lambda example: encode_prompt(tokenizer, render(example, text=text, prompt_template=prompt_template))
+        self.encode = prompt_template if callable(prompt_template) else named
         self.thresholds, self.last = Thresholds(config), None
 
     def requests(

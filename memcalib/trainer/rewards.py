@@ -127,11 +127,11 @@ def prompt_dataset(
     Those are counted in a warning and listed in a new `out/overlong.jsonl`. Raises `ValueError` when no prompt is left.
     """
     _forget_overlong(out)
-    encode = prompt_encoder(tokenizer, config.text, config.layout)
+    encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
     sizes = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
     control, rows = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, []
     for index, tokens in sizes.items():
-        messages = render(examples[index], text=config.text, layout=config.layout)
+        messages = render(examples[index], text=config.text, prompt_template=config.prompt_template)
         safe = [message | {"content": neutralise(message["content"], control)} for message in messages]
         rows.append({"prompt": safe, "example": index, "tokens": tokens})
     return Dataset.from_list(rows)
@@ -148,7 +148,7 @@ def check_context(
         return
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
         if config.text == "fluent" and config.method == "memcalib-rl":
-            messages = render(examples[index], text="concat", layout=config.layout)
+            messages = render(examples[index], text="concat", prompt_template=config.prompt_template)
             tokens = max(tokens, len(encode_prompt(tokenizer, messages)) + _SEAM)
         if tokens + config.max_tokens > limit:
             raise ValueError(
@@ -168,13 +168,13 @@ def held_out_examples(
     if context and context <= config.max_tokens:
         raise ValueError(f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context")
     limits = {"max_prompt": config.max_prompt} | ({"context_without_answer": context - config.max_tokens} if context else {})
-    encode = prompt_encoder(tokenizer, config.eval_text, config.layout)
+    encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
     return [examples[k] for k in fitting_examples("validation", encode, examples, out, **limits)]
 
 # %% ../../nbs/trainer/04_rewards.ipynb #3bb7ad72
 def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, examples: Sequence[Example]) -> list[str]:
-    """An answer to each example as a validation asks for it: its text, the run's layout, length and seed."""
-    options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
+    """An answer to each example as a validation asks for it: its text, the run's prompt template, length and seed."""
+    options = dict(text=config.eval_text, prompt_template=config.prompt_template, max_tokens=config.max_tokens, seed=config.seed)
     return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
 
 

@@ -65,11 +65,11 @@ def sample_credit(
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
     size, rules = config.generations, config.credit
-    options = dict(text=config.text, layout=config.layout, max_tokens=config.max_tokens, temperature=config.temperature)
+    options = dict(text=config.text, prompt_template=config.prompt_template, max_tokens=config.max_tokens, temperature=config.temperature)
     rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=size, **options)
     asked, judged = [example for example in examples for _ in range(size)], ChannelRewards(judge, examples, config.merge_over_use)
     judged.read(asked, [r.response for r in rollouts], [r.token_ids for r in rollouts], [not r.token_ids for r in rollouts])
-    encode = prompt_encoder(tokenizer, config.text, config.layout)
+    encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
     options = dict(generations=size, temperature=config.temperature, tokenizer=tokenizer)
     return judged, *assign_credit(model, rules, judged, encode, Thresholds(rules), **options)
 
@@ -232,7 +232,7 @@ def credit_answers(
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
     rules, judged = config.credit, ChannelRewards(judge, examples, config.merge_over_use)
     judged.read(list(examples), [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers], list(answers))
-    encode = prompt_encoder(tokenizer, config.text, config.layout)
+    encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
     options = dict(generations=config.generations, temperature=config.temperature, tokenizer=tokenizer)
     return judged, *assign_credit(model, rules, judged, encode, thresholds or Thresholds(rules), **options)
 
@@ -298,7 +298,7 @@ def _batch_gradients(
 ) -> dict[str, Tensor]:  # fmt: skip
     "Policy gradient of one batch by each config, and by exact credit."
     first, out = next(iter(configs.values())), {}
-    encode = prompt_encoder(tokenizer, first.text, first.layout)
+    encode = prompt_encoder(tokenizer, first.text, first.prompt_template)
     prompts = [encode(example) for example in asked]
     for name, config in configs.items():
         judged, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
@@ -318,7 +318,7 @@ def alignment(
     """
     _check_batches(len(examples), batch, configs)
     first = next(iter(configs.values()))
-    options = dict(samples=first.generations, text=first.text, layout=first.layout, max_tokens=first.max_tokens, seed=seed)
+    options = dict(samples=first.generations, text=first.text, prompt_template=first.prompt_template, max_tokens=first.max_tokens, seed=seed)
     rollouts = sample_answers(model, tokenizer, examples, **options)
     asked, answers = [e for e in examples for _ in range(first.generations)], [r.token_ids for r in rollouts]
     rows = batch * first.generations

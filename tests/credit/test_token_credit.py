@@ -18,7 +18,7 @@ from memcalib.problem import judgment_for
 from memcalib.trainer.rewards import ChannelRewards, assign_credit
 
 torch.set_num_threads(1)
-ENCODE = prompt_encoder(TOKENIZER, layout="micro")
+ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
 SMALL = dict(threshold_minimum=16, sentence_minimum=4, threshold_quantile=0.95)
 
 
@@ -188,7 +188,7 @@ def test_thresholds_are_the_state(batch):
 
 def test_prompts_may_come_from_a_function(batch):
     _, asked, judged, answers = batch
-    named, own = TokenCredit(TOKENIZER, template="micro"), TokenCredit(TOKENIZER, template=ENCODE)
+    named, own = TokenCredit(TOKENIZER, prompt_template="micro"), TokenCredit(TOKENIZER, prompt_template=ENCODE)
     one, other = (each.requests(asked, judged, answers) for each in (named, own))
     assert one.prompts == other.prompts
     assert TokenCredit(TOKENIZER).requests(asked, judged, answers).prompts != one.prompts
