@@ -541,7 +541,7 @@ def build(
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
     """
     from memcalib.commands.build import load_build
-    from memcalib.commands.build_memory import MemoryRun, ask_first, build_run
+    from memcalib.commands.build import MemoryRun, ask_first, build_run
 
     steps = {"pilot": pilot, "reviews": reviews, "freeze": freeze, "preview": preview, "dry-run": dry_run}
     if len(together := [f"--{step}" for step, wanted in steps.items() if wanted]) > 1:
