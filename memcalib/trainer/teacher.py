@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..inference.json_replies import to_data
+from ..inference.client import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..judge import prompt_part
 from ..metrics import summary
@@ -51,7 +51,7 @@ def written_key(example: Example, text: str = "concat", prompt_template: str = "
     """The ordinary prompt with instructions and answer key in its system turn."""
     turns = render(example, text=text, prompt_template=prompt_template)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(part for part in (given, prompt_part(PROMPT), to_data(answer_key(example))) if part)
+    system = "\n\n".join(part for part in (given, prompt_part(PROMPT, "training"), to_data(answer_key(example))) if part)
     return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #9c89139f

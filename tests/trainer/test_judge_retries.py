@@ -109,6 +109,18 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
     assert time.now == now and whole.pauses == rounds - 1
 
 
+def test_waits_double_up_to_five_minutes():
+    time = Time()
+
+    def judge(example, response):
+        if len(time.waits) < 9:
+            raise TimeoutError("slow")
+        return exact_judge(example, "")
+
+    assert patient(judge, time, minutes=60).batch(EXAMPLES[:1], ["x"])[0].scored
+    assert time.waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
 def mumble(example, response):
     return judgment_for(example, {}, error="reply is no JSON object")
 
