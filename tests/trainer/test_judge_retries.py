@@ -21,11 +21,11 @@ from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
+from memcalib.trainer.rewards import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.stopping import Interrupted, StopSignals
+from memcalib.trainer.checkpoints import Interrupted, StopSignals
 from memcalib.training import train
 
 torch.set_num_threads(1)
