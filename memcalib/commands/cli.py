@@ -162,8 +162,10 @@ def _with(aliases: Mapping[str, _Flag]) -> type[TyperCommand]:
             except typer.BadParameter:
                 raise
             except Exception as error:
-                if meant := get_close_matches(getattr(error, "option_name", ""), self.flags, 1):
-                    error.possibilities = [f"--set {place}=…" for place in self.flags[meant[0]].places]
+                own = [option for parameter in self.params for option in parameter.opts]
+                if meant := get_close_matches(getattr(error, "option_name", ""), [*own, *self.flags], 1):
+                    flag = self.flags.get(meant[0])
+                    error.possibilities = [f"--set {place}=…" for place in flag.places] if flag else meant
                 raise
 
     return Command
