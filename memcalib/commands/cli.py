@@ -162,8 +162,10 @@ def _with(aliases: Mapping[str, _Flag]) -> type[TyperCommand]:
             except typer.BadParameter:
                 raise
             except Exception as error:
-                if meant := get_close_matches(getattr(error, "option_name", ""), self.flags, 1):
-                    error.possibilities = [f"--set {place}=…" for place in self.flags[meant[0]].places]
+                own = [option for parameter in self.params for option in parameter.opts]
+                if meant := get_close_matches(getattr(error, "option_name", ""), [*own, *self.flags], 1):
+                    flag = self.flags.get(meant[0])
+                    error.possibilities = [f"--set {place}=…" for place in flag.places] if flag else meant
                 raise
 
     return Command
@@ -270,18 +272,6 @@ def command_line() -> str | None:
 File = Annotated[str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")]
 Split = Annotated[str, typer.Option(help="Which split, when the source is a data set.")]
 
-# %% ../../nbs/commands/11_cli.ipynb #a6c58162
-def _findings(file: str, result, as_json: bool) -> str:
-    if as_json:
-        import json
-        from dataclasses import asdict
-
-        rows = [asdict(violation) for violation in result.violations]
-        return json.dumps({"file": file, "examples": result.examples, "violations": rows}, ensure_ascii=False, indent=1)
-    lines = [f"{violation.severity}: {violation}" for violation in result.violations]
-    warnings = len(result.violations) - len(result.errors)
-    return "\n".join([*lines, f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}"])
-
 # %% ../../nbs/commands/11_cli.ipynb #61c73621
 @app.command()
 def validate(
@@ -294,10 +284,19 @@ def validate(
 
     Exits 1 when a record is unusable. Warnings are listed and do not count.
     """
+    import json
+    from dataclasses import asdict
+
     from memcalib.problem import validate_examples
 
     result = validate_examples(file, split, limit)
-    print(_findings(file, result, as_json))
+    if as_json:
+        rows = [asdict(violation) for violation in result.violations]
+        print(json.dumps({"file": file, "examples": result.examples, "violations": rows}, ensure_ascii=False, indent=1))
+    else:
+        print(*(f"{violation.severity}: {violation}" for violation in result.violations), sep="\n", end="\n" * bool(result.violations))
+        warnings = len(result.violations) - len(result.errors)
+        print(f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}")
     raise typer.Exit(1 if result.errors else 0)
 
 # %% ../../nbs/commands/11_cli.ipynb #f5fe97d9

@@ -48,7 +48,10 @@ class DemonstrationConfig(BaseModel):
     @field_validator("prompt_template")
     @classmethod
     def _known(cls, prompt_template: str) -> str:
-        find_prompt_template(prompt_template)
+        try:
+            find_prompt_template(prompt_template)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
         return prompt_template
 
     @property
