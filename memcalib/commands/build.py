@@ -417,9 +417,10 @@ class BuildRun:
 
     def pool(self) -> Passed:
         """The rows that may enter the stages, and every loss until then; raises `DataError` when there is none."""
-        if self.run_folder.bound and self.open and not (self.folder / "pool.json").exists():  # a folder of before there was a pool.json
-            if any(said.startswith(("sources", "micro", "seed", "screen", "near", "languages")) for said in self.run_folder.differences()):
-                (self.folder / "pool.jsonl").unlink(missing_ok=True)
+        decisive = ("sources", "micro", "seed", "screen", "near", "languages")
+        undated = self.run_folder.bound and self.open and not (self.folder / "pool.json").exists()  # a folder of before there was one
+        if undated and any(said.startswith(decisive) for said in self.run_folder.differences()):
+            (self.folder / "pool.jsonl").unlink(missing_ok=True)
         passed = screened(self.build, self.folder, keep=not self.open)
         if passed.kept:
             self.run_folder.bind()

@@ -1,4 +1,4 @@
-"""Between pilots: settings are mended in one folder, no row is read twice, freezing is taken back, and a finished build goes to a hub."""
+"""Between pilots settings are mended in one folder and no row is read twice; freezing is taken back; a build goes to a hub."""
 
 import csv
 import json
@@ -22,14 +22,24 @@ from memcalib.problem import sample_records
 ROLE = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "key_env": ""}
 ROLES = {"builder": ROLE, "reviewer": ROLE, "reviewer2": ROLE | {"model": "n"}}
 COLUMNS = {"path": "faq.csv", "question": "q", "answer": "a", "id": "no", "licence": "cc0-1.0"}
-ANSWER = "Ask at the desk by the door, they keep two spares for each flat, and bring your passport, or somebody who knows you."
-THINGS = "key bike coat ring book lamp tent drum oven sofa desk vase boat kite harp sled fork door gate bell rope cart".split()
+ANSWER = (
+    "Ask at the desk by the door, they keep two spares for each flat, and bring your passport, "
+    "or somebody who knows you."
+)
+THINGS = (
+    "key bike coat ring book lamp tent drum oven sofa desk vase boat kite harp sled fork door gate bell rope cart"
+).split()
 
 
 def row_of(number: int) -> dict[str, str]:
     thing, other = THINGS[number % len(THINGS)], THINGS[(number * 7 + number // 22 + 1) % len(THINGS)]
-    asked = f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday for my work. What should I do about it?"
-    return {"no": str(number), "q": asked, "a": f"{ANSWER} The {thing} and the {other} have the numbers {number} and {number * 991}."}
+    asked = f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday for my work. "
+    asked += "What should I do about it?"
+    return {
+        "no": str(number),
+        "q": asked,
+        "a": f"{ANSWER} The {thing} and the {other} have the numbers {number} and {number * 991}.",
+    }
 
 
 @pytest.fixture
@@ -50,7 +60,9 @@ class Loop(BuildRun):
 
     def make(self, rows, place):
         self.run_folder.bind()
-        drops = [Drop(id=row.id, stage="review", reason="levels") for row in rows if int(row.id.split(":")[1]) in self.lost]
+        drops = [
+            Drop(id=row.id, stage="review", reason="levels") for row in rows if int(row.id.split(":")[1]) in self.lost
+        ]
         if len(drops) == len(rows):
             raise b._none_left("review", drops, self.go_on, place)
         gone = {drop.id for drop in drops}
@@ -77,7 +89,8 @@ def loop(home, lost=(), **more) -> Loop:
 def review(own: BuildRun, fails: int = 0, number: int = 0, reviewer: str = "a reader") -> str:
     """Fill in and take in the sheet of a batch, the latest if no number is given; the first rows fail."""
     folder = list_batches(own.pilots)[number - 1]
-    rows = list(csv.DictReader(open(folder / "sheet.csv", encoding="utf-8-sig", newline="")))
+    with open(folder / "sheet.csv", encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
     for k, row in enumerate(rows):
         bad = {"result": "fail", "stage": "derivation", "issue": "the query says it already"}
         row |= bad if k < fails else {"result": "pass", "stage": "", "issue": ""}
@@ -96,12 +109,16 @@ def test_a_mended_prompt_and_threshold_make_a_fresh_batch_in_the_same_folder(hom
     first.pilot(5)
     assert "40.0 %" in review(first, 3)
     (home / "derivation-2.md").write_text(load_build_prompt("derivation-1") + " Be brief.")
-    write_yaml(home, prompts={"derivation": "derivation-2.md"}, lint={"alike": 0.7}, reviewer=ROLE | {"model": "another"})
+    write_yaml(
+        home, prompts={"derivation": "derivation-2.md"}, lint={"alike": 0.7}, reviewer=ROLE | {"model": "another"}
+    )
     second = loop(home)
     said = second.pilot(5)
     one, two = read_ids(second)
     assert len(two) == 5 and not {*one} & {*two}
-    assert "derivation: prompt: then derivation-1, now derivation-2" in said and "lint: alike: then 0.8, now 0.7" in said
+    assert (
+        "derivation: prompt: then derivation-1, now derivation-2" in said and "lint: alike: then 0.8, now 0.7" in said
+    )
     log = (home / "b" / "pilots" / "log.md").read_text()
     assert "review-1: model: then m, now another" in log and "| 1 | 10 |" in log and "| 2 | 10 |" in log
     (kept,) = (home / "b" / "pilots" / "prompts").iterdir()
@@ -189,17 +206,24 @@ def test_a_pilot_whose_rows_are_all_rejected_draws_others_and_says_why(home):
     shutil.rmtree(home / "b")
     own = loop(home, bad)
     said = own.pilot(3)
-    assert "batch 1: 3 examples" in said and "6 of " in said and "6 by 'review: levels'" in said and "in 2 draws" in said
+    assert (
+        "batch 1: 3 examples" in said and "6 of " in said and "6 by 'review: levels'" in said and "in 2 draws" in said
+    )
     first, second = read_makings(own.pilots)
     assert {*first.lost} == {*first.ids} and not {*first.ids} & {*second.ids} and (first.batch, second.batch) == (1, 1)
 
 
 def test_when_nothing_passes_the_next_pilot_does_not_draw_the_same_rows(home):
     own = loop(home, range(40))
-    with pytest.raises(NoRowLeft, match="stage review: found every row lost .*18 of 18 rows lost in 3 draws: 18 by 'review: levels'") as error:
+    with pytest.raises(
+        NoRowLeft, match="stage review: found every row lost .*18 of 18 rows lost in 3 draws: 18 by 'review: levels'"
+    ) as error:
         own.pilot(3)
     assert "go on with: memcalib build own.yaml --pilot 3" in str(error.value) and list_batches(own.pilots) == []
-    assert "18 by review: levels" not in (log := (home / "b" / "pilots" / "log.md").read_text()) and log.count("6 by review: levels") == 3
+    assert (
+        "18 by review: levels" not in (log := (home / "b" / "pilots" / "log.md").read_text())
+        and log.count("6 by review: levels") == 3
+    )
     drawn = [name for making in read_makings(own.pilots) for name in making.ids]
     assert len(set(drawn)) == 18
     again = loop(home)
@@ -207,7 +231,9 @@ def test_when_nothing_passes_the_next_pilot_does_not_draw_the_same_rows(home):
     assert not {*read_ids(again)[0]} & {*drawn}
     write_yaml(home, reviewer=ROLE | {"model": "milder"})
     other = loop(home)
-    assert set(drawn) & {row.id for row in other.unread(other.pool().kept)}, "with another reviewer those rows were never read"
+    assert set(drawn) & {row.id for row in other.unread(other.pool().kept)}, (
+        "with another reviewer those rows were never read"
+    )
 
 
 def test_an_interrupted_draw_goes_on_with_its_rows(home):
@@ -232,7 +258,10 @@ def test_losses_of_reading_name_file_line_and_setting(home):
     own = loop(home)
     said = own.pilot(2)
     lost = [json.loads(line) for line in (home / "b" / "losses.jsonl").read_text().splitlines()]
-    assert [(row["rule"], row["file"], row["line"]) for row in lost] == [("question length", "faq.csv", 42), ("csv", "faq.csv", 43)]
+    assert [(row["rule"], row["file"], row["line"]) for row in lost] == [
+        ("question length", "faq.csv", 42),
+        ("csv", "faq.csv", 43),
+    ]
     assert "screen.limits.general.question_chars" in lost[0]["allowed"] and "not let in: 2 source rows" in said
 
 
@@ -280,7 +309,9 @@ def test_a_language_relaxes_what_is_english_only(home):
 
 def test_a_refused_freeze_leaves_nothing_behind(capsys, home):
     for step in ("--freeze", "--hub"):
-        code, _, err = run(capsys, "build", home / "own.yaml", "--out", home / "b", step, *(["x"] if step == "--hub" else []))
+        code, _, err = run(
+            capsys, "build", home / "own.yaml", "--out", home / "b", step, *(["x"] if step == "--hub" else [])
+        )
         assert code == 1 and not (home / "b").exists() and not (home / "x").exists(), err
 
 
@@ -305,7 +336,9 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
                 book.put(item.id, False, [PilotIssue(stage="rubrics", text="wrong")])
     with pytest.raises(FreezeError, match="4 passed, 6 failed"):
         loop(home).run()
-    assert not (home / "b" / "frozen.json").exists() and "6 failed" in (home / "b" / "withdrawn-batch-01.json").read_text()
+    assert (
+        not (home / "b" / "frozen.json").exists() and "6 failed" in (home / "b" / "withdrawn-batch-01.json").read_text()
+    )
     assert "10 of 10" not in card.read_text() and "6 failed" in card.read_text().partition("## How to load")[0]
     with pytest.raises(FreezeError, match="4 passed, 6 failed"):
         loop(home).lay_out(home / "hub")
@@ -378,19 +411,41 @@ def test_younger_options_do_not_make_an_older_folder_another_build(home):
 @pytest.mark.slow
 def test_the_whole_way_with_a_table_of_ones_own(capsys, tmp_path):
     rows = [row for row in source_rows(150, 3) if hasattr(row, "answer")]
-    lines = [{"nr": row.id.split(":")[1], "frage": row.question, "antwort": row.answer, "thema": row.domain, "kontext": row.context} for row in rows]
+    lines = [
+        {
+            "nr": row.id.split(":")[1],
+            "frage": row.question,
+            "antwort": row.answer,
+            "thema": row.domain,
+            "kontext": row.context,
+        }
+        for row in rows
+    ]
     with open(tmp_path / "faq.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]), delimiter=";")
         writer.writeheader()
         writer.writerows(lines)
-    columns = {"path": "faq.csv", "question": "frage", "answer": "antwort", "context": "kontext", "id": "nr", "domain_column": "thema"}
+    columns = {
+        "path": "faq.csv",
+        "question": "frage",
+        "answer": "antwort",
+        "context": "kontext",
+        "id": "nr",
+        "domain_column": "thema",
+    }
     said = {"licence": "cc0-1.0", "origin": "our help desk", "consent": "terms of 2024"}
     with MicroServer([], roles=micro_roles()) as server:
         role = lambda model: {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
-        roles = {"builder": role("micro-builder"), "reviewer": role("micro-reviewer-never"), "reviewer2": role("micro-reviewer-2")}
+        roles = {
+            "builder": role("micro-builder"),
+            "reviewer": role("micro-reviewer-never"),
+            "reviewer2": role("micro-reviewer-2"),
+        }
         whole = {"sources": [columns | said], "rows": 25, "splits": {"train": 0.7, "test": 0.3}} | roles
         (tmp_path / "own.yaml").write_text(json.dumps(whole))
-        call = lambda *more: run(capsys, "build", tmp_path / "own.yaml", "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite", *more)
+        call = lambda *more: run(
+            capsys, "build", tmp_path / "own.yaml", "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite", *more
+        )
         code, _, err = call("--pilot", 3)
         assert code == 1 and "in 3 draws" in err and "--set reviewer.model=NAME" in err
         (tmp_path / "own.yaml").write_text(json.dumps(whole | {"reviewer": role("micro-reviewer")}))
@@ -404,5 +459,10 @@ def test_the_whole_way_with_a_table_of_ones_own(capsys, tmp_path):
         code, out, err = call("--hub", tmp_path / "hub")
         assert code == 0 and "hf upload" in out, err
     card = (tmp_path / "hub" / "README.md").read_text()
-    assert "3 of 3 rows passed" in card and "| faq |" in card and "our help desk | terms of 2024" in card and "Approved by both" in card
+    assert (
+        "3 of 3 rows passed" in card
+        and "| faq |" in card
+        and "our help desk | terms of 2024" in card
+        and "Approved by both" in card
+    )
     assert (tmp_path / "hub" / "test.jsonl").stat().st_size
