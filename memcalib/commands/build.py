@@ -81,7 +81,7 @@ from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_
 from ..inference.client import Client, run_async
 from ..inference.endpoint import Endpoint
 from ..io.runs import RunFolder, file_hash
-from ..io.sheets import read_sheet_rows
+from ..io.decisions import read_sheet_rows
 from ..memory_logs.consent import CallPlan, NotAgreed, left_names, plan_calls, preview, terms_card, undisclosed
 from ..memory_logs.examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts, with_terms
 from ..memory_logs.redaction import Redactor, load_redactor

@@ -13,7 +13,7 @@ from memcalib.dataset.pilot import FreezeError, list_batches, read_batch, read_m
 from memcalib.dataset.review import check_drafts
 from memcalib.dataset.stages import Drop, load_build_prompt
 from memcalib.io.records import write_jsonl
-from memcalib.io.sheets import write_csv
+from memcalib.io.decisions import write_csv
 from memcalib.micro.builder import micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import source_rows
