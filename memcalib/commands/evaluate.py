@@ -262,17 +262,10 @@ class EvaluationRun:
 
     def finish(self) -> str:
         """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
-        from memcalib.metrics import controls, load_judgments, readable, score
+        from memcalib.report.evaluation_report import evaluation_text
 
-        page, judgments = self.run(), load_judgments(self.file("judgments.jsonl"))
-        if not any(judgment.scored for judgment in judgments):
-            return f"none of {len(judgments)} answers could be scored; the reasons are in {page}"
-        tables = [readable(score(judgments), 1), readable(controls(judgments), 1)]
-        if self.evaluation.format == "rpeval":
-            from memcalib.evaluation.rpeval import rpeval_table
-
-            tables.append(rpeval_table([judgment for judgment in judgments if judgment.condition != "no_memory"]))
-        return "\n\n".join([*(table.to_string(index=False) for table in tables), f"Report: {page}"])
+        page = self.run()
+        return f"{evaluation_text(self.folder)}\n\nReport: {page}"
 
 # %% ../../nbs/commands/02_evaluate.ipynb #616ac91d
 def _spent(role: Any) -> dict[str, Any]:
