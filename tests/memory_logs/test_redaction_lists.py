@@ -118,3 +118,20 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
         assert "values of variables, fields and options whose name ends in a word for a secret" in vain.split("; ")
         assert "e-mail" not in vain and "password" not in vain.split("; ")
         assert "names of people, since no list was given" in never and "postal addresses" in never
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "others"),
+    [
+        ("Eva", ["Evu", "Evou", "Evy", "EVA"], ["Event", "Evening", "Every"]),
+        ("Tim", ["Tims", "Timem"], ["Time", "Times", "Timing"]),
+        ("Marek", ["Marka", "Markovi", "Marekem"], ["Mark", "Marks", "Market"]),
+        ("Berg", ["Bergs", "Bergu"], ["Bergen", "Berge", "Bergson"]),
+        ("Дмитрий", ["Дмитрия", "Dmitri", "Dmitry", "Dmitrij"], ["Дмит", "Demetrius"]),
+        ("Virtanen", ["Virtasen", "Virtaselle"], ["Virtanus"]),
+    ],
+)
+def test_forms_of_a_name_and_words_that_only_begin_like_it(name, forms, others):
+    redactor = Redactor((name_rule([name]),))
+    assert redactor.row(forms).texts == ["[person 1]"] * len(forms)
+    assert redactor.row(others).texts == others
