@@ -357,7 +357,7 @@ SAID_PHONE = joined(
     ),
 )  # fmt: skip
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #2dbef884
+# %% ../../nbs/memory_logs/02_redaction.ipynb #a70dfd3f
 _PREFIXED = (
     r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
     r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
@@ -379,15 +379,17 @@ def turns(token: str) -> int:
 
 
 def is_encoded(token: str) -> bool:
-    """Whether a string is Base64: it has its full length with the = at its end, or stands for text."""
+    """Whether a string is Base64 of a text, or has the length and the = of Base64 and turns often enough."""
     body = token.rstrip("=")
-    if len(token) < 12 or (token != body and len(token) % 4) or turns(body) < 3:
+    if len(token) < 12 or (token != body and len(token) % 4):
         return False
     try:
         plain = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_" if re.search("[-_]", body) else None, validate=True)
     except ValueError:
         return False
-    return token != body or (len(plain) > 8 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain))
+    if len(plain) > 6 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain):
+        return turns(body) >= (2 if token != body else 3)
+    return token != body and turns(body) >= 3
 
 
 def is_random(token: str) -> bool:
@@ -399,28 +401,30 @@ def is_random(token: str) -> bool:
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", letters):
         return letters == token and len(letters) in (32, 48, 56, 64, 96, 128) and len({*letters}) > 5 and min(digits, upper + lower) > 3
     if re.fullmatch(r"[A-Z2-7]{16,}", token):  # Base32, as of authenticators
-        return digits >= 2 and turns(token) >= 4
-    if sum(map(len, re.findall("[a-z]{3,}", letters))) > 0.5 * len(letters):  # words
+        return digits >= 2 and turns(token) >= 3
+    if len(letters) < 16 or not digits:
         return False
-    share = turns(letters) / max(1, len(letters) - 1)
-    if len(letters) >= 20 and min(digits, upper, lower) > 0:
-        return share >= 0.25
-    return len(letters) >= 16 and ((min(digits, upper, lower) >= 2 and share >= 0.5) or (min(digits, upper + lower) >= 5 and share >= 0.45))
+    words = [run for run in re.findall("[A-Z]?[a-z]{2,}", token) if re.search("[aeiouy]", run.lower())]
+    worded = sum(map(len, words)) / len(letters)  # the share of what may be words
+    if upper and lower:
+        return worded <= 0.55 and turns(letters) >= 0.22 * len(letters)
+    return len(letters) >= 24 and digits >= 4 and worded <= 0.5 and turns(letters) >= 0.22 * len(letters)
 
 
-_TOKEN64 = re.compile(r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])|(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])", re.ASCII)
+_TOKENS = tuple(re.compile(pattern, re.ASCII) for pattern in (r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])", r"(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])"))
 _OF_HASHES = re.compile(rf"\b{_either('hashes')}(?:sum)?\b[^\n]{{0,30}}$|[/@]$", re.I)
 
 
 def _random_spans(text: str) -> Iterator[Span]:
-    for match in _TOKEN64.finditer(text):
-        start, end = match.span()
-        is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(r"\s+\*?[\w./-]+\.\w+", text[end : end + 40])
-        if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
-            yield start, end
+    for pattern in _TOKENS:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(r"\s+\*?[\w./-]+\.\w+", text[end : end + 40])
+            if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
+                yield start, end
 
 
-RANDOM = RedactionRule("random string", "key", _random_spans, recipe=_TOKEN64.pattern, seeks="Base64, long hexadecimal numbers and other strings that look random")
+RANDOM = RedactionRule("random string", "key", _random_spans, recipe=" ".join(pattern.pattern for pattern in _TOKENS), seeks="Base64, long hexadecimal numbers and other strings that look random")
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #65fb974e
 _PASSWORDS, _SECRETS, _KEYED, _TOKEN_PARTS, _PLACES = (frozenset(_listed(name)) for name in ("password", "secret", "keyed", "token_parts", "places"))
