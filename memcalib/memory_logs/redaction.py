@@ -164,7 +164,7 @@ def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redactio
         before, texts = texts, row.one_pass(texts)
     return Redaction(texts, row.places, Counter(name for _, name in row.numbers.values()))
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #bb6c82ce
+# %% ../../nbs/memory_logs/02_redaction.ipynb #00c09195
 _WORDS: dict[str, Any] = read_yaml(package_data("redaction.yaml"))
 
 
@@ -217,7 +217,7 @@ WEBHOOK = unless(
     lambda text, start, end: len(re.findall(r"\d", text[start:end])) < 2 or bool(re.fullmatch(r"(?:[a-z]+|\d{1,4})(?:[-/](?:[a-z]+|\d{1,4}))*", text[start:end])),
 )
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #9b3e5201
+# %% ../../nbs/memory_logs/02_redaction.ipynb #f840ccb9
 _PROFILES = r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me|reddit\.com/u(?:ser)?"
 _PROFILE = rf"\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)|\b(?:github|gitlab)\.com/(?P<value_alone>\w[\w.-]*\w)(?![\w/])"
 _DECORATORS, _PACKAGES = frozenset(_listed("decorators")), frozenset(_listed("packages")) | sys.stdlib_module_names
@@ -357,7 +357,7 @@ SAID_PHONE = joined(
     ),
 )  # fmt: skip
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #1c4bc3c2
+# %% ../../nbs/memory_logs/02_redaction.ipynb #a70dfd3f
 _PREFIXED = (
     r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
     r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
@@ -379,15 +379,17 @@ def turns(token: str) -> int:
 
 
 def is_encoded(token: str) -> bool:
-    """Whether a string is Base64: it has its full length with the = at its end, or stands for text."""
+    """Whether a string is Base64 of a text, or has the length and the = of Base64 and turns often enough."""
     body = token.rstrip("=")
-    if len(token) < 12 or (token != body and len(token) % 4) or turns(body) < 3:
+    if len(token) < 12 or (token != body and len(token) % 4):
         return False
     try:
         plain = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_" if re.search("[-_]", body) else None, validate=True)
     except ValueError:
         return False
-    return token != body or (len(plain) > 8 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain))
+    if len(plain) > 6 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain):
+        return turns(body) >= (2 if token != body else 3)
+    return token != body and turns(body) >= 3
 
 
 def is_random(token: str) -> bool:
@@ -399,30 +401,32 @@ def is_random(token: str) -> bool:
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", letters):
         return letters == token and len(letters) in (32, 48, 56, 64, 96, 128) and len({*letters}) > 5 and min(digits, upper + lower) > 3
     if re.fullmatch(r"[A-Z2-7]{16,}", token):  # Base32, as of authenticators
-        return digits >= 2 and turns(token) >= 4
-    if sum(map(len, re.findall("[a-z]{3,}", letters))) > 0.5 * len(letters):  # words
+        return digits >= 2 and turns(token) >= 3
+    if len(letters) < 16 or not digits:
         return False
-    share = turns(letters) / max(1, len(letters) - 1)
-    if len(letters) >= 20 and min(digits, upper, lower) > 0:
-        return share >= 0.25
-    return len(letters) >= 16 and ((min(digits, upper, lower) >= 2 and share >= 0.5) or (min(digits, upper + lower) >= 5 and share >= 0.45))
+    words = [run for run in re.findall("[A-Z]?[a-z]{2,}", token) if re.search("[aeiouy]", run.lower())]
+    worded = sum(map(len, words)) / len(letters)  # the share of what may be words
+    if upper and lower:
+        return worded <= 0.55 and turns(letters) >= 0.22 * len(letters)
+    return len(letters) >= 24 and digits >= 4 and worded <= 0.5 and turns(letters) >= 0.22 * len(letters)
 
 
-_TOKEN64 = re.compile(r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])|(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])", re.ASCII)
+_TOKENS = tuple(re.compile(pattern, re.ASCII) for pattern in (r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])", r"(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])"))
 _OF_HASHES = re.compile(rf"\b{_either('hashes')}(?:sum)?\b[^\n]{{0,30}}$|[/@]$", re.I)
 
 
 def _random_spans(text: str) -> Iterator[Span]:
-    for match in _TOKEN64.finditer(text):
-        start, end = match.span()
-        is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(r"\s+\*?[\w./-]+\.\w+", text[end : end + 40])
-        if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
-            yield start, end
+    for pattern in _TOKENS:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(r"\s+\*?[\w./-]+\.\w+", text[end : end + 40])
+            if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
+                yield start, end
 
 
-RANDOM = RedactionRule("random string", "key", _random_spans, recipe=_TOKEN64.pattern, seeks="Base64, long hexadecimal numbers and other strings that look random")
+RANDOM = RedactionRule("random string", "key", _random_spans, recipe=" ".join(pattern.pattern for pattern in _TOKENS), seeks="Base64, long hexadecimal numbers and other strings that look random")
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #12a7673f
+# %% ../../nbs/memory_logs/02_redaction.ipynb #65fb974e
 _PASSWORDS, _SECRETS, _KEYED, _TOKEN_PARTS, _PLACES = (frozenset(_listed(name)) for name in ("password", "secret", "keyed", "token_parts", "places"))
 _STATES = frozenset(_listed("states")) | load_screen().sets["function_words"]
 _NO_VALUE = re.compile(rf"{_either('placeholders')}|[*xX.•_#?-]+|\$?\{{+.*|<.*|\$[A-Z_]+|%.*%|\[.*\]|your[-_ ].*|my[-_]?(?:password|secret|token|key).*", re.I)
@@ -540,7 +544,7 @@ SAID_PASSWORD = RedactionRule(
     "password in words", "key", _stated_spans, recipe=_STATED.pattern + _BESIDE.pattern, seeks="what a sentence says a password, key or token is"
 )
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #371cb9e2
+# %% ../../nbs/memory_logs/02_redaction.ipynb #ca72cee1
 _VALUE = (
     r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 )
@@ -601,7 +605,7 @@ def common_words() -> frozenset[str]:
     """Words that are names only with a capital, and never names of users."""
     return load_screen().sets["function_words"] | {"may", "mark", "rose", "grace", "hope", "art"}
 
-# %% ../../nbs/memory_logs/02_redaction.ipynb #472df252
+# %% ../../nbs/memory_logs/02_redaction.ipynb #58dc0df5
 _SPELLINGS = (
     ("schtsch", "sc"), ("shch", "sc"), ("tsch", "c"), ("sch", "s"), ("kh", "h"), ("ch", "c"), ("sh", "s"), ("zh", "z"), ("ph", "f"), ("th", "t"), ("ks", "x"),
     ("ou", "u"), ("oy", "u"), ("ae", "a"), ("oe", "o"), ("ue", "u"), ("aa", "a"), ("cz", "c"), ("sz", "s"), ("rz", "z"),
@@ -621,7 +625,7 @@ def spelling(word: str) -> str:
 def stems(name: str) -> dict[str, bool]:
     """What of a name, as `spelling` gives it, stands before the endings of its declension; and whether it is all of the name."""
     cuts = (r"[aeiou]+$", r"[oaiue]s$", r"(?<=[^aeiou])[eo](?=[^aeiou]$)", r"(?<=([kpt]))\1(?=[aeiou]$)")  # Anna, Papadopoulos, Marek, Mikko
-    found = {stem: False for cut in cuts if len(stem := re.sub(cut, "", name)) > 2} | {name: True}
+    found = {stem: False for cut in cuts if len(stem := re.sub(cut, "", name)) > 1 + (len(name) > 3)} | {name: True}
     if name.endswith("nen"):  # Virtanen
         found[name[:-3] + "se"] = True
     return found
@@ -646,12 +650,17 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
         key = spelling(token)
         if key in spelled:
             return spelled[key]
-        for cut in range(len(key) - 1, 2, -1):
+        for cut in range(len(key) - 1, 1, -1):
             ending, (name, whole) = key[cut:], stemmed.get(key[:cut], ("", False))
-            consonant = whole and key[cut - 1] not in "aeiou"
             if not name or ending not in _ENDINGS or (not whole and ending in ("s", "es", "n")):
                 continue
-            if not (consonant and ((cut < 4 and ending != "s") or (cut < 5 and ending in ("e", "i")))):  # Tim is not in Time, Berg not in Berge
+            if cut == 2:  # of Eva
+                fits = ending in ("u", "oi", "ie", "i")
+            elif whole and key[cut - 1] not in "aeiou":  # Tim is not in Time, Berg not in Berge
+                fits = ending in ("s", "em", "om", "ovi") if cut == 3 else cut > 4 or ending not in ("e", "i")
+            else:
+                fits = True
+            if fits:
                 return name
         return ""
 

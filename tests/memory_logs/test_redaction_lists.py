@@ -1,6 +1,19 @@
 """Disguised private values and harmless strings that look like them: few are left, and fewer changed."""
 
+import argparse
+import ast
+import asyncio
+import base64
+import email
+import inspect
+import logging
+import random
 import re
+import socket
+import ssl
+import string
+import typing
+import unittest.mock
 from collections import Counter
 from pathlib import Path
 
@@ -79,6 +92,17 @@ def test_a_machine_in_a_network_is_no_network():
     assert REDACTOR.row(["192.168.1.17/24 and 192.168.1.0/24"]).texts == ["[IP address 1]/24 and 192.168.1.0/24"]
 
 
+def test_strings_drawn_at_random_are_told_from_names_in_programs():
+    rng = random.Random(0)
+    letters = string.ascii_letters + string.digits
+    drawn = ["".join(rng.choice(letters) for _ in range(rng.choice([20, 24, 32]))) for _ in range(200)]
+    drawn += [base64.b64encode(rng.randbytes(rng.choice([16, 20, 32]))).decode() for _ in range(200)]
+    assert sum(f"it is {token}" == REDACTOR.row([f"it is {token}"]).texts[0] for token in drawn) <= 0.05 * len(drawn)
+    modules = (argparse, ast, asyncio, base64, email, inspect, logging, socket, ssl, typing, unittest.mock)
+    names = sorted({name for module in modules for name in dir(module)})
+    assert len(names) > 1000 and [name for name in names if Redactor().row([name]).texts != [name]] == []
+
+
 def test_forms_of_one_name_have_one_placeholder():
     texts = REDACTOR.row(["Иванову, Ivanov; Mueller und Müllers", "Юрий Иванов"]).texts
     assert texts == ["[person 1], [person 1]; [person 2] und [person 2]", "[person 1]"]
@@ -118,3 +142,20 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
         assert "values of variables, fields and options whose name ends in a word for a secret" in vain.split("; ")
         assert "e-mail" not in vain and "password" not in vain.split("; ")
         assert "names of people, since no list was given" in never and "postal addresses" in never
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "others"),
+    [
+        ("Eva", ["Evu", "Evou", "Evy", "EVA"], ["Event", "Evening", "Every"]),
+        ("Tim", ["Tims", "Timem"], ["Time", "Times", "Timing"]),
+        ("Marek", ["Marka", "Markovi", "Marekem"], ["Mark", "Marks", "Market"]),
+        ("Berg", ["Bergs", "Bergu"], ["Bergen", "Berge", "Bergson"]),
+        ("Дмитрий", ["Дмитрия", "Dmitri", "Dmitry", "Dmitrij"], ["Дмит", "Demetrius"]),
+        ("Virtanen", ["Virtasen", "Virtaselle"], ["Virtanus"]),
+    ],
+)
+def test_forms_of_a_name_and_words_that_only_begin_like_it(name, forms, others):
+    redactor = Redactor((name_rule([name]),))
+    assert redactor.row(forms).texts == ["[person 1]"] * len(forms)
+    assert redactor.row(others).texts == others
