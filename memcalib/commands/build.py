@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ..annotation.pilot_page import import_reviews, write_review_page, write_review_sheet
 from memcalib.commands.settings import (
@@ -131,6 +131,13 @@ class SourcePlan(BaseModel):
         young = {"id", "domain_column"}
         return {name: value for name, value in self.model_dump(mode="json", exclude={"origin", "consent"}).items() if value or name not in young}
 
+    @field_validator("question", "answer", "context", "id", "domain_column", mode="before")
+    @classmethod
+    def _is_a_name(cls, column: Any) -> Any:
+        if isinstance(column, bool):
+            raise ValueError("YAML takes no, yes, on and off for truth values; a column of such a name stands in quotes")
+        return column
+
     @model_validator(mode="after")
     def _named_or_described(self) -> "SourcePlan":
         if not self.source and not (self.path and self.question and self.answer):
@@ -141,6 +148,8 @@ class SourcePlan(BaseModel):
             meant = nearest(self.source, load_sources())
             hint = f"meant is perhaps {meant}; " if meant else ""
             raise ValueError(f"found {self.source!r}; {hint}allowed are {', '.join(load_sources())}, package.module:name, or a path with question and answer")
+        elif self.question:
+            self.described()
         return self
 
     def own(self) -> Any:
@@ -239,6 +248,8 @@ class Build(BaseModel):
                 load_build_prompt(prompt)
             except ValueError as error:
                 raise ValueError(f"prompts.{stage}: {error}") from None
+        if self.screen:
+            load_screen(self.screen, self.languages)
         if taken := _FILES & split_parts(self.splits).keys():
             raise ValueError(f"splits: found the name {min(taken)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build")
         if self.splits:

@@ -202,7 +202,7 @@ def source_table(counts: Counts, sources: Mapping[str, Source] | None = None) ->
         rows.append((name or "not recorded", domain_title(domain), licence, count, place))
     return pd.DataFrame(rows, columns=["source", "domain", "licence", "examples", "place"])
 
-# %% ../../nbs/dataset/11_card.ipynb #6530a17d
+# %% ../../nbs/dataset/11_card.ipynb #764c8f3d
 def consent_table(counts: Counts, sources: Mapping[str, Source] | None = None) -> "pd.DataFrame":
     """One row for each source: number of examples, where its rows come from, and what is known of consent."""
     import pandas as pd
@@ -242,7 +242,7 @@ def stage_table(settings: Mapping[str, str], usage: Mapping[str, Mapping[str, fl
         rows.append((stage, *said, *spent))
     return pd.DataFrame(rows, columns=["stage", "prompt", "hash", "model", "server", "calls", "tokens in", "tokens out"])
 
-# %% ../../nbs/dataset/11_card.ipynb #b9196273
+# %% ../../nbs/dataset/11_card.ipynb #7f1888e2
 def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
     """Rows that both models reviewed, the shares that each and both approved, their agreement and kappa, as text."""
     import pandas as pd
@@ -427,7 +427,8 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     else:
         yield _grid(review_table(facts.agreement))
         yield "Question by question, by part of the review:"
-        yield _grid(facts.agreement.reset_index(names="part").round(3))
+        whole = {name: int for name in ("judged", "both object", "only the first", "only the second")}
+        yield _grid(facts.agreement.astype(whole).reset_index(names="part"))
     if facts.pilots is not None and len(facts.pilots):
         yield "### Pilot batches read by people"
         yield _grid(facts.pilots)
@@ -452,7 +453,7 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
     """Write the card as README.md, where hubs look for it."""
     return write_whole(Path(folder) / "README.md", dataset_card(facts))
 
-# %% ../../nbs/dataset/11_card.ipynb #917a09a6
+# %% ../../nbs/dataset/11_card.ipynb #9439b138
 def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
     """Take back what a card says of a pilot, and say why at its beginning."""
     text, warning = Path(path).read_text(encoding="utf-8"), f"- Withdrawn: the pipeline that made these rows does not pass its pilot any more. {markdown_cell(printable(why))}.\n"
@@ -464,7 +465,7 @@ def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
         rest = f"\n## How to load\n{rest}"
     return write_whole(path, f"{head}## Know this first\n\n{warning}{rest.removeprefix(chr(10)) if known else rest}")
 
-# %% ../../nbs/dataset/11_card.ipynb #780899b7
+# %% ../../nbs/dataset/11_card.ipynb #9903898a
 def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
     """Copy card, data files and splits of a finished build into a new or empty folder, as a hub takes them; returns the files.
 

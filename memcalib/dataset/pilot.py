@@ -188,7 +188,7 @@ def read_batch(folder: str | Path) -> Batch:
         raise DataError([Violation("items", f"hash {now[:16]}", f"hash {says.items[:16]}, as written", file=str(folder / "items.jsonl"))])
     return Batch(folder, says.number, says.settings, items)
 
-# %% ../../nbs/dataset/10_pilot.ipynb #8c286502
+# %% ../../nbs/dataset/10_pilot.ipynb #94612725
 class Making(BaseModel):
     """What making.json says: one draw of rows for a batch; `batch` is the batch that it led to, `None` for none."""
 
@@ -567,7 +567,7 @@ def freeze(folder: str | Path, settings: Mapping[str, str], commands: Commands |
     )  # fmt: skip
     return _frozen(settings, pilot=record)
 
-# %% ../../nbs/dataset/10_pilot.ipynb #dc73db44
+# %% ../../nbs/dataset/10_pilot.ipynb #82f0df67
 def objection(frozen: Frozen, folder: str | Path) -> str:
     """Why a frozen pipeline does not stand any more, by the batches of its build; "" while it does, and for one without a pilot."""
     for batch in map(read_batch, list_batches(folder) if frozen.pilot else []):
@@ -589,7 +589,7 @@ def withdraw(path: str | Path, why: str) -> Path:
     path.unlink()
     return aside
 
-# %% ../../nbs/dataset/10_pilot.ipynb #a0073f3b
+# %% ../../nbs/dataset/10_pilot.ipynb #bf619189
 def pilot_log(folder: str | Path) -> "pd.DataFrame":
     """One row for each batch of a build, and for draws that led to none: rows drawn, examples, reviews, losses, changed settings."""
     import pandas as pd
@@ -600,7 +600,7 @@ def pilot_log(folder: str | Path) -> "pd.DataFrame":
         nonlocal before
         drawn = sum(len(making.ids) for making in draws)
         lost = Counter(why for making in draws for why in (making.lost or {}).values())
-        losses = "; ".join(f"{count} by {why}" for why, count in lost.most_common(3)) or ("" if draws else "not recorded")
+        losses = "; ".join(f"{count} by {why}" for why, count in lost.most_common(3)) or ("none" if draws else "not recorded")
         changes = "; ".join(str(c).replace("frozen", "then") for c in check_frozen(settings, before)) if before is not None else "the first one"
         rate = pass_rate(batch.items, read_reviews(batch.reviews)) if batch else None
         reviews = [f"{rate.passed}", f"{rate.failed}", f"{rate.left}"] if rate else ["", "", ""]

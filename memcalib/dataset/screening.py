@@ -89,7 +89,7 @@ def load_screen(changes: str | Path | dict | None = None, languages: Sequence[st
     try:
         return ScreenConfig(**(table | dict(changes) | {"limits": table["limits"]}))
     except ValidationError as error:
-        raise table_error(error, place) from None
+        raise table_error(error, place, Limits.model_fields if "limits" in error.errors()[0]["loc"] else ScreenConfig.model_fields) from None
 
 # %% ../../nbs/dataset/02_screening.ipynb #1f7f06d3
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai, Lao, Burmese, Khmer, kana, Han
@@ -100,7 +100,7 @@ def words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
-# %% ../../nbs/dataset/02_screening.ipynb #fed2bd90
+# %% ../../nbs/dataset/02_screening.ipynb #61eab486
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
     lists = read_yaml(resources.files("memcalib") / "data" / "small_words.yaml")
@@ -364,7 +364,8 @@ def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
             found, allowed = finding
             setting, domain = _SETTING.get(name, name), row.domain if row.domain in config.limits else "general"
             where = [f"screen.limits.{domain}.{setting}"] if setting in Limits.model_fields else ["screen.requests and screen.openers"] if name == "intent" else []
-            where += ["rows in another language need `languages` in the build"] * (name in ("letters", "language", "intent", "signals"))
+            if name in ("letters", "language", "intent"):
+                where.append(f"a build from rows in another language says so: languages: [{text_language(row.question).replace('en', '') or 'CODE'}]")
             return Dropped.of(row, "screening", name, found, f"{allowed} ({'; '.join(where)})" if where else allowed)
     return row.model_copy(update={"metadata": row.metadata | {"score": quality(view)}})
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..io.records import DataError, Record, Violation, iter_rows, short_repr
-from ..io.settings import read_yaml
+from ..io.settings import nearest, read_yaml
 from ..problem import Domain, Name, text_hash
 
 # %% ../../nbs/dataset/01_sources.ipynb #cd877bdb
@@ -339,7 +339,9 @@ def file_lines(path: Path) -> Lines:
         return
     suffix = next((suffix for suffix in FILES if path.name.endswith(suffix)), None)
     if path.is_file() and suffix is None:
-        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}")
+        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet can be saved as CSV")
+    if suffix and not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
     yield from FILES[suffix](path) if path.is_file() else iter_rows(path)
 
 # %% ../../nbs/dataset/01_sources.ipynb #78481ff5
@@ -383,9 +385,13 @@ def shipped_table(name: str, changes: str | Path | Mapping | None) -> tuple[dict
     return read_yaml(resources.files("memcalib") / "data" / f"{name}.yaml"), changes, place
 
 
-def table_error(error: ValidationError, place: str) -> ValueError:
-    """The first thing wrong with a table: its place, the value found, and what is allowed."""
-    first = error.errors()[0]
+def table_error(error: ValidationError, place: str, known: Iterable[str] = ()) -> ValueError:
+    """The first thing wrong with a table: its place, the value found, and what is allowed; `known` are the names that may stand at a place."""
+    first, known = error.errors()[0], list(known)
+    if first["type"] == "extra_forbidden" and known:
+        meant = nearest(str(first["loc"][-1]), known)
+        hint = f"; meant is perhaps {meant}" if meant else ""
+        return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}, which is not a setting{hint}; allowed are {', '.join(known)}")
     return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}: {first['msg']}")
 
 
@@ -402,7 +408,7 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
     try:
         return {name: Source(name=name, **settings) for name, settings in table.items()}
     except ValidationError as error:
-        raise table_error(error, place) from None
+        raise table_error(error, place, Source.model_fields) from None
 
 
 def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
@@ -422,7 +428,7 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
                 return found
             why = f"that is of type {type(found).__name__}"
         except ValidationError as error:
-            raise table_error(error, name) from None
+            raise table_error(error, name, Source.model_fields) from None
         except (ImportError, AttributeError, ValueError) as error:
             why = f"cannot be imported: {error}"
     allowed = f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
@@ -548,11 +554,14 @@ def plain_source(
 ) -> Source:  # fmt: skip
     """A source described by its column names alone; further names (`id`, `topic`, or any other for `metadata`) as keywords.
 
-    `domain_column` says which column has the domain of a row; `domain` is that of rows where it is empty.
+    `domain_column` says which column has the domain of a row; `domain` is that of rows where it is empty. Raises `ValueError` for an unknown reader.
     """
     columns = {"question": question, "answer": answer, "context": context, "domain": domain_column} | more
     columns = {key: path for key, path in columns.items() if path}
-    return Source(name=name, domain=domain, licence=licence, columns=columns, needed=tuple(columns))
+    try:
+        return Source(name=name, domain=domain, licence=licence, columns=columns, needed=tuple(columns))
+    except ValidationError as error:
+        raise table_error(error, name) from None
 
 # %% ../../nbs/dataset/01_sources.ipynb #b5f30365
 def attrition(passed: Passed, by: Literal["source", "domain"] = "source") -> "pd.DataFrame":

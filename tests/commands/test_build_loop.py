@@ -429,6 +429,47 @@ def test_younger_options_do_not_make_an_older_folder_another_build(home):
     assert "origin" not in b.build_identity(load_build(home / "own.yaml"))["sources"][0]
 
 
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ({"id": False}, {}, "sources.0.id: found False; YAML takes no, yes, on and off"),
+        ({"question": "q|usr"}, {}, "unknown reader 'usr'; allowed are user, reply"),
+        (
+            {},
+            {"screen": {"limits": {"general": {"word": 3}}}},
+            "limits.general.word: found 3, which is not a setting; meant is perhaps words",
+        ),
+        ({}, {"lint": {"alik": 3}}, "lint.alik: unknown option; meant is perhaps alike"),
+        ({}, {"languages": []}, "languages: found"),
+    ],
+)
+def test_what_a_table_cannot_be_is_said_before_a_row_is_read(home, columns, more, said):
+    write_yaml(home, sources=[COLUMNS | columns], **more)
+    with pytest.raises(ValueError, match="own.yaml: ") as error:
+        load_build(home / "own.yaml")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "said"), [("gone.csv", "gone.csv: no such file"), ("t.xlsx", "saved as CSV")])
+def test_files_that_cannot_be_read(home, name, said):
+    (home / "t.xlsx").write_bytes(b"PK")
+    write_yaml(home, sources=[COLUMNS | {"path": name}])
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
+        loop(home).pilot(3)
+
+
+def test_rows_in_another_language_are_told_how_they_pass(home):
+    asked = (
+        "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends dick. Darf ich weniger trinken?"
+    )
+    said = "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche Tablette nehmen."
+    write_csv(home / "faq.csv", ["no", "q", "a"], [{"no": "1", "q": asked, "a": said}])
+    with pytest.raises(NoRowLeft, match=r"function_words; .*languages: \[de\]"):
+        loop(home).pilot(1)
+    write_yaml(home, languages=["de"])
+    assert "batch 1: 1 examples" in loop(home).pilot(1)
+
+
 @pytest.mark.slow
 def test_the_whole_way_with_a_table_of_ones_own(capsys, tmp_path):
     rows = [row for row in source_rows(150, 3) if hasattr(row, "answer")]
