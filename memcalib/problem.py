@@ -185,12 +185,12 @@ def blocks_by_atom(example: Example) -> dict[str, Block]:
     return {atom_id: block for block in example.blocks for atom_id in block.atom_ids}
 
 # %% ../nbs/00_problem.ipynb #93ba9e00
-SHIPPED = {"starter": "records.jsonl"}  # name -> file of package data
+SHIPPED = {"starter": "starter/records.jsonl", "samples": "records.jsonl"}  # name -> file of package data
 
 
 def sample_records() -> list[Example]:
     """The nine hand-written records that ship with the package: three each for health, general and coding."""
-    path = resources.files("memcalib") / "data" / SHIPPED["starter"]
+    path = resources.files("memcalib") / "data" / SHIPPED["samples"]
     return [Example.model_validate_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 # %% ../nbs/00_problem.ipynb #8921b24b
