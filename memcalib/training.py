@@ -28,9 +28,9 @@ from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from .credit.logprobs import group_sync, response_logps
+from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.local import prompt_encoder, sample_tokens
-from .localization import Thresholds
 from .metrics import CHANNELS
 from .problem import Example, JudgeLike, encode_prompt
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
@@ -162,7 +162,9 @@ class CreditTrainer(GRPOTrainer):
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
         self.judged = ChannelRewards(self.judge.as_read(config.text) if method.needs_judge else None, examples, config.merge_over_use)
-        self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.layout), Thresholds(config.credit)
+        self.encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
+        self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
+        self.thresholds = self.token_credit.thresholds
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
         self.reference = None if peft_config else _reference(model, config, out, self.found)
         self.reference_weights = by_main(lambda: saved_weights(self.reference)) if self.reference else None
@@ -172,6 +174,8 @@ class CreditTrainer(GRPOTrainer):
                 model, self.judged.functions, args, prompt_dataset(config, tokenizer, examples, out), processing_class=tokenizer,
                 rollout_func=_shared_rollout if config.sampler == "shared" else None, peft_config=peft_config, **options,
             )  # fmt: skip
+        self.token_credit.device, self.token_credit.process = self.accelerator.device, self.accelerator.process_index
+        self.token_credit.gather = self.concatenate if self.accelerator.num_processes > 1 else None
         check_context(config, tokenizer, examples, self.train_dataset, getattr(self.model.config.get_text_config(), "max_position_embeddings", None))
         self.checkpoints, self.guard, self.rows = CreditCheckpoints(self, config.minibatches), FiniteGuard(self), StepRows(self, _examples(eval_dataset or ()))
         self.remove_callback(PrinterCallback)
@@ -277,11 +281,9 @@ class CreditTrainer(GRPOTrainer):
         if config.method == "memcalib-rl":
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
-        self.credit, self.pairs = assign_credit(
-            self.accelerator.unwrap_model(self.model), config.credit, judged, self.encode, self.thresholds,
-            generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
-            full=known, gather=self.accelerator.gather, concat=self.concatenate, tokenizer=self.processing_class, lost=self.lost,
-        )  # fmt: skip
+        model = self.accelerator.unwrap_model(self.model)
+        options = dict(generations=self.num_generations, temperature=self.temperature, full=known, lost=self.lost)
+        self.credit, self.pairs = assign_credit(model, self.token_credit, judged, **options)
         return self.credit.advantages
 
     def concatenate(self, values: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'Resume', 'Config', 'Data
            'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Text', 'Cache', 'NoCache', 'AnswerTokens', 'LOOPBACK', 'File',
            'Split', 'Profile', 'cache_verbs', 'stop', 'main', 'with_aliases', 'price_option', 'seeds_option',
            'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text',
-           'evaluate', 'generate', 'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations', 'build',
-           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'stats', 'clear', 'microserve']
+           'evaluate', 'exam', 'generate', 'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations',
+           'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'stats', 'clear',
+           'microserve']
 
 # %% ../../nbs/commands/11_cli.ipynb #27e2a824
 import os
@@ -67,7 +68,7 @@ def stop(message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 # %% ../../nbs/commands/11_cli.ipynb #a3499b0e
-RESUMED = ("build", "demonstrations", "evaluate", "generate", "judge", "quickstart", "reproduce", "train")
+RESUMED = ("build", "demonstrations", "evaluate", "exam", "generate", "judge", "quickstart", "reproduce", "train")
 STAYS = "what was written stays; go on with: "
 
 
@@ -192,7 +193,7 @@ def _limits(role: str, before: str = "--") -> dict[str, _Flag]:
 
 
 _SAMPLING = {
-    "--engine": _Flag("model.engine"), "--seeds": _Flag("sampling.seeds", read=seeds_option), "--framing": _Flag("sampling.framing"),
+    "--engine": _Flag("model.engine"), "--seeds": _Flag("sampling.seeds", read=seeds_option), "--framing": _Flag("sampling.prompt_template"),
     "--temperature": _Flag("sampling.temperature"), "--top-p": _Flag("sampling.top_p"), "--max-tokens": _Flag("sampling.max_tokens"),
     "--text": _Flag("sampling.text"),
 }  # fmt: skip
@@ -208,7 +209,8 @@ _ROLES = ("teacher", "evaluator", "evaluator2")
 _DEMONSTRATIONS = {f"--{name}": _Flag(*(f"{role}.{name}" for role in _ROLES)) for name in ("concurrency", "rpm", "tpm")} | {
     "--price": _Flag("teacher.price", read=price_option), "--evaluator-price": _Flag("evaluator.price", read=price_option),
     "--evaluator2-price": _Flag("evaluator2.price", read=price_option), "--split": _Flag("split"), "--world": _Flag("world"),
-    **{f"--{name.replace('_', '-')}": _Flag(f"making.{name}") for name in ("rounds", "min_quality", "text", "layout", "prompt", "temperature", "max_tokens")},
+    **{f"--{name.replace('_', '-')}": _Flag(f"making.{name}") for name in ("rounds", "min_quality", "text", "prompt", "temperature", "max_tokens")},
+    "--layout": _Flag("making.prompt_template"),
 }  # fmt: skip
 _BUILD = {f"--{name}": _Flag(f"memory.{name}") for name in ("store", "redaction", "consent", "domain")} | {
     "--without-consent": _Flag("memory.without_consent", value="true"),
@@ -371,7 +373,7 @@ def evaluate(
     """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
 
     Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
-    Frequent settings: sampling.seeds, sampling.framing, sampling.max_tokens, judging.blind, model.rpm, judge.price.
+    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, judging.blind, model.rpm, judge.price.
 
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
@@ -388,6 +390,37 @@ def evaluate(
     print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens), answer_tokens))
     if not dry_run:
         print(run.finish())
+
+# %% ../../nbs/commands/11_cli.ipynb #dfe42381
+@app.command(cls=_with(_JUDGING | _limits("judge")))
+def exam(
+    judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None, config: Config = None,
+    full: Annotated[bool, typer.Option("--full", help="All known answers instead of 300.")] = False,
+    set_: Set = None, dry_run: DryRun = False, resume: Resume = False, cache: Cache = None, no_cache: NoCache = False,
+) -> None:  # fmt: skip
+    """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
+
+    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided. `memcalib evaluate` finds the result under runs/exam.
+    Frequent settings: answers, probes, judging.blind, judge.rpm, judge.price.
+
+    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    """
+    from memcalib.commands.exam import Exam, ExamRun, exam_text
+    from memcalib.commands.settings import given, load_settings, settings_text
+
+    options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
+    hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
+    settings = load_settings(Exam, config, given(options), [*(set_ or ()), *(["answers=null"] if full else [])], hints=hints)
+    name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
+    run = ExamRun(settings, out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name), cache_of(cache, no_cache), dry_run)
+    if dry_run:
+        print(settings_text(settings))
+    print(forecast_text([run.forecast()], 0))
+    if not dry_run:
+        found = run.run()
+        print(f"{exam_text(found)}\nReport: {run.folder / 'exam.html'}")
+        raise typer.Exit(0 if found["verdict"] == "passed" else 3)
 
 # %% ../../nbs/commands/11_cli.ipynb #6e14b6f2
 @app.command(cls=_with(_SAMPLING | _limits("model")))
@@ -495,7 +528,7 @@ def demonstrations(
     """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
 
     Everything paid for is written at once. After a stop the same command resumes; with a larger making.rounds it gives refused rows further tries.
-    Frequent settings: making.rounds, making.min_quality, making.text, making.layout, teacher.price, evaluator2.key_env.
+    Frequent settings: making.rounds, making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
 
     Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url https://api.example.com/v1 --evaluator qwen-plus
     --evaluator2 deepseek-chat --evaluator2-url https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
@@ -540,7 +573,7 @@ def build(
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
     """
     from memcalib.commands.build import load_build
-    from memcalib.commands.build_memory import MemoryRun, ask_first, build_run
+    from memcalib.commands.build import MemoryRun, ask_first, build_run
 
     steps = {"pilot": pilot, "reviews": reviews, "freeze": freeze, "preview": preview, "dry-run": dry_run}
     if len(together := [f"--{step}" for step, wanted in steps.items() if wanted]) > 1:

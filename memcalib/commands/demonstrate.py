@@ -20,6 +20,7 @@ from ..trainer.demonstrations import FILE, Demonstration, acceptance_table, make
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
+from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.runs import RunFolder
 from ..micro.world import make_examples
 from ..trainer.demonstrations import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
@@ -73,7 +74,7 @@ def load_plan(options: dict[str, Any], file: str | Path | None = None, settings:
     content = {} if file is None else read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
     content = with_settings(merged(content, options), settings)
     if not content.get("data") and not content.get("teacher"):
-        content = merged({"making": {"text": "concat", "layout": "micro"}}, content)
+        content = merged({"making": {"text": "concat", "prompt_template": "micro"}}, content)
     hints = {f"{role}.model": f"give --{role} with the name of the model" for role in ROLES}
     return check_settings(DemonstrationPlan, content, file or "", hints=hints)
 
@@ -147,8 +148,9 @@ class DemonstrationRun:
         who = {name: endpoint.model_dump(include={"model", "base_url", "thinking", "extra_body"}) for name in ROLES if (endpoint := getattr(plan, name))}
         prompt = text_hash(load_demonstration_prompt(plan.making.prompt))
         parameters = {"data": plan.data or f"micro {plan.world}", "split": plan.split, "prompt_hash": prompt} | (who or MICRO)
-        parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})}
-        self.run_folder = RunFolder(out, parameters, {"making": DemonstrationConfig().model_dump(mode="json")}, bind=False)
+        wording = {"wording": wording_hash(find_prompt_template(plan.making.prompt_template))}
+        parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})} | wording
+        self.run_folder = RunFolder(out, parameters, {"making": DemonstrationConfig().model_dump(mode="json")} | wording, bind=False)
         if not dry_run:
             for name in ROLES if not plan.micro else ():
                 check_key(getattr(plan, name), f"{name}.key_env")

@@ -8,6 +8,7 @@ __all__ = ['JUDGED_TOKENS', 'Weights', 'Evaluation', 'identity', 'load_evaluatio
            'judgment_file']
 
 # %% ../../nbs/commands/02_evaluate.ipynb #579137d5
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,12 +19,13 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
+from ..evaluation.exam import examined, find_exam
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
 from ..io.runs import RunFolder
 from .settings import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from ..problem import Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
-from ..io.records import write_jsonl
+from ..io.records import write_jsonl, write_whole
 from ..inference.rollout import Backend, EndpointBackend, Sampling, generate, requests
 from ..judge import JudgeConfig, judge_request, load_prompt
 
@@ -49,7 +51,7 @@ class Evaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Name
+    data: Name = "starter"
     format: Literal["memcalib", "rpeval"] = "memcalib"
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
@@ -59,6 +61,7 @@ class Evaluation(BaseModel):
     sampling: Sampling = Sampling()
     judging: JudgeConfig = JudgeConfig()
     control: bool = True
+    exams: str = "runs/exam"  # where `memcalib exam` keeps its results
 
     @model_validator(mode="before")
     @classmethod
@@ -190,7 +193,7 @@ class EvaluationRun:
         self.run_folder = RunFolder(out, identity(evaluation, data_hash), usual, bind=False, replaceable=self._nothing_made)
         self.earlier = self.run_folder.earlier().get("session") or {}
         if not dry_run:
-            find_prompt_template(evaluation.sampling.framing), load_prompt(evaluation.judging.prompt)
+            find_prompt_template(evaluation.sampling.prompt_template), load_prompt(evaluation.judging.prompt)
             self.run_folder.bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
@@ -248,6 +251,8 @@ class EvaluationRun:
         more = {"usage": usage, "session": self.earlier | session, "command": self.command}
         files = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")
         self.run_folder.write_manifest(files, list(self.evaluation.sampling.seeds), next(iter(judges), None), **more)
+        if judges and (exam := find_exam(next(iter(judges)), self.evaluation.exams)):
+            write_whole(self.file("exam.json"), json.dumps(exam, indent=1, ensure_ascii=False) + "\n")
         return write_evaluation_report(self.folder)
 
     def run(self) -> Path:
@@ -263,16 +268,22 @@ class EvaluationRun:
     def finish(self) -> str:
         """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
         from memcalib.metrics import controls, load_judgments, readable, score
+        from memcalib.report.evaluation_report import judge_corrected
+        from memcalib.report.run_data import load_run
 
         page, judgments = self.run(), load_judgments(self.file("judgments.jsonl"))
         if not any(judgment.scored for judgment in judgments):
             return f"none of {len(judgments)} answers could be scored; the reasons are in {page}"
         tables = [readable(score(judgments), 1), readable(controls(judgments), 1)]
+        corrected = judge_corrected(load_run(self.folder))
+        tables += [corrected.round(1)] if len(corrected) else []
         if self.evaluation.format == "rpeval":
             from memcalib.evaluation.rpeval import rpeval_table
 
             tables.append(rpeval_table([judgment for judgment in judgments if judgment.condition != "no_memory"]))
-        return "\n\n".join([*(table.to_string(index=False) for table in tables), f"Report: {page}"])
+        judge = judgments[0].judge
+        lines = [examined(judge, find_exam(judge, self.evaluation.exams)), f"Report: {page}"]
+        return "\n\n".join([*(table.to_string(index=False) for table in tables), "\n".join(lines)])
 
 # %% ../../nbs/commands/02_evaluate.ipynb #616ac91d
 def _spent(role: Any) -> dict[str, Any]:

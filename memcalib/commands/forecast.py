@@ -126,9 +126,9 @@ def measure_texts(recipe: Recipe, config: Any) -> Texts:
     count, examples = train
     tokens, note = _counter(recipe, config)
     how = method_config(recipe, "grpo")
-    prompts = [tokens(render(example, text=how.text, layout=how.layout)) for example in examples]
+    prompts = [tokens(render(example, text=how.text, prompt_template=how.prompt_template)) for example in examples]
     judged = [estimate_tokens(judge_request(e, "", recipe.judging).messages) for e in examples if e.atoms]
-    taught = [tokens(teacher_messages(e, config.text, config.teacher_layout or config.layout)) for e in examples] if _taught(config) else []
+    taught = [tokens(teacher_messages(e, config.text, config.teacher_prompt_template or config.prompt_template)) for e in examples] if _taught(config) else []
     mean = lambda values: sum(values) / max(1, len(values))
     notes = [note] * bool(note) + ([f"lengths from the first {SAMPLED} of {count} examples"] if count > SAMPLED else [])
     longest, atoms = max(prompts, default=None), mean([len(e.atoms) for e in examples])

@@ -24,12 +24,12 @@ from .evaluate import make_judge
 from .gpu_memory import read_config
 from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, key_faults, read_settings, shipped, with_settings
 from ..inference.endpoint import CallError, Endpoint
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.records import is_hub_id, short_repr
 from ..io.settings import fault_line, nearest
 from ..judge import JudgeConfig, load_prompt
 from memcalib.problem import (
-    PROMPT_TEMPLATES,
     Example,
     JudgeLike,
     Name,
@@ -177,9 +177,12 @@ def method_config(recipe: Recipe, method: str, seed: int | None = None) -> Train
     require_method(method)
     given = recipe.model_dump()
     try:
-        return _build(given, method, seed)
+        config = _build(given, method, seed)
     except ValidationError as error:
         raise ValueError("\n".join(_method_faults(given, method, error))) from None
+    templates = {name: getattr(config, name, "") for name in ("prompt_template", "teacher_prompt_template")}
+    files = {name: file for name, file in templates.items() if file.endswith((".yaml", ".yml"))}
+    return config.model_copy(update={name: find_prompt_template(file) for name, file in files.items()})
 
 # %% ../../nbs/commands/04_recipe.ipynb #9d6a9601
 def setting_place(method: str, name: str, own: Mapping[str, Any]) -> str:
@@ -257,10 +260,13 @@ def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
 
     if not isinstance(config, TrainConfig):
         return
-    known = {"layout": list(PROMPT_TEMPLATES), "teacher_layout": ["", *dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])]}
-    for name, allowed in known.items():
-        if (value := getattr(config, name)) not in allowed:
-            yield f"{setting_place(config.method, name, own)}: found {short_repr(value)}; allowed are {', '.join(filter(None, allowed))}"
+    for name, more in (("prompt_template", ()), ("teacher_prompt_template", TEACHER_VIEWS)):
+        try:
+            value = getattr(config, name)
+            if value not in more and (value or not more):
+                find_prompt_template(value)
+        except (ValueError, OSError) as error:
+            yield f"{setting_place(config.method, name, own)}: {', or '.join((str(error), *more))}"
     try:
         trl_config(config, "unused")
     except TypeError as error:
@@ -318,7 +324,7 @@ def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path
     name, said = row.get("example_id"), row.get("response")
     if name not in asked or not isinstance(said, str) or not said.strip():
         raise ValueError(f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer")
-    prompt = render(asked[name], text=how.text, layout=how.layout)
+    prompt = render(asked[name], text=how.text, prompt_template=how.prompt_template)
     return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
 
 # %% ../../nbs/commands/04_recipe.ipynb #ed8f8503

@@ -167,8 +167,8 @@ class Job:
         self.examples = read_splits(self.recipe)
 
     def answering(self) -> dict[str, Any]:
-        """How answers are sampled in evaluation: the layout and text the policy was trained with."""
-        return {"text": "concat", "layout": "micro", "max_tokens": self.world.max_new_tokens}
+        """How answers are sampled in evaluation: the prompt template and text the policy was trained with."""
+        return {"text": "concat", "prompt_template": "micro", "max_tokens": self.world.max_new_tokens}
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d1d80a4d
 def start_policies(job: Job) -> dict[str, Path]:

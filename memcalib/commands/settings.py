@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Tag, ValidationEr
 
 from ..inference.endpoint import CallError, Endpoint, hide_secrets
 from ..io.records import short_repr
-from ..io.settings import fault_line, nearest, parse_yaml, read_yaml
+from ..io.settings import FOREIGN, RENAMED, current_names, fault_line, nearest, parse_yaml, read_yaml
 from ..problem import JudgeLike
 
 # %% ../../nbs/commands/01_settings.ipynb #6d0a031e
@@ -38,7 +38,11 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         names = place.strip().split(".")
         if not sign or not all(names):
             raise ValueError(f"--set: found {short_repr(text)}; allowed is place=value, such as train.lr=2e-6")
-        content = _placed(content, names, parse_yaml(value, f"--set {place}: found {short_repr(value)}"))
+        value = parse_yaml(value, f"--set {place}: found {short_repr(value)}")
+        if not {*names} & {*FOREIGN}:
+            names = [RENAMED.get(name, name) for name in names]
+            value = current_names(value) if isinstance(value, Mapping) else value
+        content = _placed(content, names, value)
     return dict(content)
 
 
@@ -75,7 +79,10 @@ def read_settings(name: str | Path, what: str, known: Mapping[str, Traversable],
     content = read_yaml(path, name)
     if not isinstance(content, dict):
         raise ValueError(f"{name}: {what}: found {short_repr(content)}; allowed is a mapping with some of {', '.join(fields)}")
-    return content
+    try:
+        return current_names(content)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 # %% ../../nbs/commands/01_settings.ipynb #edc3939d
 def _kinds(annotation: Any, tag: str | None = None) -> dict[Any, type[BaseModel] | None]:

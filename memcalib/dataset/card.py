@@ -20,7 +20,7 @@ from .splits import Sizes, split_parts
 from .stages import Drop
 from ..evaluation.breakdown import distractor_kind
 from ..problem import Block, Example, Level
-from ..io.records import printable
+from ..io.records import printable, write_whole
 from ..report.tables import markdown_cell, published, to_markdown
 
 # %% ../../nbs/dataset/11_card.ipynb #2a3467b6
@@ -401,7 +401,4 @@ def dataset_card(facts: CardFacts) -> str:
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
     """Write the card as README.md, where hubs look for it."""
-    path = Path(folder) / "README.md"
-    part = path.with_name("README.md.part")
-    part.write_text(dataset_card(facts), encoding="utf-8")
-    return part.replace(path)
+    return write_whole(Path(folder) / "README.md", dataset_card(facts))

@@ -30,7 +30,7 @@ from .. import __version__
 from .stages import Stage
 from ..inference.endpoint import Endpoint
 from ..io.decisions import Book, latest
-from ..io.records import DataError, Record, Violation, printable, pydantic_violation, read_jsonl, write_jsonl
+from ..io.records import DataError, Record, Violation, printable, pydantic_violation, read_jsonl, write_jsonl, write_whole
 from ..memory_logs.consent import place_of
 from ..problem import Example, Name, text_hash
 
@@ -450,11 +450,7 @@ def shipped_frozen() -> list[str]:
 
 def write_frozen(path: str | Path, frozen: Frozen) -> Path:
     """Write frozen.json, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(frozen.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
-    return part.replace(path)
+    return write_whole(path, frozen.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def read_frozen(path: str | Path) -> Frozen:

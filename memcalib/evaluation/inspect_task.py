@@ -101,13 +101,17 @@ def footprint(judging: JudgeConfig | None = None, judge: str | None = None, text
 # %% ../../nbs/evaluation/04_inspect.ipynb #61584eed
 @task
 def memory_use(
-    data: str, limit: int | None = None, split: str = "train", seeds: str = "42,43,44", framing: str = "plain",
+    data: str, limit: int | None = None, split: str = "train", seeds: str = "42,43,44", prompt_template: str = "plain",
     temperature: float = 1.0, top_p: float = 1.0, max_tokens: int = 8192, text: str = "fluent",
-    judge: str | None = None, blind: bool = False, quality: bool = False, prompt: str = "footprint-1",
+    judge: str | None = None, blind: bool = False, quality: bool = False, prompt: str = "footprint-1", framing: str = "",
 ) -> Task:  # fmt: skip
-    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data."""
+    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data.
+
+    `framing` is an older name of `prompt_template`.
+    """
     numbers = [int(seed) for seed in str(seeds).split(",")]
-    sampling = Sampling(seeds=numbers, framing=framing, temperature=temperature, top_p=top_p, max_tokens=max_tokens, text=text)
+    how = dict(temperature=temperature, top_p=top_p, max_tokens=max_tokens, text=text, prompt_template=framing or prompt_template)
+    sampling = Sampling(seeds=numbers, **how)
     samples = [sample_of(example, sampling) for example in islice(iter_examples(data, split), limit)]
     return Task(
         dataset=MemoryDataset(samples, name=Path(data).name),

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .cache import CallCache
 from .client import Client, FirstFailures, Totals, run_async, run_many
@@ -139,26 +139,18 @@ def wording_hash(name: str) -> str:
 
 # %% ../../nbs/inference/05_rollout.ipynb #e677b257
 class Sampling(BaseModel):
-    """How answers are sampled (the paper's evaluation settings); unknown fields raise. `framing` and `layout` are older names of `prompt_template`."""
+    """How answers are sampled (the paper's evaluation settings); unknown fields raise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)
     samples: Annotated[int, Field(ge=1)] = 1  # answers for each seed
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 8192
     text: Literal["fluent", "concat"] = "fluent"
-    prompt_template: Annotated[Name, Field(serialization_alias="framing")] = "plain"  # a name, or a template file
+    prompt_template: Name = "plain"  # a name, or a template file
     thinking: bool = False
     ask_again: tuple[Literal["empty", "length"], ...] = ("empty",)  # asked once more at an endpoint
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_names(cls, given: Any) -> Any:
-        names = [name for name in ("prompt_template", "framing", "layout") if isinstance(given, dict) and name in given]
-        if len(names) > 1:
-            raise ValueError(f"found {' and '.join(names)}, which are names of one setting; allowed is one of them")
-        return {"prompt_template" if name in names else name: value for name, value in given.items()} if names else given
 
     @field_validator("seeds")
     @classmethod
@@ -167,10 +159,6 @@ class Sampling(BaseModel):
             raise ValueError(f"seed {repeated[0]} is given more than once; allowed is once")
         return seeds
 
-    @property
-    def framing(self) -> str:
-        """The prompt template, by its older name."""
-        return self.prompt_template
 
 # %% ../../nbs/inference/05_rollout.ipynb #a27fbe4f
 CONDITIONS = ("full_memory", "no_memory")
@@ -244,7 +232,7 @@ def requests(
         version = example.content_hash
         for condition in conditions:
             shown = remove_atoms(example, example.levels) if condition == "no_memory" else example
-            messages = render(shown, text=sampling.text, layout=template)
+            messages = render(shown, text=sampling.text, prompt_template=template)
             name = "no_memory" if condition == "no_memory" else "full_memory" if template == "plain" else template
             for seed in sampling.seeds:
                 for sample in range(sampling.samples):

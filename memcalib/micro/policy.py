@@ -127,8 +127,8 @@ def _stream(worlds: Sequence[str], size: int, flip: float, rng: random.Random, p
     pools = [make_examples(world, pool, rng.randrange(1000), "pretrain") for world in worlds]
 
     @cache
-    def prompt(i: int, j: int, layout: str) -> list[int]:
-        return encode_prompt(tokenizer, render(pools[i][j], text="concat", layout=layout))
+    def prompt(i: int, j: int, prompt_template: str) -> list[int]:
+        return encode_prompt(tokenizer, render(pools[i][j], text="concat", prompt_template=prompt_template))
 
     for i in cycle(range(len(pools))):
         rows = []

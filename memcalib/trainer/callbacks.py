@@ -230,7 +230,7 @@ class StepRows(TrainerCallback):
         process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
         examples = list(self.validation)[process::processes]
         if getattr(trainer, "use_vllm", False):
-            encode = prompt_encoder(tokenizer, config.eval_text, config.layout)
+            encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
             prompts = [encode(example) for example in examples]
             filler = prompts[:1] or [encode_prompt(tokenizer, [{"role": "user", "content": "-"}])]
             short = -(-len(self.validation) // processes) - len(prompts)

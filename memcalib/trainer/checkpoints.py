@@ -33,7 +33,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
-from ..io.settings import changed
+from ..io.settings import changed, current_names
 from ..problem import Example
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #4b2301b4
@@ -235,7 +235,7 @@ _WHY = {"sampler": "another sampler draws other random numbers"}
 def decisive(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings by name, those of the base trainer as trl.NAME: what decides the result of a run, and what decides its memory. The rest is `FREE`."""
     given = {f"trl.{name}": value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}
-    given |= {name: value for name, value in config.items() if name not in {"trl", *FREE}}
+    given |= {name: value for name, value in current_names(config).items() if name not in {"trl", *FREE}}
     memory = {name: value for name, value in given.items() if name.startswith(_MEMORY)}
     return {name: value for name, value in given.items() if name not in memory}, memory
 

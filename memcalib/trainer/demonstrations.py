@@ -25,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ..inference.client import Client, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.json_replies import escaped, to_data
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
 from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
-from ..problem import PROMPT_TEMPLATES, Example, Judgment, Name, WireLevel, render, text_hash
+from ..problem import Example, Judgment, Name, WireLevel, render, text_hash
 from ..io.records import DataError, Record, Violation, printable
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #15291cd5
@@ -38,18 +39,17 @@ class DemonstrationConfig(BaseModel):
 
     prompt: str = "demonstration-1"  # a shipped prompt, or the path of a text file
     text: Literal["fluent", "concat"] = "fluent"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     rounds: int = Field(3, ge=1)
     min_quality: int = Field(3, ge=0, le=4)
     temperature: float = Field(0.7, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(8192, ge=1)
 
-    @field_validator("layout")
+    @field_validator("prompt_template")
     @classmethod
-    def _known(cls, layout: str) -> str:
-        if layout not in PROMPT_TEMPLATES:
-            raise ValueError(f"allowed are {', '.join(PROMPT_TEMPLATES)}")
-        return layout
+    def _known(cls, prompt_template: str) -> str:
+        find_prompt_template(prompt_template)
+        return prompt_template
 
     @property
     def judging(self) -> JudgeConfig:
@@ -342,7 +342,7 @@ def training_rows(examples: Iterable[Example], rows: Iterable[Demonstration], co
     accepted = {row.example_id: row.response for row in rows if row.status == "accepted"}
     for example in examples:
         if example.id in accepted:
-            prompt = render(example, text=config.text, layout=config.layout)
+            prompt = render(example, text=config.text, prompt_template=find_prompt_template(config.prompt_template))
             completion = [{"role": "assistant", "content": accepted[example.id]}]
             yield {"example_id": example.id, "prompt": prompt, "completion": completion}
 

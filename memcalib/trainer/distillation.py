@@ -204,7 +204,7 @@ class OpsdPG(CreditTrainer):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         config, context = self.config, getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.teacher_prompt = teacher_encoder(self.processing_class, config.text, config.teacher_layout or config.layout)
+        self.teacher_prompt = teacher_encoder(self.processing_class, config.text, config.teacher_prompt_template or config.prompt_template)
         asked = [self.judged.pool[k] for k in self.train_dataset["example"]]
         sizes = fitting_examples("teacher", self.teacher_prompt, asked, self.args.output_dir, max_teacher=config.max_teacher)
         self.train_dataset = self.train_dataset.select(sizes)

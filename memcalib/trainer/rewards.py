@@ -11,6 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,20 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..channels import channel_rewards, direction_check, group_advantages, judgment_tensors
-from ..metrics import CHANNELS
-from ..localization import CreditConfig
-from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs, Thresholds
-from ..credit.token_credit import score_pairs
-from ..metrics import summary
-from .stopping import RetryingJudge, retrying_judge
-from ..credit.prefix_groups import response_mask
-from ..problem import Example, JudgeLike, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
-from ..redistribution import Credit, credit
+from ..channels import channel_rewards, judgment_tensors
 from ..credit.logprobs import response_logps
-from ..credit.sentences import response_units
+from ..credit.token_credit import TokenCredit
+from ..inference.local import prompt_encoder, sample_answers
+from ..localization import Pairs
+from ..metrics import CHANNELS, summary
+from ..problem import Example, JudgeLike, Judgment, encode_prompt, judge_all, judgment_for, neutralise, render
+from ..redistribution import Credit
 from .settings import TrainConfig
+from .stopping import RetryingJudge, retrying_judge
 
 # %% ../../nbs/trainer/04_rewards.ipynb #23f4ee76
 class ChannelRewards:
@@ -127,11 +125,11 @@ def prompt_dataset(
     Those are counted in a warning and listed in a new `out/overlong.jsonl`. Raises `ValueError` when no prompt is left.
     """
     _forget_overlong(out)
-    encode = prompt_encoder(tokenizer, config.text, config.layout)
+    encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
     sizes = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
     control, rows = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, []
     for index, tokens in sizes.items():
-        messages = render(examples[index], text=config.text, layout=config.layout)
+        messages = render(examples[index], text=config.text, prompt_template=config.prompt_template)
         safe = [message | {"content": neutralise(message["content"], control)} for message in messages]
         rows.append({"prompt": safe, "example": index, "tokens": tokens})
     return Dataset.from_list(rows)
@@ -148,7 +146,7 @@ def check_context(
         return
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
         if config.text == "fluent" and config.method == "memcalib-rl":
-            messages = render(examples[index], text="concat", layout=config.layout)
+            messages = render(examples[index], text="concat", prompt_template=config.prompt_template)
             tokens = max(tokens, len(encode_prompt(tokenizer, messages)) + _SEAM)
         if tokens + config.max_tokens > limit:
             raise ValueError(
@@ -168,13 +166,13 @@ def held_out_examples(
     if context and context <= config.max_tokens:
         raise ValueError(f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context")
     limits = {"max_prompt": config.max_prompt} | ({"context_without_answer": context - config.max_tokens} if context else {})
-    encode = prompt_encoder(tokenizer, config.eval_text, config.layout)
+    encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
     return [examples[k] for k in fitting_examples("validation", encode, examples, out, **limits)]
 
 # %% ../../nbs/trainer/04_rewards.ipynb #3bb7ad72
 def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, examples: Sequence[Example]) -> list[str]:
-    """An answer to each example as a validation asks for it: its text, the run's layout, length and seed."""
-    options = dict(text=config.eval_text, layout=config.layout, max_tokens=config.max_tokens, seed=config.seed)
+    """An answer to each example as a validation asks for it: its text, the run's prompt template, length and seed."""
+    options = dict(text=config.eval_text, prompt_template=config.prompt_template, max_tokens=config.max_tokens, seed=config.seed)
     return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
 
 
@@ -206,37 +204,20 @@ class HeldOutScores:
 
 # %% ../../nbs/trainer/04_rewards.ipynb #f75844f0
 def assign_credit(
-    model: PreTrainedModel, config: CreditConfig, judged: ChannelRewards, encode: Callable[[Example], list[int]],
-    thresholds: Thresholds, *, generations: int, temperature: float = 1.0, full: Tensor | None = None,
-    process: int = 0, gather: Callable[[Tensor], Tensor] | None = None, concat: Callable[[Tensor], Tensor] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None, lost: Counter | None = None,
+    model: PreTrainedModel, credit: TokenCredit, judged: ChannelRewards, *, generations: int, temperature: float = 1.0,
+    full: Float[Tensor, "row token"] | None = None, lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:  # fmt: skip
     """Token advantages of the answers that were judged last, for any method; `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time. For MemCalib-RL thresholds move once (appendix D.3), and `lost` is
-    filled with the reasons where log-probabilities could not be computed. The granularity `sentence` needs the `tokenizer` to find sentences; answers
-    in which it could not are one segment each, counted as `fallback_segments`.
+    Rows of a group are consecutive, `generations` at a time; each process has as many. For MemCalib-RL the thresholds of `credit` move once
+    (appendix D.3), and `lost` is filled with the reasons where log-probabilities could not be computed.
     """
-    device, rows = model.device, len(judged.ids)
-    rewards, valid = judged.rewards.to(device), judged.valid.to(device)
-    if gather:
-        rewards, valid = gather(rewards), gather(valid)
-    group, local = torch.arange(len(valid), device=device) // generations, slice(process * rows, (process + 1) * rows)
-    found, uncut = {}, Counter()
-    if config.method == "memcalib-rl":
-        pool, scoring = None, dict(temperature=temperature, lost=lost)
-        if config.threshold_pool == "open":
-            normalized = group_advantages(rewards, group, valid, eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
-            pool = direction_check(rewards, normalized)[local].cpu()
-        if full is None:
-            full = response_logps(model, [encode(e) for e in judged.examples], judged.ids, **scoring)
-        rules = dict(mode=config.mode, under_use=config.under_use, merge_over_use=config.merge_over_use, open=pool)
-        pairs, ablated = score_pairs(model, judged.examples, judged.judgments, judged.ids, encode, **rules, **scoring)
-        found = dict(full=full, pairs=pairs, ablated=ablated, thresholds=thresholds)
-        if config.granularity == "sentence":
-            sizes = dict(minimum=config.segment_min, maximum=config.segment_max, fallbacks=uncut)
-            found["units"] = response_units(tokenizer, judged.ids, **sizes).to(device)
-    out = credit(rewards, group, valid, response_mask(judged.ids, device), config=config, local=local, gather=concat, **found)
-    if "units" in found:
-        out.stats["fallback_segments"] = uncut.total()
-    return out, found.get("pairs", Pairs())
+    first = credit.process * len(judged.ids)
+    groups = [(first + row) // generations for row in range(len(judged.ids))]  # a batch may hold an example twice
+    request, logps = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False), ()
+    if credit.config.method == "memcalib-rl":  # also where nothing is to be scored: processes of a sharded model wait for each other
+        score = partial(response_logps, model, temperature=temperature, lost=lost)
+        full = score([credit.encode(example) for example in judged.examples], judged.ids) if full is None else full
+        logps = score(request.prompts, request.responses)
+    credit.assign(request, logps, full=full)
+    return credit.last, request.pairs

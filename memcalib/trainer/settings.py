@@ -97,7 +97,7 @@ class _Answers(Page):
     sampler: Literal["shared", "generate", "vllm"] = "shared"
     share_prompts: bool = True
     text: Literal["concat", "fluent"] = "concat"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     eval_text: Literal["concat", "fluent"] = "fluent"
 
 # %% ../../nbs/trainer/01_settings.ipynb #cbbf48f7
@@ -133,7 +133,7 @@ class _Watch(Page):
 # %% ../../nbs/trainer/01_settings.ipynb #1c8dbce3
 class _Teacher(Page):
     teacher: str = ""
-    teacher_layout: str = ""
+    teacher_prompt_template: str = ""
     max_teacher: Tokens = 16384
     reward_clip: float = Field(0, ge=0, le=1000)
     top_k: Count = 64
@@ -250,7 +250,7 @@ class CreditGRPOConfig(GRPOConfig):
     sampler: str = "shared"
     share_prompts: bool = True
     text: str = "concat"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     max_prompt: int = 4096
     eval_text: str = "fluent"
     eval_every: int = 0  # steps, of one rollout batch each, like the next one
@@ -351,6 +351,6 @@ def check_model(config: BaseModel, model: PretrainedConfig) -> None:
 
 # %% ../../nbs/trainer/01_settings.ipynb #1157c107
 def world_config(world: World, **changes: Any) -> TrainConfig:
-    """Settings for a micro-world: its sizes, learning rate and prompt layout, then `changes`."""
+    """Settings for a micro-world: its sizes, learning rate and prompt template, then `changes`."""
     sizes = dict(prompts=world.prompts, generations=world.generations, steps=world.steps, lr=world.lr)
-    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, layout="micro", eval_text="concat") | changes))
+    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, prompt_template="micro", eval_text="concat") | changes))

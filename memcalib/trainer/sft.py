@@ -346,7 +346,7 @@ def measure(model, tokenizer, world: str, count: int = 300, seed: int = 0) -> li
     """Scores of a policy on test examples of a world, sampled at temperature 1 and greedy."""
     examples, rows = make_examples(world, count, 7, "test"), []
     for temperature in (1.0, 0.0):
-        options = dict(text="concat", layout="micro", max_tokens=WORLDS[world].max_new_tokens, temperature=temperature)
+        options = dict(text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, temperature=temperature)
         rollouts, judged = evaluate(model, tokenizer, examples, exact_judge, seed=seed, **options)
         right = [atom.actual == atom.ideal for judgment in judged for atom in judgment.atoms]
         scores = summary(judged) | {"atom_accuracy": 100 * sum(right) / len(right)}

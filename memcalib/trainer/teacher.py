@@ -47,50 +47,50 @@ def answer_key(example: Example) -> list[dict[str, Any]]:
 PROMPT = "teacher-1"
 
 
-def written_key(example: Example, text: str = "concat", layout: str = "plain") -> list[dict[str, str]]:
+def written_key(example: Example, text: str = "concat", prompt_template: str = "plain") -> list[dict[str, str]]:
     """The ordinary prompt with instructions and answer key in its system turn."""
-    turns = render(example, text=text, layout=layout)
+    turns = render(example, text=text, prompt_template=prompt_template)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
     system = "\n\n".join(part for part in (given, prompt_part(PROMPT), to_data(answer_key(example))) if part)
     return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #9c89139f
-def curated_prompt(example: Example, text: str = "concat", layout: str = "micro") -> list[dict[str, str]]:
+def curated_prompt(example: Example, text: str = "concat", prompt_template: str = "micro") -> list[dict[str, str]]:
     """The ordinary prompt of the example without the atoms whose ideal level is Ignore."""
     ignored = [atom_id for atom_id, level in example.levels.items() if level == Level.IGNORE]
-    return render(remove_atoms(example, ignored), text=text, layout=layout)
+    return render(remove_atoms(example, ignored), text=text, prompt_template=prompt_template)
 
 # %% ../../nbs/trainer/08_teacher.ipynb #d4f97dd9
 def hinted_prompt(
-    example: Example, text: str = "concat", layout: str = "micro-hinted", levels: Mapping[str, Level] | None = None
+    example: Example, text: str = "concat", prompt_template: str = "micro-hinted", levels: Mapping[str, Level] | None = None
 ) -> list[dict[str, str]]:
     """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
     named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
-    return [{"role": "system", "content": named}, *render(example, text=text, layout="micro")]
+    return [{"role": "system", "content": named}, *render(example, text=text, prompt_template="micro")]
 
 # %% ../../nbs/trainer/08_teacher.ipynb #1dd5f052
 TeacherView = Callable[[Example, str, str], list[dict[str, str]]]
 TEACHER_VIEWS: dict[str, TeacherView] = {"micro": curated_prompt, "micro-hinted": hinted_prompt}
 
 
-def teacher_messages(example: Example, text: str = "concat", layout: str = "plain") -> list[dict[str, str]]:
-    """What the teacher of a student with this layout sees (app:training-details).
+def teacher_messages(example: Example, text: str = "concat", prompt_template: str = "plain") -> list[dict[str, str]]:
+    """What the teacher of a student with this prompt template sees (app:training-details).
 
-    Raises `ValueError` for an unknown `text` or `layout`, naming the known ones.
+    Raises `ValueError` for an unknown `text` or `prompt_template`, naming the known ones.
     """
     known = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
-    if layout not in known:
-        raise ValueError(f"unknown layout {layout!r}: allowed are {', '.join(known)}")
-    return TEACHER_VIEWS.get(layout, written_key)(example, text, layout)
+    if prompt_template not in known:
+        raise ValueError(f"unknown prompt template {prompt_template!r}: allowed are {', '.join(known)}")
+    return TEACHER_VIEWS.get(prompt_template, written_key)(example, text, prompt_template)
 
 # %% ../../nbs/trainer/08_teacher.ipynb #5340d719
-def teacher_encoder(tokenizer, text: str = "concat", layout: str = "plain") -> Callable[[Example], list[int]]:
+def teacher_encoder(tokenizer, text: str = "concat", prompt_template: str = "plain") -> Callable[[Example], list[int]]:
     """A function from an example to the teacher's prompt token ids; each example is encoded once."""
     known: dict[str, list[int]] = {}
 
     def encode(example: Example) -> list[int]:
         if example.id not in known:
-            known[example.id] = encode_prompt(tokenizer, teacher_messages(example, text, layout))
+            known[example.id] = encode_prompt(tokenizer, teacher_messages(example, text, prompt_template))
         return known[example.id]
 
     return encode
@@ -154,7 +154,7 @@ def build_teachers(folder: str | Path, worlds: Sequence[str] = ("short", "long")
 def _behind_both_prompts(model, world: World, count: int) -> list[dict[str, Any]]:
     _, tokenizer = load_policy(world.policy)
     tests, measured = make_examples(world, count, 7, "test"), []
-    prompts = {"student": prompt_encoder(tokenizer, layout="micro"), "teacher": teacher_encoder(tokenizer, layout="micro-hinted")}
+    prompts = {"student": prompt_encoder(tokenizer, prompt_template="micro"), "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted")}
     for prompt, encode in prompts.items():
         scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
         measured.append({"world": world.name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from command_line import run
 
 from memcalib.memory_logs import consent as disclosure
-from memcalib.commands import build_memory as memory_build
+from memcalib.commands import build as memory_build
 from memcalib.commands.build import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.dataset.stages import Draft, briefing
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.commands.build_memory import MemoryRun
+from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.micro.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.micro.builder import micro_roles

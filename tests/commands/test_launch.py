@@ -342,7 +342,7 @@ def test_validation_by_vllm_shares_the_work(process):
 
     trainer = SimpleNamespace(
         use_vllm=True, processing_class=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
-        config=TrainConfig(layout="micro", eval_text="concat"),
+        config=TrainConfig(prompt_template="micro", eval_text="concat"),
         accelerator=SimpleNamespace(process_index=process, num_processes=2), judged=SimpleNamespace(judge=None),
     )  # fmt: skip
     judged = StepRows(trainer, examples).judge_validation(None)

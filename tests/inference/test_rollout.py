@@ -68,14 +68,14 @@ def said(path: Path) -> dict[tuple, str]:
 # sampling
 
 
-def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_path):
+def test_a_template_file_is_a_prompt_template_and_its_wording_is_in_the_settings(tmp_path):
     path = tmp_path / "polite.yaml"
     path.write_text("system: Be polite.\nuser: '{memory} // {query}'\n")
-    first = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
+    first = next(requests(EXAMPLES, Sampling(prompt_template=str(path)), "m"))
     assert first.condition == "polite" == first.settings["framing"]
     assert first.messages[0] == {"role": "system", "content": "Be polite."}
     path.write_text("system: Be very polite.\nuser: '{memory} // {query}'\n")
-    second = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
+    second = next(requests(EXAMPLES, Sampling(prompt_template=str(path)), "m"))
     assert first.settings["prompt"] != second.settings["prompt"] and first.key != second.key
     PROMPT_TEMPLATES.pop("polite")
 
@@ -83,7 +83,7 @@ def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_pat
 def test_defaults_are_the_papers():
     given = Sampling()
     assert (given.seeds, given.temperature, given.top_p, given.max_tokens) == ((42, 43, 44), 1.0, 1.0, 8192)
-    assert (given.samples, given.text, given.framing, given.thinking) == (1, "fluent", "plain", False)
+    assert (given.samples, given.text, given.prompt_template, given.thinking) == (1, "fluent", "plain", False)
 
 
 @pytest.mark.parametrize(
@@ -113,31 +113,19 @@ def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, sample
     assert all(r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e" for r in asked)
 
 
-def test_the_older_names_of_the_prompt_template_are_read_and_the_first_of_them_is_written():
-    for name in ("prompt_template", "framing", "layout"):
-        given = Sampling(**{name: "bare"})
-        assert given == Sampling(prompt_template="bare") and given.framing == given.prompt_template == "bare"
-        assert given.model_dump()["framing"] == "bare" and given.model_dump().keys() - Sampling.model_fields == {
-            "framing"
-        }
-        assert Sampling.model_validate(given.model_dump(mode="json")) == given
-    with pytest.raises(ValidationError, match="prompt_template and framing"):
-        Sampling(framing="bare", prompt_template="plain")
-
-
-def test_the_control_shows_no_memory_under_any_framing():
-    for framing in SHIPPED_TEMPLATES:
-        (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), framing=framing), "m", ("no_memory",))
+def test_the_control_shows_no_memory_under_any_prompt_template():
+    for template in SHIPPED_TEMPLATES:
+        (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), prompt_template=template), "m", ("no_memory",))
         assert request.condition == "no_memory"
         assert not any(block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks)
         assert EXAMPLES[0].question in request.messages[-1]["content"]
 
 
-def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_framing():
+def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_prompt_template():
     asked = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory")))
     assert len({(r.example.id, r.own_seed) for r in asked}) == 8 == len({r.own_seed for r in asked})
     assert len({r.wire_seed for r in asked}) == 4 and asked[0].wire_seed == 1
-    other = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, framing="bare"), "other"))
+    other = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other"))
     assert {r.own_seed for r in other} == {r.own_seed for r in asked}
     assert asked[0].own_seed == int(hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16)
 
@@ -367,10 +355,10 @@ def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
     assert len(rows(out)) == 2
 
 
-def test_framings_models_and_the_control_may_share_a_file(tmp_path):
+def test_prompt_templates_models_and_the_control_may_share_a_file(tmp_path):
     out = tmp_path / "a.jsonl"
-    for framing in SHIPPED_TEMPLATES:
-        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": framing}), out)
+    for template in SHIPPED_TEMPLATES:
+        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": template}), out)
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
         ["full_memory", "background", "authoritative", "bare", "no_memory"], 2

@@ -114,8 +114,8 @@ def test_kill_nine(tmp_path, straight, place):
     "options",
     [
         dict(beta=0.5),
-        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
-        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
         dict(lora_rank=4, beta=0.5),
     ],
 )

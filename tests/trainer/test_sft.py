@@ -51,7 +51,7 @@ SMALL = SftConfig(lora_rank=2, lr=1e-2, epochs=2, batch_size=8, save_every=2)
 def test_cold_start_rows_and_adapter(tmp_path):
     rows = [
         {
-            "prompt": render(e, text="concat", layout="micro"),
+            "prompt": render(e, text="concat", prompt_template="micro"),
             "completion": [{"role": "assistant", "content": "Keep July in mind."}],
         }
         for e in EXAMPLES
