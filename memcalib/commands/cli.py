@@ -351,13 +351,14 @@ def show(
         Console(highlight=False, force_jupyter=False).print(example)
 
 # %% ../../nbs/commands/11_cli.ipynb #2cb9f805
-def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
-    """A forecast as text for a terminal."""
+def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
+    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are not there yet."""
     import pandas as pd
 
     table = pd.DataFrame(rows)
     table["cost"] = ["no price given" if row["cost"] is None else f"${row['cost']:.2f}" for row in rows]
-    assumed = f"(answers assumed at {answer_tokens} tokens, four bytes to a token; a role without a price has no cost, which is not zero)"
+    length = f"answers assumed at {answer_tokens} tokens, " if answer_tokens is not None else ""
+    assumed = f"({length}four bytes to a token; a role without a price has no cost, which is not zero)"
     return f"{table.to_string(index=False)}\n{assumed}"
 
 # %% ../../nbs/commands/11_cli.ipynb #83501804
@@ -391,7 +392,7 @@ def evaluate(
     if not dry_run:
         print(run.finish())
 
-# %% ../../nbs/commands/11_cli.ipynb #dfe42381
+# %% ../../nbs/commands/11_cli.ipynb #67162213
 @app.command(cls=_with(_JUDGING | _limits("judge")))
 def exam(
     judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
@@ -416,7 +417,7 @@ def exam(
     run = ExamRun(settings, out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name), cache_of(cache, no_cache), dry_run)
     if dry_run:
         print(settings_text(settings))
-    print(forecast_text([run.forecast()], 0))
+    print(forecast_text([run.forecast()]))
     if not dry_run:
         found = run.run()
         print(f"{exam_text(found)}\nReport: {run.folder / 'exam.html'}")
@@ -735,8 +736,10 @@ def microserve(
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
+    from memcalib.commands.exam import practice_judge
     from memcalib.micro.builder import micro_roles
     from memcalib.micro.server import serve
     from memcalib.micro.models import micro_teachers
 
-    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
+    roles = lambda known: micro_roles() | micro_teachers(known)
+    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, practice=practice_judge(), roles=roles)
