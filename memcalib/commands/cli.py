@@ -392,7 +392,7 @@ def evaluate(
     if not dry_run:
         print(run.finish())
 
-# %% ../../nbs/commands/11_cli.ipynb #67162213
+# %% ../../nbs/commands/11_cli.ipynb #23fbeb71
 @app.command(cls=_with(_JUDGING | _limits("judge")))
 def exam(
     judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
@@ -466,23 +466,33 @@ def judge(
 # %% ../../nbs/commands/11_cli.ipynb #4848c507
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
-    """Write tables, figures, model card and report.html of an evaluation from its rows."""
+    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its rows."""
     from memcalib.report.evaluation_report import write_evaluation_report
+    from memcalib.report.results import write_results
 
-    print(write_evaluation_report(folder))
+    page = write_evaluation_report(folder)
+    write_results(folder)
+    print(page)
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the one the others are compared with.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with.")],
     out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path("runs/comparison"),
     common: Annotated[bool, typer.Option("--common", help="Compare on the examples that all runs share.")] = False,
     judges: Annotated[bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")] = False,
 ) -> None:
     """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain.
 
+    Files of shared results hold no answers: their rows are compared as independent samples, if judge, prompt and data are the same.
+
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
+    if all(path.suffix == ".jsonl" for path in runs):
+        from memcalib.report.results import compare_results, read_results
+
+        print(compare_results(read_results(runs), judges, common).round(1).to_string(index=False))
+        return
     from memcalib.report.comparison import compare_runs, comparison_text, write_comparison
 
     found = compare_runs(runs, common=common, any_judge=judges)

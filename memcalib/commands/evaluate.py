@@ -243,6 +243,7 @@ class EvaluationRun:
     def report(self) -> Path:
         """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
         from memcalib.report.evaluation_report import write_evaluation_report
+        from memcalib.report.results import write_results
 
         files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
         usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
@@ -253,7 +254,9 @@ class EvaluationRun:
         self.run_folder.write_manifest(files, list(self.evaluation.sampling.seeds), next(iter(judges), None), **more)
         if judges and (exam := find_exam(next(iter(judges)), self.evaluation.exams)):
             write_whole(self.file("exam.json"), json.dumps(exam, indent=1, ensure_ascii=False) + "\n")
-        return write_evaluation_report(self.folder)
+        page = write_evaluation_report(self.folder)
+        write_results(self.folder)
+        return page
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""
