@@ -11,7 +11,6 @@ __all__ = ['Rule', 'RULES', 'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'supporte
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pkgutil import resolve_name
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .channels import channel_index
+from .io.settings import import_object
 from .metrics import CHANNELS, SUPPORT, UNDER
 from .problem import Example, Judgment, remove_atoms
 
@@ -49,8 +49,8 @@ def localization_rule(mode: str = "ordered", under_use: str = "suppressed") -> R
     "The rule of this name, or at this import path `package.module:name`; `ValueError` where there is none."
     if ":" in mode:
         try:
-            rule = resolve_name(mode)
-        except (ImportError, AttributeError, ValueError) as error:
+            rule = import_object(mode)
+        except ValueError as error:
             raise ValueError(f"mode {mode!r}: cannot be imported ({error})") from error
         if not isinstance(rule, Mapping):
             raise ValueError(f"mode {mode!r}: found {type(rule).__name__}, must be a mapping from channels to functions of d")

@@ -25,7 +25,7 @@ from memcalib.dataset.pilot import (
     read_reviews,
 )
 from ..io.records import display_text, printable
-from ..io.sheets import Fault
+from ..io.decisions import Fault
 from ..problem import Atom
 from ..report.page import render_page, write_page
 

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..annotation.pilot_page import import_reviews, write_review_page, write_review_sheet
-from .settings import Bar, check_settings, import_object, merged, need_method, read_settings, settings_text, shipped, with_settings
+from memcalib.commands.settings import (
+    Bar,
+    check_settings,
+    merged,
+    read_settings,
+    settings_text,
+    shipped,
+    with_settings,
+)
+from ..io.settings import import_object, need_method
 from ..construction import ANNOTATION, DERIVATION, SCREENING
 from memcalib.dataset.card import (
     CardFacts,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..trainer.demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, require_two, settled
-from ..inference.endpoint import Endpoint, estimate_tokens
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
 from ..inference.rollout import find_prompt_template, wording_hash
@@ -124,15 +124,10 @@ def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Pa
     needs, rows = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}, []
     for role in ROLES:
         for at, bound in enumerate(("at least", "at most")):
-            calls = {i: need[at] for i, need in needs.items()}
-            rows.append(_line(role, getattr(plan, role), bound, sum(calls.values()), *_spoken(role, plan, examples, calls, answer_tokens)))
+            who, calls = getattr(plan, role), {i: need[at] for i, need in needs.items()}
+            counts, tokens = {"bound": bound, "calls": sum(calls.values())}, _spoken(role, plan, examples, calls, answer_tokens)
+            rows.append(forecast_row(role, who.model if who else MICRO[role], who, counts, *tokens))
     return rows
-
-
-def _line(role: str, who: Endpoint | None, bound: str, calls: int, prompt: int, completion: int) -> dict[str, Any]:
-    cost = 0.0 if who is None else who.price.cost(prompt, completion) if who.price else None
-    row = {"role": role, "model": who.model if who else MICRO[role], "bound": bound, "calls": calls}
-    return row | {"prompt tokens": prompt, "completion tokens": completion, "cost": cost}
 
 # %% ../../nbs/commands/07_demonstrate.ipynb #3211d9fa
 class DemonstrationRun:

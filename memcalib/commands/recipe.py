@@ -6,14 +6,13 @@
 __all__ = ['LABELS', 'WORLD_SFT', 'require_method', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config',
            'setting_place', 'shipped_recipes', 'recipe_names', 'load_recipe', 'recipe_faults', 'Examples',
            'read_splits', 'teaching_file', 'teaching_rows', 'weights_path', 'merge_adapter', 'load_start', 'asks_judge',
-           'run_judge', 'judge_facts', 'start_config', 'preflight', 'check_ready']
+           'run_judge', 'judge_facts', 'start_config', 'read_config', 'preflight', 'check_ready']
 
 # %% ../../nbs/commands/04_recipe.ipynb #770a70cc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,13 +20,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .evaluate import make_judge
-from .gpu_memory import read_config
 from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, key_faults, read_settings, shipped, with_settings
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.records import is_hub_id, short_repr
-from ..io.settings import fault_line, nearest
+from ..io.settings import fault_line, nearest, package_data
 from ..judge import JudgeConfig, load_prompt
 from memcalib.problem import (
     Example,
@@ -202,8 +200,8 @@ def _method_faults(recipe: Mapping[str, Any], method: str, error: ValidationErro
 # %% ../../nbs/commands/04_recipe.ipynb #5d355738
 def shipped_recipes() -> dict[str, Any]:
     """The recipes that ship with the package by name: those of the micro-world, and one for each launch folder."""
-    launch = (resources.files("memcalib") / "data" / "launch").iterdir()
-    return dict(sorted((shipped("recipes") | {path.name: path / "recipe.yaml" for path in launch if path.is_dir()}).items()))
+    launch = {path.name: path / "recipe.yaml" for path in package_data("launch").iterdir() if path.is_dir()}
+    return dict(sorted((shipped("recipes") | launch).items()))
 
 
 def recipe_names() -> list[str]:
@@ -457,6 +455,23 @@ def start_config(start: Start, place: str = "start", local: bool = False) -> Any
         return None
     with _part_of_start(f"model {start.model!r}", place):
         return AutoConfig.from_pretrained(path, revision=start.revision, trust_remote_code=False)
+
+# %% ../../nbs/commands/04_recipe.ipynb #403a8fbd
+def read_config(source: str | Path | Mapping[str, Any]) -> Any:
+    """The `transformers` configuration of a text model, from a folder or from the keys of a `config.json`.
+
+    Raises `ValueError` where there is none: a folder without `config.json`, an unknown or missing `model_type`.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if isinstance(source, Mapping):
+        if source.get("model_type") not in CONFIG_MAPPING:
+            known = "an architecture of transformers, such as qwen3, mistral, qwen3_moe"
+            raise ValueError(f"shape.model_type: found {source.get('model_type')!r}; allowed: {known}")
+        return AutoConfig.for_model(**source).get_text_config()
+    if not (Path(source) / "config.json").is_file():
+        raise ValueError(f"{source}: no folder with a config.json; allowed: such a folder, or launch.shape in the recipe")
+    return AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False).get_text_config()
 
 # %% ../../nbs/commands/04_recipe.ipynb #0dd74e61
 def preflight(recipe: Recipe, method: str, config: Any, train: int | None, validation: int, local: bool = False) -> Iterator[str]:

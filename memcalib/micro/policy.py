@@ -12,12 +12,12 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from itertools import cycle, islice
 from pathlib import Path
 
 import torch
 
+from ..io.settings import package_data
 from memcalib.micro.world import (
     FORMS,
     KINDS,
@@ -159,15 +159,12 @@ def pretrain(
     return fit(model, batches(), steps, decay=0.17, report=report)
 
 # %% ../../nbs/micro/02_policy.ipynb #bebda7c7
-_POLICIES = Path(str(resources.files("memcalib"))) / "data" / "policies"
-
-
 def policy_path(name: str) -> Path:
     """The folder of a shipped policy; raises `ValueError` naming the shipped ones for any other name."""
-    names = sorted(path.parent.name for path in _POLICIES.glob("*/policy.json"))
+    names = sorted(path.parent.name for path in package_data("policies").glob("*/policy.json"))
     if name not in names:
         raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
-    return _POLICIES / name
+    return package_data("policies", name)
 
 
 def load_policy(name_or_path: str | Path):

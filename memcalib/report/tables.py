@@ -13,7 +13,6 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare
 from ..io.records import printable
-from ..io.sheets import sheet_cell
+from ..io.decisions import sheet_cell
+from ..io.settings import package_data, shipped_names
 from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, bootstrap_means, controls, fold_by_question, interval, readable, score
 from ..problem import Judgment, Level
 from .run_data import NO_MEMORY, Run, source_names
@@ -115,12 +115,9 @@ def published(name: str) -> "pd.DataFrame":
     """One published table by name, as shipped; raises `KeyError` naming the tables that exist."""
     import pandas as pd
 
-    folder = resources.files("memcalib") / "data" / "reference"
-    names = sorted(p.name.removesuffix(".csv") for p in folder.iterdir() if p.name.endswith(".csv"))
-    if name not in names:
+    if name not in (names := shipped_names("reference", suffix=".csv")):
         raise KeyError(f"no published table {name!r}: allowed are {', '.join(names)}")
-    with (folder / f"{name}.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file)
+    return pd.read_csv(package_data("reference", f"{name}.csv"))
 
 
 def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":

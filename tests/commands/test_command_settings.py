@@ -9,7 +9,8 @@ import typer.main
 from command_line import run
 
 from memcalib.commands.cli import app, with_aliases
-from memcalib.commands.settings import check_settings, import_object, load_settings, locate, merged
+from memcalib.commands.settings import check_settings, load_settings, locate, merged
+from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.commands.recipe import Recipe, load_recipe

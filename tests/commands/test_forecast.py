@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_logger import hear
 from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
-from memcalib.commands.gpu_memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
+from memcalib.commands.forecast import GIB, Plan, Shape, estimate_memory, model_shape
+from memcalib.commands.recipe import read_config
 from memcalib.micro.world import make_examples
 from memcalib.micro.policy import policy_path
 from memcalib.problem import encode_prompt, render

@@ -20,7 +20,7 @@ from transformers.integrations import deepspeed
 import memcalib.trainer.settings as settings
 from memcalib.trainer.checkpoints import decisive
 from memcalib.commands.forecast import forecast, launch_file, strategy
-from memcalib.commands.gpu_memory import GIB, model_shape
+from memcalib.commands.forecast import GIB, model_shape
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer
 from memcalib.trainer.stopping import RetryingJudge
