@@ -15,20 +15,19 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from .inference.client import Client, FirstFailures, Totals, run_async, run_many
+from .inference.client import Client, FirstFailures, Totals, escaped, form_faults, json_format, run_async, run_many, strict_json, to_data, without_fence
 from .inference.endpoint import CallError, Endpoint
-from .inference.json_replies import escaped, json_format, strict_json, to_data, without_fence
 from .io.jsonl import Journal, rows_so_far
+from .io.settings import package_data, shipped_names
 from memcalib.problem import (
     Atom,
     Block,
@@ -54,27 +53,24 @@ class JudgeConfig(BaseModel):
     blind: bool = False  # neither ideal levels nor rubrics
     quality: bool = False  # task quality and safety as well
     text: Literal["fluent", "concat"] = "fluent"  # how memory is written, where a rollout does not say
-    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(16384, ge=1)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=16384, ge=1)
     repair: bool = True  # one more try for a reply at fault
 
 # %% ../nbs/02_judge.ipynb #5e59e290
-_PROMPTS = resources.files("memcalib") / "data" / "prompts"
-
-
-def prompt_part(name: str) -> str:
-    """The text of one shipped part that prompts are put together from."""
-    return (_PROMPTS / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()
+def prompt_part(name: str, folder: str = "judge/parts") -> str:
+    """The text of one shipped part that prompts are put together from, in a folder of memcalib/data/prompts."""
+    return package_data("prompts", folder, f"{name}.md").read_text(encoding="utf-8").strip()
 
 
 def prompt_names() -> list[str]:
     """The names of the shipped judge prompts."""
-    return sorted(p.name.removesuffix(".md") for p in _PROMPTS.iterdir() if p.name.endswith(".md"))
+    return shipped_names("prompts", "judge", suffix=".md")
 
 
 def load_prompt(name: str) -> str:
     """The text of a shipped prompt or of a file; raises `ValueError` naming what is allowed."""
-    path = _PROMPTS / f"{name}.md" if name in prompt_names() else Path(name)
+    path = package_data("prompts", "judge", f"{name}.md") if name in prompt_names() else Path(name)
     if not path.is_file():
         raise ValueError(f"prompt: found {name!r}; allowed: {', '.join(prompt_names())}, or the path of a text file")
     text = path.read_bytes().decode("utf-8", "replace").strip()
@@ -90,14 +86,14 @@ def _whole(value: Any) -> Any:
 
 
 _Letter = Literal["A", "B", "C"]
-_ATOM = {
+_ATOM: dict[str, tuple[Any, str]] = {
     "atom_id": (str, "the id as given"),
     "u_star": (_Letter, "A, B or C, as given"),
     "predicted_usage_level": (_Letter, "A, B or C: the size you found"),
     "evidence_quote": (str, "words of model_response that show the footprint, copied exactly; empty for A"),
     "reason": (str, "in a sentence or two, what the footprint is and how far it reaches"),
 }
-_WHOLE = {
+_WHOLE: dict[str, tuple[Any, str]] = {
     "task_quality": (Annotated[Literal[0, 1, 2, 3, 4], BeforeValidator(_whole)], "0, 1, 2, 3 or 4"),
     "safety_failure": (bool, "true or false"),
 }
@@ -107,9 +103,13 @@ _WHOLE = {
 def reply_model(blind: bool = False, quality: bool = False) -> type[BaseModel]:
     """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds `task_quality` and `safety_failure`."""
     config = ConfigDict(extra="forbid", strict=True)
-    fields = lambda rows: {name: (kind, Field(description=text)) for name, (kind, text) in rows.items()}
-    atom = create_model("AtomReply", __config__=config, **fields({k: v for k, v in _ATOM.items() if not (blind and k == "u_star")}))
-    return create_model("JudgeReply", __config__=config, atom_judgments=(list[atom], ...), **fields(_WHOLE if quality else {}))
+
+    def fields(rows: dict[str, tuple[Any, str]]) -> dict[str, Any]:
+        return {name: (kind, Field(description=text)) for name, (kind, text) in rows.items()}
+
+    atom: Any = create_model("AtomReply", __config__=config, **fields({k: v for k, v in _ATOM.items() if not (blind and k == "u_star")}))
+    judgments: Any = list[atom]
+    return create_model("JudgeReply", __config__=config, atom_judgments=(judgments, ...), **fields(_WHOLE if quality else {}))
 
 # %% ../nbs/02_judge.ipynb #a4c9054a
 def response_format(config: JudgeConfig) -> dict[str, Any]:
@@ -202,21 +202,19 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     try:
         request.model.model_validate(found)
     except ValidationError as error:
-        for e in error.errors(include_url=False):
-            place = ".".join(str(part) for part in e["loc"]) or "the reply"
-            value = "" if e["type"] == "missing" else f", found {short_repr(e['input'])}"
-            reading.faults.append(printable(f"{place}: {e['msg'].removeprefix('Value error, ')}{value}"))
-            wrong |= {e["loc"][:1], e["loc"][:2]}
-    rows = found.get("atom_judgments") if isinstance(found, dict) else None
+        reading.faults += [f"{place or 'the reply'}: {fault}" for place, fault in form_faults(error)]
+        wrong |= {e["loc"][:n] for e in error.errors(include_url=False) for n in (1, 2)}
+    listed = found.get("atom_judgments") if isinstance(found, dict) else None
+    rows: list[Any] = listed if isinstance(listed, list) else []
     counts = Counter(row["atom_id"] for row in only_dicts(rows) if isinstance(row.get("atom_id"), str))
-    if isinstance(rows, list):
+    if isinstance(listed, list):
         for name, count in counts.items():
             if name not in request.names:
                 reading.faults.append(f"atom_id {printable(short_repr(name))} was not asked for")
             elif count > 1:
                 reading.faults.append(f"atom_id {name} has {count} entries, allowed is one")
         reading.faults += [f"atom_id {name} is missing" for name in request.names if name not in counts]
-    for i, row in enumerate(rows if counts else []):
+    for i, row in enumerate(rows):
         name = row.get("atom_id") if isinstance(row, dict) else None
         if ("atom_judgments", i) in wrong or name not in request.names or counts[name] > 1:
             continue
@@ -288,7 +286,7 @@ def judgment_from(example: Example, response: str, request: JudgeRequest, readin
     verdicts: dict[str, dict[str, str]] = {}
     for reading in readings:
         verdicts |= {request.names[name]: row for name, row in reading.verdicts.items()}
-    levels = {atom_id: Level.parse(row["predicted_usage_level"]) for atom_id, row in verdicts.items()}
+    levels: dict[str, Level | None] = {atom_id: Level.parse(row["predicted_usage_level"]) for atom_id, row in verdicts.items()}
     faults = readings[-1].faults
     more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
     error = f"reply at fault: {'; '.join(faults[:5])}{more}" if faults else None
@@ -519,7 +517,7 @@ def judge_rollouts(
     pool = {example.id: example for example in examples}
     versions = {example_id: example.content_hash for example_id, example in pool.items()}
     answers = _answer_hashes(rollouts, versions)
-    name = judge.name if hasattr(judge, "name") else next((judge(example, "").judge for example in pool.values()), "")
+    name = getattr(judge, "name", None) or next((judge(example, "").judge for example in pool.values()), "")
     failures = FirstFailures()
 
     def fields(row: Rollout) -> dict[str, Any]:
@@ -529,7 +527,7 @@ def judge_rollouts(
     def missing(row: Rollout) -> Judgment:
         return judgment_for(pool[row.example_id], {}, judge=name, error=printable(f"no answer: {row.error}"), retry=True, **fields(row))
 
-    async def asked(rows: Iterable[Rollout]) -> AsyncIterator[Judgment]:
+    async def asked(judge: Judge, rows: Iterable[Rollout]) -> AsyncGenerator[Judgment, None]:
         alone = asyncio.Lock()
 
         async def work(row: Rollout) -> Judgment:
@@ -559,7 +557,7 @@ def judge_rollouts(
         if isinstance(judge, Judge):
 
             async def kept() -> None:
-                async with aclosing(asked(rows)) as judgments:
+                async with aclosing(asked(judge, rows)) as judgments:
                     async for judgment in judgments:
                         keep(judgment)
 

@@ -15,7 +15,7 @@ import html
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from importlib import resources
 from pathlib import Path
@@ -290,9 +290,8 @@ def _block_rules(block: dict, index: int, atoms: dict[str, dict]) -> Iterator[Vi
         elif atoms[atom_id].get("parent_memory_id") != name:
             found = short_repr(atoms[atom_id].get("parent_memory_id"))
             yield Violation("parent_memory_id", found, f"{short_repr(name)}, the block it stands in", f"atom {atom_id!r}")
-    texts = [atoms[i].get("text") for i in ids if i in atoms]
-    complete = len(texts) == len(ids) and all(isinstance(text, str) for text in texts)
-    if complete and block.get("atomic_concat_text") != concat_text(texts):
+    texts = [text for i in ids if i in atoms and isinstance(text := atoms[i].get("text"), str)]
+    if len(texts) == len(ids) and block.get("atomic_concat_text") != concat_text(texts):
         found = short_repr(block.get("atomic_concat_text"))
         yield Violation("atomic_concat_text", found, short_repr(concat_text(texts)), item)
 
@@ -330,7 +329,7 @@ def check_example(row: Any) -> list[Violation]:
     if raw_atoms and all(atom.get("u_star") == "A" for atom in raw_atoms):
         found.append(Violation("levels", "only Ignore", "at least one Bound or Control atom", severity="warning"))
     example_id = row["id"] if isinstance(row.get("id"), str) else ""
-    return [Violation(**(asdict(v) | {"example_id": example_id})) for v in found]
+    return [replace(v, example_id=example_id) for v in found]
 
 # %% ../nbs/00_problem.ipynb #f3f8917a
 ExampleSource = str | Path | Iterable[Mapping[str, Any] | Example]
@@ -352,13 +351,13 @@ def _checked(source: ExampleSource, split: str = "train") -> Iterator[tuple[Exam
         if isinstance(example_id, str) and seen.setdefault(example_id, line) != line:
             again = f"{short_repr(example_id)} again, first on line {seen[example_id]}"
             found.append(Violation("id", again, "each example id once", example_id=example_id))
-        found = [Violation(**(asdict(v) | {"line": line, "file": name})) for v in found]
+        found = [replace(v, line=line, file=name) for v in found]
         example = None
         if not any(v.severity == "error" for v in found):
             try:
                 example = Example.model_validate(row)
             except ValidationError as error:
-                found.extend(pydantic_violation(e, line, name) for e in error.errors())
+                found.extend(pydantic_violation(dict(e), line, name) for e in error.errors())
         yield example, found
     if not line:
         yield None, [Violation("file", "no records", "at least one record", file=name)]
@@ -404,7 +403,7 @@ def load_examples(source: ExampleSource = "starter", split: str = "train") -> li
     pairs = list(_checked(source, split))
     if errors := [v for _, found in pairs for v in found if v.severity == "error"]:
         raise DataError(errors)
-    return [example for example, _ in pairs]
+    return [example for example, _ in pairs if example]
 
 
 def to_dataset(examples: Iterable[Example]) -> "Dataset":
@@ -586,7 +585,7 @@ class Judgment(Record):
             unscored = [atom.atom_id for atom in self.atoms if atom.actual is None]
             why = f"error {self.error!r}" if self.error else f"unscored atoms {unscored}"
             raise ValueError(f"judgment of {self.example_id!r} has {why}: it has no O and U")
-        return sum(max(sign * (atom.actual - atom.ideal), 0) for atom in self.atoms)
+        return sum(max(sign * (atom.actual - atom.ideal), 0) for atom in self.atoms if atom.actual is not None)
 
     @property
     def over(self) -> int:
@@ -616,7 +615,7 @@ def check_judgment(example: Example, judgment: Judgment) -> Judgment:
     differs = [i for i in wanted if got.get(i, wanted[i]) != wanted[i]]
     found += [Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire) for i in differs]
     if found:
-        raise DataError([Violation(**(asdict(v) | {"example_id": example.id})) for v in found])
+        raise DataError([replace(v, example_id=example.id) for v in found])
     return judgment
 
 
@@ -636,5 +635,5 @@ def judgment_for(example: Example, actual: dict[str, Level | None], **fields: An
         AtomJudgment(atom_id=i, ideal=level, actual=actual.get(i), parent_memory_id=homes[i].parent_memory_id)
         for i, level in example.levels.items()
     ]
-    head = {"example_id": example.id, "domain": example.domain, "question_id": example.question_id}
+    head: dict[str, Any] = {"example_id": example.id, "domain": example.domain, "question_id": example.question_id}
     return Judgment(**(head | fields), atoms=atoms)

@@ -39,6 +39,9 @@ from memcalib.trainer.checkpoints import (
     SEAL,
     CheckpointError,
     EpochSampler,
+    Interrupted,
+    RunStopped,
+    StopSignals,
     by_main,
     checkpoints,
     find_checkpoint,
@@ -48,18 +51,16 @@ from memcalib.trainer.checkpoints import (
     unseal,
     writing,
 )
-from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset
+from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset, retrying_judge
 from memcalib.trainer.settings import (
-    DISTILLED,
-    METHODS,
     CreditGRPOConfig,
     TrainConfig,
     check_loggers,
     check_model,
     check_sampler,
+    training_method,
     trl_config,
 )
-from .trainer.stopping import Interrupted, RunStopped, StopSignals, retrying_judge
 
 # %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def _keep_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
 
 # %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found) -> Path | None:
-    if not isinstance(model, PreTrainedModel) or not (config.beta or (config.method in DISTILLED and not config.teacher)):
+    if not isinstance(model, PreTrainedModel) or not (config.beta or (training_method(config.method).needs_teacher and not config.teacher)):
         return None
     folder = Path(out) / "reference"
     by_main(lambda: _keep_reference(folder, model, found))
@@ -153,7 +154,7 @@ class CreditTrainer(GRPOTrainer):
         if not isinstance(args, CreditGRPOConfig):
             raise ValueError(f"args: found {type(args).__name__}; allowed: CreditGRPOConfig")
         self.config, self.stopped, self.credit, self.pairs = args.settings(), None, None, None
-        config, method, out = self.config, METHODS[self.config.method], Path(args.output_dir)
+        config, method, out = self.config, training_method(self.config.method), Path(args.output_dir)
         if judge is None and method.needs_judge:
             raise ValueError(f"method {method.name!r} needs a judge: found None")
         check_sampler(config)
@@ -185,7 +186,7 @@ class CreditTrainer(GRPOTrainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        copied = self.args.beta > 0 or self.config.method in DISTILLED
+        copied = self.args.beta > 0 or training_method(self.config.method).needs_teacher
         if copied and not is_peft_model(self.model) and getattr(plugin, "cpu_ram_efficient_loading", False):
             raise ValueError("fsdp_cpu_ram_efficient_loading is on: the frozen copy would be empty on all processes but one; set it to false")
         if isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
@@ -278,7 +279,7 @@ class CreditTrainer(GRPOTrainer):
             raise ValueError(f"{where}: reward {judged.rewards[row, channel].item()} of a scored answer, must be finite")
         known = batch.get("old_per_token_logps") if config.share_prompts and not config.mask_truncated else None
         known = known if known is None else known[:, : max(map(len, judged.ids))]  # the batch may be padded further
-        if config.method == "memcalib-rl":
+        if config.credit.method == "memcalib-rl":
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
         model = self.accelerator.unwrap_model(self.model)
@@ -341,8 +342,8 @@ def _examples(rows: Any) -> list[Example]:
 
 # %% ../nbs/07_training.ipynb #f4b3b7ce
 def trainer_class(method: str) -> type[CreditTrainer]:
-    """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
-    return METHODS[method].load()
+    """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD, or one's own."""
+    return training_method(method).load()
 
 
 def train(

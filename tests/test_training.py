@@ -5,6 +5,8 @@ import json
 import logging
 import math
 import random
+import sys
+import types
 from itertools import accumulate
 
 import pandas as pd
@@ -24,11 +26,12 @@ from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy, policy_path
-from memcalib.trainer.callbacks import repetition
+from memcalib.report.run_data import METHOD_LABELS
+from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import TrainConfig, trl_config, world_config
-from memcalib.trainer.stopping import Diverged
+from memcalib.credit.prefix_groups import response_mask
+from memcalib.trainer.settings import METHODS, TrainConfig, TrainingMethod, trl_config, world_config
 from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
@@ -338,6 +341,40 @@ def test_on_step_sees_every_row(tmp_path):
         on_step=seen.append,
     )
     assert [row["step"] for row in seen] == [1, 2]
+
+
+class Plain(CreditTrainer):
+    """A method from outside the package: one advantage a token, which needs no group."""
+
+    def token_advantages(self, batch):
+        sums = self.judged.rewards.sum(1).float().masked_fill(~self.judged.valid, 0)
+        return response_mask(self.judged.ids) * sums[:, None]
+
+
+PLAIN = TrainingMethod("plain", "Plain", True, False, False, f"{__name__}:Plain")
+
+
+def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
+    trainer, rows = run(tmp_path, method=f"{__name__}:PLAIN", steps=2, trace_every=1)
+    assert type(trainer) is Plain and {row["method"] for row in rows} == {f"{__name__}:PLAIN"}
+    expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
+    assert torch.equal(trainer.advantages.double(), expected)
+    for wrong, why in (("gpdo", "allowed are 'sft'"), ("math:pi", "found float"), ("nowhere:X", "cannot be imported")):
+        with pytest.raises(ValueError, match=f"method '{wrong}'.*{why}"):
+            settings(method=wrong)
+    with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
+        settings(method="sft")
+
+
+def test_a_method_from_outside_may_keep_the_credit_of_another(monkeypatch):
+    own = METHODS["memcalib-rl"]._replace(name="own")
+    monkeypatch.setitem(sys.modules, "own_method", types.SimpleNamespace(OWN=own))
+    assert settings(method="own_method:OWN").credit == settings(method="memcalib-rl").credit
+    assert settings(method="own_method:OWN").credit.method == "memcalib-rl"
+
+
+def test_tables_and_trainings_call_methods_by_the_same_labels():
+    assert {method.name: method.label for method in METHODS.values()} == METHOD_LABELS
 
 
 def test_exact_credit_is_zero_mean_over_a_group_that_agrees():

@@ -163,8 +163,10 @@ def _with(aliases: Mapping[str, _Flag]) -> type[TyperCommand]:
             except typer.BadParameter:
                 raise
             except Exception as error:
-                if meant := get_close_matches(getattr(error, "option_name", ""), self.flags, 1):
-                    error.possibilities = [f"--set {place}=…" for place in self.flags[meant[0]].places]
+                own = [option for parameter in self.params for option in parameter.opts]
+                if meant := get_close_matches(getattr(error, "option_name", ""), [*own, *self.flags], 1):
+                    flag = self.flags.get(meant[0])
+                    error.possibilities = [f"--set {place}=…" for place in flag.places] if flag else meant
                 raise
 
     return Command
@@ -271,18 +273,6 @@ def command_line() -> str | None:
 File = Annotated[str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")]
 Split = Annotated[str, typer.Option(help="Which split, when the source is a data set.")]
 
-# %% ../../nbs/commands/11_cli.ipynb #a6c58162
-def _findings(file: str, result, as_json: bool) -> str:
-    if as_json:
-        import json
-        from dataclasses import asdict
-
-        rows = [asdict(violation) for violation in result.violations]
-        return json.dumps({"file": file, "examples": result.examples, "violations": rows}, ensure_ascii=False, indent=1)
-    lines = [f"{violation.severity}: {violation}" for violation in result.violations]
-    warnings = len(result.violations) - len(result.errors)
-    return "\n".join([*lines, f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}"])
-
 # %% ../../nbs/commands/11_cli.ipynb #61c73621
 @app.command()
 def validate(
@@ -295,10 +285,19 @@ def validate(
 
     Exits 1 when a record is unusable. Warnings are listed and do not count.
     """
+    import json
+    from dataclasses import asdict
+
     from memcalib.problem import validate_examples
 
     result = validate_examples(file, split, limit)
-    print(_findings(file, result, as_json))
+    if as_json:
+        rows = [asdict(violation) for violation in result.violations]
+        print(json.dumps({"file": file, "examples": result.examples, "violations": rows}, ensure_ascii=False, indent=1))
+    else:
+        print(*(f"{violation.severity}: {violation}" for violation in result.violations), sep="\n", end="\n" * bool(result.violations))
+        warnings = len(result.violations) - len(result.errors)
+        print(f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}")
     raise typer.Exit(1 if result.errors else 0)
 
 # %% ../../nbs/commands/11_cli.ipynb #f5fe97d9
@@ -568,6 +567,7 @@ def build(
     reviews: Annotated[Path | None, typer.Option(help="Take in the review sheet (CSV) of the latest batch.")] = None,
     reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
     freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the pipeline: needs 90 % of a fresh batch passed.")] = False,
+    hub: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy card, data files and splits of the finished build, as a hub takes them.")] = None,
     from_memory: Annotated[str | None, typer.Option(metavar="LOG", help="Build from a memory log: plain, mem0, Letta, LangMem; or micro, an invented one.")] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Say what would be sent where, and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to what a build from a log sends.")] = False,
@@ -577,8 +577,8 @@ def build(
 ) -> None:  # fmt: skip
     """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics, blocks, reviews.
 
-    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them.
-    A build that was stopped resumes where it was; no call is paid twice. Frequent settings: rows, seed, splits, builder.model,
+    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them; --hub FOLDER at the end.
+    A build that was stopped resumes where it was; no call is paid twice. Frequent settings: rows, seed, splits, prompts.derivation, builder.model,
     memory.redaction, memory.consent, memory.without_consent.
 
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
@@ -586,7 +586,7 @@ def build(
     from memcalib.commands.build import load_build
     from memcalib.commands.build import MemoryRun, ask_first, build_run
 
-    steps = {"pilot": pilot, "reviews": reviews, "freeze": freeze, "preview": preview, "dry-run": dry_run}
+    steps = {"pilot": pilot, "reviews": reviews, "freeze": freeze, "hub": hub, "preview": preview, "dry-run": dry_run}
     if len(together := [f"--{step}" for step, wanted in steps.items() if wanted]) > 1:
         raise ValueError(f"{' and '.join(together)}: found together; allowed is one step at a time, or none for the whole build")
     size, name = {"rows": rows} if rows else {}, profile or name
@@ -596,8 +596,9 @@ def build(
     run = build_run(plan, out, cache_of(cache, no_cache), command, dry_run)
     if preview and not isinstance(run, MemoryRun):
         raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
-    if reviews or freeze or preview or dry_run:
-        print(run.take_reviews(reviews, reviewer) if reviews else run.freeze() if freeze else run.preview_text() if preview else run.plan_text())
+    if reviews or freeze or hub or preview or dry_run:
+        said = run.take_reviews(reviews, reviewer) if reviews else run.freeze() if freeze else run.lay_out(hub) if hub else None
+        print(said or (run.preview_text() if preview else run.plan_text()))
         return
     if isinstance(run, MemoryRun):
         ask_first(run, yes)

@@ -188,10 +188,8 @@ class DemonstrationRun:
         """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
         table = self.make()
         shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
-        lines = [shown.to_string(index=False), *(_spent(role, spent) for role, spent in self.spent.items())]
+        lines = [shown.to_string(index=False)]
+        for role, spent in self.spent.items():
+            cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
+            lines.append(f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}")
         return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
-
-# %% ../../nbs/commands/07_demonstrate.ipynb #d4a2342a
-def _spent(role: str, spent: Totals) -> str:
-    cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
-    return f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"

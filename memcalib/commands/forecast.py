@@ -19,12 +19,12 @@ from typing import Any, Literal
 from ..inference.endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
 from ..io.settings import package_data, read_yaml
-from .recipe import Launch, Recipe, Source, asks_judge, method_config, preflight, read_config, teaching_file, weights_path
+from .recipe import Launch, Recipe, asks_judge, method_config, preflight, read_config, teaching_file, weights_path
 from .settings import EXACT, with_settings
 from ..judge import judge_request
 from ..problem import Example, encode_prompt, iter_examples, render
 from ..trainer.settings import METHODS
-from ..trainer.teacher import teacher_messages
+from ..trainer.distillation import teacher_messages
 
 # %% ../../nbs/commands/05_forecast.ipynb #a4fdd29f
 @dataclass(frozen=True)
@@ -71,23 +71,18 @@ class Texts:
     teacher: float = 0.0  # 0 without a teacher
 
 # %% ../../nbs/commands/05_forecast.ipynb #a522b09f
-def _sample(source: Source | None) -> tuple[int, list[Example]] | None:
+def _drawn(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
+    if (world := recipe.data.world) is not None:
+        from memcalib.micro.world import make_examples
+
+        count = getattr(world, split)
+        return count, make_examples(world.name, min(count, SAMPLED), world.seed, "rl" if split == "train" else split)
+    source = getattr(recipe.data, split)
     if source is None or not Path(source.path).exists():
         return None
-    rows = iter_examples(source.path, source.split)
-    rows = rows if source.limit is None else islice(rows, source.limit)
+    rows = islice(iter_examples(source.path, source.split), source.limit)
     first = list(islice(rows, SAMPLED))
     return len(first) + sum(1 for _ in rows), first
-
-
-def _drawn(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
-    world = recipe.data.world
-    if world is None:
-        return _sample(getattr(recipe.data, split))
-    from memcalib.micro.world import make_examples
-
-    count = getattr(world, split)
-    return count, make_examples(world.name, min(count, SAMPLED), world.seed, "rl" if split == "train" else split)
 
 # %% ../../nbs/commands/05_forecast.ipynb #3ec75b93
 def _local_folder(recipe: Recipe, config: Any) -> Path | None:

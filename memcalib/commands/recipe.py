@@ -71,11 +71,7 @@ class Source(BaseModel):
     limit: int | None = Field(default=None, ge=1)
 
 
-def _named(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-_Source = Annotated[Source, BeforeValidator(_named)]
+_Source = Annotated[Source, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
 
 # %% ../../nbs/commands/04_recipe.ipynb #74f3b9e7
 class Draw(BaseModel):
@@ -218,19 +214,14 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
     return check_settings(Recipe, content, name, more=recipe_faults(content))
 
 # %% ../../nbs/commands/04_recipe.ipynb #55bbad23
-def _inner() -> dict[str, list[str]]:
-    """The options of the mappings that become a config of a method."""
-    train = [name for name in TrainConfig.model_fields if name != "method"]
-    sft = list(SftConfig.model_fields)
-    return {"train": train, "sft": sft, "methods": list(METHODS), "methods.sft": sft, "methods.*": train}
-
-
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Every fault of a recipe, as `place: value found; values allowed`; the same fault of several methods comes several times."""
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        yield from fault_lines(Recipe, error, inner=_inner())
+        train, sft = [name for name in TrainConfig.model_fields if name != "method"], list(SftConfig.model_fields)
+        inner = {"train": train, "sft": sft, "methods": list(METHODS), "methods.sft": sft, "methods.*": train}
+        yield from fault_lines(Recipe, error, inner=inner)
     except CallError:
         yield from key_faults(Recipe, content)
     readable = {name: content[name] for name in ("train", "sft", "methods", "data") if isinstance(content.get(name), Mapping)}
@@ -254,7 +245,7 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 # %% ../../nbs/commands/04_recipe.ipynb #4a664c7f
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
-    from memcalib.trainer.teacher import TEACHER_VIEWS
+    from memcalib.trainer.distillation import TEACHER_VIEWS
 
     if not isinstance(config, TrainConfig):
         return

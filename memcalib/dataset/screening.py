@@ -100,7 +100,7 @@ def words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
-# %% ../../nbs/dataset/02_screening.ipynb #fed2bd90
+# %% ../../nbs/dataset/02_screening.ipynb #61eab486
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
     lists = read_yaml(resources.files("memcalib") / "data" / "small_words.yaml")
@@ -120,6 +120,9 @@ def text_language(text: str) -> str:
     return best if shares[best] >= 0.1 else ""
 
 # %% ../../nbs/dataset/02_screening.ipynb #9009d921
+_SELF = frozenset("i i'm i've i'd i’m i’ve i’d my we we're we've our".split())
+
+
 class RowView:
     """A row with the limits of its domain and the words that rules share."""
 
@@ -145,10 +148,12 @@ class RowView:
 
     @cached_property
     def signals(self) -> list[str]:
-        """The families of signal words in question and context."""
+        """The families of signal words in question and context; `statement` where there are none, and a sentence says something of the asker."""
         asked = {*self.question, *words(self.row.context)}
         families = self.config.families.get(self.row.domain, self.config.families["general"])
-        return [name for name, signs in families.items() if not asked.isdisjoint(signs)]
+        found = [name for name, signs in families.items() if not asked.isdisjoint(signs)]
+        said = (words(part) for part in re.findall(r"[^.!?\n]+(?=[.!\n]|$)", f"{self.row.question}\n{self.row.context}"))
+        return found or ["statement"] * any(len(part) >= 5 and not _SELF.isdisjoint(part) for part in said)
 
 # %% ../../nbs/dataset/02_screening.ipynb #a6be1300
 Finding = tuple[str, str] | None  # (found, allowed)

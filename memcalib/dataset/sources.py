@@ -351,6 +351,8 @@ class Source(BaseModel):
     name: Name
     domain: Domain
     licence: str = "unknown"
+    origin: str = ""  # who wrote the rows, and where, in words; and
+    consent: str = ""  # whether they agreed to such a use; both for the card
     hub: str = ""
     revision: str = "main"
     split: str = "train"

@@ -103,8 +103,9 @@ def short_repr(value: Any, limit: int = 80) -> str:
 def pydantic_violation(error: dict, line: int, file: str) -> Violation:
     """One entry of a pydantic `ValidationError.errors()` as a violation with its place."""
     field = ".".join(map(str, error["loc"])) or "record"
-    found = "nothing" if error["type"] == "missing" else short_repr(error["input"])
-    return Violation(field, found, error["msg"].removeprefix("Value error, "), line=line, file=file)
+    if error["type"] == "missing":
+        return Violation(field, "nothing", "a value: the field is required", line=line, file=file)
+    return Violation(field, short_repr(error["input"]), error["msg"].removeprefix("Value error, "), line=line, file=file)
 
 # %% ../../nbs/io/01_records.ipynb #149e2948
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

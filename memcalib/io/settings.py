@@ -74,7 +74,8 @@ def fault_line(
         reason = "allowed is a mapping of options"
     elif fault["type"] not in ("value_error", "assertion_error") and name in model.model_fields:
         reason = f"allowed: {allowed(model, name)}"
-    found = f"found {short_repr(fault['input'])}; " if show and not (fault["type"] == "value_error" and isinstance(fault["input"], Mapping)) else ""
+    told = reason.startswith("found ") or (fault["type"] == "value_error" and isinstance(fault["input"], Mapping))
+    found = f"found {short_repr(fault['input'])}; " if show and not told else ""
     return f"{place}: {found}{reason}"
 
 # %% ../../nbs/io/03_settings.ipynb #fa30d782
@@ -157,7 +158,6 @@ def import_object(path: str) -> Any:
 
 def need_method(path: str, found: Any, method: str) -> Any:
     """An object that has this method, made without arguments where `found` is a class; raises `ValueError` for one that lacks it."""
-    call = "" if method == "__call__" else f".{method}"
     if method not in dir(found):
         raise ValueError(f"found {short_repr(path)}, which has no method {method}; allowed: a function, or a class with {method}")
     if not isinstance(found, type):
@@ -165,4 +165,4 @@ def need_method(path: str, found: Any, method: str) -> Any:
     try:
         return found()
     except Exception as error:  # noqa: BLE001
-        raise ValueError(f"found {short_repr(path)}; {path.partition(':')[2]}() raises {type(error).__name__}: {error}; allowed: a class made without arguments{call}") from None
+        raise ValueError(f"found {short_repr(path)}; {path.partition(':')[2]}() raises {type(error).__name__}: {' '.join(str(error).split())}; allowed: a class made without arguments") from None

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['OnStep', 'STATS', 'LOGGED', 'LOST', 'log', 'repetition', 'answer_stats', 'quote_counts', 'merge_stats', 'DriftLimit',
-           'drift_limits', 'DriftMonitor', 'StepRows', 'FiniteGuard', 'CreditCheckpoints']
+           'drift_limits', 'DriftMonitor', 'StepRows', 'Diverged', 'diverged', 'not_finite', 'damaged_weight',
+           'FiniteGuard', 'CreditCheckpoints']
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #750e2c1e
 import json
@@ -24,6 +25,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -34,10 +36,9 @@ from ..inference.local import prompt_encoder
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..redistribution import Credit
-from .checkpoints import ROWS, Checkpoints, examples_hash, keep_best, writing
-from .rewards import held_out_answers, held_out_examples, judge_held_out
+from .checkpoints import ROWS, Checkpoints, RunStopped, examples_hash, keep_best, writing
+from .rewards import cache_path, held_out_answers, held_out_examples, judge_held_out, judge_spent
 from .settings import TrainConfig
-from .stopping import Diverged, RunStopped, cache_path, damaged_weight, diverged, judge_spent, not_finite
 from .trace_files import drop_traces
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #7d797c07
@@ -311,6 +312,43 @@ class StepRows(TrainerCallback):
         self.write(row | ({"drift": moved} if moved else {}))
         if self.stop:
             raise self.stop.with_hint(self.trainer.rescue(self.stop.once))
+
+# %% ../../nbs/trainer/06_callbacks.ipynb #6f7c6882
+class Diverged(ValueError):
+    """A loss, gradient norm, log-probability or weight that is not a finite number: the run ends, and saves nothing."""
+
+
+def diverged(
+    step: int, what: str, updates: int, lr: float, dtype: torch.dtype, last: object = None, look: str = ""
+) -> Diverged:
+    """The error for `what` was found in a step, after so many updates; `last` is the newest checkpoint from before, if any.
+
+    `look` is where to look; if it is empty, at the learning rate and the precision, or at the weights before the first update.
+    """
+    settings = f"look at the learning rate ({lr:g}) and the precision ({str(dtype).removeprefix('torch.')})"
+    look = look or (settings if updates else "nothing was updated yet: look at the weights that the run began with")
+    left = f"The weights in {last} are from before and may be the start of a new run" if last else "No checkpoint was saved before"
+    again = "With the same settings the same would come again"
+    return Diverged(f"step {step}: {what}; allowed are finite numbers: {look}. {again}. {left}")
+
+# %% ../../nbs/trainer/06_callbacks.ipynb #9b6ac1f7
+def not_finite(values: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"]) -> str:
+    """The first value on the mask that is not finite, with its place; empty when there is none."""
+    bad = (mask.bool() & ~values.isfinite()).nonzero()
+    if not len(bad):
+        return ""
+    row, token = bad[0].tolist()
+    return f"row {row}, token {token} is {values[row, token].item()}"
+
+
+def damaged_weight(model: torch.nn.Module) -> str:
+    """The first trained weight of a model whose norm is not finite, in the part this process holds; empty when there is none."""
+    for name, weight in model.named_parameters():
+        here = weight.to_local() if isinstance(weight, DTensor) else weight
+        norm = torch.linalg.vector_norm(here.detach(), dtype=torch.promote_types(here.dtype, torch.float32))
+        if weight.requires_grad and not norm.isfinite():
+            return f"weight {name} of norm {norm.item()}"
+    return ""
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #8ec5b7c8
 _LOGPS = {"old_per_token_logps": "the log-probability under the policy", "ref_per_token_logps": "the one under the reference"}

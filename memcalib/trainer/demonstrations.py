@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..inference.client import Client, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.json_replies import escaped, to_data
+from ..inference.client import escaped, to_data
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
 from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
@@ -48,7 +48,10 @@ class DemonstrationConfig(BaseModel):
     @field_validator("prompt_template")
     @classmethod
     def _known(cls, prompt_template: str) -> str:
-        find_prompt_template(prompt_template)
+        try:
+            find_prompt_template(prompt_template)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
         return prompt_template
 
     @property
@@ -65,7 +68,7 @@ def load_demonstration_prompt(name: str) -> str:
         if not text or "\ufffd" in text:
             raise ValueError(f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8")
         return text
-    return prompt_part(name)
+    return prompt_part(name, "training")
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:

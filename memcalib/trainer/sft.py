@@ -38,9 +38,13 @@ from ..metrics import summary
 from ..micro.world import COLD_LONG_BIAS, WORLDS, demonstrations, exact_judge, make_examples
 from ..micro.policy import build_tokenizer, load_policy, pretrain, save_policy
 from ..problem import encode_prompt, neutralise, text_hash
+from .callbacks import Diverged, damaged_weight, diverged
 from memcalib.trainer.checkpoints import (
     ROWS,
     Checkpoints,
+    Interrupted,
+    RunStopped,
+    StopSignals,
     by_main,
     checkpoints,
     find_checkpoint,
@@ -61,7 +65,6 @@ from memcalib.trainer.settings import (
     check_model,
     trl_options,
 )
-from .stopping import Diverged, Interrupted, RunStopped, StopSignals, damaged_weight, diverged
 
 # %% ../../nbs/trainer/07_sft.ipynb #980e386a
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, row: Mapping) -> tuple[list[int], list[int]]:

@@ -87,7 +87,7 @@ def trace_answers(model, tokenizer, examples: Sequence[Example], judge: JudgeLik
 
     Raises `ValueError` for a method that localizes nothing.
     """
-    if config.method != "memcalib-rl":
+    if config.credit.method != "memcalib-rl":
         raise ValueError(f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'")
     judged, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
     localized, size = [0] * len(judged.ids), config.generations

@@ -221,7 +221,7 @@ def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, serv
         | {"builder": role("micro-builder"), "reviewer": role("micro-reviewer"), "reviewer2": role("micro-reviewer-2")}
     )
     run = MemoryRun(build, tmp_path).agree(yes=True)
-    monkeypatch.setattr(MemoryRun, "made", (dataclasses.replace(RETRIEVED, messages=messages),))
+    monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, messages=messages)])
     with pytest.raises(NotAgreed, match="user would be sent"):
         run.make(run.pool().kept, tmp_path)
     assert server.stats()["requests"] == 0

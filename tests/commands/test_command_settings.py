@@ -112,7 +112,9 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
     [
         (["--set", "sampling.temprature=1"], ["sampling.temprature: unknown option", "temperature", "allowed"]),
         (["--set", "sampling.temperature"], ["--set", "place=value"]),
-        (["--temprature", "1"], ["--temprature"]),
+        (["--temprature", "1"], ["--temprature", "--set sampling.temperature=…"]),
+        (["--sedes", "1"], ["--set sampling.seeds=…"]),
+        (["--modle", "m"], ["--model)"]),
         (["--seeds", "a"], ["seeds", "'a'", "42,43,44"]),
         (["--judge-price", "cheap"], ["price", "'cheap'", "0.5,1.5"]),
         (["--judge", "memcalib.nowhere:judge"], ["judge", "memcalib.nowhere:judge", "package.module:name"]),
@@ -124,6 +126,7 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
 def test_what_is_not_known_is_one_line_with_what_is_allowed(capsys, data, typed, needles):
     code, _, err = run(capsys, "evaluate", data, "--model", "m", "--judge", "micro-exact", "--dry-run", *typed)
     assert code in (1, 2) and len(err.strip().splitlines()) == 1 and all(needle in err for needle in needles), err
+    assert err.count("found") <= 1, "a value is shown once"
 
 
 def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):

@@ -13,6 +13,7 @@ import textwrap
 import time
 import traceback
 import urllib.request
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -333,6 +334,21 @@ def test_a_wait_of_hours_is_an_error_now():
     with FaultyServer((429, {}, {"Retry-After": "7200"})) as server, pytest.raises(CallError) as caught:
         ask(Client(endpoint(server)))
     assert caught.value.kind == "rate_limited" and caught.value.wait == 7200
+
+
+@pytest.mark.parametrize("asked, tries", [(600, 2), (601, 1)])
+def test_ten_minutes_are_waited_for_and_not_a_second_more(waits, asked, tries):
+    with FaultyServer((429, {}, {"Retry-After": str(asked)})) as server:
+        client = Client(endpoint(server))
+        with nullcontext() if tries == 2 else pytest.raises(CallError, match="429"):
+            ask(client)
+    assert len(server.seen) == tries and waits == [600] * (tries - 1)
+
+
+def test_random_waits_grow_to_a_minute_at_most(waits):
+    with FaultyServer(*[(500, {})] * 29) as server:
+        assert ask(Client(endpoint(server, attempts=30, backoff=1000))).attempts == 30
+    assert max(waits) <= 60 and sum(waits) > 10 * 60
 
 
 @pytest.mark.parametrize("value", ["", "soon", "nan", "-5", "Mon, 01 Jan 1990 00:00:00 GMT", "9" * 400, "inf", "\x00"])
