@@ -30,7 +30,7 @@ from trl.trainer.utils import create_model_from_path, use_adapter
 from ..credit.logprobs import response_logps, score_responses
 from ..credit.prefix_groups import in_one_call, response_mask, split_model, vocabulary_size
 from ..credit.tree_attention import Packed, best_pack, spread, tree_states, trees_agree, unpad
-from ..inference.json_replies import to_data
+from ..inference.client import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..io.records import is_hub_id
 from ..judge import prompt_part
