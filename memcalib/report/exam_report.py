@@ -5,23 +5,23 @@
 # %% auto #0
 __all__ = ['misread_answers', 'write_exam_report']
 
-# %% ../../nbs/report/09_exam_report.ipynb #f3a241bc
+# %% ../../nbs/report/09_exam_report.ipynb #8c73f828
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.agreement import confusion, confusion_figure
+from ..evaluation.agreement import confusion
 from ..io.records import printable
 from ..problem import Example, Level
-from .figures import inline_figures, write_figures
+from .figures import channel_figure, inline_figures, write_figures
 from .page import flatten, grid, render_page, write_page
 from .tables import write_tables
 
-# %% ../../nbs/report/09_exam_report.ipynb #2ad8fc7a
+# %% ../../nbs/report/09_exam_report.ipynb #50fd189a
 if TYPE_CHECKING:
     import pandas as pd
 
-# %% ../../nbs/report/09_exam_report.ipynb #45eb6767
+# %% ../../nbs/report/09_exam_report.ipynb #16184d2b
 def misread_answers(frame: "pd.DataFrame", examples: Mapping[str, Example], responses: Mapping[str, str], count: int = 12) -> list[dict[str, Any]]:
     """The plain readings with the most levels misread, each with its answer and the atoms in question; at most one of an example."""
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
@@ -48,8 +48,8 @@ def write_exam_report(folder: str | Path, exam: Mapping[str, Any], frame: "pd.Da
     write_tables(folder / "tables", dict(tables))
     scored = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     parts = {f"ideally {level.label}": scored[scored["ideal"] == level] for level in Level}
-    figure = confusion_figure({name: confusion(rows["actual"], rows["judged"]) for name, rows in parts.items()}, "known", "judged")
-    files = write_figures(folder / "figures", {"exam-confusion": figure})
+    figure = channel_figure({name: confusion(rows["actual"], rows["judged"]) for name, rows in parts.items() if len(rows)}, down="known", across="judged")
+    files = write_figures(folder / "figures", {"exam-confusion": figure} if len(scored) else {})
     grids = {name: grid(table) for name, table in tables.items()}
     notice = [printable(text) for text in exam["data"].get("edited", ())]
     shown = {name: exam[name] for name in ("judge", "date", "settings", "data", "usage") if exam.get(name)}
