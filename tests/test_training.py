@@ -358,7 +358,7 @@ def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
     trainer, rows = run(tmp_path, method=f"{__name__}:PLAIN", steps=2, trace_every=1)
     assert type(trainer) is Plain and {row["method"] for row in rows} == {f"{__name__}:PLAIN"}
     expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
-    assert torch.equal(trainer.advantages.double(), expected)
+    assert torch.allclose(trainer.advantages.double(), expected, atol=1e-6)
     for wrong, why in (("gpdo", "allowed are 'sft'"), ("math:pi", "found float"), ("nowhere:X", "cannot be imported")):
         with pytest.raises(ValueError, match=f"method '{wrong}'.*{why}"):
             settings(method=wrong)

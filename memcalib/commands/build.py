@@ -81,7 +81,7 @@ from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_
 from ..inference.client import Client, run_async
 from ..inference.endpoint import Endpoint
 from ..io.runs import RunFolder, file_hash
-from ..io.sheets import read_sheet_rows
+from ..io.decisions import read_sheet_rows
 from ..memory_logs.consent import CallPlan, NotAgreed, left_names, plan_calls, preview, terms_card, undisclosed
 from ..memory_logs.examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts, with_terms
 from ..memory_logs.redaction import Redactor, load_redactor
@@ -398,9 +398,15 @@ class BuildRun:
         return (self.folder / "examples.jsonl").exists() or any((self.folder / "stages").glob("*.jsonl"))
 
     @property
+    def withdrawn(self) -> str:
+        """Why the folder's frozen pipeline was withdrawn; "" where none was, or another one is frozen."""
+        aside = max(self.folder.glob("withdrawn*.json"), default=None, key=lambda path: path.stat().st_mtime_ns)
+        return json.loads(aside.read_text(encoding="utf-8"))["withdrawn"] if aside and not (self.folder / "frozen.json").exists() else ""
+
+    @property
     def open(self) -> bool:
-        """Whether settings of the folder may still change: before a full build, and once frozen only those that freezing compares."""
-        return not self.begun and not ((self.folder / "frozen.json").exists() and self.other_rows())
+        """Whether settings of the folder may change: before a full build and after one that was withdrawn, and once frozen only those that freezing compares."""
+        return (not self.begun or bool(self.withdrawn)) and not ((self.folder / "frozen.json").exists() and self.other_rows())
 
     def other_rows(self) -> list[str]:
         """What has changed about the rows to start from, since the folder was bound."""
@@ -420,10 +426,11 @@ class BuildRun:
 
     def pool(self) -> Passed:
         """The rows that may enter the stages, and every loss until then; raises `DataError` when there is none."""
-        if self.run_folder.bound and not (self.begun or (self.folder / "pool.json").exists()):  # a folder of before there was a pool.json
-            if any(said.startswith(("sources", "micro", "seed", "screen", "near", "languages")) for said in self.run_folder.differences()):
-                (self.folder / "pool.jsonl").unlink(missing_ok=True)
-        passed = screened(self.build, self.folder, keep=self.begun)
+        decisive = ("sources", "micro", "seed", "screen", "near", "languages")
+        undated = self.run_folder.bound and self.open and not (self.folder / "pool.json").exists()  # a folder of before there was one
+        if undated and any(said.startswith(decisive) for said in self.run_folder.differences()):
+            (self.folder / "pool.jsonl").unlink(missing_ok=True)
+        passed = screened(self.build, self.folder, keep=not self.open)
         if passed.kept:
             self.run_folder.bind()
         return require_rows(passed, "sources", self.folder / "losses.jsonl", self.go_on)
@@ -518,7 +525,7 @@ class BuildRun:
                 findings, lints, draws = [*findings, *made.findings.findings], made.findings.lints, [*draws, making.ended(made.drops)]
             pool = [row for row in pool if row.id not in making.ids]
         lost = Counter(why for making in draws for why in (making.lost or {}).values())
-        told = f"{lost.total()} of {sum(len(making.ids) for making in draws)} rows lost, in {len(draws)} draws: {_counted(lost)}"
+        told = f"{lost.total()} of {sum(len(making.ids) for making in draws)} rows lost{f' in {len(draws)} draws' * (len(draws) > 1)}: {_counted(lost)}"
         if not examples:
             self.write_log()
             raise NoRowLeft(failed.stage, f"{failed.found}; {told}", failed.file, self.go_on, failed.drops) from None
@@ -535,7 +542,8 @@ class BuildRun:
                 write_whole(self.pilots / "prompts" / name, load_build_prompt(stage.prompt) + "\n")
         page, sheet = write_review_page(batch), write_review_sheet(batch, batch.folder / "sheet.csv")
         lines = [f"batch {batch.number}: {len(examples)} examples" + (f" ({count} were asked for)" if len(examples) < count else "")]
-        lines += [f"changed before it: {self.write_log().iloc[-1]['changed before it']}"] * (batch.number > 1)
+        changed = self.write_log().iloc[-1]["changed before it"]
+        lines += [f"changed before it: {changed}"] * (changed != "the first one")
         lines += [f"not let in: {len(passed.dropped)} source rows, {_counted(Counter(drop.rule for drop in passed.dropped))}"] * bool(passed.dropped)
         lines += [f"on the way: {told}"] * bool(lost)
         lines += [f"read: {page}", f"or fill in: {sheet}", f"then: {self.command} --reviews {sheet} --reviewer NAME", f"log: {self.pilots / 'log.md'}"]
@@ -574,6 +582,22 @@ class BuildRun:
             withdraw_on_card(card, frozen, why)
         return why
 
+    def require_standing(self) -> None:
+        """Raises `FreezeError` where the reviews do not allow the folder's frozen pipeline any more."""
+        self.withdraw_frozen()
+        if why := self.withdrawn:
+            raise FreezeError("this pipeline is not frozen any more:", [why], f"Mend what failed and make a fresh batch: {self.commands.pilot}")
+
+    def put_aside(self, frozen: Frozen) -> None:
+        """Move what a withdrawn pipeline made into a folder of its name, before another one makes the data set anew."""
+        left = [path for path in self.folder.glob("withdrawn-batch-*.json") if not path.with_suffix("").exists()]
+        left = [path for path in left if not frozen.pilot or int(path.stem[16:]) != frozen.pilot.batch]
+        made = ("stages", "splits", "tables", "plans.jsonl", "examples.jsonl", "dropped.jsonl", "README.md", "manifest.json")
+        for name in [*made, *(f"{part}.jsonl" for part in split_parts(self.build.splits))] if left and self.begun else []:
+            if (self.folder / name).exists():
+                left[-1].with_suffix("").mkdir(exist_ok=True)
+                (self.folder / name).rename(left[-1].with_suffix("") / name)
+
     def freeze(self) -> Path:
         """Freeze the pipeline as it is; raises `FreezeError` with every reason against it, and leaves no frozen.json that does not stand."""
         try:
@@ -592,11 +616,10 @@ class BuildRun:
 
     def run(self) -> Path:
         """Make, check, split and document the data set; returns the path of its card. Raises `FreezeError` when it is not frozen."""
-        own, why = self.folder / "frozen.json", self.withdraw_frozen()
-        if why:
-            raise FreezeError("this pipeline is not frozen any more:", [why], f"Mend what failed and make a fresh batch: {self.commands.pilot}")
-        shipped = self.build.micro and not own.exists() and not any(self.folder.glob("withdrawn*.json"))
-        frozen = require_frozen(self.settings(), self.shipped if shipped else own, self.commands, self.pilots)
+        own = self.folder / "frozen.json"
+        self.require_standing()
+        frozen = require_frozen(self.settings(), self.shipped if self.build.micro and not own.exists() else own, self.commands, self.pilots)
+        self.put_aside(frozen)
         passed = self.pool()
         rows = self.draw(passed.kept)
         made = self.make(rows, self.folder)
@@ -650,8 +673,7 @@ class BuildRun:
 
     def lay_out(self, folder: str | Path) -> str:
         """Copy what a hub wants of the finished build into a folder, and say how it gets there; raises as `card.lay_out`, and `FreezeError` where it must not."""
-        if why := self.withdraw_frozen():
-            raise FreezeError("this pipeline is not frozen any more:", [why], f"Mend what failed and make a fresh batch: {self.commands.pilot}")
+        self.require_standing()
         files = lay_out(self.folder, folder)
         lines = [f"{len(files)} files in {folder}", *(f"  {path.relative_to(folder)}" for path in files)]
         return "\n".join([*lines, f"Read {files[0]} first, then for instance: hf upload USER/NAME {folder} --repo-type dataset"])

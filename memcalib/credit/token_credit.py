@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,12 +59,14 @@ class TokenCredit:
 
     def __init__(
         self, tokenizer, config: CreditConfig = PAPER, prompt_template: str | Callable[[Example], list[int]] = "plain", *,
-        text: str = "concat", device: str | torch.device = "cpu", process: int = 0,
+        text: Literal["fluent", "concat"] = "concat", device: str | torch.device = "cpu", process: int = 0,
         gather: Callable[[Tensor], Tensor] | None = None,
     ):  # fmt: skip
         self.tokenizer, self.config, self.device, self.process, self.gather = tokenizer, config, device, process, gather
-        named = lambda example: encode_prompt(tokenizer, render(example, text=text, prompt_template=prompt_template))
-        self.encode = prompt_template if callable(prompt_template) else named
+        if callable(prompt_template):
+            self.encode = prompt_template
+        else:
+            self.encode = lambda example: encode_prompt(tokenizer, render(example, text=text, prompt_template=prompt_template))
         self.thresholds, self.last = Thresholds(config), None
 
     def requests(
@@ -84,21 +86,21 @@ class TokenCredit:
         for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
             if judgment.example_id != example.id:
                 raise ValueError(f"row {row}: judgment of {judgment.example_id!r}, must be of {example.id!r}")
-        *levels, scored = judgment_tensors(list(judgments))
+        ideal, actual, atoms, scored = judgment_tensors(list(judgments))
         valid = scored & torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
-        rewards = channel_rewards(*levels, self.config.merge_over_use)
+        rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use)
         here = rewards, torch.tensor([group_number(name) for name in groups], dtype=torch.long), valid
         rewards, group, every, local = *(values.to(self.device) for values in here), slice(0, rows)
         if self.gather:
             sizes = self.gather(torch.tensor([rows], device=self.device))
             start = int(sizes[: self.process].sum())
             rewards, group, every, local = self.gather(rewards), self.gather(group), self.gather(every), slice(start, start + rows)
-        known = dict(rewards=rewards, group=group, valid=every, local=local, mask=response_mask(response_ids, self.device))
+        known: dict[str, Any] = dict(rewards=rewards, group=group, valid=every, local=local, mask=response_mask(response_ids, self.device))
         if self.config.method != "memcalib-rl":
             return CreditRequest([], [], [-1] * rows, Pairs(), [], **known, units=None)
         keep = valid[:, None].expand(rows, 9)
         if self.config.threshold_pool == "open":
-            norm = dict(eps=self.config.eps, sigma_min=self.config.sigma_min, ddof=self.config.ddof)
+            norm: dict[str, Any] = dict(eps=self.config.eps, sigma_min=self.config.sigma_min, ddof=self.config.ddof)
             keep = keep & direction_check(rewards, group_advantages(rewards, group, every, **norm))[local].cpu()
         pairs = ablation_pairs(examples, judgments, self.encode, self.config, keep)
         places: dict[tuple, int] = {}
@@ -107,8 +109,8 @@ class TokenCredit:
         ablated = [place(prompt, row) for prompt, row in zip(pairs.prompts, pairs.rows, strict=True)]
         units, uncut = None, Counter()
         if self.config.granularity == "sentence":
-            sizes = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
-            units = response_units(self.tokenizer, response_ids, **sizes).to(self.device)
+            options: dict[str, Any] = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
+            units = response_units(self.tokenizer, response_ids, **options).to(self.device)
         prompts, responses = ([list(part) for part in column] for column in (zip(*places, strict=True) if places else ((), ())))
         return CreditRequest(prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known, units=units, uncut=uncut.total())
 

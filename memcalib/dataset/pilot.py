@@ -188,7 +188,7 @@ def read_batch(folder: str | Path) -> Batch:
         raise DataError([Violation("items", f"hash {now[:16]}", f"hash {says.items[:16]}, as written", file=str(folder / "items.jsonl"))])
     return Batch(folder, says.number, says.settings, items)
 
-# %% ../../nbs/dataset/10_pilot.ipynb #18c55e6a
+# %% ../../nbs/dataset/10_pilot.ipynb #8c286502
 class Making(BaseModel):
     """What making.json says: one draw of rows for a batch; `batch` is the batch that it led to, `None` for none."""
 
@@ -220,11 +220,10 @@ def next_making(folder: str | Path, settings: Mapping[str, str], count: int, row
 
     Raises `ValueError` when no row is left that these settings have not lost before.
     """
-    makings = read_makings(folder)
-    if makings and makings[-1].lost is None and (makings[-1].settings, makings[-1].count) == (dict(settings), count):
-        drawn = set(makings[-1].ids)
-        if len(found := [row for row in rows if row.id in drawn]) == len(drawn):
-            return makings[-1], found
+    makings, there = read_makings(folder), {row.id: row for row in rows}
+    for making in makings:
+        if (making.lost, making.settings, making.count) == (None, dict(settings), count) and there.keys() >= set(making.ids):
+            return making, [there[name] for name in making.ids]
     tried = {name for making in makings if making.settings == dict(settings) for name, why in (making.lost or {}).items() if not why.endswith(": failed call")}
     left = [row for row in rows if row.id not in tried]
     if not left:
@@ -568,7 +567,7 @@ def freeze(folder: str | Path, settings: Mapping[str, str], commands: Commands |
     )  # fmt: skip
     return _frozen(settings, pilot=record)
 
-# %% ../../nbs/dataset/10_pilot.ipynb #82f0df67
+# %% ../../nbs/dataset/10_pilot.ipynb #dc73db44
 def objection(frozen: Frozen, folder: str | Path) -> str:
     """Why a frozen pipeline does not stand any more, by the batches of its build; "" while it does, and for one without a pilot."""
     for batch in map(read_batch, list_batches(folder) if frozen.pilot else []):
@@ -590,7 +589,7 @@ def withdraw(path: str | Path, why: str) -> Path:
     path.unlink()
     return aside
 
-# %% ../../nbs/dataset/10_pilot.ipynb #c5b89b9c
+# %% ../../nbs/dataset/10_pilot.ipynb #a0073f3b
 def pilot_log(folder: str | Path) -> "pd.DataFrame":
     """One row for each batch of a build, and for draws that led to none: rows drawn, examples, reviews, losses, changed settings."""
     import pandas as pd

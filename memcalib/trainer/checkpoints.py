@@ -37,6 +37,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
+from ..io.records import write_whole
 from ..io.settings import changed, current_names
 from ..problem import Example
 
@@ -212,12 +213,6 @@ def _fault(file: Path, size: int, xxh3: str) -> str | None:
     return None
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #3cbee6da
-def _write(path: Path, content: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
 def _own(content: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
 
@@ -228,7 +223,7 @@ def seal(folder: str | Path, state: Mapping[str, Any], rows: str | Path | None =
     if rows is not None and Path(rows).exists():
         shutil.copyfile(rows, folder / ROWS)
     content = {"state": dict(state), "files": _checksums(folder)}
-    _write(folder / SEAL, content | {"xxh3": _own(content)})
+    write_whole(folder / SEAL, json.dumps(content | {"xxh3": _own(content)}) + "\n")
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #bd0b0ce3
 def unseal(folder: str | Path) -> None:
@@ -306,7 +301,7 @@ def checkpoints(out: str | Path) -> list[Path]:
     return [path for path in _numbered(out) if path.is_dir()]
 
 
-def find_checkpoint(out: str | Path, resume: bool | str | Path) -> tuple[Path, dict[str, Any]] | None:
+def find_checkpoint(out: str | Path, resume: bool | str | Path | None) -> tuple[Path, dict[str, Any]] | None:
     """Folder and state of the checkpoint to go on from: the one named, or the latest whole one of `out`, if any.
 
     Raises `CheckpointError` for a named one that is not whole; where none is named, such are skipped with a warning.
@@ -381,10 +376,7 @@ def check_same_run(
 def restore_rows(folder: str | Path, out: str | Path) -> int:
     """Cut `out/steps.jsonl` back to what it was at a checkpoint; returns the number of rows."""
     kept = (Path(folder) / ROWS).read_bytes() if (Path(folder) / ROWS).exists() else b""
-    Path(out).mkdir(parents=True, exist_ok=True)
-    part = Path(out) / (ROWS + ".part")
-    part.write_bytes(kept)
-    part.replace(Path(out) / ROWS)
+    write_whole(Path(out) / ROWS, kept)
     return kept.count(b"\n")
 
 # %% ../../nbs/trainer/03_checkpoints.ipynb #4dca2fb3
@@ -399,7 +391,7 @@ def keep_best(out: str | Path, save: Callable[[str], None], record: Mapping[str,
     with writing(place, part):
         save(str(part))
         if main:
-            _write(part / BEST, dict(record))
+            write_whole(part / BEST, json.dumps(dict(record)) + "\n")
             seal(part, record)
     if main:
         shutil.rmtree(old, ignore_errors=True)

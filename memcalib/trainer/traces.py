@@ -9,7 +9,6 @@ __all__ = ['token_texts', 'trace_row', 'credit_answers', 'sample_credit', 'trace
 # %% ../../nbs/trainer/11_traces.ipynb #8dc4058c
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..metrics import CHANNELS
 from ..credit.prefix_groups import response_mask
+from ..io.records import replacing
 from ..credit.sentences import decode_rows, token_spans
 from ..inference.local import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
@@ -191,18 +191,17 @@ def _safe(value: Any) -> Any:
 def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Path:
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
     words = ["example_id", "channel", "question", "response", "tokens.list.element", "fallback", "atoms.list.element"]
     try:
-        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer:
+        with (
+            replacing(path) as part,
+            pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer,
+        ):
             for table in tables:
                 writer.write_table(table.cast(schema))
-        return part.replace(path)
+        return path
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise OSError(error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept") from error
 
 # %% ../../nbs/trainer/11_traces.ipynb #2171ccb2

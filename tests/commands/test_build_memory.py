@@ -330,7 +330,9 @@ def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
     code, out, err = run(capsys, *arguments, "--yes", "--pilot", 4)
     assert code == 0 and "batch 1: 4 examples" in out, err
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
-    sheet.write_text(re.sub(r"(?m)^(micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")), encoding="utf-8")
+    sheet.write_text(
+        re.sub(r"(?m)^(\d+,micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")), encoding="utf-8"
+    )
     code, out, err = run(capsys, *arguments, "--reviews", sheet, "--reviewer", "a reader")
     assert code == 0 and "4 passed" in out, err
     code, out, err = run(capsys, *arguments, "--freeze")

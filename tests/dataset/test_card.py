@@ -210,15 +210,26 @@ def test_datasets_loads_the_folder_by_its_card(tmp_path, monkeypatch):
 
 
 def test_language_consent_and_origin_come_from_the_build():
-    own = d.Source(name="tickets", domain="general", columns={"question": "q", "answer": "a"}, origin="tickets of our shop", consent="terms of 2024")
+    own = d.Source(
+        name="tickets",
+        domain="general",
+        columns={"question": "q", "answer": "a"},
+        origin="tickets of our shop",
+        consent="terms of 2024",
+    )
     table = d.count_examples(sourced(("tickets", "cc0-1.0"), ("elsewhere", "mit")))
     told = d.CardFacts("Own", table, sources={"tickets": own}, languages=("de", "en"))
     text = d.dataset_card(told)
     assert DatasetCard(text).data.language == ["de", "en"]
     said = section(text, "Consent and privacy")
-    assert "| tickets | 5 | tickets of our shop | terms of 2024 |" in said and "| elsewhere | 4 | not recorded | not recorded |" in said
+    assert (
+        "| tickets | 5 | tickets of our shop | terms of 2024 |" in said
+        and "| elsewhere | 4 | not recorded | not recorded |" in said
+    )
     assert "asked in public" not in text and "did not agree" not in text
-    assert any("Consent is not on record for 4 of 9 examples, from elsewhere" in warning for warning in d.card_warnings(told))
+    assert any(
+        "Consent is not on record for 4 of 9 examples, from elsewhere" in warning for warning in d.card_warnings(told)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -230,7 +241,12 @@ def test_review_rates_and_pilots_stand_on_the_card():
     agreement = pd.DataFrame({"rows": agreement_counts(20, {1, 2}, {2, 3, 4})}).T
     pilots = pd.DataFrame({"batch": ["1", "2"], "examples": ["10", "10"], "passed": ["4", "10"]})
     said = section(d.dataset_card(facts(agreement=agreement, pilots=pilots)), "Review")
-    for line in ("Approved by the first | 18 (90.0%)", "Approved by both | 16 (80.0%)", "Exact agreement on rows | 17 (85.0%)", "kappa on rows | 0.318"):
+    for line in (
+        "Approved by the first | 18 (90.0%)",
+        "Approved by both | 16 (80.0%)",
+        "Exact agreement on rows | 17 (85.0%)",
+        "kappa on rows | 0.318",
+    ):
         assert line in said
     assert "| 2 | 10 | 10 |" in said and "not recorded" in section(d.dataset_card(facts()), "Review")
     composition = section(d.dataset_card(facts()), "Composition")
@@ -239,11 +255,32 @@ def test_review_rates_and_pilots_stand_on_the_card():
 
 @pytest.mark.parametrize("more", [{}, {"checks": None}])
 def test_a_withdrawn_pilot_is_not_praised_any_more(tmp_path, more):
-    card = d.write_card(tmp_path, facts(**({"settings": SETTINGS, "frozen": FROZEN, "checks": CHECKS, "attrition": attrition_table({"a": "health"}, [])} | more)))
+    card = d.write_card(
+        tmp_path,
+        facts(
+            **(
+                {
+                    "settings": SETTINGS,
+                    "frozen": FROZEN,
+                    "checks": CHECKS,
+                    "attrition": attrition_table({"a": "health"}, []),
+                }
+                | more
+            )
+        ),
+    )
     assert "47 of 50 rows passed" in card.read_text()
     text = d.withdraw_on_card(card, FROZEN, "batch 3: 20 passed, 30 failed").read_text()
-    assert "47 of 50" not in text and "20 passed, 30 failed" in section(text, "Know this first") and "20 passed, 30 failed" in section(text, "How it was made")
-    assert text.count("## Know this first") == 1 and text.count("## How to load") == 1 and DatasetCard(text).data.language == ["en"]
+    assert (
+        "47 of 50" not in text
+        and "20 passed, 30 failed" in section(text, "Know this first")
+        and "20 passed, 30 failed" in section(text, "How it was made")
+    )
+    assert (
+        text.count("## Know this first") == 1
+        and text.count("## How to load") == 1
+        and DatasetCard(text).data.language == ["en"]
+    )
 
 
 def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
@@ -257,8 +294,17 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
     (tmp_path / "b" / "losses.jsonl").write_text("secret")
     for _ in range(2):
         files = {str(path.relative_to(tmp_path / "hub")) for path in d.lay_out(tmp_path / "b", tmp_path / "hub")}
-    assert files == {"README.md", "train.jsonl", "test.jsonl", "splits/splits.json", "splits/train-ids.txt", "splits/test-ids.txt"}
-    assert {str(path.relative_to(tmp_path / "hub")) for path in (tmp_path / "hub").rglob("*") if path.is_file()} == files
+    assert files == {
+        "README.md",
+        "train.jsonl",
+        "test.jsonl",
+        "splits/splits.json",
+        "splits/train-ids.txt",
+        "splits/test-ids.txt",
+    }
+    assert {
+        str(path.relative_to(tmp_path / "hub")) for path in (tmp_path / "hub").rglob("*") if path.is_file()
+    } == files
     (tmp_path / "b" / "test.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="test.jsonl: no such file, and the card names it"):
         d.lay_out(tmp_path / "b", tmp_path / "other")

@@ -542,7 +542,10 @@ def test_a_table_is_cut_as_its_header_is_and_losses_name_the_line(tmp_path, mark
     lines = [["q", "a"], ['"One\nand two?"', "Yes."], ["Three?"], ["Four?", "No.", "no"], ["Five?", "Yes."]]
     (tmp_path / "t.csv").write_text("\n".join(mark.join(line) for line in lines) + "\n", encoding="utf-8-sig")
     passed = s.collect(s.read_source(s.plain_source("q", "a"), tmp_path / "t.csv"))
-    assert [(row.question, row.file, row.line) for row in passed.kept] == [("One\nand two?", "t.csv", 2), ("Five?", "t.csv", 6)]
+    assert [(row.question, row.file, row.line) for row in passed.kept] == [
+        ("One\nand two?", "t.csv", 2),
+        ("Five?", "t.csv", 6),
+    ]
     assert [(drop.rule, drop.file, drop.line) for drop in passed.dropped] == [("csv", "t.csv", 4), ("csv", "t.csv", 5)]
     assert "cells" in passed.dropped[0].found and "header" in passed.dropped[0].allowed
 
@@ -559,7 +562,11 @@ def test_rows_of_a_folder_know_their_files(tmp_path):
 TURNS = (
     ["Hi?", "Hello."],
     '["Hi?", "Hello."]',
-    [{"role": "user", "content": [{"type": "text", "text": "Hi?"}]}, {"role": "tool", "content": "x"}, {"role": "assistant", "content": "Hello."}],
+    [
+        {"role": "user", "content": [{"type": "text", "text": "Hi?"}]},
+        {"role": "tool", "content": "x"},
+        {"role": "assistant", "content": "Hello."},
+    ],
     json.dumps([{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hello."}]),
 )
 
@@ -575,4 +582,6 @@ def test_a_list_of_turns_is_read_or_says_how_it_can_be(turns):
 
 def test_the_place_of_a_row_is_not_written():
     row = s.to_row(s.plain_source("q", "a"), {"q": "Why?", "a": "So."}, 3, "t.jsonl")
-    assert {"file", "line"}.isdisjoint(json.loads(row.to_json())) and row == s.SourceRow.model_validate_json(row.to_json())
+    assert {"file", "line"}.isdisjoint(json.loads(row.to_json())) and row == s.SourceRow.model_validate_json(
+        row.to_json()
+    )
