@@ -106,7 +106,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="PLACE=VALUE", h
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and what would be asked and paid; run nothing.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what OUT holds; the same command without it does so too.")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of the settings, nested by role; the README has one.")]
-Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; or an RPEval file.")]
+Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published.")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model as its server knows it.")]
 Url = Annotated[str | None, typer.Option(help="Address of the server, ending in /v1; OpenAI when left out.")]
@@ -378,13 +378,14 @@ def evaluate(
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
     """
-    from memcalib.commands.evaluate import EvaluationRun, forecast, load_evaluation
+    from memcalib.commands.evaluate import EvaluationRun, data_notes, forecast, load_evaluation
     from memcalib.commands.settings import given, settings_text
 
     there = (base_url, key_env)
     options = {"data": data, "limit": limit, "model": {"path": weights} if weights else role_options(model, *there)}
     options |= {"judge": judge_options(judge, judge_url, judge_key_env, there), "judge2": judge_options(judge2, judge2_url, judge2_key_env, there)}
     run = EvaluationRun(load_evaluation(config, given(options), set_ or ()), out, cache_of(cache, no_cache), dry_run, command_line())
+    print(*(f"{note}\n" for note in data_notes(run.evaluation.data)), sep="", end="", file=sys.stderr)
     if dry_run:
         print(settings_text(run.evaluation))
     print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens), answer_tokens))
