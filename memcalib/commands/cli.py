@@ -373,7 +373,8 @@ def evaluate(
     """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
 
     Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
-    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, judging.blind, model.rpm, judge.price.
+    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
+    levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true (task quality and safety too), judge2.model (a second judge).
 
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b

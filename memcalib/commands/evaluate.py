@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
-from ..evaluation.exam import edited_files, examined, find_exam
+from ..evaluation.exam import edited_files, find_exam
 from ..judge import LLMJudge, judge_rollouts
 from ..inference.client import Endpoint, Totals, estimate_tokens
 from ..io.runs import RunFolder
@@ -275,23 +275,10 @@ class EvaluationRun:
 
     def finish(self) -> str:
         """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
-        from memcalib.metrics import controls, load_judgments, readable, score
-        from memcalib.report.evaluation_report import judge_corrected
-        from memcalib.report.run_data import load_run
+        from memcalib.report.evaluation_report import evaluation_text
 
-        page, judgments = self.run(), load_judgments(self.file("judgments.jsonl"))
-        if not any(judgment.scored for judgment in judgments):
-            return f"none of {len(judgments)} answers could be scored; the reasons are in {page}"
-        tables = [readable(score(judgments), 1), readable(controls(judgments), 1)]
-        corrected = judge_corrected(load_run(self.folder))
-        tables += [corrected.round(1)] if len(corrected) else []
-        if self.evaluation.format == "rpeval":
-            from memcalib.evaluation.rpeval import rpeval_table
-
-            tables.append(rpeval_table([judgment for judgment in judgments if judgment.condition != "no_memory"]))
-        judge = judgments[0].judge
-        lines = [examined(judge, find_exam(judge, self.evaluation.exams)), f"Report: {page}"]
-        return "\n\n".join([*(table.to_string(index=False) for table in tables), "\n".join(lines)])
+        page = self.run()
+        return f"{evaluation_text(self.folder)}\n\nReport: {page}"
 
 # %% ../../nbs/commands/02_evaluate.ipynb #616ac91d
 def _spent(role: Any) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
            'judge_corrected', 'judgments_by_source', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
-           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report']
+           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
+           'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -21,7 +22,7 @@ from ..evaluation.breakdown import compare
 from ..evaluation.exam import corrected_score, examined, judged_responses
 from ..io.runs import file_hash
 from ..io.records import printable
-from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, response_frame, score
+from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, response_frame, score
 from ..problem import Judgment, Level
 from .figures import breakdown_figure, channel_figure, inline_figures, plane_figure, write_figures
 from memcalib.report.page import (
@@ -384,3 +385,32 @@ def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     table = table.drop(columns=counts).rename(columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"})
     alone = "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
     return table.drop(columns="method") if alone else table
+
+# %% ../../nbs/report/07_evaluation_report.ipynb #a1c9e461
+def evaluation_text(folder: str | Path) -> str:
+    """The results of an evaluation for a terminal; raises as `load_run` does."""
+    run = load_run(folder, EVALUATION_FILES)
+    if not run.scored:
+        return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
+    lines: list[str] = []
+    bounded = lambda row, name, form, low="_low", high="_high": f"{row[name]:{form}} ({row[name + low]:{form}} to {row[name + high]:{form}})"
+    for row in quality_table(run.responses).to_dict("records"):
+        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [f"{bounded(row, 'unsafe', '.1f')} % unsafe"] * bool(row["rated_safety"])
+        lines.append(f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated")
+    try:
+        second = second_judge(run)
+    except ValueError as error:
+        second = lines.append(f"{_UNCOMPARED}: {error}.") or {}
+    if second:
+        row, metrics = second["Second judge, agreement"].iloc[0], second.get("Second judge, metrics")
+        scores = "" if metrics is None or len(metrics) != 2 else f"; SCS {', '.join(f'{value:.1f}' for value in metrics['SCS'])} by the first and by it"
+        lines.append(f"second judge {run.second[0].judge}: {bounded(row, 'exact', '.1f')} % of {row['pairs']:,} levels as the first, kappa {bounded(row, 'kappa', '.2f')}{scores}")
+    tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
+    if run.parameters.get("format") == "rpeval":
+        from memcalib.evaluation.rpeval import rpeval_table
+
+        tables.append(rpeval_table(run.treated))
+    corrected = judge_corrected(run)
+    tables += [corrected.round(1)] if len(corrected) else []
+    lines += [f"{examined(name, run.exam if run.exam.get('judge') == name else None)}." for name in run.judges]
+    return "\n\n".join([*(table.to_string(index=False) for table in tables), *(["\n".join(lines)] if lines else [])])

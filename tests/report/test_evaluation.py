@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
 from memcalib.evaluation.breakdown import TORN
 from memcalib.io.runs import manifest, write_manifest
+from memcalib.io.settings import package_data
 from memcalib.metrics import METRICS
 from memcalib.problem import Level, Rollout, judgment_for, sample_records, text_hash
 from memcalib.io.records import DataError, write_jsonl
@@ -758,5 +760,61 @@ def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts")
     found = dict(evaluation.protocol(rows.load_run(tmp_path)))
-    assert found["Sampling"] == "temperature 1.0 / 0.5" and found["Judge settings"] == "blind false"
+    assert found["Sampling"] == "temperature 0.5 / 1.0" and found["Judge settings"] == "blind false"
     assert found["Command"].startswith("memcalib evaluate")
+
+
+# equal runs, terminals, narrow screens
+
+
+def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
+    first = play(tmp_path / "a" / "run", models=("m", "n"), conditions=("full_memory", "no_memory"))
+    change(first, lambda k, row: row | ({"error": f"reply {k} is no JSON"} if k % 7 == 0 else {}))
+    change(first, lambda k, row: row | {"settings": row["settings"] | {"seed": k % 3}}, "rollouts")
+    second = tmp_path / "b" / "run"
+    shutil.copytree(first, second)
+    for name in ("judgments", "rollouts"):
+        lines = (second / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        head = lines[:1]  # whose model comes first stays as it is
+        (second / f"{name}.jsonl").write_text("".join(head + random.Random(3).sample(lines[1:], len(lines) - 1)))
+    for folder in (first, second):
+        evaluation.write_evaluation_report(folder)
+    made = sorted((first / "tables").iterdir())
+    assert len(made) > 20 and all(p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in made)
+    assert (first / "report.html").read_text() == (second / "report.html").read_text()
+    assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
+
+
+def test_a_terminal_is_told_what_was_asked_for(tmp_path):
+    folder = play(tmp_path / "run")
+    plain = evaluation.evaluation_text(folder)
+    assert (
+        plain.count("\nm: quality ") == 1 and "of 4, " in plain and "% unsafe" in plain and "second judge" not in plain
+    )
+    lower = lambda k, row: row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
+    shutil.copy(folder / "judgments.jsonl", folder / "judgments2.jsonl")
+    change(folder, lower, "judgments2")
+    text = evaluation.evaluation_text(folder)
+    (line,) = [line for line in text.splitlines() if line.startswith("second judge j@2: ")]
+    table = evaluation.second_judge(rows.load_run(folder))["Second judge, agreement"].iloc[0]
+    assert f"{table['exact']:.1f} (" in line and f"of {table['pairs']:,} levels" in line and "kappa" in line
+    change(folder, lambda k, row: row | {"task_quality": None, "safety_failure": None})
+    assert "quality" not in evaluation.evaluation_text(folder)
+    change(folder, lambda k, row: row | {"atoms": []}, "judgments2")
+    assert "judgments2.jsonl was not compared with judgments.jsonl: " in evaluation.evaluation_text(folder)
+
+
+def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
+    """The rule stands in the frame of all pages, behind their own styles, and no page has a stronger one."""
+    folder = package_data()
+    base = (folder / "base.html.j2").read_text()
+    rule = "th:first-child, td:first-child { max-width: 9rem !important; white-space: normal !important;"
+    own, narrow = base.index("{% block style %}"), base.index("@media screen and (max-width: 40rem)")
+    assert own < narrow < base.index(rule) < base.index("</style>")
+    pages = [
+        file for file in folder.glob("*.html.j2") if "<table" in file.read_text() and file != folder / "base.html.j2"
+    ]
+    frames = [file for file in pages if "{% extends" in file.read_text()]
+    assert len(frames) >= 4 and all('{% extends "base.html.j2" %}' in file.read_text() for file in frames)
+    styles = "".join(file.read_text() for file in [*pages, *folder.glob("*.css.j2")])
+    assert not re.search(r"first-child[^{]*\{[^}]*!important", styles)
