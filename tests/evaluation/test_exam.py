@@ -19,7 +19,10 @@ def known_set(questions=60, atoms=6, seed=0, right=0.3):
     rng, examples, answers = np.random.default_rng(seed), [], []
     for q in range(questions):
         levels = rng.integers(3, size=atoms)
-        memory = [{f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in part} for part in np.array_split(np.arange(atoms), 3)]
+        memory = [
+            {f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in part}
+            for part in np.array_split(np.arange(atoms), 3)
+        ]
         example = Example.of(f"Question {q}?", *memory, domain=("coding", "general", "health_seed")[q % 3])
         examples.append(example)
         for k in range(2):
@@ -27,14 +30,28 @@ def known_set(questions=60, atoms=6, seed=0, right=0.3):
             for atom_id, ideal in example.levels.items():
                 level = ideal if rng.random() < right else Level(int(rng.integers(3)))
                 labels.append({"atom_id": atom_id, "actual": level.wire, "quotes": ["Answer"] if level else []})
-            answers.append(x.KnownAnswer(answer_id=f"{q}_{k}", example_id=example.id, kind=("over", "under")[k], response=f"Answer {k} to {q}.", labels=labels))
+            answers.append(
+                x.KnownAnswer(
+                    answer_id=f"{q}_{k}",
+                    example_id=example.id,
+                    kind=("over", "under")[k],
+                    response=f"Answer {k} to {q}.",
+                    labels=labels,
+                )
+            )
     return examples, answers
 
 
 def read(judge, items):
     rows = [item.rollout() for item in items]
     judged = judge.batch([item.example for item in items], [row.response for row in rows])
-    return x.exam_frame(items, [j.model_copy(update={"condition": r.condition, "sample": r.sample}) for j, r in zip(judged, rows, strict=True)])
+    return x.exam_frame(
+        items,
+        [
+            j.model_copy(update={"condition": r.condition, "sample": r.sample})
+            for j, r in zip(judged, rows, strict=True)
+        ],
+    )
 
 
 EXAMPLES, ANSWERS = known_set()
@@ -44,10 +61,15 @@ NOISE = np.array([[0.9, 0.07, 0.03], [0.1, 0.8, 0.1], [0.02, 0.13, 0.85]])
 
 def test_the_exam_recovers_a_stated_confusion_matrix_within_its_intervals():
     examples, answers = known_set(questions=300, seed=1)
-    table = x.channel_accuracy(read(x.ConfusedJudge(answers, NOISE), x.exam_items(examples, answers, None, probes=0)), resamples=400)
+    table = x.channel_accuracy(
+        read(x.ConfusedJudge(answers, NOISE), x.exam_items(examples, answers, None, probes=0)), resamples=400
+    )
     stated = NOISE.diagonal()[[Level[name.upper()] for name in table["actual"]]] * 100
     assert ((table["accuracy_low"] - 1 <= stated) & (stated <= table["accuracy_high"] + 1)).sum() >= 8
-    assert np.abs(table[[f"read as {level.label}" for level in Level]].to_numpy() / 100 - NOISE[[0, 1, 2] * 3]).max() < 0.07
+    assert (
+        np.abs(table[[f"read as {level.label}" for level in Level]].to_numpy() / 100 - NOISE[[0, 1, 2] * 3]).max()
+        < 0.07
+    )
 
 
 def test_macro_accuracy_is_the_mean_of_nine_and_missing_when_one_is():
@@ -85,7 +107,9 @@ def test_the_corrected_interval_covers_the_truth_where_the_raw_one_does_not():
     covered, raw = [], []
     for seed in range(12):
         examples, answers = known_set(questions=240, seed=seed, right=0.85)
-        frame = read(x.ConfusedJudge(answers, NOISE, seed=seed), x.exam_items(examples, answers, None, probes=0)).assign(response=lambda f: f["answer_id"])
+        frame = read(
+            x.ConfusedJudge(answers, NOISE, seed=seed), x.exam_items(examples, answers, None, probes=0)
+        ).assign(response=lambda f: f["answer_id"])
         half = frame["answer_id"].str.split("_").str[0].astype(int) % 2 == 0
         truth = x.metrics_of_products(x.response_cells(frame[~half], "actual"), x.metric_kernels()).mean(0)
         table = x.corrected_score(frame[~half], x.exam_counts(frame[half]), resamples=200)
@@ -126,12 +150,20 @@ BAD = {"as ideal": AS_IDEAL, "Ignore": constant(0), "Control": constant(2)}
 def test_judges_that_do_not_read_fail(name):
     numbers = x.exam_numbers(read(x.ConfusedJudge(ANSWERS, BAD[name]), ITEMS), resamples=100)
     verdict, reasons = x.exam_verdict(numbers)
-    assert verdict == "failed" and numbers["macro"] == pytest.approx(100 / 3) and any("macro accuracy" in r for r in reasons)
+    assert (
+        verdict == "failed"
+        and numbers["macro"] == pytest.approx(100 / 3)
+        and any("macro accuracy" in r for r in reasons)
+    )
 
 
 def test_a_judge_that_reads_nothing_fails_and_one_of_other_atoms_is_refused():
     numbers = x.exam_numbers(read(Silent(ANSWERS, np.eye(3)), ITEMS), resamples=100)
-    assert x.exam_verdict(numbers)[0] == "failed" and numbers["macro"] is None and numbers["unscored_atoms"] == numbers["atoms"]
+    assert (
+        x.exam_verdict(numbers)[0] == "failed"
+        and numbers["macro"] is None
+        and numbers["unscored_atoms"] == numbers["atoms"]
+    )
     with pytest.raises(DataError, match="someone else"):
         read(Other(ANSWERS, np.eye(3)), ITEMS)
 
@@ -164,7 +196,9 @@ def test_a_judge_sensitive_to_order_is_seen():
 def test_the_sample_is_fixed_nested_and_dealt_evenly():
     small, large = ({i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, n, probes=0)} for n in (30, 60))
     assert small < large and small == {i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, 30, probes=0)}
-    parts = pd.Series([(i.example.domain, i.answer.kind) for i in x.exam_items(EXAMPLES, ANSWERS, 60, probes=0)]).value_counts()
+    parts = pd.Series(
+        [(i.example.domain, i.answer.kind) for i in x.exam_items(EXAMPLES, ANSWERS, 60, probes=0)]
+    ).value_counts()
     assert len(parts) == 6 and parts.min() == parts.max() == 10
     with pytest.raises(ValueError, match=r"found 121; allowed: 1 to 120"):
         x.exam_items(EXAMPLES, ANSWERS, 121)
@@ -181,7 +215,12 @@ def test_bad_labels_are_named_by_line(tmp_path):
     with pytest.raises(DataError) as caught:
         x.load_known_answers(file, EXAMPLES)
     text = str(caught.value)
-    assert all(f"answers.jsonl:{line}" in text for line in (2, 3, 4, 5)) and "not in it" in text and "nobody's" in text and "answers.jsonl:1:" not in text
+    assert (
+        all(f"answers.jsonl:{line}" in text for line in (2, 3, 4, 5))
+        and "not in it" in text
+        and "nobody's" in text
+        and "answers.jsonl:1:" not in text
+    )
 
 
 def test_an_edited_file_is_named(tmp_path):
