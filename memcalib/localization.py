@@ -127,6 +127,7 @@ class CreditConfig:
     ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = 0  # 0 population, 1 sample deviation
     center: bool = False  # remove the batch mean before scaling
     scale_unit: Literal["response", "token"] = "response"  # what the RMS averages over
+    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = None  # bound of a token's advantage; means are then not preserved
 
     def __post_init__(self):
         localization_rule(self.mode, self.under_use)

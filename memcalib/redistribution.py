@@ -366,7 +366,12 @@ def credit(
             thresholds.sentence.update(*map(gather, sentence_scores(detail, mask, config, units)))
     final = torch.where(live, (tokens - shift) / scale, 0)
     sequence = torch.where(here, (mine.sum(1) - shift) / scale, 0)
-    stats = {"rms": scale.item(), "unscored": int((~valid).sum())} | conservation_stats(final, sequence, live)
+    largest = final.abs().max().item() if final.numel() else 0.0
+    stats = {"rms": scale.item(), "largest_advantage": largest, "unscored": int((~valid).sum())}
+    if (bound := config.max_advantage) is not None:
+        stats["bounded"] = int((final.abs() > bound).sum())
+        final = final.clamp(-bound, bound)
+    stats |= conservation_stats(final, sequence, live)
     if config.method != "grpo":
         stats |= channel_stats(rewards, a, group, valid, config)
     if detail is not None and thresholds is not None:

@@ -7,6 +7,7 @@ import math
 import random
 import sys
 import types
+import itertools
 from itertools import accumulate
 
 import pandas as pd
@@ -24,7 +25,7 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, policy_path
 from memcalib.report.run_data import METHOD_LABELS
 from memcalib.trainer.callbacks import Diverged, repetition
@@ -525,6 +526,36 @@ def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
         assert row["localized"] == row["lost_context"] == 0
     trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
+
+
+def opposed():
+    """A judge for which of four answers two are right about Ignore and wrong about the rest, and two the other way round."""
+    number = itertools.count()
+
+    def judge(example, response):
+        first = next(number) % 2
+        wrong = lambda ideal: Level.BOUND if ideal == Level.IGNORE else Level.IGNORE
+        actual = {a: i if (i == Level.IGNORE) == first else wrong(i) for a, i in example.levels.items()}
+        return judgment_for(example, actual)
+
+    return judge
+
+
+def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    levels = (Level.IGNORE, Level.BOUND)
+    two = [e for e in make_examples("short", 200, 1) if {*e.levels.values()} == {*levels}][:4]
+    config = settings(mode="absolute", gate=0.0, threshold_start=0.0)
+    start = lambda out, config: train(build_policy(0), config, two, opposed(), tokenizer=TOKENIZER, out=out)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        start(tmp_path / "free", config)
+        trainer = start(tmp_path / "bound", config.model_copy(update={"max_advantage": 5.0}))
+    (free,), (bounded,) = read_rows(tmp_path / "free"), read_rows(tmp_path / "bound")
+    assert free["rms"] < 0.01 and free["largest_advantage"] == bounded["largest_advantage"] > 100
+    assert trainer.advantages.abs().max() == 5 and bounded["bounded"] > 0 and bounded["worst_mean"] > 0.01
+    said = [message for message in caplog.messages if "a token has an advantage of" in message]
+    assert len(said) == 2 and "step 1" in said[0] and "max_advantage would bound it" in said[0]
+    assert "max_advantage" not in said[1]
 
 
 def test_rows_reach_the_loggers(tmp_path):

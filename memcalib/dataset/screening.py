@@ -100,7 +100,7 @@ def words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
-# %% ../../nbs/dataset/02_screening.ipynb #61eab486
+# %% ../../nbs/dataset/02_screening.ipynb #fed2bd90
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
     lists = read_yaml(resources.files("memcalib") / "data" / "small_words.yaml")
@@ -120,7 +120,7 @@ def text_language(text: str) -> str:
     return best if shares[best] >= 0.1 else ""
 
 # %% ../../nbs/dataset/02_screening.ipynb #9009d921
-_SELF = frozenset("i i'm i've i'd i’m i’ve i’d my we we're we've our".split())
+_SELF = frozenset(("i", "i'm", "i've", "i'd", "i’m", "i’ve", "i’d", "my", "we", "we're", "we've", "our"))
 
 
 class RowView:

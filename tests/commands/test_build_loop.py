@@ -1,4 +1,4 @@
-"""Between pilots settings are mended in one folder and no row is read twice; freezing is taken back; a build goes to a hub."""
+"""Between pilots settings are mended, and no row is read twice; freezing is taken back; a build goes to a hub."""
 
 import csv
 import json
@@ -26,9 +26,30 @@ ANSWER = (
     "Ask at the desk by the door, they keep two spares for each flat, and bring your passport, "
     "or somebody who knows you."
 )
-THINGS = (
-    "key bike coat ring book lamp tent drum oven sofa desk vase boat kite harp sled fork door gate bell rope cart"
-).split()
+THINGS = [
+    "key",
+    "bike",
+    "coat",
+    "ring",
+    "book",
+    "lamp",
+    "tent",
+    "drum",
+    "oven",
+    "sofa",
+    "desk",
+    "vase",
+    "boat",
+    "kite",
+    "harp",
+    "sled",
+    "fork",
+    "door",
+    "gate",
+    "bell",
+    "rope",
+    "cart",
+]
 
 
 def row_of(number: int) -> dict[str, str]:

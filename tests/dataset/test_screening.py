@@ -341,7 +341,8 @@ GERMAN = {
 }
 CHINESE = {
     "question": "我从五月开始每天早上吃一片利尿药，可是到了晚上脚踝还是会肿。我每天喝不到一升水安全吗？",
-    "answer": "不安全。在吃这种药的时候喝水太少会伤害你的肾。每天喝一升半左右的水，晚上把腿抬高，并且在两周之内检查血液里的盐分。",
+    "answer": "不安全。在吃这种药的时候喝水太少会伤害你的肾。每天喝一升半左右的水，晚上把腿抬高，"
+    "并且在两周之内检查血液里的盐分。",
 }
 SPANISH = {
     "question": "Tomo una pastilla cada mañana desde mayo y los tobillos se me hinchan por la tarde. ¿Puedo beber menos "

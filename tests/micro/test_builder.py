@@ -625,6 +625,7 @@ async def build(rows, server, folder, model="micro-builder", reviewers=("micro-r
     return drafts, await review_drafts(drafts, [client(server, name) for name in reviewers], folder)
 
 
+@pytest.mark.slow
 def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
     rows = clean_rows(source_rows(70, seed=41)).kept
     built = []

@@ -97,7 +97,8 @@ t.go(t.Path({out!r}), on_step=kill)
 """
 
 
-@pytest.mark.parametrize("place", [pytest.param("step", marks=pytest.mark.slow), "save"])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["step", "save"])
 def test_kill_nine(tmp_path, straight, place):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")

@@ -476,7 +476,7 @@ def test_a_skipped_step_has_a_row_like_the_others(tmp_path, monkeypatch, method,
     assert all(quiet[name] is None and rows[0][name] is not None for name in told)
 
 
-@pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
+@pytest.mark.parametrize("method", ["opsd-pg", pytest.param("opsd-gkd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "changes", [{"beta": 0.0}, {"lora_rank": 4}, {"lora_rank": 4, "beta": 0.0}, {"teacher": "pretrained"}]
 )

@@ -304,9 +304,8 @@ except Interrupted as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "code"), [("SIGTERM", 2, 143), pytest.param("SIGINT", 4, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "step", "code"), [("SIGTERM", 2, 143), ("SIGINT", 4, 130)])
 def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, step, code):
     """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
     folder, final = straight
@@ -351,8 +350,21 @@ def as_a_file(folder: Path) -> None:
     folder.write_text("not a folder")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "memcalib.json"])
+FILES = ["adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "memcalib.json"]
+ONCE = {
+    *zip(FILES, FAULTS, strict=False),
+    ("memcalib.json", "gone"),
+}  # each file and each fault; the other pairs are slow
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        pytest.param(name, fault, marks=() if (name, fault) in ONCE else pytest.mark.slow)
+        for name in FILES
+        for fault in FAULTS
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, fault):
     """The run goes on from the one before, and says which file was at fault; the newest but one is half-written as well."""
     folder, final = straight

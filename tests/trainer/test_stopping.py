@@ -222,7 +222,10 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "at", "step"), PLACES)
+@pytest.mark.parametrize(
+    ("place", "at", "step"),
+    [pytest.param(*where, marks=[pytest.mark.slow] * (k % 2)) for k, where in enumerate(PLACES[:5])] + PLACES[5:],
+)
 def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(tmp_path, straight, monkeypatch, place, at, step):
     number = SIGNALS[at % 2]
     with monkeypatch.context() as patches:
@@ -323,7 +326,8 @@ except t.Interrupted as error:
 """
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
     script = SCRIPT.format(tests=TESTS, out=str(tmp_path))
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
