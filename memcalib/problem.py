@@ -519,7 +519,7 @@ def encode_prompt(tokenizer, messages: Sequence[dict[str, str]], thinking: bool 
 
 # %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):
-    """One generated answer; `key` names the request that made it."""
+    """One generated answer; `key` names the request that made it. `tool_calls` is for an answer that is nothing but calls of tools."""
 
     example_id: Name
     model: str = ""
@@ -529,10 +529,15 @@ class Rollout(Record):
     settings: dict[str, Any] = Field(default_factory=dict)
     response: str = ""
     token_ids: list[int] | None = None
-    finish_reason: Literal["stop", "length", "error"] = "stop"
+    finish_reason: Literal["stop", "length", "error", "content_filter", "tool_calls"] = "stop"
     usage: dict[str, float] = Field(default_factory=dict)
     error: str | None = None
     example_hash: str = ""
+
+    @property
+    def withheld(self) -> bool:
+        """True when there is no text because a content filter or a tool call stands in its place: that is not a silent answer."""
+        return self.finish_reason in ("content_filter", "tool_calls") and not self.response.strip()
 
     @property
     def key(self) -> tuple:

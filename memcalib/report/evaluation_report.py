@@ -225,10 +225,15 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     if unscored := int((~frame["scored"]).sum()):
         found.append(f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric.")
     if answers is not None:
-        for reason, words in (("length", "were cut off at the token limit"), ("error", "failed and could not be judged")):
+        ends = {
+            "length": "were cut off at the token limit", "error": "failed and could not be judged",
+            "content_filter": "were stopped by a content filter; without a text they are in no metric",
+            "tool_calls": "are calls of tools without a text, and in no metric",
+        }  # fmt: skip
+        for reason, words in ends.items():
             if count := int((answers["finish_reason"] == reason).sum()):
                 found.append(f"{percent(count, len(answers))} answers {words}.")
-        if blank := int((answers["blank"] & (answers["finish_reason"] != "error")).sum()):
+        if blank := int((answers["blank"] & answers["finish_reason"].isin(["stop", "length"])).sum()):
             found.append(f"{percent(blank, len(answers))} answers are blank: they use no memory, and count so.")
         if (waiting := len(answers) - len(frame)) > 0:
             found.append(f"{percent(waiting, len(answers))} answers have not been judged yet: this page is about the others.")

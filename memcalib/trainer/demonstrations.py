@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ..inference.client import Client, FirstFailures, Totals, run_async, run_many
+from ..inference.client import Client, FailureStreak, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.client import escaped, to_data
 from ..inference.rollout import find_prompt_template
@@ -432,7 +432,7 @@ def _left(past: Mapping[str, Demonstration], examples: Sequence[Example], rounds
 
 
 async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
-    path, first, failures = result.folder / FILE, [], FirstFailures(STUCK)
+    path, first, failures = result.folder / FILE, [], FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
         todo = _left(past, examples, panel.config.rounds)

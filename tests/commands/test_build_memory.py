@@ -266,7 +266,7 @@ def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
     (tmp_path / "rules.yaml").write_text("nams: [Rosa]\n")
     code, _, err = run(capsys, *arguments, "--without-consent", "--redaction", tmp_path / "rules.yaml")
-    assert code == 1 and "allowed are rules, names and without" in err
+    assert code == 1 and "allowed are rules, names, regions and without" in err
 
 
 def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):

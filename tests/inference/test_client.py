@@ -616,7 +616,8 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
         assert again.returncode == 0, errors
     assert len(out.splitlines()) == 150
     assert all(server.counts[text] == 1 for text in done)
-    assert sum(server.counts.values()) <= 150 + 8  # at most what was under way
+    under_way = 8 if how == signal.SIGKILL else 0  # Ctrl-C waits for what is paid for, a kill cannot
+    assert sum(server.counts.values()) <= 150 + under_way
 
 
 # The key ----------------------------------------------------------------------------------------------------------------
@@ -810,7 +811,7 @@ def test_the_first_error_comes_after_what_was_finished(broken):
             yield k
 
     async def main():
-        async for item, _ in run_many(source(), work, 6):
+        async for item, _ in run_many(source(), work, 6, finish=0.1):
             out.append(item)
 
     with pytest.raises(KeyError):
@@ -830,7 +831,7 @@ def test_a_consumer_that_leaves_early_leaves_nothing_running():
             running.discard(k)
 
     async def main():
-        results = run_many(range(10), work, 4)
+        results = run_many(range(10), work, 4, finish=0.1)
         async for _ in results:
             break
         await results.aclose()

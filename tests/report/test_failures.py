@@ -16,3 +16,15 @@ def test_a_failed_answer_is_not_counted_as_empty(tmp_path):
     write_jsonl(tmp_path / "rollouts.jsonl", made)
     (row,) = failures_table(load_run(tmp_path)).to_dict("records")
     assert (row["answers"], row["cut off"], row["empty"], row["failed"]) == (7, 1, 2, 3)
+
+
+def test_withheld_answers_have_columns_of_their_own(tmp_path):
+    ends = ["content_filter", "content_filter", "tool_calls", "stop"]
+    made = [
+        Rollout(example_id=example.id, model="m", response="Pack" * (k == 1), finish_reason=finish)
+        for k, (example, finish) in enumerate(zip(sample_records(), ends, strict=False))
+    ]
+    write_jsonl(tmp_path / "examples.jsonl", sample_records())
+    write_jsonl(tmp_path / "rollouts.jsonl", made)
+    (row,) = failures_table(load_run(tmp_path)).to_dict("records")
+    assert (row["content filter"], row["tool calls"], row["empty"], row["failed"]) == (2, 1, 1, 0)
