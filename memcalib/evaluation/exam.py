@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from .agreement import allocate, confusion, kappa, resampled_counts, wilson
 from ..io.records import DataError, Record, Violation, iter_rows, pydantic_violation, short_repr
@@ -39,7 +39,7 @@ class KnownLabel(Record):
 
     atom_id: Name
     actual: WireLevel
-    quotes: list[str] = []
+    quotes: list[str] = Field(default_factory=list)
 
 
 class KnownAnswer(Record):
