@@ -382,6 +382,7 @@ class LLMJudge(Judge):
         self.client = endpoint if isinstance(endpoint, Client) else Client(endpoint, cache)
         self.config = config or JudgeConfig()
         self.concurrency = self.client.endpoint.concurrency
+        self.repairs_left: int | None = None  # second tries for unreadable replies that are still allowed; None: any number
         self.name, self.system = judge_name(self.client.endpoint, self.config), system_prompt(self.config)
         self._call = {"response_format": response_format(self.config), "temperature": self.config.temperature}
         self._call |= {"max_tokens": self.config.max_tokens}
@@ -427,7 +428,11 @@ class LLMJudge(Judge):
                 break
             attempt += 1
         async with self.client:
-            for _ in range(1 + self.config.repair):
+            for again in range(1 + self.config.repair):
+                if again and self.repairs_left is not None:
+                    if not self.repairs_left:
+                        return
+                    self.repairs_left -= 1
                 reply = await self.client.ask(messages, attempt=attempt, **self._call)
                 reading = read_reply(reply.text, request, reply.finish_reason)
                 usage.update(reply.usage | {"calls": 1} | ({"fenced": 1} if "fence" in reading.around else {}))

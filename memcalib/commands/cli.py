@@ -7,8 +7,9 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'Resume', 'RetryUnscored'
            'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Text', 'Cache', 'NoCache', 'AnswerTokens', 'LOOPBACK',
            'File', 'Split', 'Profile', 'cache_verbs', 'stop', 'main', 'with_aliases', 'price_option', 'seeds_option',
            'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text',
-           'evaluate', 'generate', 'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations', 'build',
-           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'stats', 'clear', 'microserve']
+           'evaluate', 'exam', 'generate', 'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations',
+           'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'stats', 'clear',
+           'microserve']
 
 # %% ../../nbs/commands/11_cli.ipynb #27e2a824
 import os
@@ -67,7 +68,7 @@ def stop(message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 # %% ../../nbs/commands/11_cli.ipynb #a3499b0e
-RESUMED = ("build", "demonstrations", "evaluate", "generate", "judge", "quickstart", "reproduce", "train")
+RESUMED = ("build", "demonstrations", "evaluate", "exam", "generate", "judge", "quickstart", "reproduce", "train")
 STAYS = "what was written stays; go on with: "
 
 
@@ -106,7 +107,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved sett
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what OUT holds; the same command without it does so too.")]
 RetryUnscored = Annotated[bool, typer.Option("--retry-unscored", help="Ask the judge again where its reply could not be read; what it could is kept.")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with any of the settings, nested by role; the README has one.")]
-Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; or an RPEval file.")]
+Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published.")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model as its server knows it.")]
 Url = Annotated[str | None, typer.Option(help="Address of the server, ending in /v1; OpenAI when left out.")]
@@ -350,13 +351,14 @@ def show(
         Console(highlight=False, force_jupyter=False).print(example)
 
 # %% ../../nbs/commands/11_cli.ipynb #2cb9f805
-def forecast_text(rows: list[dict[str, Any]], answer_tokens: int) -> str:
-    """A forecast as text for a terminal."""
+def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
+    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are not there yet."""
     import pandas as pd
 
     table = pd.DataFrame(rows)
     table["cost"] = ["no price given" if row["cost"] is None else f"${row['cost']:.2f}" for row in rows]
-    assumed = f"(answers assumed at {answer_tokens} tokens, four bytes to a token; a role without a price has no cost, which is not zero)"
+    length = f"answers assumed at {answer_tokens} tokens, " if answer_tokens is not None else ""
+    assumed = f"({length}four bytes to a token; a role without a price has no cost, which is not zero)"
     return f"{table.to_string(index=False)}\n{assumed}"
 
 # %% ../../nbs/commands/11_cli.ipynb #83501804
@@ -380,13 +382,14 @@ def evaluate(
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
     """
-    from memcalib.commands.evaluate import UNFINISHED, EvaluationRun, forecast, load_evaluation
+    from memcalib.commands.evaluate import UNFINISHED, EvaluationRun, data_notes, forecast, load_evaluation
     from memcalib.commands.settings import given, settings_text
 
     there = (base_url, key_env)
     options = {"data": data, "limit": limit, "model": {"path": weights} if weights else role_options(model, *there)}
     options |= {"judge": judge_options(judge, judge_url, judge_key_env, there), "judge2": judge_options(judge2, judge2_url, judge2_key_env, there)}
     run = EvaluationRun(load_evaluation(config, given(options), set_ or ()), out, cache_of(cache, no_cache), dry_run, command_line(), retry_unscored)
+    print(*(f"{note}\n" for note in data_notes(run.evaluation.data)), sep="", end="", file=sys.stderr)
     if dry_run:
         print(settings_text(run.evaluation))
     print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens, retry_unscored), answer_tokens))
@@ -394,6 +397,37 @@ def evaluate(
         print(run.finish())
         if left := run.left():
             stop(left, UNFINISHED)
+
+# %% ../../nbs/commands/11_cli.ipynb #23fbeb71
+@app.command(cls=_with(_JUDGING | _limits("judge")))
+def exam(
+    judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None, config: Config = None,
+    full: Annotated[bool, typer.Option("--full", help="All known answers instead of 300.")] = False,
+    set_: Set = None, dry_run: DryRun = False, resume: Resume = False, cache: Cache = None, no_cache: NoCache = False,
+) -> None:  # fmt: skip
+    """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
+
+    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided. `memcalib evaluate` finds the result under runs/exam.
+    Frequent settings: answers, probes, judging.blind, judge.rpm, judge.price.
+
+    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    """
+    from memcalib.commands.exam import Exam, ExamRun, exam_text
+    from memcalib.commands.settings import given, load_settings, settings_text
+
+    options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
+    hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
+    settings = load_settings(Exam, config, given(options), [*(set_ or ()), *(["answers=null"] if full else [])], hints=hints)
+    name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
+    run = ExamRun(settings, out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name), cache_of(cache, no_cache), dry_run)
+    if dry_run:
+        print(settings_text(settings))
+    print(forecast_text([run.forecast()]))
+    if not dry_run:
+        found = run.run()
+        print(f"{exam_text(found)}\nReport: {run.folder / 'exam.html'}")
+        raise typer.Exit(0 if found["verdict"] == "passed" else 3)
 
 # %% ../../nbs/commands/11_cli.ipynb #6e14b6f2
 @app.command(cls=_with(_SAMPLING | _limits("model")))
@@ -452,23 +486,33 @@ def judge(
 # %% ../../nbs/commands/11_cli.ipynb #4848c507
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
-    """Write tables, figures, model card and report.html of an evaluation from its rows."""
+    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its rows."""
     from memcalib.report.evaluation_report import write_evaluation_report
+    from memcalib.report.results import write_results
 
-    print(write_evaluation_report(folder))
+    page = write_evaluation_report(folder)
+    write_results(folder)
+    print(page)
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the one the others are compared with.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with.")],
     out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path("runs/comparison"),
     common: Annotated[bool, typer.Option("--common", help="Compare on the examples that all runs share.")] = False,
     judges: Annotated[bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")] = False,
 ) -> None:
     """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain.
 
+    Files of shared results hold no answers: their rows are compared as independent samples, if judge, prompt and data are the same.
+
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
+    if all(path.suffix == ".jsonl" for path in runs):
+        from memcalib.report.results import compare_results, read_results
+
+        print(compare_results(read_results(runs), judges, common).round(1).to_string(index=False))
+        return
     from memcalib.report.comparison import compare_runs, comparison_text, write_comparison
 
     found = compare_runs(runs, common=common, any_judge=judges)
@@ -724,8 +768,10 @@ def microserve(
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
+    from memcalib.commands.exam import practice_judge
     from memcalib.micro.builder import micro_roles
     from memcalib.micro.server import serve
     from memcalib.micro.models import micro_teachers
 
-    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, roles=lambda known: micro_roles() | micro_teachers(known))
+    roles = lambda known: micro_roles() | micro_teachers(known)
+    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, practice=practice_judge(), roles=roles)

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['JUDGMENTS', 'JUDGED_TOKENS', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast',
-           'make_backend', 'make_judge', 'read_examples', 'EvaluationRun', 'unfinished', 'evaluate', 'answer_file',
-           'answer_forecast', 'judgment_forecast', 'judgment_file']
+           'make_backend', 'make_judge', 'data_notes', 'read_examples', 'EvaluationRun', 'unfinished', 'evaluate',
+           'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
 
 # %% ../../nbs/commands/02_evaluate.ipynb #579137d5
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,12 +19,13 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
+from ..evaluation.exam import edited_files, find_exam
 from ..judge import LLMJudge, judge_rollouts, try_judge
 from ..inference.client import Endpoint, Totals, estimate_tokens
 from ..io.runs import RunFolder
 from .settings import EXACT, Bar, JudgeSetting, judge_object, load_settings
-from ..problem import Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
-from ..io.records import write_jsonl
+from ..problem import PUBLISHED_LICENCE, Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
+from ..io.records import write_jsonl, write_whole
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate, requests
 from ..judge import JudgeConfig, judge_request, load_prompt
 
@@ -49,7 +51,7 @@ class Evaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Name
+    data: Name = "starter"
     format: Literal["memcalib", "rpeval"] = "memcalib"
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
@@ -59,6 +61,7 @@ class Evaluation(BaseModel):
     sampling: Sampling = Sampling()
     judging: JudgeConfig = JudgeConfig()
     control: bool = True
+    exams: str = "runs/exam"  # where `memcalib exam` keeps its results
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +182,11 @@ def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) ->
     return LLMJudge(judge, config, cache) if isinstance(judge, Endpoint) else judge_object(judge)
 
 # %% ../../nbs/commands/02_evaluate.ipynb #247e6442
+def data_notes(data: str) -> list[str]:
+    """What a user of these data should know: files of the starter set that were edited, the licence of the published benchmark."""
+    return [PUBLISHED_LICENCE] if data == "published" else edited_files() if data == "starter" else []
+
+
 def read_examples(evaluation: Evaluation) -> list[Example]:
     """The examples of an evaluation, the first `limit` of them; raises `DataError` or `FileNotFoundError`."""
     if evaluation.format == "rpeval":
@@ -279,15 +287,20 @@ class EvaluationRun:
     def report(self) -> Path:
         """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
         from memcalib.report.evaluation_report import write_evaluation_report
+        from memcalib.report.results import write_results
 
         files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
         usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
         judges = {row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)}
         session = {role: (Totals(**before) + Totals(**now)).to_dict() if (before := self.earlier.get(role)) and now else now or before or {} for role, now in self.usage.items()}
-        more = {"usage": usage, "session": self.earlier | session, "command": self.command}
+        more = {"notes": data_notes(self.evaluation.data), "usage": usage, "session": self.earlier | session, "command": self.command}
         files = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")
         self.run_folder.write_manifest(files, list(self.evaluation.sampling.seeds), next(iter(judges), None), **more)
-        return write_evaluation_report(self.folder)
+        if judges and (exam := find_exam(next(iter(judges)), self.evaluation.exams)):
+            write_whole(self.file("exam.json"), json.dumps(exam, indent=1, ensure_ascii=False) + "\n")
+        page = write_evaluation_report(self.folder)
+        write_results(self.folder)
+        return page
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""
