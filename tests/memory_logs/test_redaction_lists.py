@@ -27,7 +27,16 @@ from memcalib.memory_logs.redaction import RULES, Redactor, load_redactor, name_
 PEOPLE = [
     *("Anna Berg", "Jürgen Müller", "Юрий Иванов", "Zofia Kowalska", "José García", "Marek Novák", "Sergey Petrov"),
     *("Mikko Virtanen", "Γιώργος Παπαδόπουλος", "Søren Ørsted", "Ayşe Yılmaz", "Łukasz Wójcik", "王小明"),
-    *("Павел Хрущёв", "Ольга Смирнова"),
+    *(
+        "Павел Хрущёв",
+        "Ольга Смирнова",
+        "Дмитрий Соколов",
+        "Björn Åkesson",
+        "Kateřina Dvořáková",
+        "Thomas Weiß",
+        "Ewa Nowak",
+    ),
+    "Αλέξης Δημητρίου",
 ]
 REDACTOR = Redactor((*RULES, name_rule(PEOPLE)))
 DATA = Path(__file__).parent / "data"
