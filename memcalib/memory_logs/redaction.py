@@ -180,22 +180,23 @@ def _either(*names: str) -> str:
 # %% ../../nbs/memory_logs/02_redaction.ipynb #136b16ea
 _PART = r"[\w.+%'-]"
 _OPEN, _SHUT = r"\s?[(\[{<]{1,2}\s?", r"\s?[)\]}>]{1,2}\s?"
-_AT = rf"(?:@{{1,2}} ?|%40|=40|\\u0040|&#(?:64|x40);|&commat;|{_OPEN}{_either('at')}{_SHUT})"
-_DOT_IN_BRACKETS = rf"{_OPEN}{_either('dot')}{_SHUT}"
-_DOT = rf"(?:[.。]| \. | ?[.,](?=(?:com|org|net|edu|gov|io|eu|de|at|ch|fr|uk|nl|it|es|pl)\b)|%2e|=2e|\\u002e|&#(?:46|x2e);|&period;|{_DOT_IN_BRACKETS})"
-_LABEL, _TOP = r"\w[\w-]{0,62}", r"[^\W\d_]{2}[\w-]{0,61}"
-_HOST = rf"{_LABEL}(?:{_DOT}{_LABEL}){{0,6}}?{_DOT}{_TOP}(?:{_DOT}{_TOP}){{0,3}}"
+_AT = rf"(?:@{{1,2}}|%40|=40|\\u0040|&#(?:64|x40);|&commat;|{_OPEN}{_either('at')}{_SHUT}| (?-i:AT) )"
+_SAID_DOT = rf"(?:{_OPEN}{_either('dot')}{_SHUT}| {_either('dot')} )"
+_DOT = rf"(?:[.。]|%2e|=2e|\\u002e|&#(?:46|x2e);|&period;|{_SAID_DOT}| ?[.,](?={_either('tops')}\b))"
+_LABEL, _TOP, _KNOWN_TOP = r"\w[\w-]{0,62}", r"[^\W\d_]{2}[\w-]{0,61}", rf"{_either('tops')}(?!\w)"
+_HOST = rf"{_LABEL}(?:{_DOT}{_LABEL}){{0,6}}?{_DOT}"
 _USER = rf"\w{_PART}{{0,99}}"
-_START = rf"(?<!{_PART})(?!(?:git|hg|svn)@)(?:\w[\w+'-]{{0,40}}(?: dot | \. |{_DOT_IN_BRACKETS})){{0,4}}{_USER}"
+_START = rf"(?<!{_PART})(?!(?:git|hg|svn)@)(?:\w[\w+'-]{{0,40}}{_SAID_DOT}){{0,4}}{_USER}"
 _NOT_IMAGE = r"(?!\d+x\.(?:png|jpe?g|gif|webp|svg|avif)\b)"
-_SAID_DOT = "(?:punkt|punto|point|ponto|kropka|точка)"
+_NO_PLACE = r"(?!(?:the|an?|this|that|every|each|any|one)\b)"
+_NO_WORD = r"(?!(?:or|on|so|of|and|but|the|a)\b)"
 _DASH = " ?[-_*|~#/] ?"
 _MAILS = (
-    rf"{_START}(?:{_AT}{_NOT_IMAGE}{_HOST}| ?@ ?{_LABEL}(?: \. {_LABEL}){{1,6}}| (?-i:AT) {_HOST})",
-    rf"{_START} (?:at|@) (?!(?:the|an?|this|that|every|each|any|one) ){_LABEL}(?: dot (?!(?:or|on|so|of|and|but|the|a)\b){_LABEL}){{1,6}}",
-    rf"(?<!{_PART})(?:\w[\w+'-]{{0,40}} {_SAID_DOT} ){{0,4}}{_USER} {_either('at')} {_LABEL}(?: {_SAID_DOT} {_LABEL}){{1,6}}",
-    rf"(?<!{_PART}){_USER} @ {_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}}(?!\w)",
-    rf"(?<!\w)\w[\w.+]{{0,99}}{_DASH}at{_DASH}[a-z0-9-]{{1,63}}?(?:{_DASH}dot{_DASH}[a-z0-9-]{{1,63}}?){{1,6}}\b",
+    rf"{_START}{_AT}{_NOT_IMAGE}{_HOST}{_TOP}(?:{_DOT}{_TOP}){{0,3}}",
+    rf"{_START} ?@ ?{_HOST}{_KNOWN_TOP}",
+    rf"{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
+    rf"{_START} (?!at\b){_either('at')} {_HOST}{_KNOWN_TOP}",
+    rf"(?<![\w/])\w[\w.+]{{0,99}}?{_DASH}at{_DASH}[a-z0-9-]{{1,63}}?(?:(?:(?:{_DASH}dot{_DASH}|{_SAID_DOT})[a-z0-9-]{{1,63}}?){{1,6}}\b|(?:\.[a-z0-9-]{{1,63}}){{0,6}}\.{_KNOWN_TOP})",
     r"(?<!\S)(?:[\w.] ){2,60}@(?: [\w.]){3,60}(?!\w)",
     r"(?-i:(?<![\w.-])[a-z0-9._-]{2,60}AT[a-z0-9-]{2,60}(?:DOT[a-z]{2,60}){1,6})",
     rf"(?<!{_PART})(?!{_either('before_at')} ){_USER} at {_either('mail_hosts')}\.[a-z]{{2,}}\b",
@@ -316,7 +317,7 @@ def is_phone(text: str) -> bool:
     digits = re.sub(r"\D", "", text)
     if not 8 <= len(digits) <= 15 or re.match(_DATE, text) or {*digits} <= {*"01"} or digits in "012345678901234567890" or digits in _LIMITS:
         return False
-    if re.match(r"\+|0|\(\d", text) or re.fullmatch(r"(?:1[ ._-])?\d{3}([ ._-])\d{3}\1\d{4}", text):
+    if re.match(r"\+|0|\(\d", text) or re.fullmatch(r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text):
         return True
     if not re.fullmatch(r"1?\d{10}|\d{3}[ .-]?\d{3}[ .-]?\d{4}|\d{5}[ -]\d{5}", text):
         return False

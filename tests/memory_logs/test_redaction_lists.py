@@ -27,7 +27,16 @@ from memcalib.memory_logs.redaction import RULES, Redactor, load_redactor, name_
 PEOPLE = [
     *("Anna Berg", "Jürgen Müller", "Юрий Иванов", "Zofia Kowalska", "José García", "Marek Novák", "Sergey Petrov"),
     *("Mikko Virtanen", "Γιώργος Παπαδόπουλος", "Søren Ørsted", "Ayşe Yılmaz", "Łukasz Wójcik", "王小明"),
-    *("Павел Хрущёв", "Ольга Смирнова"),
+    *(
+        "Павел Хрущёв",
+        "Ольга Смирнова",
+        "Дмитрий Соколов",
+        "Björn Åkesson",
+        "Kateřina Dvořáková",
+        "Thomas Weiß",
+        "Ewa Nowak",
+    ),
+    "Αλέξης Δημητρίου",
 ]
 REDACTOR = Redactor((*RULES, name_rule(PEOPLE)))
 DATA = Path(__file__).parent / "data"
@@ -90,6 +99,20 @@ def test_what_belongs_to_programs_stays(text):
 
 def test_a_machine_in_a_network_is_no_network():
     assert REDACTOR.row(["192.168.1.17/24 and 192.168.1.0/24"]).texts == ["[IP address 1]/24 and 192.168.1.0/24"]
+
+
+def test_disguises_of_an_address_in_all_combinations():
+    at = ["@", "{at}", "<at>", " (AT) ", "(@)", " @ ", " at ", "-at-", " AT ", "&#64;", "%40", "(ät)"]
+    dot = [".", "{dot}", " dot ", "[dot]", " . ", " [.] ", " DOT ", "(.)"]
+    made = [
+        f"{user}{a}" + d.join(host)
+        for a in at
+        for d in dot
+        for user in ("jo.b", "lena77")
+        for host in (["oxbow", "org"],)
+    ]
+    kept = [value for value in made if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]]
+    assert kept == [] and len(made) == 192
 
 
 def test_strings_drawn_at_random_are_told_from_names_in_programs():
