@@ -49,6 +49,8 @@ def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, An
         extra = atom.model_extra or {}
         contract = extra.get("counterfactual_contract") if isinstance(extra.get("counterfactual_contract"), Mapping) else {}
         known = {title: next((text for text in map((extra | contract).get, names) if isinstance(text, str) and text), "") for title, names in _FACTS.items()}
+        if known["answer without it"] == known["answer with it"]:
+            known |= {"answer without it": "", "answer with it": known["answer with it"] and f"the same as without it: {known['answer with it']}"}
         facts = [(title, display_text(text)) for title, text in known.items() if text]
         note = " · ".join(filter(None, (atom.atom_id, display_text(str(extra.get("origin") or "")), atom.memory_action and f"action: {atom.memory_action}")))
         rubric = [(display_text(name, 200), display_text(text)) for name, text in rubric_lines(atom.usage_rubric)]
