@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LONGEST_QUOTE', 'HUGE', 'TRIAL', 'JudgeConfig', 'prompt_part', 'prompt_names', 'load_prompt', 'reply_model',
            'response_format', 'system_prompt', 'JudgeRequest', 'named_atoms', 'judge_payload', 'judge_request',
-           'Reading', 'read_reply', 'repair_messages', 'fold', 'quote_pieces', 'quote_places', 'grounded',
+           'Reading', 'read_reply', 'repair_messages', 'blanked', 'fold', 'quote_pieces', 'quote_places', 'grounded',
            'judgment_from', 'Judge', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'try_judge']
 
 # %% ../nbs/02_judge.ipynb #8dc07a7a
@@ -14,6 +14,7 @@ import copy
 import inspect
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -242,29 +243,47 @@ def repair_messages(request: JudgeRequest, reply: str, faults: Sequence[str], li
     return [*request.messages, {"role": "assistant", "content": shown}, {"role": "user", "content": asked}]
 
 # %% ../nbs/02_judge.ipynb #35a1d8df
-_DROPPED = "*_`#>~|" + " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "\xad\ufeff\u2060"
-_DROPPED += "".join(map(chr, range(0x2000, 0x2010)))
-_PLAIN = {"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "‚": "'"}
-_PLAIN |= dict.fromkeys("\u2010\u2011\u2012–—―−", "-")
-_FOLD = str.maketrans(dict.fromkeys(_DROPPED) | _PLAIN)
+class _Folded(dict):
+    def __missing__(self, code: int) -> str:
+        """What remains of a character: its compatibility decomposition without case, without punctuation, symbols and white space."""
+        whole = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", chr(code)).casefold())
+        kept = (c for c in whole if unicodedata.category(c) in _KEPT or c == "%")
+        self[code] = "" if 0xFE00 <= code <= 0xFE0F else "".join(kept)
+        return self[code]
+
+
+_KEPT = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
+_FOLD = _Folded()
+_ADDRESS = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)", re.M)
+
+
+def blanked(text: str) -> str:
+    """The text, as long as before, with spaces in the place of the addresses of Markdown links and the numbers of list items."""
+    return _ADDRESS.sub(lambda match: " " * len(match[0]), text)
 
 
 def fold(text: str) -> str:
-    """The text without case, white space, Markdown marks and typographic variants; character by character."""
-    if text.isascii():
-        return text.translate(_FOLD).casefold()
-    for character, plain in (dict.fromkeys(_DROPPED, "") | _PLAIN).items():
-        text = text.replace(character, plain)
-    return text.casefold()
+    """The letters, digits, accents, percent and currency signs of a text in normal form (NFKD), without case; character by character."""
+    return text.translate(_FOLD)
 
 # %% ../nbs/02_judge.ipynb #7e5b1e6d
-_ELLIPSIS = re.compile(r"[\[(]?(?:…|\.\.\.+)[\])]?")
+_CUT = re.compile(r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s*[,;/&+、，]?\s*(?:and|und|et|y|e|och|og|en|и|と|和)?\s*["“„«「『]""", re.I)
+_MARKS = " \n\"'“”„«»‘’「」『』"
+_WORDS = """
+    a an the and or but if so of to in on at by for with from as is are was were be been am it its this that these those i you he she we they me him her us
+    them my your his our their not no yes do does did have has had will would can could should may might must there here then than very just also too
+    der die das den dem ein eine und oder aber ist sind war ich du er sie es wir ihr zu im mit von auf für nicht le la les un une des et ou de en est sont je
+    tu il elle nous vous ils el los las y o son yo que
+"""
+_SMALL = frozenset(_WORDS.split())
 
 
 def quote_pieces(quote: str) -> list[str]:
-    """The folded pieces of an evidence quote, split at ellipses; empty when it holds no words."""
-    pieces = (fold(piece).strip("\"'") for piece in _ELLIPSIS.split(quote))
-    return [piece for piece in pieces if piece]
+    """The folded pieces of an evidence quote, split at ellipses and between joined quotes; empty when it holds no content word."""
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", quote).casefold())
+    if not any(word not in _SMALL and (len(word) > 1 or word.isdigit() or word > "\u2e80") for word in words):
+        return []
+    return [piece for part in _CUT.split(blanked(quote).strip(_MARKS)) if (piece := fold(part))]
 
 # %% ../nbs/02_judge.ipynb #7a71439e
 def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | None:
@@ -280,8 +299,8 @@ def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | 
 
 
 def grounded(quotes: Sequence[str], response: str) -> list[bool]:
-    """For each quote, whether its pieces stand in the response in order; a quote without words does not."""
-    folded = fold(response)
+    """For each quote, whether its pieces stand in the response in order; a quote without a content word does not."""
+    folded = fold(blanked(response))
     return [quote_places(quote_pieces(quote), folded) is not None for quote in quotes]
 
 # %% ../nbs/02_judge.ipynb #63cbd4a4
