@@ -84,6 +84,12 @@ def change(folder, edit, name="judgments"):
     path.write_text("".join(json.dumps(row) + "\n" for row in edited if row is not None))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Three quarters of the time of a page goes into its pictures; tests of notes and words do not look at them."""
+    monkeypatch.setattr(evaluation, "evaluation_figures", lambda run, tables: {})
+
+
 # quotes
 
 
@@ -179,6 +185,7 @@ def test_worst_responses_equal_the_slow_way(judgments, count):
     assert list(zip(found["example_id"], found["seed"], found["direction"], strict=True)) == want
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_huge_answer_is_cut_around_its_quotes(tmp_path):
     play(tmp_path)
     huge = "word " * 1_000_000
@@ -207,6 +214,7 @@ def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
     assert "word . . . more" in source and len(source) < 12_000_000
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_changed_answer_is_called_so(tmp_path):
     assert "quotes may not fit" not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
@@ -430,6 +438,7 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     assert "One seed" in source and "Only 1 questions" in source
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
     folder = play(tmp_path, conditions=("full_memory", "no_memory"))
     evaluation.write_evaluation_report(folder)
@@ -470,6 +479,7 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
 # what cannot be used is said, and the page is written
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["judgments", "judgments2", "rollouts", "examples"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
@@ -534,6 +544,7 @@ NO_MANIFEST += [
 ]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("text", NO_MANIFEST)
 def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     play(tmp_path)
@@ -555,6 +566,7 @@ SECOND = {
 }
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("what", SECOND)
 def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
     play(tmp_path)
@@ -785,6 +797,7 @@ def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
     assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_terminal_is_told_what_was_asked_for(tmp_path):
     folder = play(tmp_path / "run")
     plain = evaluation.evaluation_text(folder)
