@@ -14,7 +14,7 @@ from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import load_policy
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.teacher import prompted_scores
+from memcalib.trainer.distillation import prompted_scores
 from memcalib.training import train
 
 HINTED = {"teacher": "teacher-short", "teacher_prompt_template": "micro-hinted"}

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from .dataset.screening import load_screen, words
 from .dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage, briefing
-from .inference.json_replies import Form
+from .inference.client import Form
 
 # %% ../nbs/01_construction.ipynb #4247e1ce
 def find_exact(quote: str, text: str) -> str:

@@ -19,18 +19,19 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from datasets import Dataset
 from jaxtyping import Float
 from peft import LoraConfig
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
-from trl import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from .credit.logprobs import group_sync, response_logps
+from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.local import prompt_encoder, sample_tokens
-from .localization import Thresholds
 from .metrics import CHANNELS
 from .problem import Example, JudgeLike, encode_prompt
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
@@ -39,6 +40,9 @@ from memcalib.trainer.checkpoints import (
     SEAL,
     CheckpointError,
     EpochSampler,
+    Interrupted,
+    RunStopped,
+    StopSignals,
     by_main,
     checkpoints,
     find_checkpoint,
@@ -48,25 +52,23 @@ from memcalib.trainer.checkpoints import (
     unseal,
     writing,
 )
-from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset
+from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset, retrying_judge
 from memcalib.trainer.settings import (
-    DISTILLED,
-    METHODS,
     CreditGRPOConfig,
     TrainConfig,
     check_loggers,
     check_model,
     check_sampler,
+    training_method,
     trl_config,
 )
-from .trainer.stopping import Interrupted, RunStopped, StopSignals, retrying_judge
 
 # %% ../nbs/07_training.ipynb #eae6542a
 log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
 
-def _check_reference(folder: Path, found: Found, given: bool = False) -> None:
+def _check_reference(folder: Path, found: tuple[Path, dict[str, Any]], given: bool = False) -> None:
     wanted, here = found[1].get("reference"), saved_weights(folder)
     if wanted and here != wanted:
         name = next(name for name in {**wanted, **here} if wanted.get(name) != here.get(name))
@@ -81,7 +83,7 @@ def _check_reference(folder: Path, found: Found, given: bool = False) -> None:
 # %% ../nbs/07_training.ipynb #78400644
 def _keep_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
     places = [folder, found[0].parent / "reference"] if found else []
-    if there := next((place for place in places if (place / SEAL).is_file()), None):
+    if found and (there := next((place for place in places if (place / SEAL).is_file()), None)):
         read_state(there)
         _check_reference(there, found)
         if there != folder:
@@ -100,7 +102,7 @@ def _keep_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
 
 # %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found) -> Path | None:
-    if not isinstance(model, PreTrainedModel) or not (config.beta or (config.method in DISTILLED and not config.teacher)):
+    if not isinstance(model, PreTrainedModel) or not (config.beta or (training_method(config.method).needs_teacher and not config.teacher)):
         return None
     folder = Path(out) / "reference"
     by_main(lambda: _keep_reference(folder, model, found))
@@ -116,7 +118,7 @@ class _Counted(logging.Filter):
 logging.getLogger("trl.trainer.grpo_trainer").addFilter(_Counted())
 
 # %% ../nbs/07_training.ipynb #74c2ca78
-def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str, list]:
+def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict[str, Any]:
     keys = [tuple(message["content"] for message in prompt) for prompt in prompts]
     known = {key: encode_prompt(trainer.processing_class, prompt) for key, prompt in dict(zip(keys, prompts, strict=True)).items()}
     ids = [known[key] for key in keys]
@@ -125,8 +127,9 @@ def _shared_rollout(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[str
         limits = dict(max_tokens=trainer.max_completion_length, temperature=trainer.temperature)
         sample = partial(sample_tokens, model, ids, ends=trainer.eos_token_ids, **limits)
         answers = trainer.signals.run(sample, keep=group_sync(model) is not None)
-    if number := trainer.signals.agreed():
-        raise Interrupted(number)
+    number = trainer.signals.agreed()
+    if number or answers is None:
+        raise Interrupted(number or trainer.signals.found)
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
@@ -139,6 +142,9 @@ class CreditTrainer(GRPOTrainer):
     the latest whole one) names the checkpoint to resume from. `stopped` says why a run ended early.
     """
 
+    args: CreditGRPOConfig
+    model: PreTrainedModel
+    train_dataset: Dataset
     skips, loss_sum = False, 0.0  # whether this update has no token to learn from; the sum of its losses
     lost: Counter | None = None  # rows of this step whose log-probabilities could not be computed, by reason
 
@@ -153,7 +159,7 @@ class CreditTrainer(GRPOTrainer):
         if not isinstance(args, CreditGRPOConfig):
             raise ValueError(f"args: found {type(args).__name__}; allowed: CreditGRPOConfig")
         self.config, self.stopped, self.credit, self.pairs = args.settings(), None, None, None
-        config, method, out = self.config, METHODS[self.config.method], Path(args.output_dir)
+        config, method, out = self.config, training_method(self.config.method), Path(str(args.output_dir))
         if judge is None and method.needs_judge:
             raise ValueError(f"method {method.name!r} needs a judge: found None")
         check_sampler(config)
@@ -161,18 +167,21 @@ class CreditTrainer(GRPOTrainer):
         tokenizer, examples = processing_class or AutoTokenizer.from_pretrained(getattr(model, "name_or_path", model)), _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
-        self.judged = ChannelRewards(self.judge.as_read(config.text) if method.needs_judge else None, examples, config.merge_over_use)
-        self.encode, self.thresholds = prompt_encoder(tokenizer, config.text, config.prompt_template), Thresholds(config.credit)
+        self.judged = ChannelRewards(self.judge.as_read(config.text) if self.judge and method.needs_judge else None, examples, config.merge_over_use)
+        self.encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
+        self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
+        self.thresholds = self.token_credit.thresholds
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
         self.reference = None if peft_config else _reference(model, config, out, self.found)
-        self.reference_weights = by_main(lambda: saved_weights(self.reference)) if self.reference else None
+        self.reference_weights = by_main(partial(saved_weights, self.reference)) if self.reference else None
+        dataset, rollout = prompt_dataset(config, tokenizer, examples, out), _shared_rollout if config.sampler == "shared" else None
+        taken: Any = dict(reward_funcs=self.judged.functions, rollout_func=rollout, peft_config=peft_config)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
-            super().__init__(
-                model, self.judged.functions, args, prompt_dataset(config, tokenizer, examples, out), processing_class=tokenizer,
-                rollout_func=_shared_rollout if config.sampler == "shared" else None, peft_config=peft_config, **options,
-            )  # fmt: skip
-        check_context(config, tokenizer, examples, self.train_dataset, getattr(self.model.config.get_text_config(), "max_position_embeddings", None))
+            super().__init__(model, args=args, train_dataset=dataset, processing_class=tokenizer, **taken, **options)
+        self.token_credit.device, self.token_credit.process = self.accelerator.device, self.accelerator.process_index
+        self.token_credit.gather = self.concatenate if self.accelerator.num_processes > 1 else None
+        check_context(config, tokenizer, examples, dataset, getattr(self.model.config.get_text_config(), "max_position_embeddings", None))
         self.checkpoints, self.guard, self.rows = CreditCheckpoints(self, config.minibatches), FiniteGuard(self), StepRows(self, _examples(eval_dataset or ()))
         self.remove_callback(PrinterCallback)
         for callback in (self.checkpoints, self.rows, self.guard):
@@ -181,23 +190,24 @@ class CreditTrainer(GRPOTrainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        copied = self.args.beta > 0 or self.config.method in DISTILLED
+        copied = self.args.beta > 0 or training_method(self.config.method).needs_teacher
         if copied and not is_peft_model(self.model) and getattr(plugin, "cpu_ram_efficient_loading", False):
             raise ValueError("fsdp_cpu_ram_efficient_loading is on: the frozen copy would be empty on all processes but one; set it to false")
-        if isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
+        if plugin and isinstance(policy := getattr(plugin, "mixed_precision_policy", None), MixedPrecisionPolicy):
             plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=torch.float32)
 
     def sum_over_processes(self, values: Sequence[float]) -> list[float]:
         """Each number added up over processes; what all processes must decide alike goes through it."""
         numbers = torch.tensor([[float(value) for value in values]], device=self.accelerator.device)
-        return self.accelerator.gather(numbers).sum(0).tolist()
+        everywhere: Any = self.accelerator.gather(numbers)
+        return everywhere.sum(0).tolist()
 
     def rescue(self, once: str = "") -> str:
         """Save the last whole step; returns what to do next, after what `once` says."""
         return self.checkpoints.rescue(once)
 
     def train(self, resume_from_checkpoint=None, **options):
-        resume, out = self.args.resume_from_checkpoint, Path(self.args.output_dir)
+        resume, out = self.args.resume_from_checkpoint, Path(str(self.args.output_dir))
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: that of args, which chose the reference policy")
         if (found := len(self.train_dataset)) < self.config.prompts:
@@ -207,7 +217,7 @@ class CreditTrainer(GRPOTrainer):
             log.warning("%s: no whole checkpoint to resume from, so the run starts at the beginning", out)
         if start is None and self.accelerator.is_main_process:
             (out / ROWS).unlink(missing_ok=True)  # of an earlier attempt
-        if start is not None and self.checkpoints.resumed[0] >= self.args.max_steps:
+        if start is not None and self.checkpoints.resumed and self.checkpoints.resumed[0] >= self.args.max_steps:
             return self._load_from_checkpoint(str(start))
         with self.signals.listening(), self.checkpoints.naming_faults():
             result = super().train(resume_from_checkpoint=start and str(start), **options)
@@ -216,7 +226,8 @@ class CreditTrainer(GRPOTrainer):
         return result
 
     def _get_train_sampler(self, dataset=None):
-        self.sampler = EpochSampler.like(super()._get_train_sampler(dataset))
+        sampler: Any = super()._get_train_sampler(dataset)
+        self.sampler = EpochSampler.like(sampler)
         return self.sampler
 
     def _prepare_inputs(self, generation_batch):
@@ -224,12 +235,12 @@ class CreditTrainer(GRPOTrainer):
             return generation_batch
         before, inputs = self._buffered_inputs, super()._prepare_inputs(generation_batch)
         if self.model.training and self._buffered_inputs is not before:
-            parts, window = self._buffered_inputs, self.args.gradient_accumulation_steps
+            parts, window = self._buffered_inputs or [], self.args.gradient_accumulation_steps
             for start in range(0, len(parts), window):
                 together = parts[start : start + window]
-                tokens = self.accelerator.gather(sum(part["completion_mask"].sum() for part in together)).sum()
+                tokens: Any = self.accelerator.gather(sum(part["completion_mask"].sum() for part in together))
                 for part in together:  # the loss divides by the tokens of all parts
-                    part["num_items_in_batch"] = tokens * len(parts) / window
+                    part["num_items_in_batch"] = tokens.sum() * len(parts) / window
         return inputs
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -262,7 +273,8 @@ class CreditTrainer(GRPOTrainer):
             raise self.guard.error(str(error)) from error
         sizes, valid = (torch.as_tensor(x).to(self.advantages.device) for x in ([len(ids) for ids in self.judged.ids], self.judged.valid))
         means = (self.advantages.sum(1) / sizes).masked_fill(~valid, torch.nan)
-        self._logs["advantages"].extend(self.accelerator.gather(means).tolist())
+        everywhere: Any = self.accelerator.gather(means)
+        self._logs["advantages"].extend(everywhere.tolist())
         advantages = torch.nn.functional.pad(self.advantages, (0, batch["completion_ids"].size(1) - self.advantages.size(1)))
         return batch | {"completion_mask": batch["completion_mask"] * valid[:, None], "advantages": advantages}
 
@@ -274,14 +286,12 @@ class CreditTrainer(GRPOTrainer):
             raise ValueError(f"{where}: reward {judged.rewards[row, channel].item()} of a scored answer, must be finite")
         known = batch.get("old_per_token_logps") if config.share_prompts and not config.mask_truncated else None
         known = known if known is None else known[:, : max(map(len, judged.ids))]  # the batch may be padded further
-        if config.method == "memcalib-rl":
+        if config.credit.method == "memcalib-rl":
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
-        self.credit, self.pairs = assign_credit(
-            self.accelerator.unwrap_model(self.model), config.credit, judged, self.encode, self.thresholds,
-            generations=self.num_generations, temperature=self.temperature, process=self.accelerator.process_index,
-            full=known, gather=self.accelerator.gather, concat=self.concatenate, tokenizer=self.processing_class, lost=self.lost,
-        )  # fmt: skip
+        model = self.accelerator.unwrap_model(self.model)
+        options: dict[str, Any] = dict(generations=self.num_generations, temperature=self.temperature, full=known, lost=self.lost)
+        self.credit, self.pairs = assign_credit(model, self.token_credit, judged, **options)
         return self.credit.advantages
 
     def concatenate(self, values: Tensor) -> Tensor:
@@ -339,8 +349,8 @@ def _examples(rows: Any) -> list[Example]:
 
 # %% ../nbs/07_training.ipynb #f4b3b7ce
 def trainer_class(method: str) -> type[CreditTrainer]:
-    """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD."""
-    return METHODS[method].load()
+    """The trainer of a method: this chapter's for the three that assign credit, the distillation chapter's for OPSD, or one's own."""
+    return training_method(method).load()
 
 
 def train(

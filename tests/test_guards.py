@@ -201,7 +201,12 @@ def distributions(words: str) -> dict[str, SpecifierSet]:
     return {canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())}
 
 
-NAMED = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
+NAMED = {
+    "markdown_it": "markdown-it-py",
+    "phonenumbers": "phonenumberslite",
+    "stdnum": "python-stdnum",
+    "yaml": "PyYAML",
+}
 OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
 
 

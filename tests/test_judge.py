@@ -416,14 +416,14 @@ GOOD = json.dumps(reply_for(REQUEST))
         ("", "empty"),
         (" \n", "empty"),
         ("null", "the reply"),
-        (f"Sure! {GOOD}", "alone"),
-        (f"{GOOD}\nAnything else?", "alone"),
+        ("Sorry, I cannot do that.", "alone"),
         (f"{GOOD}{GOOD}", "alone"),
-        (f"<think>C</think>{GOOD}", "alone"),
-        (f"Here:\n```json\n{GOOD}\n```", "alone"),
+        (f"First {GOOD}, or rather {GOOD}", "alone"),
+        (f"The answer says {{}}. {GOOD}", "alone"),
+        (f"C</think>{GOOD}{{", "alone"),
+        (f"<think>{GOOD}", "empty"),
+        (f"[{GOOD}]", "the reply"),
         (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "alone"),
-        (f"```python\n{GOOD}\n```", "alone"),
-        ("\ufeff" + GOOD, "alone"),
         (GOOD.replace('"reason"', '"reason": "", "reason"', 1), "occurs twice"),
         (GOOD[:-1] + ', "atom_judgments": []}', "occurs twice"),
         (GOOD.replace('"so"', "NaN", 1), "NaN"),
@@ -443,11 +443,43 @@ def test_faults_are_named(text, said):
     assert all(len(fault) < 600 for fault in reading.faults)
 
 
-def test_a_fence_around_the_whole_reply_is_let_pass():
-    for text in (f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```", f" \n```JSON\n{GOOD}```\n"):
-        reading = read_reply(text, REQUEST)
-        assert reading.fenced and not reading.faults and len(reading.verdicts) == len(REQUEST.names)
-    assert not read_reply(GOOD, REQUEST).fenced
+@pytest.mark.parametrize(
+    "text, around",
+    [
+        (GOOD, []),
+        (f"```json\n{GOOD}\n```", ["fence"]),
+        (f"```\n{GOOD}\n```", ["fence"]),
+        (f" \n```JSON\n{GOOD}```\n", ["fence"]),
+        (f"<think>C? No.</think>\n{GOOD}", ["thoughts"]),
+        (f"<think>{GOOD}</think>```json\n{GOOD}\n```", ["thoughts", "fence"]),
+        (f"Sure! {GOOD}", ["prose"]),
+        (f"{GOOD}\nAnything else?", ["prose"]),
+        (f"Here:\n```json\n{GOOD}\n```", ["prose"]),
+        (f"```python\n{GOOD}\n```", ["prose"]),
+        ("\ufeff" + GOOD, ["prose"]),
+        (f"<think>Hm.</think>Here it is: {GOOD} Done.", ["thoughts", "prose"]),
+    ],
+)
+def test_what_stands_around_one_object_is_let_pass_and_counted(text, around):
+    reading = read_reply(text, REQUEST)
+    assert reading.around == around and not reading.faults
+    assert reading.verdicts == read_reply(GOOD, REQUEST).verdicts
+
+
+def test_a_thinking_judge_is_asked_once():
+    request = judge_request(EXAMPLES[0], "x", JudgeConfig())
+    client = Scripted(f"<think>{{Hm}}.</think>{json.dumps(reply_for(request))}")
+    judged = LLMJudge(client)(EXAMPLES[0], "x")
+    assert judged.scored and len(client.asked) == judged.usage["calls"] == judged.usage["thoughts"] == 1
+
+
+def test_a_reply_that_cannot_be_read_is_quoted():
+    sorry = "I'm sorry,\nI cannot judge this."
+    judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
+    assert not judged.scored and not judged.retry
+    assert judged.error.startswith("reply at fault") and "I'm sorry, I cannot judge this." in judged.error
+    filtered = "", "content_filter"
+    assert "a content filter withheld the reply" in LLMJudge(Scripted(filtered, filtered))(EXAMPLES[0], "x").error
 
 
 def test_a_reply_that_was_cut_is_at_fault_even_when_it_closes():
@@ -858,7 +890,7 @@ def test_twenty_equal_failures_at_the_start_stop_the_run(tmp_path):
     rollouts = rollouts_file(tmp_path / "r.jsonl")
     with MicroServer(EXAMPLES, faults=Faults(server_error=1.0, tries=99)) as server:
         judge = LLMJudge(endpoint(server, attempts=1, concurrency=2))
-        with pytest.raises(RuntimeError, match="first 20"):
+        with pytest.raises(RuntimeError, match="20 judgments in a row"):
             judge_rollouts(EXAMPLES, rollouts, judge, tmp_path / "j.jsonl")
     assert len(judgments(tmp_path / "j.jsonl")) == 20
     some = (

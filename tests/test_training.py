@@ -5,6 +5,9 @@ import json
 import logging
 import math
 import random
+import sys
+import types
+import itertools
 from itertools import accumulate
 
 import pandas as pd
@@ -22,13 +25,14 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, policy_path
-from memcalib.trainer.callbacks import repetition
+from memcalib.report.run_data import METHOD_LABELS
+from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import TrainConfig, trl_config, world_config
-from memcalib.trainer.stopping import Diverged
+from memcalib.credit.prefix_groups import response_mask
+from memcalib.trainer.settings import METHODS, TrainConfig, TrainingMethod, trl_config, world_config
 from memcalib.training import CreditTrainer, StepRows, train
 
 torch.set_num_threads(1)
@@ -340,6 +344,40 @@ def test_on_step_sees_every_row(tmp_path):
     assert [row["step"] for row in seen] == [1, 2]
 
 
+class Plain(CreditTrainer):
+    """A method from outside the package: one advantage a token, which needs no group."""
+
+    def token_advantages(self, batch):
+        sums = self.judged.rewards.sum(1).float().masked_fill(~self.judged.valid, 0)
+        return response_mask(self.judged.ids) * sums[:, None]
+
+
+PLAIN = TrainingMethod("plain", "Plain", True, False, False, f"{__name__}:Plain")
+
+
+def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
+    trainer, rows = run(tmp_path, method=f"{__name__}:PLAIN", steps=2, trace_every=1)
+    assert type(trainer) is Plain and {row["method"] for row in rows} == {f"{__name__}:PLAIN"}
+    expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
+    assert torch.allclose(trainer.advantages.double(), expected, atol=1e-6)
+    for wrong, why in (("gpdo", "allowed are 'sft'"), ("math:pi", "found float"), ("nowhere:X", "cannot be imported")):
+        with pytest.raises(ValueError, match=f"method '{wrong}'.*{why}"):
+            settings(method=wrong)
+    with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
+        settings(method="sft")
+
+
+def test_a_method_from_outside_may_keep_the_credit_of_another(monkeypatch):
+    own = METHODS["memcalib-rl"]._replace(name="own")
+    monkeypatch.setitem(sys.modules, "own_method", types.SimpleNamespace(OWN=own))
+    assert settings(method="own_method:OWN").credit == settings(method="memcalib-rl").credit
+    assert settings(method="own_method:OWN").credit.method == "memcalib-rl"
+
+
+def test_tables_and_trainings_call_methods_by_the_same_labels():
+    assert {method.name: method.label for method in METHODS.values()} == METHOD_LABELS
+
+
 def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
     from memcalib.trainer.traces import credit_answers, exact_advantages
 
@@ -381,19 +419,19 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
 
     odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
     assert TOKENIZER(TOKENIZER.decode(odd, skip_special_tokens=True))["input_ids"] != odd
-    scored, plain = [], page.score_pairs
+    scored, plain = [], page.response_logps
 
     def strange(model, prompts, *, ends, **options):
         return [[*odd, *answer] for answer in sample_tokens(model, prompts, ends=ends, **options)]
 
-    def spy(model, examples, judgments, responses, encode, **options):
+    def spy(model, prompts, responses, **options):
         scored.extend(responses)
-        return plain(model, examples, judgments, responses, encode, **options)
+        return plain(model, prompts, responses, **options)
 
     monkeypatch.setattr(training, "sample_tokens", strange)
-    monkeypatch.setattr(page, "score_pairs", spy)
+    monkeypatch.setattr(page, "response_logps", spy)
     trainer, rows = run(tmp_path, granularity="sentence")
-    assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.judged.ids[:16]
+    assert scored and all(ids[:4] == odd and ids in trainer.judged.ids for ids in scored)
     trained = [
         ids[mask.bool()].tolist()
         for part in trainer._buffered_inputs
@@ -474,21 +512,50 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
-    plain = page.score_pairs
+    plain = page.response_logps
 
-    def without(*args, lost=None, **options):
-        pairs, ablated = plain(*args, **options)
-        lost["out_of_memory"] += len(pairs.rows)
-        return pairs, torch.full_like(ablated, math.nan)
+    def without(model, prompts, responses, lost=None, **options):
+        lost["out_of_memory"] += len(prompts)
+        return torch.full_like(plain(model, prompts, responses, **options), math.nan)
 
     gdpo, _ = run(tmp_path / "gdpo", method="gdpo")
-    monkeypatch.setattr(page, "score_pairs", without)
+    monkeypatch.setattr(page, "response_logps", without)
     trainer, rows = run(tmp_path / "lost", steps=2)
     for row in rows:
-        assert row["fallback_scoring"] == row["pairs"] == row["lost_out_of_memory"] > 0, "of each step alone"
+        assert row["fallback_scoring"] == row["pairs"] >= row["lost_out_of_memory"] > 0, "of each step alone"
         assert row["localized"] == row["lost_context"] == 0
     trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
+
+
+def opposed():
+    """A judge for which of four answers two are right about Ignore and wrong about the rest, and two the other way round."""
+    number = itertools.count()
+
+    def judge(example, response):
+        first = next(number) % 2
+        wrong = lambda ideal: Level.BOUND if ideal == Level.IGNORE else Level.IGNORE
+        actual = {a: i if (i == Level.IGNORE) == first else wrong(i) for a, i in example.levels.items()}
+        return judgment_for(example, actual)
+
+    return judge
+
+
+def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    levels = (Level.IGNORE, Level.BOUND)
+    two = [e for e in make_examples("short", 200, 1) if {*e.levels.values()} == {*levels}][:4]
+    config = settings(mode="absolute", gate=0.0, threshold_start=0.0)
+    start = lambda out, config: train(build_policy(0), config, two, opposed(), tokenizer=TOKENIZER, out=out)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        start(tmp_path / "free", config)
+        trainer = start(tmp_path / "bound", config.model_copy(update={"max_advantage": 5.0}))
+    (free,), (bounded,) = read_rows(tmp_path / "free"), read_rows(tmp_path / "bound")
+    assert free["rms"] < 0.01 and free["largest_advantage"] == bounded["largest_advantage"] > 100
+    assert trainer.advantages.abs().max() == 5 and bounded["bounded"] > 0 and bounded["worst_mean"] > 0.01
+    said = [message for message in caplog.messages if "a token has an advantage of" in message]
+    assert len(said) == 2 and "step 1" in said[0] and "max_advantage would bound it" in said[0]
+    assert "max_advantage" not in said[1]
 
 
 def test_rows_reach_the_loggers(tmp_path):
@@ -683,7 +750,7 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 
 
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as page
+    import memcalib.credit.token_credit as page
 
     seen, plain = [], page.response_units
     monkeypatch.setattr(page, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])

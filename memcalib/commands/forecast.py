@@ -24,7 +24,7 @@ from .settings import EXACT, with_settings
 from ..judge import judge_request
 from ..problem import Example, encode_prompt, iter_examples, render
 from ..trainer.settings import METHODS
-from ..trainer.teacher import teacher_messages
+from ..trainer.distillation import teacher_messages
 
 # %% ../../nbs/commands/05_forecast.ipynb #a4fdd29f
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 # %% ../../nbs/commands/04_recipe.ipynb #4a664c7f
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
-    from memcalib.trainer.teacher import TEACHER_VIEWS
+    from memcalib.trainer.distillation import TEACHER_VIEWS
 
     if not isinstance(config, TrainConfig):
         return

@@ -130,7 +130,7 @@ class TrainRun:
 
     def _reinforce(self, bar: Bar) -> None:
         from memcalib.trainer.checkpoints import writing
-        from memcalib.trainer.stopping import RunStopped
+        from memcalib.trainer.checkpoints import RunStopped
         from memcalib.training import train
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)

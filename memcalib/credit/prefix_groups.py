@@ -13,12 +13,14 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #1949c343
 def _best_base(agree: Sequence[int]) -> tuple[int, list[int]]:
@@ -112,7 +114,7 @@ def batched_groups(groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: 
         yield [PrefixGroup(*row) for row in small[start:]]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #fd8f62d6
-def split_model(model, head: str = "auto") -> tuple[torch.nn.Module, torch.nn.Module | None]:
+def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]:
     "The decoder and its output head; the whole model and None where logits must come from the model's own forward."
     if head not in ("auto", "chunked", "model"):
         raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
@@ -148,7 +150,8 @@ def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy
 # %% ../../nbs/credit/01_prefix_groups.ipynb #185ee9b6
 def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]) -> int:
     "Number of logits that this head makes of one hidden state."
-    return getattr(head, "out_features", None) or (len(head.weight) if hasattr(head, "weight") else hidden.shape[-1])
+    weight = getattr(head, "weight", None)
+    return getattr(head, "out_features", None) or (hidden.shape[-1] if weight is None else len(weight))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb3893ea
 def token_scores(
@@ -167,7 +170,7 @@ def token_scores(
         for h, target in zip(hidden.split(step), targets.split(step), strict=True):
             args = (head.forward, h, target, temperature, entropy)
             again = torch.is_grad_enabled() and len(hidden) > step
-            parts.append(torch.utils.checkpoint.checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
+            parts.append(checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
         return tuple(torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None)
 
     found = in_one_call(head, read, hidden)
@@ -248,7 +251,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #0f05e62f
 def sharing_fault(
-    model, way: str, fault: Callable[[], str], check: Callable[[], tuple[Tensor, Tensor]], together: bool = False
+    model, way: str, fault: Callable[[], str], check: Callable[[], Sequence[Tensor]], together: bool = False
 ) -> str:
     """Why this model cannot share in this way, found at first use: from the configuration (`fault`), then by `check`; empty where it can.
 

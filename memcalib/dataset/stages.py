@@ -24,7 +24,7 @@ from pydantic import Field
 from .sources import SourceRow
 from ..inference.client import Client, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.json_replies import Form, escaped, json_format, read_form, to_data
+from ..inference.client import Form, escaped, json_format, read_form, to_data
 from ..io.jsonl import Journal
 from ..io.records import DataError, Record, Violation, printable, read_jsonl
 from ..problem import Domain, Name, WireLevel, text_hash

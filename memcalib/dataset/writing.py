@@ -24,7 +24,7 @@ from ..construction import content_words, find_leak, first_person, sentences, sh
 from .plans import plan_of
 from .screening import WORD, words
 from .stages import Draft, DraftAtom, Fault, Stage, briefing, merge_by
-from ..inference.json_replies import Form
+from ..inference.client import Form
 from ..io.records import DataError, Violation, short_repr
 from ..problem import Atom, Block, Example, Level, check_example, concat_text
 

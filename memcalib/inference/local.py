@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..problem import Example, JudgeLike, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
-from .rollout import CONDITIONS, FINISH, Request, check_conditions, without_thoughts
+from .rollout import CONDITIONS, FINISH, Request, answer_of, check_conditions
 
 # %% ../../nbs/inference/06_local.ipynb #0a17c5a8
 @contextmanager
@@ -227,7 +227,7 @@ Encoded = tuple[Request, list[int]]
 
 def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: float) -> Rollout:
     usage |= {"prompt_tokens": len(ids), "completion_tokens": len(row["token_ids"])}
-    return request.rollout(**(row | {"response": without_thoughts(row["response"])}), usage=usage)
+    return request.rollout(**(row | answer_of(row["response"], row["finish_reason"])), usage=usage)
 
 # %% ../../nbs/inference/06_local.ipynb #cb541e35
 def _unless_out_of_memory(sample: Callable[[list[Encoded]], list[Rollout]], batch: list[Encoded]) -> list[Rollout] | None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHIPPED_TEMPLATES', 'CONDITIONS', 'FINISH', 'bare_prompt', 'TemplateFile', 'load_prompt_template',
            'find_prompt_template', 'wording_hash', 'Sampling', 'check_conditions', 'Request', 'request_settings',
-           'requests', 'Backend', 'without_thoughts', 'EndpointBackend', 'each_answer', 'GenerateResult', 'Stopped',
+           'requests', 'Backend', 'answer_of', 'EndpointBackend', 'each_answer', 'GenerateResult', 'Stopped',
            'generate']
 
 # %% ../../nbs/inference/05_rollout.ipynb #6f68d44f
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .cache import CallCache
-from .client import Client, FirstFailures, Totals, run_async, run_many
+from .client import Client, FailureStreak, Totals, run_async, run_many, split_thoughts
 from .endpoint import CallError, Endpoint
 from ..io.jsonl import Journal
 from ..io.records import DataError, Violation
@@ -248,15 +248,22 @@ class Backend(Protocol):
     def answers(self, requests: Iterable[Request]) -> Iterator[Rollout] | AsyncIterator[Rollout]: ...
 
 # %% ../../nbs/inference/05_rollout.ipynb #c550bfb2
-FINISH = {"length": "length", "max_tokens": "length", "model_length": "length", "abort": "error", "error": "error"}
+_WORDS = {
+    "length": "length max_tokens model_length", "error": "abort error", "content_filter": "content_filter safety sensitive refusal",
+    "tool_calls": "tool_calls function_call",
+}  # fmt: skip
+FINISH = {word: reason for reason, words in _WORDS.items() for word in words.split()}
 
 
-def without_thoughts(text: str) -> str:
-    """What follows the last `</think>`; nothing when the thoughts never ended; the text itself when there are none."""
-    _, closed, answer = text.rpartition("</think>")
-    if closed:
-        return answer.lstrip("\n")
-    return "" if text.lstrip().startswith("<think>") else text
+def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
+    """The fields of a rollout that follow from a text as it was sent: response, finish reason, what was taken off or looks odd."""
+    answer, thoughts = split_thoughts(text)
+    finish = FINISH.get(finish_reason.lower(), "stop")
+    finish = "stop" if finish == "tool_calls" and answer.strip() else finish
+    more = {} if finish_reason == finish else {"served_finish": finish_reason}
+    more |= {} if thoughts is None else {"thoughts": len(thoughts)}
+    more |= {"unopened_thoughts": True} if thoughts is None and "</think>" in answer else {}
+    return {"response": answer if answer.strip() else "", "finish_reason": finish} | more
 
 # %% ../../nbs/inference/05_rollout.ipynb #a83ba9d1
 class EndpointBackend:
@@ -277,8 +284,15 @@ class EndpointBackend:
             async for _, rollout in finished:
                 yield rollout
 
+    def _settings(self, request: Request) -> dict[str, Any]:
+        return {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {"seed": request.wire_seed}
+
+    def remembers(self, request: Request) -> bool:
+        """Whether the cache holds a reply to this request. Sends nothing and needs no key."""
+        return self.client.remembered(request.messages, **self._settings(request)) is not None
+
     async def _ask(self, request: Request) -> Rollout:
-        asked = {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {"seed": request.wire_seed}
+        asked = self._settings(request)
         usage: Counter[str] = Counter()
         for attempt in (0, 1):
             try:
@@ -288,14 +302,13 @@ class EndpointBackend:
                     raise
                 return request.failed(error.kind, f"example {request.example.id!r}: {error}", usage=dict(usage))
             usage.update(reply.usage)
-            text, finish = without_thoughts(reply.text), FINISH.get(reply.finish_reason, "stop")
-            unwanted = {"empty": not text.strip(), "length": finish == "length"}
+            answer = answer_of(reply.text, reply.finish_reason)
+            unwanted = {"empty": not answer["response"], "length": answer["finish_reason"] == "length"}
             if not any(unwanted[name] for name in request.settings["ask_again"]):
                 break
-        if finish == "error":
+        if answer["finish_reason"] == "error":
             return request.failed("server", f"the host ended the answer with {reply.finish_reason!r}", usage=dict(usage))
-        more = {} if reply.finish_reason == finish else {"served_finish": reply.finish_reason}
-        return request.rollout(text if text.strip() else "", finish_reason=finish, usage=dict(usage), **more)
+        return request.rollout(**answer, usage=dict(usage))
 
 # %% ../../nbs/inference/05_rollout.ipynb #357d87ab
 def each_answer(answers: Iterator[Rollout] | AsyncIterator[Rollout], take: Callable[[Rollout], None]) -> None:
@@ -342,7 +355,7 @@ class GenerateResult:
     out: Path
     wanted: int
     new: int = 0
-    counts: Counter = field(default_factory=Counter)  # stop, length, error, empty
+    counts: Counter = field(default_factory=Counter)  # by finish reason; and `empty`, those without text that were not withheld
     usage: Counter = field(default_factory=Counter)  # summed over new rows
     errors: Counter = field(default_factory=Counter)  # kind of failure -> rows
     seconds: float = 0.0
@@ -350,18 +363,18 @@ class GenerateResult:
     @property
     def kept(self) -> int:
         """Answers that were in the file already."""
-        return sum(self.counts[name] for name in ("stop", "length", "error")) - self.new
+        return sum(count for name, count in self.counts.items() if name != "empty") - self.new
 
     def count(self, row: Rollout) -> None:
         """Take one row into the counts; an empty answer counts under its finish reason and as empty."""
         self.counts[row.finish_reason] += 1
-        self.counts["empty"] += row.finish_reason != "error" and not row.response.strip()
+        self.counts["empty"] += row.finish_reason != "error" and not row.withheld and not row.response.strip()
         if row.error:
             self.errors[row.error.split(":")[0]] += 1
 
 # %% ../../nbs/inference/05_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
-    """The first calls of a run, or all of them, failed in the same way; the message has the last error, the rows are kept."""
+    """Many calls of a run in a row, or all of them, failed in the same way; the message has the last error, the rows are kept."""
 
 # %% ../../nbs/inference/05_rollout.ipynb #57c13fdb
 def generate(
@@ -381,7 +394,7 @@ def generate(
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
     every = lambda: requests(examples, sampling, backend.name, conditions, **backend.settings)
     keys, again = _expected(out, every())
-    result, first = GenerateResult(out, len(keys)), FirstFailures()
+    result, failures = GenerateResult(out, len(keys)), FailureStreak()
     with Journal(out, Rollout, again=again) as journal:
         for row in journal.rows():
             if row.key in keys:
@@ -397,8 +410,8 @@ def generate(
             kind = row.error.split(":")[0] if row.error else None
             if kind and result.new == result.wanted == result.errors[kind]:
                 raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
-            if first.add(kind) and kind != "context_too_long":
-                raise Stopped(f"the first {first.count} answers all failed, so the run stopped; the last one: {row.error}")
+            if failures.add(None if kind == "context_too_long" else kind):
+                raise Stopped(f"{failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}")
 
         each_answer(backend.answers(request for request in every() if request.key not in journal), take)
     result.seconds = time.monotonic() - start

@@ -26,11 +26,13 @@ from memcalib.micro.models import (
     JUDGES,
     MODELS,
     ExampleIndex,
+    PracticeJudge,
     Turns,
     judge_reply,
     memoryless_answer,
     micro_answer,
     pad,
+    practice_answer,
     read_payload,
     template_shift,
     unpad,
@@ -218,7 +220,9 @@ class LogEntry:
 
 
 class MicroServer:
-    """An OpenAI-compatible server for micro-world examples at `base_url`, in a daemon thread between `start` and `stop`.
+    """An OpenAI-compatible server for examples at `base_url`, in a daemon thread between `start` and `stop`.
+
+    It knows the answers to questions of the micro-world; to any other it replies by stated rules, as `micro.models` has them; `practice` holds the judge's tables.
 
     `rpm` and `at_once` are limits that it enforces, `latency` seconds of delay, `key` the only accepted key, `context` a
     limit in tokens; without `json_schema` it refuses that response format. `roles` are further models by name: functions
@@ -228,10 +232,10 @@ class MicroServer:
     def __init__(
         self, examples: Iterable[Example], *, port: int = 0, faults: Faults | None = None, rpm: int | None = None,
         at_once: int | None = None, latency: float = 0.0, key: str | None = None, json_schema: bool = True,
-        context: int | None = None, roles: Mapping[str, Callable[[Turns], str]] | None = None,
+        context: int | None = None, roles: Mapping[str, Callable[[Turns], str]] | None = None, practice: PracticeJudge | None = None,
     ):  # fmt: skip
         self.index, self.port, self.faults = ExampleIndex(examples), port, faults or Faults()
-        self.roles = dict(roles or {})
+        self.roles, self.practice = dict(roles or {}), practice or PracticeJudge()
         self.models = (*MODELS, *JUDGES, *self.roles)
         self.limit, self.at_once, self.latency = RateLimit(rpm) if rpm else None, at_once, latency
         self.key, self.json_schema, self.context = key, json_schema, context
@@ -415,7 +419,10 @@ class MicroServer:
         text = "\n".join([*(text for role, text in turns if role == "system"), *users[-1:]])
         example, informed = self.index.find(text)
         seed = (asked.get("seed") or 0) if asked.get("temperature") != 0 else 0
-        if example is None or not informed:
+        if example is None and not informed:  # nothing of the micro-world in it
+            self._counts["unknown"] += 1
+            content = practice_answer(users[-1] if users else text, asked["model"], seed)
+        elif example is None or not informed:
             self._counts["unknown"] += example is None
             content = memoryless_answer(example)
         else:
@@ -432,7 +439,7 @@ class MicroServer:
     def _as_judge(self, asked: Mapping, turns: Turns, entry: LogEntry, key: str) -> tuple[str, str, str]:
         try:
             payload = read_payload(turns)
-            reply = judge_reply(payload, self.index, asked["model"])
+            reply = judge_reply(payload, self.index, asked["model"], self.practice)
         except ValueError as error:
             raise ApiError(400, f"Judge: {error}", param="messages") from None
         roles = [role for role, _ in turns]

@@ -73,6 +73,7 @@ class Run:
     traces: list[dict] | None = None
     manifest: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
+    exam: dict = field(default_factory=dict)  # of the judge, as `memcalib exam` writes it
     notes: list[str] = field(default_factory=list)  # what of the folder could not be used
 
     @property
@@ -152,7 +153,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
         raise FileNotFoundError(f"{folder}: no such run folder")
     if needed and not any((folder / name).is_file() for name in needed):
         raise FileNotFoundError(f"{folder}: holds no run; looked for {', '.join(needed)}")
-    run.manifest, run.parameters = _read_noted(run, "manifest.json"), _read_noted(run, "parameters.json")
+    run.manifest, run.parameters, run.exam = (_read_noted(run, name) for name in ("manifest.json", "parameters.json", "exam.json"))
     if file := _rows_file(run, "examples.jsonl"):
         run.versions = {example.id: example.content_hash for example in rows_so_far(file, Example)}
     place = {name: at for at, name in enumerate(run.versions or {})}

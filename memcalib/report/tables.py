@@ -147,19 +147,26 @@ def beside_published(
 
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
 def failures_table(run: Run) -> "pd.DataFrame":
-    """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored."""
+    """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored.
+
+    Answers that a content filter took away, and tool calls without text, have columns of their own where there are any.
+    """
     import pandas as pd
 
     by_name = lambda frame: dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
     answered = {} if run.answers is None else by_name(run.answers)
     judged = by_name(run.responses) if run.judgments else {}
-    rows = []
+    rows, found = [], set() if run.answers is None else {*run.answers["finish_reason"]}
+    apart = {reason: name for reason, name in (("content_filter", "content filter"), ("tool_calls", "tool calls")) if reason in found}
     for name in dict.fromkeys([*answered, *judged]):
-        row: dict[str, Any] = dict.fromkeys(("answers", "cut off", "empty", "failed", "unscored responses", "unscored atoms"), "not run")
+        columns = ("answers", "cut off", "empty", *apart.values(), "failed", "unscored responses", "unscored atoms")
+        row: dict[str, Any] = dict.fromkeys(columns, "not run")
         if (part := answered.get(name)) is not None:
             cut, failed = ((part["finish_reason"] == reason) for reason in ("length", "error"))
             row |= {"answers": len(part), "cut off": int(cut.sum())}
-            row |= {"empty": int((part["blank"] & ~failed).sum()), "failed": int(failed.sum())}
+            silent = part["blank"] & ~failed & ~part["finish_reason"].isin(list(apart))
+            row |= {"empty": int(silent.sum()), "failed": int(failed.sum())}
+            row |= {name: int((part["finish_reason"] == reason).sum()) for reason, name in apart.items()}
         if (part := judged.get(name)) is not None:
             row |= {"unscored responses": int((~part["scored"]).sum()), "unscored atoms": int(part["unscored_atoms"].sum())}
         rows.append({"method": name} | row)

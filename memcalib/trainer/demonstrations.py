@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ..inference.client import Client, Totals, run_async, run_many
+from ..inference.client import Client, FailureStreak, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.json_replies import escaped, to_data
+from ..inference.client import escaped, to_data
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
 from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
 from ..problem import Example, Judgment, Name, WireLevel, render, text_hash
-from ..io.records import DataError, Record, Violation, printable
+from ..io.records import DataError, Record, Violation, printable, write_whole
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #15291cd5
 class DemonstrationConfig(BaseModel):
@@ -68,7 +68,7 @@ def load_demonstration_prompt(name: str) -> str:
         if not text or "\ufffd" in text:
             raise ValueError(f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8")
         return text
-    return prompt_part(name)
+    return prompt_part(name, "training")
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:
@@ -414,10 +414,6 @@ class DemonstrationError(RuntimeError):
             f"other rows further rounds{f'; go on with: {command}' if command else ''}"
         )
 
-
-def _stuck(first: Sequence[Demonstration]) -> bool:
-    return len(first) == STUCK and len({row.reason for row in first}) == 1 and first[0].status != "accepted"
-
 # %% ../../nbs/trainer/10_demonstrations.ipynb #a93b8051
 def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
     versions, latest = {example.id: example.content_hash for example in examples}, {}
@@ -436,7 +432,7 @@ def _left(past: Mapping[str, Demonstration], examples: Sequence[Example], rounds
 
 
 async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
-    path, first = result.folder / FILE, []
+    path, first, failures = result.folder / FILE, [], FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
         todo = _left(past, examples, panel.config.rounds)
@@ -452,7 +448,7 @@ async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationR
                 first += [row] * (len(first) < STUCK)
                 if on_row:
                     on_row(row)
-                if result.new == STUCK and not result.found and _stuck(first):
+                if failures.add(None if row.status == "accepted" else row.reason) and not result.found:
                     raise DemonstrationError(first, path, command, early=True)
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #abb3241b
@@ -489,8 +485,5 @@ def _require_one(result: DemonstrationResult, examples: Sequence[Example], comma
 
 
 def _write_accepted(result: DemonstrationResult, examples: Sequence[Example], config: DemonstrationConfig) -> None:
-    part = result.folder / f"{ACCEPTED}.part"
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with open(part, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, config))
-    part.replace(result.folder / ACCEPTED)
+    rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, config))
+    write_whole(result.folder / ACCEPTED, "".join(rows))

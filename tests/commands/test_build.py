@@ -265,7 +265,7 @@ def test_a_sheet_with_wrong_values_changes_nothing(capsys, tmp_path):
     own.pilot(4)
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
     head, *rows = sheet.read_text(encoding="utf-8-sig").splitlines()
-    wrong = [head, rows[0].replace(",,", ",maybe,", 1), rows[1].replace(",,", ",fail,", 1), "stranger,pass,,,,,"]
+    wrong = [head, rows[0].replace(",,", ",maybe,", 1), rows[1].replace(",,", ",fail,", 1), ",stranger,pass,,,,,"]
     (tmp_path / "wrong.csv").write_text("\n".join(wrong) + "\n")
     with pytest.raises(DataError) as error:
         own.take_reviews(tmp_path / "wrong.csv", "a reader")

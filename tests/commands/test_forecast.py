@@ -241,7 +241,7 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
     from memcalib.micro.policy import load_policy
-    from memcalib.trainer.teacher import teacher_encoder
+    from memcalib.trainer.distillation import teacher_encoder
 
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)

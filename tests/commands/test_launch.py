@@ -23,7 +23,7 @@ from memcalib.commands.forecast import forecast, launch_file, strategy
 from memcalib.commands.forecast import GIB, model_shape
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer
-from memcalib.trainer.stopping import RetryingJudge
+from memcalib.trainer.rewards import RetryingJudge
 from memcalib.commands.recipe import LABELS, load_recipe, method_config, recipe_names
 from memcalib.trainer.settings import TrainConfig, check_sampler, trl_config
 from memcalib.trainer.callbacks import StepRows

@@ -66,16 +66,16 @@ def test_a_plain_loop_gets_the_advantages_of_the_trainers_reward_step(batch, nam
     texts = [f"{k}" for k in range(len(answers))]
     desk = ChannelRewards(lambda e, text: judged[int(text)], EXAMPLES, config.merge_over_use)
     desk.read(asked, texts, answers)
-    thresholds = Thresholds(config)
-    theirs, pairs = assign_credit(model, config, desk, ENCODE, thresholds, generations=4, tokenizer=TOKENIZER)
+    trainers = TokenCredit(TOKENIZER, config, ENCODE)
+    theirs, pairs = assign_credit(model, trainers, desk, generations=4)
     assert (advantages - theirs.advantages).abs().max() < 1e-4 and advantages.any()
     assert (request.pairs.rows, request.pairs.channels) == (pairs.rows, pairs.channels)
-    assert torch.allclose(credit.thresholds.value, thresholds.value, atol=1e-5)
+    assert torch.allclose(credit.thresholds.value, trainers.thresholds.value, atol=1e-5)
     assert credit.last.stats.keys() == theirs.stats.keys()
     for key in ("pairs", "localized", "unscored"):
         assert credit.last.stats.get(key) == theirs.stats.get(key)
     if config.method == "memcalib-rl":
-        assert (thresholds.value != 0.02).any() and theirs.stats["localized"] > 0
+        assert (trainers.thresholds.value != 0.02).any() and theirs.stats["localized"] > 0
 
 
 def test_without_eta_it_is_gdpo_to_the_bit(batch):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from faulty_server import FaultyServer, completion
+from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.micro.server import MicroServer
@@ -32,7 +33,6 @@ from memcalib.inference.rollout import (
     generate,
     request_settings,
     requests,
-    without_thoughts,
 )
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
@@ -149,22 +149,67 @@ def test_wrong_requests_are_refused():
 # replies
 
 
-@given(st.text(alphabet="abc <>/\n"), st.text(alphabet="abc \n"))
-def test_thoughts_are_cut_off_and_nothing_else(thoughts, answer):
-    assert without_thoughts(answer) == answer
-    assert without_thoughts(f"<think>{thoughts}</think>{answer}") == answer.lstrip("\n")
-    assert without_thoughts(f"{thoughts}</think>{answer}") == answer.lstrip("\n")
+@given(st.text(alphabet="abc <>/\n"), st.text(alphabet="abc </think>\n"))
+def test_thoughts_at_the_start_are_taken_off_and_nothing_else(thoughts, answer):
+    assert split_thoughts(f"<think>{thoughts}</think>{answer}") == (answer.lstrip("\n"), f"<think>{thoughts}</think>")
+    if not answer.lstrip().startswith("<think>"):
+        assert split_thoughts(answer) == (answer, None)
+    assert split_thoughts(f"{thoughts}x</think>{answer}") == (f"{thoughts}x</think>{answer}", None)
 
 
 def test_unfinished_thoughts_are_no_answer():
-    assert without_thoughts(" <think>Let me see") == ""
+    assert split_thoughts(" <think>Let me see") == ("", "<think>Let me see")
+
+
+@pytest.mark.parametrize(
+    ("sent", "response", "thoughts", "unopened"),
+    [
+        ("<think>Hm.</think>\n\nYes.", "Yes.", 18, None),
+        ("Close a block with </think>, as in HTML.", "Close a block with </think>, as in HTML.", None, True),
+        ("<think>Hm.</think>Write <think> and </think>.", "Write <think> and </think>.", 18, None),
+        ("Yes.", "Yes.", None, None),
+    ],
+)
+def test_what_was_taken_off_is_recorded(tmp_path, sent, response, thoughts, unopened):
+    with FaultyServer(completion(sent)) as server:
+        generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert (row.response, getattr(row, "thoughts", None)) == (response, thoughts)
+    assert getattr(row, "unopened_thoughts", None) == unopened
+
+
+def called(finish):
+    body = completion(None, finish)
+    body["choices"][0]["message"]["tool_calls"] = [
+        {"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    ]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "finish"),
+    [
+        (completion("", "content_filter"), "content_filter"),
+        (completion(None, "content_filter"), "content_filter"),
+        (called("tool_calls"), "tool_calls"),
+        (called("stop"), "tool_calls"),
+    ],
+)
+def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, finish):
+    with FaultyServer(body, body) as server:
+        result = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+        again = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+        assert len(server.seen) == 2, "asked once more, as every empty answer, and then it stands"
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert row.finish_reason == finish and row.withheld and not row.response
+    assert result.counts == {finish: 1, "empty": 0} and (again.kept, again.new) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("sent", "kept", "extra"),
     [
         ("stop", "stop", None), ("length", "length", None), ("max_tokens", "length", "max_tokens"),
-        ("content_filter", "stop", "content_filter"), ("end_turn", "stop", "end_turn"),
+        ("content_filter", "content_filter", None), ("end_turn", "stop", "end_turn"),
     ],
 )  # fmt: skip
 def test_finish_reasons(tmp_path, sent, kept, extra):
@@ -308,9 +353,9 @@ def test_killed_twice_and_resumed(tmp_path):
     assert (resumed.kept, resumed.new) == (7, 5) and said(out) == said(tmp_path / "b.jsonl")
 
 
-def test_the_first_twenty_failures_of_one_kind_stop_the_run(tmp_path):
+def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):
     fail = lambda kind: Scripted(lambda request: request.failed(kind, "no luck"))
-    with pytest.raises(Stopped, match=r"first 20 .*server: no luck"):
+    with pytest.raises(Stopped, match=r"20 answers in a row .*server: no luck"):
         generate(EXAMPLES, fail("server"), Sampling(), tmp_path / "a.jsonl")
     assert len(rows(tmp_path / "a.jsonl")) == 20
     long = lambda request: (
@@ -325,8 +370,9 @@ def test_the_first_twenty_failures_of_one_kind_stop_the_run(tmp_path):
 @pytest.mark.parametrize("good", [0, 10, 19])
 def test_one_good_answer_or_another_kind_of_failure_goes_on(tmp_path, good):
     count = iter(range(100))
-    say = lambda request: request.rollout("Yes.") if next(count) == good else request.failed("server", "no luck")
-    assert generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl").counts["error"] == 35
+    say = lambda request: request.rollout("Yes.") if next(count) % 20 == good else request.failed("server", "no luck")
+    found = generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl")
+    assert found.counts["error"] == 36 - found.counts["stop"] >= 34
     kinds = iter(["server", "timeout"] * 50)
     both = generate(EXAMPLES, Scripted(lambda r: r.failed(next(kinds), "no")), Sampling(), tmp_path / "b.jsonl")
     assert both.errors == {"server": 18, "timeout": 18}

@@ -52,7 +52,7 @@ from memcalib.micro.source import (
 from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
 from memcalib.dataset.plans import make_plans, plan_rows
 from memcalib.problem import Example, Level
-from memcalib.inference.json_replies import read_form
+from memcalib.inference.client import read_form
 from memcalib.dataset.review import objections_of, review_drafts, review_stage
 from memcalib.dataset.plans import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage

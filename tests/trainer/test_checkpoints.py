@@ -28,7 +28,7 @@ from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_ch
 from memcalib.localization import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
-from memcalib.trainer.stopping import JudgeFault
+from memcalib.trainer.rewards import JudgeFault
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
 

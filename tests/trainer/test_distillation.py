@@ -22,7 +22,7 @@ from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examp
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference
 from memcalib.trainer.settings import trl_config, world_config
-from memcalib.trainer.teacher import (
+from memcalib.trainer.distillation import (
     TEACHER_VIEWS,
     answer_key,
     build_teachers,

@@ -11,9 +11,9 @@ from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_exam
 from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
-from memcalib.trainer.stopping import RetryingJudge
+from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.teacher import teacher_encoder
+from memcalib.trainer.distillation import teacher_encoder
 from memcalib.training import train
 
 torch.set_num_threads(1)

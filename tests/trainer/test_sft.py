@@ -25,7 +25,7 @@ from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, RetryingJudge
+from memcalib.trainer.rewards import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.sft import (
@@ -39,7 +39,8 @@ from memcalib.trainer.sft import (
     sft,
     tokenize_rows,
 )
-from memcalib.trainer.stopping import Diverged, Interrupted
+from memcalib.trainer.callbacks import Diverged
+from memcalib.trainer.checkpoints import Interrupted
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -291,7 +292,8 @@ torch.set_num_threads(1)
 from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.micro.world import demonstrations
 from memcalib.trainer.sft import SftConfig, sft
-from memcalib.trainer.stopping import Diverged, Interrupted
+from memcalib.trainer.callbacks import Diverged
+from memcalib.trainer.checkpoints import Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
 stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
 try:
