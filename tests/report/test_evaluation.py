@@ -19,6 +19,7 @@ from test_report import HOSTILE, Tags, safe
 
 from memcalib import judge as evidence
 from memcalib import metrics
+from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables
 from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
@@ -798,12 +799,16 @@ def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_terminal_is_told_what_was_asked_for(tmp_path):
+def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
     folder = play(tmp_path / "run")
     plain = evaluation.evaluation_text(folder)
     assert (
         plain.count("\nm: quality ") == 1 and "of 4, " in plain and "% unsafe" in plain and "second judge" not in plain
     )
+    with pytest.raises(SystemExit):
+        main(["score", str(folder / "judgments.jsonl")])
+    (said,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
+    assert capsys.readouterr().out.splitlines()[-1] == said
     lower = lambda k, row: row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
     shutil.copy(folder / "judgments.jsonl", folder / "judgments2.jsonl")
     change(folder, lower, "judgments2")
