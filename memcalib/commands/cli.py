@@ -526,11 +526,15 @@ def score(
     by: Annotated[str, typer.Option(help="Atom tables too, comma-separated: domain, block_size, atom_count, kind.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored counts."""
+    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored counts; quality and safety where they were rated."""
     from memcalib.evaluation.breakdown import score_text
     from memcalib.io.records import printable
+    from memcalib.metrics import response_frame
+    from memcalib.report.tables import quality_lines
 
-    print(printable(score_text(judgments, by=by.split(",") if by else [], as_json=as_json), keep="\n"))
+    parts = [score_text(judgments, by=by.split(",") if by else [], as_json=as_json)]
+    rated = [] if as_json else quality_lines(response_frame(judgments))
+    print(printable("\n\n".join([*parts, *(["\n".join(rated)] if rated else [])]), keep="\n"))
 
 # %% ../../nbs/commands/11_cli.ipynb #c992875e
 def named_role(option: str, name: str | None, url: str | None, key_env: str | None, teacher: tuple[str | None, str | None] | None = None) -> Any:

@@ -47,6 +47,7 @@ from memcalib.report.tables import (
     evidence_table,
     failures_table,
     markdown_cell,
+    quality_lines,
     quality_table,
     reasons_table,
     results_frame,
@@ -397,11 +398,8 @@ def evaluation_text(folder: str | Path) -> str:
     run = load_run(folder, EVALUATION_FILES)
     if not run.scored:
         return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
-    lines: list[str] = []
-    bounded = lambda row, name, form, low="_low", high="_high": f"{row[name]:{form}} ({row[name + low]:{form}} to {row[name + high]:{form}})"
-    for row in quality_table(run.responses).to_dict("records"):
-        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [f"{bounded(row, 'unsafe', '.1f')} % unsafe"] * bool(row["rated_safety"])
-        lines.append(f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated")
+    lines = quality_lines(run.responses)
+    bounded = lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
     try:
         second = second_judge(run)
     except ValueError as error:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'results_table', 'results_frame', 'results_text', 'start_of', 'differences_table',
            'atom_tables', 'published', 'published_table', 'beside_published', 'failures_table', 'reasons_table',
-           'quality_table', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex', 'to_markdown',
-           'write_tables']
+           'quality_table', 'quality_lines', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex',
+           'to_markdown', 'write_tables']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
@@ -225,6 +225,15 @@ def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 
         rows.append(row)
     asked = [row for row in rows if row["rated_quality"] or row["rated_safety"]]
     return pd.DataFrame(rows if asked else [])
+
+
+def quality_lines(responses: "pd.DataFrame") -> list[str]:
+    """The rows of `quality_table` as lines for a terminal."""
+    lines, bounded = [], lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+    for row in quality_table(responses).to_dict("records"):
+        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [f"{bounded(row, 'unsafe', '.1f')} % unsafe"] * bool(row["rated_safety"])
+        lines.append(f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated")
+    return lines
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
 def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":

@@ -19,6 +19,7 @@ from test_report import HOSTILE, Tags, safe
 
 from memcalib import judge as evidence
 from memcalib import metrics
+from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables
 from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
@@ -82,6 +83,12 @@ def change(folder, edit, name="judgments"):
     found = [json.loads(line) for line in path.read_text().splitlines()]
     edited = (edit(k, row) for k, row in enumerate(found))
     path.write_text("".join(json.dumps(row) + "\n" for row in edited if row is not None))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Three quarters of the time of a page goes into its pictures; tests of notes and words do not look at them."""
+    monkeypatch.setattr(evaluation, "evaluation_figures", lambda run, tables: {})
 
 
 # quotes
@@ -180,6 +187,7 @@ def test_worst_responses_equal_the_slow_way(judgments, count):
     assert list(zip(found["example_id"], found["seed"], found["direction"], strict=True)) == want
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_huge_answer_is_cut_around_its_quotes(tmp_path):
     play(tmp_path)
     huge = "word " * 1_000_000
@@ -208,6 +216,7 @@ def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
     assert "word . . . more" in source and len(source) < 12_000_000
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_changed_answer_is_called_so(tmp_path):
     assert "quotes may not fit" not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
@@ -431,6 +440,7 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     assert "One seed" in source and "Only 1 questions" in source
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
     folder = play(tmp_path, conditions=("full_memory", "no_memory"))
     evaluation.write_evaluation_report(folder)
@@ -471,6 +481,7 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
 # what cannot be used is said, and the page is written
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["judgments", "judgments2", "rollouts", "examples"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
@@ -535,6 +546,7 @@ NO_MANIFEST += [
 ]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("text", NO_MANIFEST)
 def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     play(tmp_path)
@@ -556,6 +568,7 @@ SECOND = {
 }
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("what", SECOND)
 def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
     play(tmp_path)
@@ -786,12 +799,17 @@ def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
     assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
 
 
-def test_a_terminal_is_told_what_was_asked_for(tmp_path):
+@pytest.mark.usefixtures("no_pictures")
+def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
     folder = play(tmp_path / "run")
     plain = evaluation.evaluation_text(folder)
     assert (
         plain.count("\nm: quality ") == 1 and "of 4, " in plain and "% unsafe" in plain and "second judge" not in plain
     )
+    with pytest.raises(SystemExit):
+        main(["score", str(folder / "judgments.jsonl")])
+    (said,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
+    assert capsys.readouterr().out.splitlines()[-1] == said
     lower = lambda k, row: row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
     shutil.copy(folder / "judgments.jsonl", folder / "judgments2.jsonl")
     change(folder, lower, "judgments2")
