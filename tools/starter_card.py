@@ -1,6 +1,6 @@
 """Write card.md and hashes.json of the starter set from its files:  python tools/starter_card.py
 
-Run it after every change of records.jsonl or answers.jsonl; reading.json holds what the blind readings found and is written by hand.
+Run it after every change of records.jsonl or answers.jsonl; reading.json holds what the blind readings found.
 """
 
 import json
@@ -23,40 +23,50 @@ tags: [memory, agents, evaluation]
 ---
 # The starter set
 
-> {records} records and {answers} answers with {labels:,} labelled atoms, to see how a model uses memory, and whether a judge can tell.
+> {records} records and {answers} answers with {labels:,} labelled atoms: to see how a model uses memory,
+> and whether a judge can tell.
 
-**Written and checked by a large language model. No person has read it yet.** The records, the rubrics, the answers and their labels were written by a language model for this
-package, from no source. The numbers below on agreement are the self-agreement of one language model. They are no evidence that people would agree. The sheets
-for people are made by `memcalib.annotation`; verdicts on them are welcome.
+**Written and checked by a large language model. No person has read it yet.** A language model wrote the records, the
+rubrics, the answers and their labels for this package, from no source. The numbers on agreement below are the
+self-agreement of one language model; they are no evidence that people would agree. Sheets for people are made by
+`memcalib.annotation`, and verdicts on them are welcome.
 
-Do not train on this set. It holds a canary, which data for training can be searched for:
+Do not train on this set. Data for training can be searched for its canary:
 
     {canary}
 
 ## What it is for
 
-`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It is small: see the differences that {records} questions can show on the
-[page of the exam](../../../nbs/evaluation/06_exam.ipynb). It is not the paper's benchmark, and its scores cannot be compared with the paper's.
+`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It is small: the page
+nbs/evaluation/06_exam.ipynb says which differences {records} questions can show. It is not the paper's benchmark, and
+scores on it cannot be compared with the paper's.
 """
 
 
 def grid(table: pd.DataFrame) -> str:
     """A frame as a Markdown table."""
     line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
-    return "\n".join([line(table.columns), line(["---"] * len(table.columns)), *map(line, table.itertuples(index=False))])
+    return "\n".join(
+        [line(table.columns), line(["---"] * len(table.columns)), *map(line, table.itertuples(index=False))]
+    )
 
 
 def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of the card."""
     counts, pool = count_examples(examples), {e.id: e for e in examples}
-    families = Counter(a.model_extra["hard_a_family"] for e in examples for a in e.atoms if (a.model_extra or {}).get("hard_a_family"))
+    hard = [(a.model_extra or {}).get("hard_a_family") for e in examples for a in e.atoms]
+    families = Counter(filter(None, hard))
     languages = Counter(e.model_extra["language"] for e in examples)
     profiles = Counter("".join(sorted({a.ideal.wire for a in e.atoms})) for e in examples)
     blocks = Counter(len(e.blocks) for e in examples)
     kinds = Counter((a.kind, a.trick or "") for a in answers)
     channels = Counter((pool[a.example_id].levels[i], level) for a in answers for i, level in a.levels.items())
-    frame = lambda counter, *names: pd.DataFrame([(*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())], columns=[*names, "count"])
-    grid_of = pd.DataFrame([[f"ideally {i.label}", *(f"{channels[i, a]:,}" for a in Level)] for i in Level], columns=["", *(f"actually {a.label}" for a in Level)])
+    labelled = [[f"ideally {i.label}", *(f"{channels[i, a]:,}" for a in Level)] for i in Level]
+
+    def frame(counter: Counter, *names: str) -> pd.DataFrame:
+        rows = [(*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())]
+        return pd.DataFrame(rows, columns=[*names, "count"])
+
     return [
         ("Records, blocks, atoms", composition_table(counts, beside=False)),
         ("Structure", structure_table(counts, beside=False)),
@@ -66,7 +76,7 @@ def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[st
         ("Languages", frame(languages, "language")),
         ("Families of hard distractors", frame(families, "family")),
         ("Answers", frame(kinds, "kind", "trick")),
-        ("Labelled atoms by channel", grid_of),
+        ("Labelled atoms by channel", pd.DataFrame(labelled, columns=["", *(f"actually {a.label}" for a in Level)])),
     ]
 
 
@@ -81,7 +91,11 @@ def main() -> None:
     parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
     parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
     parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]
-    parts += [grid(pd.DataFrame(reading["agreement"])) + "\n", "## Files\n", *(f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items())]
+    parts += [
+        grid(pd.DataFrame(reading["agreement"])) + "\n",
+        "## Files\n",
+        *(f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()),
+    ]
     (FOLDER / "card.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 

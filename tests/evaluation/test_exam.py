@@ -15,7 +15,7 @@ from memcalib.problem import Example, Level
 
 
 def known_set(questions=60, atoms=6, seed=0, right=0.3):
-    """Examples with random ideal levels and two answers each with known levels, a share of them `right`; every response is unique."""
+    """Examples with random ideal levels, and two answers each with known levels, a share of them `right`."""
     rng, examples, answers = np.random.default_rng(seed), [], []
     for q in range(questions):
         levels = rng.integers(3, size=atoms)
