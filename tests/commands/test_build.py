@@ -230,6 +230,7 @@ def test_a_model_that_never_does_it(capsys, tmp_path, server, roles, stage, reas
     code, _, err = run(capsys, *arguments)
     assert code == 1 and f"stage {stage}: the first 20 rows" in err and reason in err
     assert err.count("go on with") == 1 and "--pilot 30" in err
+    assert ("--set reviewer.model=NAME" in err) == ("reviewer" in roles)
     files = {path.stem: path for path in (tmp_path / "b" / "pilots" / "making-01" / "stages").glob("*.jsonl")}
     assert len(files) == before + 1 and files[stage].read_bytes().count(b"\n") == 20 and str(files[stage]) in err
     code, _, err = run(capsys, "build", build, "--out", tmp_path / "b")
