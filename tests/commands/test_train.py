@@ -295,7 +295,7 @@ def mine(tmp_path_factory, own) -> dict:
             "train": {
                 "steps": 1,
                 "prompts": 2,
-                "generations": 2,
+                "generations": 4,
                 "minibatches": 1,
                 "max_tokens": 12,
                 "lr": 1e-3,
