@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser, SectionProxy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def module_name(path: Path) -> str:
     return next(m[1] for source in code(path) if (m := re.search(r"#\| default_exp (\S+)", source)))
 
 
-def imports(source: str) -> set[str]:
+@cache
+def imports(source: str) -> frozenset[str]:
     """Every memcalib module and top-level package that a piece of code imports, at any depth."""
     lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
     found = set()
@@ -59,7 +61,7 @@ def imports(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = f"memcalib.{node.module or ''}" if node.level else node.module
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
 
 
 @pytest.fixture(scope="module")
