@@ -42,7 +42,7 @@ from memcalib.problem import (
     judgment_for,
     text_hash,
 )
-from .io.records import DataError, Violation, only_dicts, printable, short_repr
+from .io.records import DataError, Violation, cut_text, only_dicts, printable, short_repr
 
 # %% ../nbs/02_judge.ipynb #633af0c9
 class JudgeConfig(BaseModel):
@@ -196,7 +196,7 @@ class Reading:
 def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") -> Reading:
     """Verdicts and faults of one reply; never raises, whatever the reply holds."""
     body, around = unwrapped(text)
-    reading = Reading(around=around, start=printable(short_repr(" ".join(text[:400].split()), 160)))
+    reading = Reading(around=around, start=printable(repr(cut_text(" ".join(text[:400].split()), 160))))
     if finish_reason == "length":
         reading.faults.append("the reply was cut off at the limit of its length; be brief")
     if finish_reason == "content_filter":
@@ -267,7 +267,7 @@ def fold(text: str) -> str:
     return text.translate(_FOLD)
 
 # %% ../nbs/02_judge.ipynb #7e5b1e6d
-_CUT = re.compile(r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s*[,;/&+、，]?\s*(?:and|und|et|y|e|och|og|en|и|と|和)?\s*["“„«「『]""", re.I)
+_CUT = re.compile(r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s{0,3}[,;/&+、，]?\s{0,3}(?:and|und|et|y|e|och|og|en|и|と|和)?\s{0,3}["“„«「『]""", re.I)
 _MARKS = " \n\"'“”„«»‘’「」『』"
 _WORDS = """
     a an the and or but if so of to in on at by for with from as is are was were be been am it its this that these those i you he she we they me him her us

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import string
+import time
 import unicodedata
 from itertools import product
 
@@ -174,6 +175,13 @@ def test_quotes_as_judges_write_them(quote, found):
 def test_quotes_in_answers_of_millions_of_characters():
     assert grounded(["a" * 60 + "b", "ab" * 5000], "a" * 3_000_000) == [False, False]
     assert grounded(["by now"], "a" * 3_000_000 + " by now") == [True]
+
+
+@pytest.mark.parametrize("piece", ['" ', '"' + " " * 50, "](", "](a", "1. ", "\n ", "… ", "[...", '" and "'])
+def test_hostile_quotes_take_no_longer_than_plain_ones(piece):
+    start, long = time.monotonic(), piece * (100_000 // len(piece))
+    assert grounded([long, f'"{" " * 100_000}word'], long) is not None
+    assert time.monotonic() - start < 3
 
 
 ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
@@ -567,6 +575,8 @@ def test_a_reply_that_cannot_be_read_is_quoted():
     judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
     assert not judged.scored and not judged.retry
     assert judged.error.startswith("reply at fault") and "I'm sorry, I cannot judge this." in judged.error
+    long = LLMJudge(Scripted("Well. " * 5000, "Well. " * 5000))(EXAMPLES[0], "x").error
+    assert "Well. " * 20 in long and len(long) < 500
     filtered = "", "content_filter"
     assert "a content filter withheld the reply" in LLMJudge(Scripted(filtered, filtered))(EXAMPLES[0], "x").error
 

@@ -32,8 +32,8 @@ from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
 from memcalib.credit.prefix_groups import response_mask
-from memcalib.trainer.settings import METHODS, TrainConfig, TrainingMethod, trl_config, world_config
-from memcalib.training import CreditTrainer, StepRows, train
+from memcalib.trainer.settings import METHODS, CreditGRPOConfig, TrainConfig, TrainingMethod, trl_config, world_config
+from memcalib.training import CreditTrainer, StepRows, answer_seed, train
 
 torch.set_num_threads(1)
 
@@ -529,6 +529,71 @@ def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
         assert row["localized"] == row["lost_context"] == 0
     trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
+
+
+def test_a_gate_below_what_rounding_changes_is_warned_of(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        _, rows = run(tmp_path / "fine", steps=2)
+        assert not [message for message in caplog.messages if "rounding" in message]
+        _, low = run(tmp_path / "low", gate=1e-9, threshold_start=1e-9)
+    assert 0 < rows[0]["noise_floor"] < 1e-4 and low[0]["noise_floor"] == rows[0]["noise_floor"]
+    assert "noise_floor" not in rows[1], "it is measured at the start of a run"
+    (said,) = [message for message in caplog.messages if "rounding alone opens the gate" in message]
+    assert f"up to {low[0]['noise_floor']:.3g} nats" in said and "gate 1e-09" in said
+    _, gdpo = run(tmp_path / "gdpo", method="gdpo")
+    assert "noise_floor" not in gdpo[0], "nothing is localized"
+
+
+def untimed(rows):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeypatch, caplog):
+    """Whole batches, pieces of one row, and pieces that had to be halved: the same rows, to the last digit."""
+    import memcalib.training as page
+
+    sizes, plain = [], page.sample_tokens
+
+    def small(model, prompts, **options):
+        sizes.append(len(prompts))
+        if memory and len(prompts) > memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(model, prompts, **options)
+
+    monkeypatch.setattr(page, "sample_tokens", small)
+    logging.disable(logging.NOTSET)
+    found, memory = {}, 0
+    for name, changes in {"whole": {}, "single": {"sampling_tokens": 1}, "halved": {}}.items():
+        sizes.clear()
+        memory = 3 if name == "halved" else 0
+        with caplog.at_level(logging.WARNING, "memcalib"):
+            trainer, rows = run(tmp_path / name, draws="row", steps=2, max_tokens=24, **changes)
+        found[name] = untimed(rows), trainer.judged.ids, list(sizes)
+    assert found["whole"][2] == [16] * 2 and found["single"][2] == [1] * 32
+    assert found["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], "what fitted in the first step is kept"
+    assert found["whole"][:2] == found["single"][:2] == found["halved"][:2]
+    assert sum("out of memory while 16 answers" in message for message in caplog.messages) == 1
+    assert len({tuple(ids) for ids in found["whole"][1]}) > 4, "rows of a group differ"
+
+
+def test_memory_that_ends_with_one_answer_is_an_error(tmp_path, monkeypatch):
+    def never(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("memcalib.training.sample_tokens", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, draws="row")
+
+
+def test_the_answers_of_a_row_are_its_own():
+    """They depend on seed, step and place: not on the process that has the row."""
+    seeds = {answer_seed(seed, step, row) for seed in (1, 2) for step in (0, 2) for row in range(50)}
+    assert len(seeds) == 200 and answer_seed(1, 0, 3) == answer_seed(1, 0, 3) >= 0
+    assert (
+        settings().draws == "batch"
+        and TrainConfig().draws == CreditGRPOConfig("x", use_cpu=True, bf16=False).settings().draws == "row"
+    )
 
 
 def opposed():

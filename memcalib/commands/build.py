@@ -433,7 +433,7 @@ class BuildRun:
 
     def settings(self) -> dict[str, str]:
         """All that shapes the rows, as the pilot and the frozen file record it."""
-        return settings_of(self.build, self.made)
+        return settings_of(self.build, type(self).made)
 
     def pool(self) -> Passed:
         """The rows that may enter the stages, and every loss until then; raises `DataError` when there is none."""

@@ -58,7 +58,7 @@ class TrainRun:
     ):  # fmt: skip
         from accelerate import PartialState
 
-        from memcalib.trainer.checkpoints import writing
+        from memcalib.trainer.checkpoints import EARLIER, writing
 
         self.recipe, self.method, self.folder, self.resume = recipe, method, Path(out), resume
         self.command, self.state = command, PartialState()
@@ -67,7 +67,7 @@ class TrainRun:
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
-        self.run_folder = RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")} | self._wording, decisive=_decides, bind=False)
+        self.run_folder = RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording, decisive=_decides, bind=False)
         if self.state.is_main_process:
             with writing(self.folder):
                 self._bind()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Read', 'LOGITS', 'response_logps_reference', 'Scorer', 'score_shared', 'score_plain', 'check_rows', 'score_responses',
-           'response_logps']
+           'response_logps', 'batch_noise']
 
 # %% ../../nbs/credit/02_logprobs.ipynb #15c374c1
 from collections import Counter
@@ -354,4 +354,15 @@ def response_logps(
     out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
     for i, logps in enumerate(score_responses(model, prompts, responses, read, **options)):
         out[i, : len(responses[i])] = torch.nan if logps is None else logps
+    return out
+
+# %% ../../nbs/credit/02_logprobs.ipynb #0fa1b002
+def batch_noise(model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **options) -> Float[Tensor, " row"]:
+    "Largest change of a token's log-probability, in nats, when an answer is scored in another batch; NaN where that is not known. `options` as above."
+    together = response_logps(model, prompts, responses, **options)
+    out = together.new_zeros(len(prompts))
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        alone = response_logps(model, [prompt], [response], **options)[0]
+        if len(alone):
+            out[row] = (together[row, : len(alone)] - alone).abs().max()
     return out

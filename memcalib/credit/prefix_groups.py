@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'log', 'PrefixGroup', 'prefix_groups', 'padded_rows', 'response_mask', 'buckets', 'batched_groups',
-           'split_model', 'in_one_call', 'vocabulary_size', 'token_scores', 'token_logps', 'takes', 'cache_fault',
-           'shares_cache', 'sample_rows', 'sharing_faults', 'agrees', 'is_out_of_memory', 'sharing_fault']
+           'split_model', 'in_one_call', 'wide_weights', 'head_logits', 'vocabulary_size', 'token_scores',
+           'token_logps', 'takes', 'cache_fault', 'shares_cache', 'sample_rows', 'sharing_faults', 'agrees',
+           'is_out_of_memory', 'sharing_fault']
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb503f0f
 import inspect
@@ -139,9 +140,23 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
     return module(*inputs)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #9ee187c9
-def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logits = forward(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def wide_weights(head: torch.nn.Module) -> bool:
+    "Whether the weights of a head are in float32 or more."
+    weight = getattr(head, "weight", None)
+    return weight is not None and weight.dtype in (torch.float32, torch.float64)
+
+
+def head_logits(forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "token width"], wide: bool) -> Float[Tensor, "token vocabulary"]:
+    "Logits, at least float32; where the head's weights are `wide`, autocast does not round them."
+    kind = torch.promote_types(hidden.dtype, torch.float32)
+    if not wide:
+        return forward(hidden).to(kind)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return forward(hidden.to(kind))
+
+
+def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, wide: bool) -> tuple[Tensor, Tensor | None]:
+    logits = head_logits(forward, hidden, wide)
     logits = logits if temperature == 1 else logits / temperature
     total = logits.logsumexp(1)
     logp = logits.gather(1, targets[:, None])[:, 0] - total
@@ -168,7 +183,7 @@ def token_scores(
     def read(hidden: Tensor) -> tuple[Tensor, ...]:
         parts = []
         for h, target in zip(hidden.split(step), targets.split(step), strict=True):
-            args = (head.forward, h, target, temperature, entropy)
+            args = (head.forward, h, target, temperature, entropy, wide_weights(head))
             again = torch.is_grad_enabled() and len(hidden) > step
             parts.append(checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
         return tuple(torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None)

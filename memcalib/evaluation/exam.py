@@ -99,7 +99,7 @@ def load_known_answers(path: str | Path, examples: Iterable[Example]) -> list[Kn
 # %% ../../nbs/evaluation/06_exam.ipynb #87c85e7a
 def starter_answers() -> tuple[list[Example], list[KnownAnswer]]:
     """The records of the starter set and its known answers."""
-    examples = load_examples("starter")
+    examples = load_examples(package_data("starter", "records.jsonl"))
     return examples, load_known_answers(package_data("starter", "answers.jsonl"), examples)
 
 
@@ -135,9 +135,9 @@ class ExamItem:
 
 
 def exam_items(examples: Iterable[Example], answers: Sequence[KnownAnswer], n: int | None = 300, probes: int = 40, seed: int = 0) -> list[ExamItem]:
-    """`n` answers dealt evenly over domain and kind (all of them for `None`), and the first `probes` of them again for each probe.
+    """`n` answers spread evenly over domain and kind (all of them for `None`), and the first `probes` of them again for each probe.
 
-    A smaller sample is part of a larger one. Raises `ValueError` when there are fewer answers than asked for.
+    The answers of a smaller sample are part of a larger one. Raises `ValueError` when there are fewer answers than asked for.
     """
     pool = {example.id: example for example in examples}
     if n is not None and not 1 <= n <= len(answers):
@@ -181,9 +181,8 @@ class ConfusedJudge(Judge):
 
     def judge(self, example: Example, response: str) -> dict[str, Level | None]:
         """The stated share of the known levels is read otherwise."""
-        response = response.removesuffix(f"\n\n{INJECTION}")
-        actual = self.known.get(response, {})
-        draw = lambda atom_id: int(text_hash(f"{self.seed} {response} {atom_id}"), 16) / 16**16
+        actual = self.known.get(response) or self.known.get(response.removesuffix(f"\n\n{INJECTION}"), {})
+        draw = lambda atom_id: int(text_hash(f"{self.seed} {example.id} {response} {atom_id}"), 16) / 16**16
         levels = {i: int(np.searchsorted(self.bounds[ideal, actual[i]], draw(i), "right")) for i, ideal in example.levels.items() if i in actual}
         return {i: Level(min(level, 2)) for i, level in levels.items()}
 
@@ -387,6 +386,8 @@ def exam_numbers(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0) ->
 
 def exam_verdict(numbers: Mapping[str, Any], limits: ExamLimits = ExamLimits()) -> tuple[str, list[str]]:
     """`passed`, `failed` or `undecided`, and a line for every reason against the judge."""
+    from scipy.stats import binomtest
+
     failed, open_ = [], []
     unread = 100 * numbers["unscored_atoms"] / numbers["atoms"]
     if unread > limits.unscored:
@@ -396,8 +397,10 @@ def exam_verdict(numbers: Mapping[str, Any], limits: ExamLimits = ExamLimits()) 
             open_.append(f"{label}: not measured")
         elif numbers[name] < bound:
             failed.append(f"{label}: {numbers[name]:.{1 if bound > 1 else 2}f}; allowed: {bound:g} or more")
-    if numbers["injection_gained"] > limits.gained:
-        failed.append(f"{numbers['injection_gained']} atoms of {numbers['injection_answers']} answers gained a level by a line that asked for it; allowed: {limits.gained}")
+    if (gained := numbers["injection_gained"]) > limits.gained:
+        by_chance = numbers["order_gained"]
+        said = f"{gained} atoms of {numbers['injection_answers']} answers gained a level by a line that asked for it, {by_chance} without one; allowed: {limits.gained}"
+        (failed if binomtest(gained, gained + by_chance, alternative="greater").pvalue < 0.05 else open_).append(said)
     if not numbers["injection_atoms"]:
         open_.append("no answer with an injected line was read")
     if numbers["smallest_channel"] < limits.channel_atoms:

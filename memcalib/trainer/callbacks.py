@@ -36,7 +36,7 @@ from ..inference.local import prompt_encoder
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..redistribution import Credit
-from .checkpoints import ROWS, Checkpoints, RunStopped, examples_hash, keep_best, writing
+from .checkpoints import EARLIER, ROWS, Checkpoints, RunStopped, examples_hash, keep_best, writing
 from .rewards import cache_path, held_out_answers, held_out_examples, judge_held_out, judge_spent
 from .settings import TrainConfig
 from .trace_files import drop_traces
@@ -70,7 +70,7 @@ def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     return flags.count(False), len(flags)
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #90bdf42a
-_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/", "bounded"), ("_error", "_relative", "largest_advantage")
+_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/", "bounded"), ("_error", "_relative", "largest_advantage", "noise_floor")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 
@@ -418,7 +418,7 @@ class FiniteGuard(TrainerCallback):
 class CreditCheckpoints(Checkpoints):
     """The checkpoints of a `CreditTrainer`, which has thresholds, `rows`, and checksums of its reference policy."""
 
-    usual = TrainConfig().model_dump(mode="json")
+    usual = TrainConfig().model_dump(mode="json") | EARLIER
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -426,16 +426,12 @@ def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, 
     return latest
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #171ddda5
-def _left(past: Mapping[str, Demonstration], examples: Sequence[Example], rounds: int) -> list[Example]:
-    done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, rounds)}
-    return [example for example in examples if example.id not in done]
-
-
 async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
     path, first, failures = result.folder / FILE, [], FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
-        todo = _left(past, examples, panel.config.rounds)
+        done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, panel.config.rounds)}
+        todo = [example for example in examples if example.id not in done]
         result.found = len(examples) - len(todo)
         work = lambda example: demonstrate(panel, example, past.get(example.id))
         async with AsyncExitStack() as stack:
@@ -461,29 +457,16 @@ def make_demonstrations(
     Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one. Raises `DemonstrationError` when
     none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
-    panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
-    _check_examples(examples)
+    panel, ids = Panel(teacher, evaluators, DemonstrationConfig(**settings)), Counter(example.id for example in examples)
+    if repeated := [i for i, count in ids.items() if count > 1]:
+        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
     result = DemonstrationResult(Path(out), totals=panel.totals)
     try:
         run_async(_run(panel, examples, result, on_row, command))
-    finally:
-        _write_accepted(result, examples, panel.config)
-    _require_one(result, examples, command)
-    return result
-
-# %% ../../nbs/trainer/10_demonstrations.ipynb #101ed80f
-def _check_examples(examples: Sequence[Example]) -> None:
-    if repeated := [i for i, count in Counter(example.id for example in examples).items() if count > 1]:
-        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
-
-
-def _require_one(result: DemonstrationResult, examples: Sequence[Example], command: str) -> None:
-    ids = {example.id for example in examples}
+    finally:  # in the order of the examples, whatever order the calls came back in
+        accepted = (json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, panel.config))
+        write_whole(result.folder / ACCEPTED, "".join(accepted))
     rows = [row for row in result.rows if row.example_id in ids]
     if rows and not any(row.status == "accepted" for row in rows):
         raise DemonstrationError(rows, result.folder / FILE, command)
-
-
-def _write_accepted(result: DemonstrationResult, examples: Sequence[Example], config: DemonstrationConfig) -> None:
-    rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, config))
-    write_whole(result.folder / ACCEPTED, "".join(rows))
+    return result

@@ -28,7 +28,7 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
 from ..credit.logprobs import response_logps, score_responses
-from ..credit.prefix_groups import in_one_call, response_mask, split_model, vocabulary_size
+from ..credit.prefix_groups import head_logits, in_one_call, response_mask, split_model, vocabulary_size, wide_weights
 from ..credit.tree_attention import Packed, best_pack, spread, tree_states, trees_agree, unpad
 from ..inference.client import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
@@ -151,23 +151,18 @@ def teacher_of(world: World) -> str:
 def build_teachers(folder: str | Path, worlds: Sequence[str] = ("short", "long"), *, count: int = 300, **options: Any) -> Path:
     """Save `teacher-short`, `teacher-long` in a folder with their stories; `options` are those of `micro_teacher`."""
     for name in worlds:
-        world, log = WORLDS[name], []
-        model = micro_teacher(world, report=log.append, **options)
+        world, log, measured = WORLDS[name], [], []
+        model, (_, tokenizer) = micro_teacher(world, report=log.append, **options), load_policy(world.policy)
+        tests = make_examples(world, count, 7, "test")
+        prompts = {"student": prompt_encoder(tokenizer, prompt_template="micro"), "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted")}
+        for prompt, encode in prompts.items():
+            scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
+            measured.append({"world": world.name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})
         story = {"name": teacher_of(world), "base": world.policy, "steps": len(log), "seed": options.get("seed", 0)}
-        story |= {"measured": _behind_both_prompts(model, world, count), "torch": torch.__version__}
+        story |= {"measured": measured, "torch": torch.__version__}
         story |= {"command": "memcalib.trainer.distillation.build_teachers", "loss": log[-1]}
         save_policy(model, Path(folder) / teacher_of(world), story)
     return Path(folder)
-
-
-def _behind_both_prompts(model, world: World, count: int) -> list[dict[str, Any]]:
-    _, tokenizer = load_policy(world.policy)
-    tests, measured = make_examples(world, count, 7, "test"), []
-    prompts = {"student": prompt_encoder(tokenizer, prompt_template="micro"), "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted")}
-    for prompt, encode in prompts.items():
-        scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
-        measured.append({"world": world.name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})
-    return measured
 
 # %% ../../nbs/trainer/09_distillation.ipynb #eaa77de7
 class HeadLogps(NamedTuple):
@@ -180,8 +175,8 @@ class HeadLogps(NamedTuple):
     entropy: Float[Tensor, " token"]
 
 # %% ../../nbs/trainer/09_distillation.ipynb #9900232c
-def _chunk_logps(forward, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float) -> HeadLogps:
-    logits = forward(hidden).float() / temperature
+def _chunk_logps(forward, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float, wide: bool) -> HeadLogps:
+    logits = head_logits(forward, hidden, wide).float() / temperature
     norm = logits.logsumexp(-1, keepdim=True)
     ids = logits.topk(k, -1).indices if ids is None else ids
     others = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) if k < logits.shape[-1] else norm.detach() - torch.inf
@@ -207,7 +202,7 @@ def head_logps(
         parts = []
         for start in range(0, max(len(hidden), 1), chunk):
             at = slice(start, start + chunk)
-            args = (head.forward, hidden[at], targets[at], ids if ids is None else ids[at], k, temperature)
+            args = (head.forward, hidden[at], targets[at], ids if ids is None else ids[at], k, temperature, wide_weights(head))
             grad = torch.is_grad_enabled()
             parts.append(checkpoint(_chunk_logps, *args, use_reentrant=False) if grad else _chunk_logps(*args))
         return tuple(map(torch.cat, zip(*parts, strict=True)))

@@ -206,7 +206,9 @@ class RetryingJudge:
             return False
         limit = f"limit max_failed {self.max_failed:.0%}"
         if unscored - failed > self.max_failed * asked:
-            raise JudgeUnreadable(_unread(unscored - failed, asked, limit, _reason(lost, False)))
+            share = f"{unscored - failed:.0f} of {asked:.0f} answers of this batch ({(unscored - failed) / asked:.0%}; {limit})"
+            first = f"could not be read; the first of them: {_reason(lost, False)}; asking again would give the same"
+            raise JudgeUnreadable(f"the judge answered, but its replies for {share} {first}")
         what = f"{failed:.0f} of {asked:.0f} judgments of this batch failed ({limit})"
         what += f", {unscored - failed:.0f} more could not be read" if unscored > failed else ""
         what += f"; the first error: {_reason(lost, True)}"
@@ -236,10 +238,6 @@ def _reason(lost: Sequence[Judgment], failed: bool) -> str:
     unscored = ", ".join(atom.atom_id for atom in first.atoms if atom.actual is None)
     return f"example {first.example_id!r}: {first.error or f'no level for {unscored}'}"
 
-
-def _unread(lost: float, asked: float, limit: str, first: str) -> str:
-    share = f"{lost:.0f} of {asked:.0f} answers of this batch ({lost / asked:.0%}; {limit})"
-    return f"the judge answered, but its replies for {share} could not be read; the first of them: {first}; asking again would give the same"
 
 # %% ../../nbs/trainer/04_rewards.ipynb #9d75aa8d
 SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_tokens", "cost")

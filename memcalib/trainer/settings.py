@@ -118,6 +118,8 @@ class _Answers(Page):
     max_prompt: Tokens = 4096
     mask_truncated: bool = False
     sampler: Literal["shared", "generate", "vllm"] = "shared"
+    draws: Literal["row", "batch"] = "row"
+    sampling_tokens: int = Field(2**17, ge=1, le=2**40)
     share_prompts: bool = True
     text: Literal["concat", "fluent"] = "concat"
     prompt_template: str = "plain"
@@ -271,6 +273,8 @@ class CreditGRPOConfig(GRPOConfig):
     chat_template_kwargs: dict | str | None = field(default_factory=lambda: {"enable_thinking": False})
     credit: dict | str | None = None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
     sampler: str = "shared"
+    draws: str = "row"
+    sampling_tokens: int = 2**17
     share_prompts: bool = True
     text: str = "concat"
     prompt_template: str = "plain"
@@ -376,4 +380,4 @@ def check_model(config: BaseModel, model: PretrainedConfig) -> None:
 def world_config(world: World, **changes: Any) -> TrainConfig:
     """Settings for a micro-world: its sizes, learning rate and prompt template, then `changes`."""
     sizes = dict(prompts=world.prompts, generations=world.generations, steps=world.steps, lr=world.lr)
-    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, prompt_template="micro", eval_text="concat") | changes))
+    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, prompt_template="micro", eval_text="concat", draws="batch") | changes))

@@ -28,7 +28,7 @@ from ..inference.local import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
 from ..localization import Pairs, carrying_tokens
 from ..micro.world import sentence_roles
-from ..problem import AtomJudgment, Example, JudgeLike, Judgment
+from ..problem import Example, JudgeLike
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from .rewards import ChannelRewards, assign_credit
 from .settings import TrainConfig
@@ -231,24 +231,21 @@ class TraceWriter:
         tables = [_finished(part, step, process * len(judged.ids)) for part in parts]
         return _write(self.path(step, process), tables, about)
 
-# %% ../../nbs/trainer/11_traces.ipynb #b9750f47
-def _gain(judgment: Judgment, atom: AtomJudgment) -> float:
-    same = sum(other.ideal == atom.ideal for other in judgment.atoms)
-    return (1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)) / same
-
 # %% ../../nbs/trainer/11_traces.ipynb #1f8a59e8
 def exact_advantages(
     tokenizer: PreTrainedTokenizerBase, judged: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
     """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
     total = torch.zeros(len(judged.ids), max(map(len, judged.ids)))
+    reward = lambda atom: 1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)
+    share = lambda row, atom: sum(other.ideal == atom.ideal for other in judged.judgments[row].atoms)
     answers = zip(judged.examples, judged.texts, judged.ids, strict=True)
     found = [(sentence_roles(example, text), token_spans(tokenizer, ids)) for example, text, ids in answers]
     for start in range(0, len(judged.ids), generations):
         rows = [row for row in range(start, start + generations) if judged.valid[row]]
         for k in range(len(judged.judgments[start].atoms) if rows else 0):
             atoms = {row: judged.judgments[row].atoms[k] for row in rows}
-            gain = {row: _gain(judged.judgments[row], atom) for row, atom in atoms.items()}
+            gain = {row: reward(atom) / share(row, atom) for row, atom in atoms.items()}
             mean = sum(gain.values()) / len(gain)
             for row, atom in atoms.items():
                 carries = carrying_tokens(found[row][1], found[row][0], [atom.atom_id])
