@@ -127,6 +127,8 @@ def test_functions_that_the_readme_and_contributing_send_a_reader_to_exist():
         text = (ROOT / name).read_text().split(section)[1].split("\n\n## ")[0].split("[Experiments]")[0]
         named = set(re.findall(r"`([a-z]+_[a-z_]+|[A-Z][a-zA-Z]+)`", text)) - {"prompt_template", "memory_logs"}
         assert len(named) > 5 and named <= defined, (name, named - defined)
+        files = re.findall(r"`(memcalib/[\w/.-]+)`", (ROOT / name).read_text())
+        assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
         pages = re.findall(r"\]\(([\w/]+\.ipynb)\)", text)
         assert pages and all((ROOT / page).is_file() for page in pages)
 
