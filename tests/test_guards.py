@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser, SectionProxy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def module_name(path: Path) -> str:
     return next(m[1] for source in code(path) if (m := re.search(r"#\| default_exp (\S+)", source)))
 
 
-def imports(source: str) -> set[str]:
+@cache
+def imports(source: str) -> frozenset[str]:
     """Every memcalib module and top-level package that a piece of code imports, at any depth."""
     lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
     found = set()
@@ -59,7 +61,7 @@ def imports(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = f"memcalib.{node.module or ''}" if node.level else node.module
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,8 @@ def test_functions_that_the_readme_and_contributing_send_a_reader_to_exist():
         text = (ROOT / name).read_text().split(section)[1].split("\n\n## ")[0].split("[Experiments]")[0]
         named = set(re.findall(r"`([a-z]+_[a-z_]+|[A-Z][a-zA-Z]+)`", text)) - {"prompt_template", "memory_logs"}
         assert len(named) > 5 and named <= defined, (name, named - defined)
+        files = re.findall(r"`(memcalib/[\w/.-]+)`", (ROOT / name).read_text())
+        assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
         pages = re.findall(r"\]\(([\w/]+\.ipynb)\)", text)
         assert pages and all((ROOT / page).is_file() for page in pages)
 

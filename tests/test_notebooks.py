@@ -17,7 +17,9 @@ PAGES = [
     line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
 ]
 EXTRA = ["public_api", "glossary", "paper_index"]  # pages without a module
-LONG = re.compile(r"07_training|(trainer|micro|commands)/.*|.*_(local|sentence_roles)|report/.*_(report|evaluation)")
+LONG = re.compile(
+    r"07_training|(trainer|micro|commands)/.*|.*_(local|sentence_roles|agreement|inspect|exam)|report/.*_(report|evaluation|figures|comparison)"
+)
 
 
 def _marked(page: str):

@@ -264,7 +264,10 @@ def test_surface():
     assert issubclass(CreditTrainer, GRPOTrainer) and StepRows and Dataset
 
 
-@pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl", "opsd-pg", "opsd-gkd"])
+@pytest.mark.parametrize(
+    "method",
+    ["memcalib-rl", "opsd-gkd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("grpo", "gdpo", "opsd-pg"))],
+)
 def test_a_batch_may_be_padded_further(tmp_path, method):
     changes = dict(method=method, teacher_prompt_template="micro")
     plain, (row,) = run(tmp_path / "plain", **changes)

@@ -60,7 +60,7 @@ def written_key(example: Example, text: str = "concat", prompt_template: str = "
     """The ordinary prompt with instructions and answer key in its system turn."""
     turns = render(example, text=text, prompt_template=prompt_template)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(part for part in (given, prompt_part(PROMPT), to_data(answer_key(example))) if part)
+    system = "\n\n".join(part for part in (given, prompt_part(PROMPT, "training"), to_data(answer_key(example))) if part)
     return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
 
 # %% ../../nbs/trainer/09_distillation.ipynb #9c89139f

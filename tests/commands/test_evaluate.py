@@ -133,9 +133,9 @@ def test_hopeless_calls_stop_with_the_command_that_goes_on(capsys, data, server,
     "change",
     [
         {"model": "nobody"},
-        {"base_url": "http://127.0.0.1:9/v1"},
+        pytest.param({"base_url": "http://127.0.0.1:9/v1"}, marks=pytest.mark.slow),
         {"judge": "nobody"},
-        {"framing": "none.yaml"},
+        pytest.param({"framing": "none.yaml"}, marks=pytest.mark.slow),
         {"prompt": "none.md"},
     ],
 )

@@ -600,7 +600,10 @@ def test_two_processes_on_one_cache_double_no_call(tmp_path):
     assert server.counts == {str(k): 1 for k in range(150)}
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_a_stopped_process_loses_nothing(tmp_path, how, code):
     with FaultyServer(delay=0.02) as server:
         process = program(server.url, tmp_path / "calls.sqlite", 150)

@@ -114,7 +114,7 @@ def test_kill_nine(tmp_path, straight, place):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(beta=0.5),
+        pytest.param(dict(beta=0.5), marks=pytest.mark.slow),
         pytest.param(dict(method="opsd-pg", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
         pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
         dict(lora_rank=4, beta=0.5),

@@ -777,7 +777,7 @@ class Cut(Exception):
     """The run is killed here."""
 
 
-@pytest.mark.parametrize("method, beta", [("opsd-pg", 0.0), ("opsd-gkd", 0.01)])
+@pytest.mark.parametrize("method, beta", [pytest.param("opsd-pg", 0.0, marks=pytest.mark.slow), ("opsd-gkd", 0.01)])
 def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
     config = world_config(SHORT, method=method, prompts=2, generations=4, steps=4, save_every=2, beta=beta)
 

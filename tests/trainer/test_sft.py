@@ -457,7 +457,9 @@ def test_pieces_of_a_batch_make_the_same_update(straight, tmp_path):
     assert torch.allclose(weights(done.model), final, atol=1e-4)
 
 
-@pytest.mark.parametrize(("epochs", "warmup", "warm"), [(7.0, 0.2, 5), (14.0, 0.05, 3), (3.0, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "warm"), [pytest.param(14.0, 0.05, 3, marks=pytest.mark.slow), (7.0, 0.2, 5), (3.0, 0.0, 0)]
+)
 def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path, epochs, warmup, warm):
     """The default share of 5 % among them; a part of a step counts as a whole one."""
     assert SftConfig().warmup == 0.05 and SftConfig().schedule == "cosine"
@@ -663,7 +665,10 @@ def ruined(model, at: int):
     return ruin
 
 
-@pytest.mark.parametrize(("save_every", "at", "found"), [(2, 3, 4), (2, 6, 6), (0, 3, 6), (0, 6, 6)])
+@pytest.mark.parametrize(
+    ("save_every", "at", "found"),
+    [(2, 3, 4), (0, 6, 6), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 6, 6), (0, 3, 6)))],
+)
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, found):
     """They are ruined when the row of a step is written, before its checkpoint; without checkpoints the end tells."""
     model = build_policy(0)
