@@ -42,7 +42,7 @@ from memcalib.dataset.pilot import (
     seen_ids,
     write_batch,
 )
-from ..dataset.plans import PlanConfig, plan_rows
+from ..dataset.writing import PlanConfig, plan_rows
 from ..dataset.review import ReviewResult, check_drafts, join_reviews, review_stage
 from ..dataset.screening import load_screen, screen
 from ..dataset.sources import Dropped, Passed, Source, SourceRow, collect, find_source, load_sources, plain_source, read_source
