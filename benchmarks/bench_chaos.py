@@ -3,8 +3,10 @@
 python benchmarks/bench_chaos.py [--small] [--keep FOLDER]
 
 The practice server runs in a process of its own, and so does each run of generate and judge. The scenarios: without
-faults; with 5 % of each fault; killed (SIGKILL) at three random moments and resumed; two processes on one cache; against a
-server that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found; exit status 1.
+faults; with 5 % of each fault; killed (SIGKILL) at three random moments and resumed; two processes on one cache; replies in
+odd wrapping and answers that are withheld; stopped in the middle by Ctrl-C, by a key that is withdrawn, by a judge that goes
+down; against a server that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found;
+exit status 1.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +46,7 @@ def client(plan: dict) -> dict:
     from memcalib.problem import load_examples
     from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
-    limits = {name: plan[name] for name in ("rpm", "concurrency") if plan.get(name)}
+    limits = {name: plan[name] for name in ("rpm", "concurrency", "attempts") if plan.get(name)}
     place = {"base_url": plan["url"], "key_env": KEY, "timeout": TIMEOUT, "backoff": 0.5} | limits
     examples, folder = load_examples(plan["examples"]), Path(plan["folder"])
     sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
@@ -108,7 +111,8 @@ def server(examples: Path, faults: dict, **options):
 def serve_here(plan: dict) -> None:
     from memcalib.micro.server import Faults, serve
 
-    serve(examples=plan["examples"], port=0, faults=Faults(**plan["faults"]), key_env=KEY, **plan["options"])
+    options = {"port": 0} | plan["options"]
+    serve(examples=plan["examples"], faults=Faults(**plan["faults"]), key_env=KEY, **options)
 
 
 def outcome(folder: Path) -> dict:
@@ -127,7 +131,12 @@ def outcome(folder: Path) -> dict:
         failed += not row.scored
     table = score_text(folder / "judgments.jsonl", by=["domain"], as_json=True)
     failed += sum(finish == "error" for finish, _ in rollouts.values())
-    return {"rollouts": rollouts, "judgments": judged, "failed": failed, "table": table}
+    rows = list(read_jsonl(folder / "rollouts.jsonl", Rollout))
+    more = {
+        "withheld": {row.key[:-1] for row in rows if row.withheld},
+        "thoughts": sum(hasattr(r, "thoughts") for r in rows),
+    }
+    return {"rollouts": rollouts, "judgments": judged, "failed": failed, "table": table} | more
 
 
 class Checks:
@@ -190,6 +199,20 @@ def killed(plan: dict, read, total: int, moments: list[float]) -> tuple[dict, li
         process.stdout.close()
         print(f"  killed after {moment:.0%} (exit status {check_killed})", flush=True)
     return run(plan), times
+
+
+def stopped(plan: dict, read, enough=None) -> tuple[int, str]:
+    """Run until it ends by itself, or until Ctrl-C after so many clean replies: (exit status, its standard error)."""
+    command = [sys.executable, __file__, "--role", "client", "--plan", json.dumps(plan)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    STARTED.append(process)
+    while enough is not None and process.poll() is None and read()["successes"] < enough:
+        time.sleep(0.05)
+    if enough is not None:
+        process.send_signal(signal.SIGINT)
+    error = process.communicate()[1]
+    print(f"  ended with exit status {process.returncode}: {error.strip().splitlines()[-1][:150]}", flush=True)
+    return process.returncode, error
 
 
 def under_way(stats: dict, times: list[float], seconds: float = TIMEOUT, late: float = 1.0) -> tuple[int, int]:
@@ -281,6 +304,55 @@ def main(small: bool, folder: Path) -> int:
     book(check, stats)
     check("requests, as many as one process sent", stats["requests"], alone)
 
+    title("Replies in odd wrapping, answers that are withheld, pages in between")
+    odd = {name: 0.05 for name in ("plain_text", "thoughts", "prose", "page")} | {"quiet": 64}
+    odd |= {"content_filter": 0.02, "tool_calls": 0.02} | large
+    with server(examples, odd) as (url, read):
+        used = run(plan("odd", url))
+        stats = read()
+    report(used)
+    found = outcome(folder / "odd")
+    held, judged = found["withheld"], found["judgments"]
+    check("answers", len(found["rollouts"]), rows)
+    check("every kind was given", sorted({*odd} - {"quiet", *large} - set(stats["faults"])), [])
+    check("withheld answers", len(held), lambda count: 0 < count < 0.1 * rows)
+    check("rows that are unscored, as many as withheld", found["failed"] - len(held), 0)
+    check("answers behind thoughts are recorded", found["thoughts"], lambda count: count > 0)
+    kept = [k for k in found["rollouts"] if k[:-1] not in held]
+    check("other answers unlike the fault-free run", sum(found["rollouts"][k] != clean["rollouts"][k] for k in kept), 0)
+    kept = [k for k in judged if k[:-1] not in held]
+    check("other judgments unlike it", sum(judged[k] != clean["judgments"].get(k) for k in kept), 0)
+    check("asked again after a clean reply", len(stats["asked_again"]), 0)
+
+    for name, faults, enough in (
+        ("Ctrl-C in the middle of the answers", {}, 0.3 * total),
+        ("Ctrl-C in the middle of the judgments", {}, 0.7 * total),
+        ("The key is withdrawn in the middle", {"revoked": int(0.3 * total)}, None),
+        ("The judge goes down in the middle", {"judge_down": int(0.2 * total)}, None),
+    ):
+        title(name)
+        place = f"stopped-{name.split()[1]}-{enough}"
+        with server(examples, large | faults, latency=0.2) as (url, read):
+            again = plan(place, url, attempts=2)
+            code, error = stopped(again, read, enough)
+            before = read()
+        check("it ended as it should", code, -signal.SIGINT if enough else 1)
+        if "judge_down" in faults:
+            check("the reason is given", "judgments in a row failed alike" in error, True)
+            spent = before["requests"] - before["successes"]
+            check("calls to a judge that is down", spent, lambda count: count <= 2 * (20 + 2 * 32))
+        url = urllib.parse.urlsplit(url)
+        with server(examples, large, port=url.port) as (url, read):
+            used = run(plan(place, url, attempts=2))
+            stats = read()
+        report(used)
+        same(check, outcome(folder / place), clean, rows)
+        check(
+            "clean replies, before and after, as many as without a stop",
+            before["successes"] + stats["successes"],
+            total,
+        )
+
     title("Against a server that allows 600 requests a minute, 64 at once")
     seeds = [42] if small else [*range(42, 50)]
     few = folder / "few.jsonl"
@@ -309,7 +381,7 @@ def main(small: bool, folder: Path) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="100 examples and small large answers: under a minute")
+    parser.add_argument("--small", action="store_true", help="100 examples and small large answers: two minutes")
     parser.add_argument("--keep", type=Path, help="keep the files of all runs in this folder")
     parser.add_argument("--role", choices=["client", "server"], help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=json.loads, help=argparse.SUPPRESS)

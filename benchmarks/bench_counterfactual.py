@@ -31,11 +31,14 @@ from memcalib.problem import encode_prompt, render
 def workload(prompts: int = 16, answers: int = 8):
     """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids and answer ids."""
     model, tokenizer = load_policy("cold-short")
-    pool, options = make_examples("short", prompts, 0, "rl"), dict(text="concat", layout="micro", max_tokens=192)
+    pool, options = (
+        make_examples("short", prompts, 0, "rl"),
+        dict(text="concat", prompt_template="micro", max_tokens=192),
+    )
     examples = [example for example in pool for _ in range(answers)]
     rollouts, judgments = evaluate(model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options)
     ids = [rollout.token_ids for rollout in rollouts]
-    encode = lambda e: encode_prompt(tokenizer, render(e, text="concat", layout="micro"))
+    encode = lambda e: encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro"))
     pairs = ablation_pairs(examples, judgments, encode)
     return model, pairs.prompts, [ids[row] for row in pairs.rows]
 

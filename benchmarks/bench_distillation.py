@@ -14,10 +14,10 @@ from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import load_policy
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.teacher import prompted_scores
+from memcalib.trainer.distillation import prompted_scores
 from memcalib.training import train
 
-HINTED = {"teacher": "teacher-short", "teacher_layout": "micro-hinted"}
+HINTED = {"teacher": "teacher-short", "teacher_prompt_template": "micro-hinted"}
 RUNS = [("opsd-pg", {}), ("opsd-gkd", {}), ("opsd-pg", HINTED), ("opsd-gkd", HINTED), ("grpo", {})]
 WORLD = WORLDS["short"]
 SHOWN = ("SCS", "AOR", "AUR")
@@ -25,7 +25,7 @@ SHOWN = ("SCS", "AOR", "AUR")
 
 def scores(model, tokenizer) -> dict[str, float]:
     """Sampled answers of 300 test examples behind the student's prompt."""
-    encode, tests = prompt_encoder(tokenizer, layout="micro"), make_examples(WORLD, 300, 7, "test")
+    encode, tests = prompt_encoder(tokenizer, prompt_template="micro"), make_examples(WORLD, 300, 7, "test")
     found = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=WORLD.max_new_tokens)
     return {name: round(found[name], 1) for name in SHOWN}
 

@@ -44,7 +44,10 @@ READERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
         lambda text: Redactor().row([text]),
         ["a", "1 ", "a.", "a@", "http://", "password is ", "DE12 ", "pin:", "+1 "],
     ),
-    "quotes": (lambda text: grounded(["a" * 60 + "b", "ab" * 5000], text), ["a", "ab", "word . . . more ... "]),
+    "quotes": (
+        lambda text: grounded(["a" * 60 + "b", "ab" * 5000], text),
+        ["a", "ab", "é", "](a", "1. ", "word . . . more ... "],
+    ),
     "reply": (lambda text: read_reply(text, REQUEST), [" ", "```", "{", '{"a": ', "[", '"']),
     "lint": (lint, ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "]),
     "screen": (lambda text: screen_row(ROW.model_copy(update={"answer": text}), SCREEN), ["a!", "!", "is it so ", "é"]),

@@ -7,7 +7,7 @@
         [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1]
         [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
-The examples are the package's own records with blocks of other records added as distractors until the plain layout
+The examples are the package's own records with blocks of other records added as distractors until the plain prompt
 fills the prompt; the tokenizer is a byte-level BPE trained here on those records. Levels are drawn: an atom is
 judged right with probability 0.95 (ideal level Ignore) or 0.75. Sampling is left out: every trainer gets the same fixed
 answers, pieces of the records' rubrics, so that what is compared is scoring and update. A step is one rollout batch with two

@@ -21,7 +21,33 @@ _MODULES = {
     "training": ("CreditTrainer",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = [
+    "__version__",
+    "Atom",
+    "Block",
+    "CreditConfig",
+    "CreditGRPOConfig",
+    "CreditTrainer",
+    "Endpoint",
+    "Example",
+    "Judge",
+    "JudgeConfig",
+    "Judgment",
+    "LLMJudge",
+    "Level",
+    "Rollout",
+    "Sampling",
+    "TokenCredit",
+    "controls",
+    "evaluate",
+    "judgment_for",
+    "load_examples",
+    "readable",
+    "remove_atoms",
+    "render",
+    "score",
+    "to_dataset",
+]
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it against the table
     from memcalib.credit.token_credit import TokenCredit

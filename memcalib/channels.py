@@ -7,6 +7,8 @@ __all__ = ['channel_index', 'atom_rewards', 'channel_rewards', 'judgment_tensors
            'sequence_advantages', 'direction_check']
 
 # %% ../nbs/04_channels.ipynb #6a01adcf
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -59,7 +61,7 @@ def judgment_tensors(
     judgments: list[Judgment],
 ) -> tuple[Int[Tensor, "row atom"], Int[Tensor, "row atom"], Bool[Tensor, "row atom"], Bool[Tensor, " row"]]:
     "Ideal level, actual level, atom mask, and whether the row is scored; padding is 0 with mask False."
-    rows = [[(int(a.ideal), int(a.actual)) for a in j.atoms] if j.scored and not j.error else [] for j in judgments]
+    rows = [[(int(a.ideal), int(a.actual)) for a in j.atoms if a.actual is not None] if j.scored and not j.error else [] for j in judgments]
     width = max(map(len, rows), default=0)
     padded = torch.tensor([row + [(0, 0)] * (width - len(row)) for row in rows]).reshape(len(rows), width, 2).long()
     valid = torch.tensor([bool(row) for row in rows], dtype=torch.bool)
@@ -129,7 +131,7 @@ def sequence_advantages(
     "$A^{GRPO}$ or $A^{GDPO}$, one number per answer (Group normalization and policy objective)."
     if method not in ("gdpo", "grpo"):
         raise ValueError(f"method {method!r}, allowed are 'gdpo', 'grpo'")
-    options = dict(eps=eps, sigma_min=sigma_min, ddof=ddof)
+    options: dict[str, Any] = dict(eps=eps, sigma_min=sigma_min, ddof=ddof)
     if method == "grpo":
         return group_advantages(rewards.sum(1, keepdim=True), group, valid, **options).squeeze(1)
     sums = group_advantages(rewards, group, valid, **options).sum(1)

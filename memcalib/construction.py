@@ -17,7 +17,7 @@ from pydantic import Field
 
 from .dataset.grounding import content_words, coverage, find_exact, find_leak, first_person, sentences, source_faults, too_close
 from .dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage
-from .inference.json_replies import Form
+from .inference.client import Form
 
 # %% ../nbs/01_construction.ipynb #95112219
 class Point(Form):

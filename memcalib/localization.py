@@ -11,7 +11,6 @@ __all__ = ['Rule', 'RULES', 'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'supporte
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pkgutil import resolve_name
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .channels import channel_index
+from .io.settings import import_object
 from .metrics import CHANNELS, SUPPORT, UNDER
 from .problem import Example, Judgment, remove_atoms
 
@@ -49,8 +49,8 @@ def localization_rule(mode: str = "ordered", under_use: str = "suppressed") -> R
     "The rule of this name, or at this import path `package.module:name`; `ValueError` where there is none."
     if ":" in mode:
         try:
-            rule = resolve_name(mode)
-        except (ImportError, AttributeError, ValueError) as error:
+            rule = import_object(mode)
+        except ValueError as error:
             raise ValueError(f"mode {mode!r}: cannot be imported ({error})") from error
         if not isinstance(rule, Mapping):
             raise ValueError(f"mode {mode!r}: found {type(rule).__name__}, must be a mapping from channels to functions of d")
@@ -127,6 +127,7 @@ class CreditConfig:
     ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = 0  # 0 population, 1 sample deviation
     center: bool = False  # remove the batch mean before scaling
     scale_unit: Literal["response", "token"] = "response"  # what the RMS averages over
+    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = None  # bound of a token's advantage; means are then not preserved
 
     def __post_init__(self):
         localization_rule(self.mode, self.under_use)
@@ -142,8 +143,9 @@ def channel_atoms(judgment: Judgment, merge_over_use: bool = False) -> dict[int,
     "$\\mathcal I_i^{(h)}$ of a scored judgment: channel number -> ids of its atoms, non-empty channels only."
     found: dict[int, tuple[str, ...]] = {}
     for atom in judgment.atoms:
-        h = int(channel_index(torch.tensor(int(atom.ideal)), torch.tensor(int(atom.actual)), merge_over_use))
-        found[h] = (*found.get(h, ()), atom.atom_id)
+        if atom.actual is not None:
+            h = int(channel_index(torch.tensor(int(atom.ideal)), torch.tensor(int(atom.actual)), merge_over_use))
+            found[h] = (*found.get(h, ()), atom.atom_id)
     return dict(sorted(found.items()))
 
 # %% ../nbs/05_localization.ipynb #4b2fa729
@@ -281,7 +283,7 @@ class Thresholds:
         if ("sentence" in state) != (self.sentence is not None):
             raise ValueError(f"state of {sorted(state)}: granularity differs, must be the one it was saved with")
         for keep, values in ((self, state["value"]), (self.sentence, state.get("sentence"))):
-            if keep is not None:
+            if keep is not None and values is not None:
                 if len(values) != 9:
                     raise ValueError(f"{len(values)} thresholds, must be 9")
                 keep.value = torch.tensor(values, dtype=torch.float64)

@@ -12,10 +12,11 @@ __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BIN
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
+from numpy.typing import ArrayLike
 
 from .io.jsonl import rows_so_far
 from .problem import Judgment, Level
@@ -58,12 +59,12 @@ def calibration_metrics(over: Sequence[int], under: Sequence[int], rho: float = 
     Raises `ValueError` when there is no response, the lengths differ, a total is negative or not a whole number,
     or the decay \\(\\rho\\) lies outside (0, 1).
     """
-    over, under = _totals("over", over), _totals("under", under)
-    if len(over) != len(under):
-        raise ValueError(f"found {len(over)} over-use totals and {len(under)} under-use totals; allowed: equally many")
+    o, u = _totals("over", over), _totals("under", under)
+    if len(o) != len(u):
+        raise ValueError(f"found {len(o)} over-use totals and {len(u)} under-use totals; allowed: equally many")
     if not 0 < rho < 1:
         raise ValueError(f"rho: found {rho}; allowed: a number between 0 and 1, both excluded")
-    return dict(zip(METRICS, (100 * response_scores(over, under, rho).mean(axis=0)).tolist(), strict=True))
+    return dict(zip(METRICS, (100 * response_scores(o, u, rho).mean(axis=0)).tolist(), strict=True))
 
 # %% ../nbs/03_metrics.ipynb #b5b791de
 SPLITS = ("domain", "atom_count", "distractor_count", "task_quality")
@@ -126,12 +127,15 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
         raise ValueError(f"columns: found {found}; missing: {', '.join(missing)}; allowed: a row for each atom with {', '.join(ATOM_COLUMNS)}")
 
     def ranks(name: str) -> "pd.Series":
-        whole = lambda value: int(value) if isinstance(value, float | np.integer) and value == int(value) else value
+        column: pd.Series = pd.Series(atoms[name])
+        rank: dict[Any, float] = {}
         try:
-            known = {value: float(Level.parse(whole(value))) for value in atoms[name].dropna().unique()}
+            for value in column.dropna().unique():
+                read: Any = int(value) if isinstance(value, float | np.integer) and value == int(value) else value
+                rank[value] = float(Level.parse(read))
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
-        return atoms[name].map(known).astype(float)
+        return pd.Series([rank.get(value, np.nan) for value in column], column.index, float)
 
     defaults = dict.fromkeys(SOURCE, "") | {"condition": "full_memory", "domain": "", "seed": 0, "sample": 0, "task_quality": None, "safety_failure": None}
     rows = atoms.assign(**{name: value for name, value in defaults.items() if name not in atoms.columns})
@@ -146,7 +150,7 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
     if "atom_id" in rows and (twice := rows.duplicated([*key, "atom_id"])).any():
         raise ValueError(f"atom judged twice: found {rows.loc[twice, 'atom_id'].iloc[0]!r} again in one response; allowed: one row for each atom")
     groups = rows.groupby(key, sort=False, dropna=False)
-    counts = groups[["atoms", "distractors", "unscored_atoms", "over", "under"]].sum()
+    counts = pd.DataFrame(groups[["atoms", "distractors", "unscored_atoms", "over", "under"]].sum())
     frame = groups[[name for name in RESPONSE_COLUMNS if name not in key]].first().join(counts).reset_index()
     frame["scored"] = frame["unscored_atoms"] == 0
     frame.loc[~frame["scored"], ["over", "under"]] = np.nan
@@ -196,7 +200,7 @@ def interval(values: Float[np.ndarray, "resample metric"], level: float = 0.95) 
 
 # %% ../nbs/03_metrics.ipynb #613bd9c9
 def fold_by_question(
-    values: Float[np.ndarray, "row metric"], seeds: Sequence, questions: Sequence
+    values: Float[np.ndarray, "row metric"], seeds: ArrayLike, questions: ArrayLike
 ) -> tuple[Float[np.ndarray, "seed question metric"], Int[np.ndarray, "seed question"]]:
     """Sums and counts of rows that share a seed and a question, for `bootstrap_means`."""
     names, s = np.unique(np.asarray(seeds), return_inverse=True)
@@ -218,7 +222,7 @@ def summarise(
     scored = frame[frame["scored"]]
     row = dict.fromkeys([f"{m}{part}" for m in METRICS for part in ("", "_std", "_low", "_high")], np.nan)
     if len(scored):
-        over, under = (scored[name].to_numpy().astype(np.int64) for name in ("over", "under"))
+        over, under = (np.asarray(scored[name]).astype(np.int64) for name in ("over", "under"))
         totals, counts = fold_by_question(100 * response_scores(over, under, rho), scored["seed"], scored["question_id"])
         per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
         low, high = interval(bootstrap_means(totals, counts, resamples, seed))
@@ -230,9 +234,9 @@ def summarise(
         "seeds": frame["seed"].nunique(),
         "questions": frame["question_id"].nunique(),
         "responses": len(frame),
-        "unscored_responses": int((~frame["scored"]).sum()),
-        "atoms": int(frame["atoms"].sum()),
-        "unscored_atoms": int(frame["unscored_atoms"].sum()),
+        "unscored_responses": int(np.sum(~frame["scored"])),
+        "atoms": int(np.sum(frame["atoms"])),
+        "unscored_atoms": int(np.sum(frame["unscored_atoms"])),
     }
 
 # %% ../nbs/03_metrics.ipynb #5abcb17b
@@ -253,14 +257,14 @@ def score(
     import pandas as pd
 
     frame = response_frame(judgments)
-    if not frame["scored"].any():
+    if not np.any(frame["scored"]):
         raise ValueError(f"none of {len(frame)} responses is scored: a metric of nothing is undefined")
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")
-    rows = []
-    for key, group in frame.groupby(list(SOURCE), sort=False):
+    rows: list[dict[str, Any]] = []
+    for _, group in frame.groupby(list(SOURCE), sort=False):
         for part, rest in group.groupby(by, observed=True) if by else [(None, group)]:
-            head = dict(zip(SOURCE, key, strict=True)) | ({by: part} if by else {})
+            head = {name: group[name].iloc[0] for name in SOURCE} | ({by: part} if by else {})
             rows.append(head | summarise(rest, rho, resamples, seed, ddof))
     return pd.DataFrame(rows).astype({by: frame[by].dtype} if by else {})
 
@@ -274,8 +278,8 @@ def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
             return "not scored"
         return f"{mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
 
-    keys = [c for c in table.columns[: list(table.columns).index("SCS")] if c == "model" or table[c].nunique() > 1]
-    text = table[keys].copy()
+    keys = [c for c in table.columns[: list(table.columns).index("SCS")] if c == "model" or pd.Series(table[c]).nunique() > 1]
+    text = pd.DataFrame(table[keys]).copy()
     for name in METRICS:
         arrow = "↑" if name in HIGHER_IS_BETTER else "↓"
         text[f"{name} {arrow}"] = [cell(*pair) for pair in zip(table[name], table[f"{name}_std"], strict=True)]

@@ -168,6 +168,7 @@ def localize_pairs(
     if config.granularity == "token":
         q, signal = localization_weights(z, inside, at(thresholds), **options)
     else:
+        assert units is not None and thresholds.sentence is not None
         options |= {"sentence_gate": config.sentence_gate, "gamma": config.gamma}
         q, signal = sentence_weights(z, inside, at(thresholds), at(thresholds.sentence), units[row], **options)
     m = project_multipliers(raw_multipliers(q, inside), inside, config.cap)
@@ -236,7 +237,7 @@ def pair_stats(
     change = (change * detail.strength * advantages[detail.row, detail.channel]).abs()
     capped = (detail.m[on] >= config.cap - 1e-6).any(1).double()
     m = detail.m[inside & on[:, None]].double().cpu().numpy()
-    out = pair_counts(detail, config)
+    out: dict[str, float] = {**pair_counts(detail, config)}
     out["channel_conservation_error"] = change.max().item() if len(change) else 0.0
     out["cap_share"] = capped.mean().item() if len(capped) else math.nan
     out |= {name: float(np.percentile(m, p)) if len(m) else math.nan for name, p in PERCENTILES.items()}
@@ -357,16 +358,22 @@ def credit(
     mine, live, detail = a[local], mask & here[:, None], None
     tokens = torch.where(live, mine.sum(1, keepdim=True), 0)
     if config.method == "memcalib-rl":
+        assert full is not None and pairs is not None and ablated is not None and thresholds is not None
         detail = localize_pairs(rewards[local], mine, mask, full, pairs, ablated, thresholds, config, units)
         tokens = token_advantages(mine, detail.m, detail.strength, detail.row, detail.channel, live)
         thresholds.update(*map(gather, threshold_scores(detail, mask, config)))
-        if config.granularity == "sentence":
+        if thresholds.sentence is not None and units is not None:
             thresholds.sentence.update(*map(gather, sentence_scores(detail, mask, config, units)))
     final = torch.where(live, (tokens - shift) / scale, 0)
     sequence = torch.where(here, (mine.sum(1) - shift) / scale, 0)
-    stats = {"rms": scale.item(), "unscored": int((~valid).sum())} | conservation_stats(final, sequence, live)
+    largest = final.abs().max().item() if final.numel() else 0.0
+    stats = {"rms": scale.item(), "largest_advantage": largest, "unscored": int((~valid).sum())}
+    if (bound := config.max_advantage) is not None:
+        stats["bounded"] = int((final.abs() > bound).sum())
+        final = final.clamp(-bound, bound)
+    stats |= conservation_stats(final, sequence, live)
     if config.method != "grpo":
         stats |= channel_stats(rewards, a, group, valid, config)
-    if detail:
+    if detail is not None and thresholds is not None:
         stats |= pair_stats(detail, mine, live, thresholds, config)
     return Credit(final.float(), sequence.float(), mine, stats, detail)

@@ -28,7 +28,7 @@ def test_every_public_name_loads_and_is_its_modules_own(name):
 def test_editors_see_what_programs_get():
     block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
     seen = {alias.name: node.module.removeprefix("memcalib.") for node in block.body for alias in node.names}
-    assert seen == mc._HOME
+    assert seen == mc._HOME and {*mc.__all__} == {*seen, "__version__"}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():

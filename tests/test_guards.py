@@ -119,6 +119,16 @@ def test_readme_follows_index(tmp_path):
     assert len(readme.splitlines()) <= 200
 
 
+def test_functions_that_the_readme_and_contributing_send_a_reader_to_exist():
+    defined = set(re.findall(r"^(?:class|def|async def) (\w+)", "\n".join(path.read_text() for path in MODULES), re.M))
+    for name, section in (("README.md", "| I want to change"), ("CONTRIBUTING.md", "## Following a value")):
+        text = (ROOT / name).read_text().split(section)[1].split("\n\n## ")[0].split("[Experiments]")[0]
+        named = set(re.findall(r"`([a-z]+_[a-z_]+|[A-Z][a-zA-Z]+)`", text)) - {"prompt_template", "memory_logs"}
+        assert len(named) > 5 and named <= defined, (name, named - defined)
+        pages = re.findall(r"\]\(([\w/]+\.ipynb)\)", text)
+        assert pages and all((ROOT / page).is_file() for page in pages)
+
+
 @pytest.mark.parametrize("path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_notebook_opens_with_title_and_one_line(path):
     first = next(cell for cell in cells(path) if cell["cell_type"] != "raw")
@@ -191,7 +201,12 @@ def distributions(words: str) -> dict[str, SpecifierSet]:
     return {canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())}
 
 
-NAMED = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
+NAMED = {
+    "markdown_it": "markdown-it-py",
+    "phonenumbers": "phonenumberslite",
+    "stdnum": "python-stdnum",
+    "yaml": "PyYAML",
+}
 OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
 
 

@@ -4,6 +4,8 @@ import asyncio
 import copy
 import json
 import string
+import time
+import unicodedata
 from itertools import product
 
 import pytest
@@ -12,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.judge import fold, grounded, quote_pieces
+from memcalib.judge import blanked, fold, grounded, quote_pieces, quote_places
 from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts
 from memcalib.inference.client import Client, Reply
 from memcalib.micro.server import Faults, MicroServer, micro_answer
 from memcalib.micro.world import exact_judge, make_examples
-from memcalib.problem import Example, Judgment, Level, Rollout, judgment_for, sample_records
+from memcalib.problem import Example, Judgment, Level, Rollout, judgment_for, sample_records, text_hash
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.judge import (
     JudgeConfig,
@@ -121,7 +123,7 @@ def test_every_slice_with_words_is_grounded(response, data):
     end = data.draw(st.integers(start + 1, len(response)))
     quote = response[start:end]
     assert grounded([quote], response) == [bool(quote_pieces(quote))]
-    assert bool(quote_pieces(quote)) == bool(fold(quote).strip("\"'"))
+    assert not quote_pieces(quote) or fold(quote) == "".join(quote_pieces(quote))
 
 
 def slow_grounded(pieces, text):
@@ -133,7 +135,7 @@ def slow_grounded(pieces, text):
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=4), st.text("ab", max_size=9))
 def test_pieces_in_order_equal_the_slow_search(pieces, response):
-    assert grounded([" … ".join(pieces)], response) == [slow_grounded(pieces, response)]
+    assert bool(quote_places(pieces, response)) == slow_grounded(pieces, response)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,18 @@ def test_pieces_in_order_equal_the_slow_search(pieces, response):
         ("...", False),
         (" \n", False),
         ("***", False),
+        (".", False),
+        ("a", False),
+        ("in your", False),
+        ("It is", False),
+        ("Take the blue pen!", True),
+        ("Take the blue pen; it is in your sister's bag", True),
+        ('"Take the blue" and "sister\'s bag"', True),
+        ('Take the blue" and "sister\'s bag', True),
+        ("'Take the blue' … 'sister’s bag'", True),
+        ('"sister\'s bag" and "Take the blue"', False),
+        ('"Take the" blue pen', True),
+        ('Take "no" pen', False),
     ],
 )
 def test_quotes_as_judges_write_them(quote, found):
@@ -160,7 +174,59 @@ def test_quotes_as_judges_write_them(quote, found):
 
 def test_quotes_in_answers_of_millions_of_characters():
     assert grounded(["a" * 60 + "b", "ab" * 5000], "a" * 3_000_000) == [False, False]
-    assert grounded(["b"], "a" * 3_000_000 + "b") == [True]
+    assert grounded(["by now"], "a" * 3_000_000 + " by now") == [True]
+
+
+@pytest.mark.parametrize("piece", ['" ', '"' + " " * 50, "](", "](a", "1. ", "\n ", "… ", "[...", '" and "'])
+def test_hostile_quotes_take_no_longer_than_plain_ones(piece):
+    start, long = time.monotonic(), piece * (100_000 // len(piece))
+    assert grounded([long, f'"{" " * 100_000}word'], long) is not None
+    assert time.monotonic() - start < 3
+
+
+ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
+
+1. Buy **cafe\u0301 cre\u0300me**
+2. Bring 2.5 l of water, 3 €
+- ![map](map.png) Ask Ana
+
+「お茶を持っていく」と言った。Mañana iremos."""
+
+
+@pytest.mark.parametrize(
+    "quote, found",
+    [
+        ("the Tea House on Main", True),
+        ("Take the [Tea House](https://tea.example/a_b?c=1) on Main", True),
+        ("caf\u00e9 cr\u00e8me", True),
+        ("cafe creme", False),
+        ("Buy café crème; Bring 2.5 l of water", True),
+        ("Buy café crème, bring 2.5 l of water.", True),
+        ("3 €", True),
+        ("3 $", False),
+        ("4 €", False),
+        ("「お茶を持っていく」", True),
+        ("お茶", True),
+        ("コーヒー", False),
+        ("map Ask Ana", True),
+        ("man\u0303ana iremos!", True),
+        ("２.5 l", True),
+    ],
+)
+def test_quotes_are_compared_by_their_words(quote, found):
+    assert grounded([quote], ANSWER) == [found]
+
+
+@given(st.text("[]()1.2) \n*ab-é"))
+def test_blanking_moves_no_character(text):
+    assert len(blanked(text)) == len(text)
+    assert all(a == b or b == " " for a, b in zip(text, blanked(text), strict=True))
+
+
+@given(st.text("aéİßñÅ한글ガパώ２ﬁ .!*", max_size=40))
+def test_folding_ignores_form_case_and_punctuation(text):
+    forms = {fold(unicodedata.normalize(form, text)) for form in ("NFC", "NFD", "NFKC", "NFKD")}
+    assert forms == {fold(text)} == {fold(f"  {text}.")} == {fold(fold(text))} == {fold(text.casefold() + "!»")}
 
 
 # --- prompt and message
@@ -198,6 +264,37 @@ def test_prompt_files(tmp_path):
     for name, said in (("empty.md", "empty"), ("odd.md", "UTF-8"), ("none.md", "footprint-1"), ("", "footprint-1")):
         with pytest.raises(ValueError, match=said):
             load_prompt(str(tmp_path / name) if name else "footprint-9")
+
+
+def test_prompts_that_were_used_are_never_changed():
+    """A hash that changes here means: give the text a new number instead, for judgments name the prompt that made them."""
+    hashes = {name: text_hash(load_prompt(name)) for name in ("footprint-1", "rpeval-1", "footprint-2")}
+    assert hashes == {
+        "footprint-1": "d070417561e47d4a",
+        "rpeval-1": "2ca3fac0c6662c36",
+        "footprint-2": "8849f2ec2b06261c",
+    }
+    assert JudgeConfig().prompt == "footprint-1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "steers nothing is `B`",
+        "nearly the same",
+        "smaller one",
+        "leaving something out",
+        "in the language of the answer",
+    ],
+)
+def test_the_second_prompt_settles_what_the_first_leaves_open(words):
+    one, two = (" ".join(load_prompt(name).split()) for name in ("footprint-1", "footprint-2"))
+    assert words in two and words not in one
+    judge = LLMJudge(Scripted(reply_for(REQUEST)), JudgeConfig(prompt="footprint-2"))
+    assert judge(EXAMPLE, "Pack insulin.").settings["prompt"] == "footprint-2" and words in " ".join(
+        judge.system.split()
+    )
+    assert judge.name != LLMJudge(judge.client).name
 
 
 def test_unknown_options_are_refused():
@@ -416,14 +513,14 @@ GOOD = json.dumps(reply_for(REQUEST))
         ("", "empty"),
         (" \n", "empty"),
         ("null", "the reply"),
-        (f"Sure! {GOOD}", "alone"),
-        (f"{GOOD}\nAnything else?", "alone"),
+        ("Sorry, I cannot do that.", "alone"),
         (f"{GOOD}{GOOD}", "alone"),
-        (f"<think>C</think>{GOOD}", "alone"),
-        (f"Here:\n```json\n{GOOD}\n```", "alone"),
+        (f"First {GOOD}, or rather {GOOD}", "alone"),
+        (f"The answer says {{}}. {GOOD}", "alone"),
+        (f"C</think>{GOOD}{{", "alone"),
+        (f"<think>{GOOD}", "empty"),
+        (f"[{GOOD}]", "the reply"),
         (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "alone"),
-        (f"```python\n{GOOD}\n```", "alone"),
-        ("\ufeff" + GOOD, "alone"),
         (GOOD.replace('"reason"', '"reason": "", "reason"', 1), "occurs twice"),
         (GOOD[:-1] + ', "atom_judgments": []}', "occurs twice"),
         (GOOD.replace('"so"', "NaN", 1), "NaN"),
@@ -443,11 +540,45 @@ def test_faults_are_named(text, said):
     assert all(len(fault) < 600 for fault in reading.faults)
 
 
-def test_a_fence_around_the_whole_reply_is_let_pass():
-    for text in (f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```", f" \n```JSON\n{GOOD}```\n"):
-        reading = read_reply(text, REQUEST)
-        assert reading.fenced and not reading.faults and len(reading.verdicts) == len(REQUEST.names)
-    assert not read_reply(GOOD, REQUEST).fenced
+@pytest.mark.parametrize(
+    "text, around",
+    [
+        (GOOD, []),
+        (f"```json\n{GOOD}\n```", ["fence"]),
+        (f"```\n{GOOD}\n```", ["fence"]),
+        (f" \n```JSON\n{GOOD}```\n", ["fence"]),
+        (f"<think>C? No.</think>\n{GOOD}", ["thoughts"]),
+        (f"<think>{GOOD}</think>```json\n{GOOD}\n```", ["thoughts", "fence"]),
+        (f"Sure! {GOOD}", ["prose"]),
+        (f"{GOOD}\nAnything else?", ["prose"]),
+        (f"Here:\n```json\n{GOOD}\n```", ["prose"]),
+        (f"```python\n{GOOD}\n```", ["prose"]),
+        ("\ufeff" + GOOD, ["prose"]),
+        (f"<think>Hm.</think>Here it is: {GOOD} Done.", ["thoughts", "prose"]),
+    ],
+)
+def test_what_stands_around_one_object_is_let_pass_and_counted(text, around):
+    reading = read_reply(text, REQUEST)
+    assert reading.around == around and not reading.faults
+    assert reading.verdicts == read_reply(GOOD, REQUEST).verdicts
+
+
+def test_a_thinking_judge_is_asked_once():
+    request = judge_request(EXAMPLES[0], "x", JudgeConfig())
+    client = Scripted(f"<think>{{Hm}}.</think>{json.dumps(reply_for(request))}")
+    judged = LLMJudge(client)(EXAMPLES[0], "x")
+    assert judged.scored and len(client.asked) == judged.usage["calls"] == judged.usage["thoughts"] == 1
+
+
+def test_a_reply_that_cannot_be_read_is_quoted():
+    sorry = "I'm sorry,\nI cannot judge this."
+    judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
+    assert not judged.scored and not judged.retry
+    assert judged.error.startswith("reply at fault") and "I'm sorry, I cannot judge this." in judged.error
+    long = LLMJudge(Scripted("Well. " * 5000, "Well. " * 5000))(EXAMPLES[0], "x").error
+    assert "Well. " * 20 in long and len(long) < 500
+    filtered = "", "content_filter"
+    assert "a content filter withheld the reply" in LLMJudge(Scripted(filtered, filtered))(EXAMPLES[0], "x").error
 
 
 def test_a_reply_that_was_cut_is_at_fault_even_when_it_closes():
@@ -858,7 +989,7 @@ def test_twenty_equal_failures_at_the_start_stop_the_run(tmp_path):
     rollouts = rollouts_file(tmp_path / "r.jsonl")
     with MicroServer(EXAMPLES, faults=Faults(server_error=1.0, tries=99)) as server:
         judge = LLMJudge(endpoint(server, attempts=1, concurrency=2))
-        with pytest.raises(RuntimeError, match="first 20"):
+        with pytest.raises(RuntimeError, match="20 judgments in a row"):
             judge_rollouts(EXAMPLES, rollouts, judge, tmp_path / "j.jsonl")
     assert len(judgments(tmp_path / "j.jsonl")) == 20
     some = (

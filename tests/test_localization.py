@@ -26,7 +26,6 @@ from memcalib.localization import (
     localization_signal,
     localization_weights,
 )
-from memcalib.credit.token_credit import score_pairs
 from memcalib.credit.sentences import prefix_spans
 from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
 
@@ -176,16 +175,6 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     }
     with pytest.raises(ValueError, match="shorter|longer|argument"):
         ablation_pairs([example], [good, good], encode)
-
-
-def test_score_pairs_is_as_wide_as_the_batch(model):
-    example = sample_records()[0]
-    encode = lambda e: [1 + len(a.text) % 49 for a in e.atoms] + [7]
-    responses = [[3, 4, 5], [6] * 9]
-    pairs, ablated = score_pairs(model, [example] * 2, [judged(example), judgment_for(example, {})], responses, encode)
-    assert set(pairs.rows) == {0} and ablated.shape == (len(pairs), 9) and not ablated[:, 3:].any()
-    pairs, ablated = score_pairs(model, [example], [judgment_for(example, {})], [[3]], encode)
-    assert len(pairs) == 0 and ablated.shape == (0, 1)
 
 
 def test_precision_counts_only_what_is_defined():

@@ -245,7 +245,7 @@ def test_render_refuses_unknown_options():
     with pytest.raises(ValueError, match="'loose'.*fluent, concat"):
         p.render(RECORDS[0], "loose")
     with pytest.raises(ValueError, match="'fancy'.*plain"):
-        p.render(RECORDS[0], layout="fancy")
+        p.render(RECORDS[0], prompt_template="fancy")
 
 
 def test_braces_in_memory_are_text():

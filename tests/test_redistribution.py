@@ -177,6 +177,39 @@ choices = st.fixed_dictionaries(
 )
 
 
+def cancelling(**options):
+    """Two answers of a group in which what A+ praises C+ blames, each channel carried by one word of four."""
+    rewards = torch.zeros(2, 9, dtype=torch.float64)
+    rewards[0, 0], rewards[1, 8] = 1.0, 1.0
+    pairs = Pairs([0, 1], [8, 8], [("a",)] * 2, [[0]] * 2)
+    full, ablated = torch.zeros(2, 4), -torch.eye(4)[:2]
+    rows = rewards, torch.zeros(2).long(), torch.ones(2).bool(), torch.ones(2, 4).bool()
+    config = CreditConfig(**options)
+    return credit(*rows, config=config, full=full, pairs=pairs, ablated=ablated, thresholds=Thresholds(config))
+
+
+def test_the_largest_advantage_is_reported_and_may_be_bounded():
+    free, bounded, wide = cancelling(), cancelling(max_advantage=30), cancelling(max_advantage=3000)
+    assert free.stats["rms"] == pytest.approx(1e-3) and free.stats["largest_advantage"] == pytest.approx(2250, rel=1e-5)
+    assert free.advantages.abs().max() == pytest.approx(2250, rel=1e-5) and "bounded" not in free.stats
+    assert torch.equal(bounded.advantages, free.advantages.clamp(-30, 30)) and bounded.stats["bounded"] == 4
+    assert bounded.stats["largest_advantage"] == free.stats["largest_advantage"], "of before the bound"
+    assert bounded.stats["conservation_error"] == pytest.approx(15) and free.stats["conservation_error"] < 1e-3
+    assert torch.equal(wide.advantages, free.advantages) and wide.stats["bounded"] == 0
+    with pytest.raises(ValueError, match="max_advantage"):
+        CreditConfig(max_advantage=0)
+
+
+@SETTINGS
+@given(seeds, choices, st.floats(0.01, 5))
+def test_a_bound_changes_nothing_but_what_is_beyond_it(seed, options, bound):
+    batch = a_batch(seed)
+    free, cut = run(batch, **options), run(batch, **options, max_advantage=bound)
+    assert torch.equal(cut.advantages, free.advantages.clamp(-bound, bound))
+    assert torch.equal(cut.sequence, free.sequence) and cut.stats["rms"] == free.stats["rms"]
+    assert cut.stats["bounded"] <= (free.advantages.abs() >= bound * (1 - 1e-6)).sum()
+
+
 @SETTINGS
 @given(seeds, choices)
 def test_every_mean_is_preserved_whatever_the_options(seed, options):

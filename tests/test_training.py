@@ -5,6 +5,9 @@ import json
 import logging
 import math
 import random
+import sys
+import types
+import itertools
 from itertools import accumulate
 
 import pandas as pd
@@ -22,14 +25,15 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, exact_judge
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, policy_path
-from memcalib.trainer.callbacks import repetition
+from memcalib.report.run_data import METHOD_LABELS
+from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import TrainConfig, trl_config, world_config
-from memcalib.trainer.stopping import Diverged
-from memcalib.training import CreditTrainer, StepRows, train
+from memcalib.credit.prefix_groups import response_mask
+from memcalib.trainer.settings import METHODS, CreditGRPOConfig, TrainConfig, TrainingMethod, trl_config, world_config
+from memcalib.training import CreditTrainer, StepRows, answer_seed, train
 
 torch.set_num_threads(1)
 
@@ -262,7 +266,7 @@ def test_surface():
 
 @pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl", "opsd-pg", "opsd-gkd"])
 def test_a_batch_may_be_padded_further(tmp_path, method):
-    changes = dict(method=method, teacher_layout="micro")
+    changes = dict(method=method, teacher_prompt_template="micro")
     plain, (row,) = run(tmp_path / "plain", **changes)
     padded, (same,) = run(tmp_path / "padded", trl={"pad_to_multiple_of": 7}, **changes)
     assert max(map(len, plain.judged.ids)) % 7 and padded.judged.ids == plain.judged.ids
@@ -340,6 +344,40 @@ def test_on_step_sees_every_row(tmp_path):
     assert [row["step"] for row in seen] == [1, 2]
 
 
+class Plain(CreditTrainer):
+    """A method from outside the package: one advantage a token, which needs no group."""
+
+    def token_advantages(self, batch):
+        sums = self.judged.rewards.sum(1).float().masked_fill(~self.judged.valid, 0)
+        return response_mask(self.judged.ids) * sums[:, None]
+
+
+PLAIN = TrainingMethod("plain", "Plain", True, False, False, f"{__name__}:Plain")
+
+
+def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
+    trainer, rows = run(tmp_path, method=f"{__name__}:PLAIN", steps=2, trace_every=1)
+    assert type(trainer) is Plain and {row["method"] for row in rows} == {f"{__name__}:PLAIN"}
+    expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
+    assert torch.allclose(trainer.advantages.double(), expected, atol=1e-6)
+    for wrong, why in (("gpdo", "allowed are 'sft'"), ("math:pi", "found float"), ("nowhere:X", "cannot be imported")):
+        with pytest.raises(ValueError, match=f"method '{wrong}'.*{why}"):
+            settings(method=wrong)
+    with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
+        settings(method="sft")
+
+
+def test_a_method_from_outside_may_keep_the_credit_of_another(monkeypatch):
+    own = METHODS["memcalib-rl"]._replace(name="own")
+    monkeypatch.setitem(sys.modules, "own_method", types.SimpleNamespace(OWN=own))
+    assert settings(method="own_method:OWN").credit == settings(method="memcalib-rl").credit
+    assert settings(method="own_method:OWN").credit.method == "memcalib-rl"
+
+
+def test_tables_and_trainings_call_methods_by_the_same_labels():
+    assert {method.name: method.label for method in METHODS.values()} == METHOD_LABELS
+
+
 def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
     from memcalib.trainer.traces import credit_answers, exact_advantages
 
@@ -381,19 +419,19 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
 
     odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
     assert TOKENIZER(TOKENIZER.decode(odd, skip_special_tokens=True))["input_ids"] != odd
-    scored, plain = [], page.score_pairs
+    scored, plain = [], page.response_logps
 
     def strange(model, prompts, *, ends, **options):
         return [[*odd, *answer] for answer in sample_tokens(model, prompts, ends=ends, **options)]
 
-    def spy(model, examples, judgments, responses, encode, **options):
+    def spy(model, prompts, responses, **options):
         scored.extend(responses)
-        return plain(model, examples, judgments, responses, encode, **options)
+        return plain(model, prompts, responses, **options)
 
     monkeypatch.setattr(training, "sample_tokens", strange)
-    monkeypatch.setattr(page, "score_pairs", spy)
+    monkeypatch.setattr(page, "response_logps", spy)
     trainer, rows = run(tmp_path, granularity="sentence")
-    assert len(scored) == 16 and all(ids[:4] == odd for ids in scored) and scored == trainer.judged.ids[:16]
+    assert scored and all(ids[:4] == odd and ids in trainer.judged.ids for ids in scored)
     trained = [
         ids[mask.bool()].tolist()
         for part in trainer._buffered_inputs
@@ -474,21 +512,115 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
-    plain = page.score_pairs
+    plain = page.response_logps
 
-    def without(*args, lost=None, **options):
-        pairs, ablated = plain(*args, **options)
-        lost["out_of_memory"] += len(pairs.rows)
-        return pairs, torch.full_like(ablated, math.nan)
+    def without(model, prompts, responses, lost=None, **options):
+        lost["out_of_memory"] += len(prompts)
+        return torch.full_like(plain(model, prompts, responses, **options), math.nan)
 
     gdpo, _ = run(tmp_path / "gdpo", method="gdpo")
-    monkeypatch.setattr(page, "score_pairs", without)
+    monkeypatch.setattr(page, "response_logps", without)
     trainer, rows = run(tmp_path / "lost", steps=2)
     for row in rows:
-        assert row["fallback_scoring"] == row["pairs"] == row["lost_out_of_memory"] > 0, "of each step alone"
+        assert row["fallback_scoring"] == row["pairs"] >= row["lost_out_of_memory"] > 0, "of each step alone"
         assert row["localized"] == row["lost_context"] == 0
     trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
+
+
+def test_a_gate_below_what_rounding_changes_is_warned_of(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        _, rows = run(tmp_path / "fine", steps=2)
+        assert not [message for message in caplog.messages if "rounding" in message]
+        _, low = run(tmp_path / "low", gate=1e-9, threshold_start=1e-9)
+    assert 0 < rows[0]["noise_floor"] < 1e-4 and low[0]["noise_floor"] == rows[0]["noise_floor"]
+    assert "noise_floor" not in rows[1], "it is measured at the start of a run"
+    (said,) = [message for message in caplog.messages if "rounding alone opens the gate" in message]
+    assert f"up to {low[0]['noise_floor']:.3g} nats" in said and "gate 1e-09" in said
+    _, gdpo = run(tmp_path / "gdpo", method="gdpo")
+    assert "noise_floor" not in gdpo[0], "nothing is localized"
+
+
+def untimed(rows):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeypatch, caplog):
+    """Whole batches, pieces of one row, and pieces that had to be halved: the same rows, to the last digit."""
+    import memcalib.training as page
+
+    sizes, plain = [], page.sample_tokens
+
+    def small(model, prompts, **options):
+        sizes.append(len(prompts))
+        if memory and len(prompts) > memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(model, prompts, **options)
+
+    monkeypatch.setattr(page, "sample_tokens", small)
+    logging.disable(logging.NOTSET)
+    found, memory = {}, 0
+    for name, changes in {"whole": {}, "single": {"sampling_tokens": 1}, "halved": {}}.items():
+        sizes.clear()
+        memory = 3 if name == "halved" else 0
+        with caplog.at_level(logging.WARNING, "memcalib"):
+            trainer, rows = run(tmp_path / name, draws="row", steps=2, max_tokens=24, **changes)
+        found[name] = untimed(rows), trainer.judged.ids, list(sizes)
+    assert found["whole"][2] == [16] * 2 and found["single"][2] == [1] * 32
+    assert found["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], "what fitted in the first step is kept"
+    assert found["whole"][:2] == found["single"][:2] == found["halved"][:2]
+    assert sum("out of memory while 16 answers" in message for message in caplog.messages) == 1
+    assert len({tuple(ids) for ids in found["whole"][1]}) > 4, "rows of a group differ"
+
+
+def test_memory_that_ends_with_one_answer_is_an_error(tmp_path, monkeypatch):
+    def never(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("memcalib.training.sample_tokens", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, draws="row")
+
+
+def test_the_answers_of_a_row_are_its_own():
+    """They depend on seed, step and place: not on the process that has the row."""
+    seeds = {answer_seed(seed, step, row) for seed in (1, 2) for step in (0, 2) for row in range(50)}
+    assert len(seeds) == 200 and answer_seed(1, 0, 3) == answer_seed(1, 0, 3) >= 0
+    assert (
+        settings().draws == "batch"
+        and TrainConfig().draws == CreditGRPOConfig("x", use_cpu=True, bf16=False).settings().draws == "row"
+    )
+
+
+def opposed():
+    """A judge for which of four answers two are right about Ignore and wrong about the rest, and two the other way round."""
+    number = itertools.count()
+
+    def judge(example, response):
+        first = next(number) % 2
+        wrong = lambda ideal: Level.BOUND if ideal == Level.IGNORE else Level.IGNORE
+        actual = {a: i if (i == Level.IGNORE) == first else wrong(i) for a, i in example.levels.items()}
+        return judgment_for(example, actual)
+
+    return judge
+
+
+def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    levels = (Level.IGNORE, Level.BOUND)
+    two = [e for e in make_examples("short", 200, 1) if {*e.levels.values()} == {*levels}][:4]
+    config = settings(mode="absolute", gate=0.0, threshold_start=0.0)
+    start = lambda out, config: train(build_policy(0), config, two, opposed(), tokenizer=TOKENIZER, out=out)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        start(tmp_path / "free", config)
+        trainer = start(tmp_path / "bound", config.model_copy(update={"max_advantage": 5.0}))
+    (free,), (bounded,) = read_rows(tmp_path / "free"), read_rows(tmp_path / "bound")
+    assert free["rms"] < 0.01 and free["largest_advantage"] == bounded["largest_advantage"] > 100
+    assert trainer.advantages.abs().max() == 5 and bounded["bounded"] > 0 and bounded["worst_mean"] > 0.01
+    said = [message for message in caplog.messages if "a token has an advantage of" in message]
+    assert len(said) == 2 and "step 1" in said[0] and "max_advantage would bound it" in said[0]
+    assert "max_advantage" not in said[1]
 
 
 def test_rows_reach_the_loggers(tmp_path):
@@ -672,7 +804,7 @@ def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
     judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
     train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
     assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
-    assert asked == [{"text": "fluent", "layout": "micro", "max_tokens": 12, "seed": config.seed}] * 2
+    assert asked == [{"text": "fluent", "prompt_template": "micro", "max_tokens": 12, "seed": config.seed}] * 2
 
 
 def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
@@ -683,7 +815,7 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 
 
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
-    import memcalib.trainer.rewards as page
+    import memcalib.credit.token_credit as page
 
     seen, plain = [], page.response_units
     monkeypatch.setattr(page, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ..io.decisions import Book, rows_that_count
 from ..io.records import Record, Violation, display_text, printable
-from ..io.sheets import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
+from ..io.decisions import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
 from ..problem import Name
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #0b7f9e52

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..trainer.demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, require_two, settled
-from ..inference.endpoint import Endpoint, estimate_tokens
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
+from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.runs import RunFolder
 from ..micro.world import make_examples
 from ..trainer.demonstrations import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
@@ -73,7 +74,7 @@ def load_plan(options: dict[str, Any], file: str | Path | None = None, settings:
     content = {} if file is None else read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
     content = with_settings(merged(content, options), settings)
     if not content.get("data") and not content.get("teacher"):
-        content = merged({"making": {"text": "concat", "layout": "micro"}}, content)
+        content = merged({"making": {"text": "concat", "prompt_template": "micro"}}, content)
     hints = {f"{role}.model": f"give --{role} with the name of the model" for role in ROLES}
     return check_settings(DemonstrationPlan, content, file or "", hints=hints)
 
@@ -123,15 +124,10 @@ def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Pa
     needs, rows = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}, []
     for role in ROLES:
         for at, bound in enumerate(("at least", "at most")):
-            calls = {i: need[at] for i, need in needs.items()}
-            rows.append(_line(role, getattr(plan, role), bound, sum(calls.values()), *_spoken(role, plan, examples, calls, answer_tokens)))
+            who, calls = getattr(plan, role), {i: need[at] for i, need in needs.items()}
+            counts, tokens = {"bound": bound, "calls": sum(calls.values())}, _spoken(role, plan, examples, calls, answer_tokens)
+            rows.append(forecast_row(role, who.model if who else MICRO[role], who, counts, *tokens))
     return rows
-
-
-def _line(role: str, who: Endpoint | None, bound: str, calls: int, prompt: int, completion: int) -> dict[str, Any]:
-    cost = 0.0 if who is None else who.price.cost(prompt, completion) if who.price else None
-    row = {"role": role, "model": who.model if who else MICRO[role], "bound": bound, "calls": calls}
-    return row | {"prompt tokens": prompt, "completion tokens": completion, "cost": cost}
 
 # %% ../../nbs/commands/07_demonstrate.ipynb #3211d9fa
 class DemonstrationRun:
@@ -147,8 +143,9 @@ class DemonstrationRun:
         who = {name: endpoint.model_dump(include={"model", "base_url", "thinking", "extra_body"}) for name in ROLES if (endpoint := getattr(plan, name))}
         prompt = text_hash(load_demonstration_prompt(plan.making.prompt))
         parameters = {"data": plan.data or f"micro {plan.world}", "split": plan.split, "prompt_hash": prompt} | (who or MICRO)
-        parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})}
-        self.run_folder = RunFolder(out, parameters, {"making": DemonstrationConfig().model_dump(mode="json")}, bind=False)
+        wording = {"wording": wording_hash(find_prompt_template(plan.making.prompt_template))}
+        parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})} | wording
+        self.run_folder = RunFolder(out, parameters, {"making": DemonstrationConfig().model_dump(mode="json")} | wording, bind=False)
         if not dry_run:
             for name in ROLES if not plan.micro else ():
                 check_key(getattr(plan, name), f"{name}.key_env")
@@ -191,10 +188,8 @@ class DemonstrationRun:
         """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
         table = self.make()
         shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
-        lines = [shown.to_string(index=False), *(_spent(role, spent) for role, spent in self.spent.items())]
+        lines = [shown.to_string(index=False)]
+        for role, spent in self.spent.items():
+            cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
+            lines.append(f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}")
         return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
-
-# %% ../../nbs/commands/07_demonstrate.ipynb #d4a2342a
-def _spent(role: str, spent: Totals) -> str:
-    cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
-    return f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"

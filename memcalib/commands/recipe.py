@@ -6,14 +6,13 @@
 __all__ = ['LABELS', 'WORLD_SFT', 'require_method', 'Start', 'Source', 'Draw', 'Data', 'Launch', 'Recipe', 'method_config',
            'setting_place', 'shipped_recipes', 'recipe_names', 'load_recipe', 'recipe_faults', 'Examples',
            'read_splits', 'teaching_file', 'teaching_rows', 'weights_path', 'merge_adapter', 'load_start', 'asks_judge',
-           'run_judge', 'judge_facts', 'start_config', 'preflight', 'check_ready']
+           'run_judge', 'judge_facts', 'start_config', 'read_config', 'preflight', 'check_ready']
 
 # %% ../../nbs/commands/04_recipe.ipynb #770a70cc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,15 +20,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .evaluate import make_judge
-from .gpu_memory import read_config
 from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, key_faults, read_settings, shipped, with_settings
 from ..inference.endpoint import CallError, Endpoint
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.records import is_hub_id, short_repr
-from ..io.settings import fault_line, nearest
+from ..io.settings import fault_line, nearest, package_data
 from ..judge import JudgeConfig, load_prompt
 from memcalib.problem import (
-    PROMPT_TEMPLATES,
     Example,
     JudgeLike,
     Name,
@@ -73,11 +71,7 @@ class Source(BaseModel):
     limit: int | None = Field(default=None, ge=1)
 
 
-def _named(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-_Source = Annotated[Source, BeforeValidator(_named)]
+_Source = Annotated[Source, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
 
 # %% ../../nbs/commands/04_recipe.ipynb #74f3b9e7
 class Draw(BaseModel):
@@ -177,9 +171,12 @@ def method_config(recipe: Recipe, method: str, seed: int | None = None) -> Train
     require_method(method)
     given = recipe.model_dump()
     try:
-        return _build(given, method, seed)
+        config = _build(given, method, seed)
     except ValidationError as error:
         raise ValueError("\n".join(_method_faults(given, method, error))) from None
+    templates = {name: getattr(config, name, "") for name in ("prompt_template", "teacher_prompt_template")}
+    files = {name: file for name, file in templates.items() if file.endswith((".yaml", ".yml"))}
+    return config.model_copy(update={name: find_prompt_template(file) for name, file in files.items()})
 
 # %% ../../nbs/commands/04_recipe.ipynb #9d6a9601
 def setting_place(method: str, name: str, own: Mapping[str, Any]) -> str:
@@ -199,8 +196,8 @@ def _method_faults(recipe: Mapping[str, Any], method: str, error: ValidationErro
 # %% ../../nbs/commands/04_recipe.ipynb #5d355738
 def shipped_recipes() -> dict[str, Any]:
     """The recipes that ship with the package by name: those of the micro-world, and one for each launch folder."""
-    launch = (resources.files("memcalib") / "data" / "launch").iterdir()
-    return dict(sorted((shipped("recipes") | {path.name: path / "recipe.yaml" for path in launch if path.is_dir()}).items()))
+    launch = {path.name: path / "recipe.yaml" for path in package_data("launch").iterdir() if path.is_dir()}
+    return dict(sorted((shipped("recipes") | launch).items()))
 
 
 def recipe_names() -> list[str]:
@@ -217,19 +214,14 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
     return check_settings(Recipe, content, name, more=recipe_faults(content))
 
 # %% ../../nbs/commands/04_recipe.ipynb #55bbad23
-def _inner() -> dict[str, list[str]]:
-    """The options of the mappings that become a config of a method."""
-    train = [name for name in TrainConfig.model_fields if name != "method"]
-    sft = list(SftConfig.model_fields)
-    return {"train": train, "sft": sft, "methods": list(METHODS), "methods.sft": sft, "methods.*": train}
-
-
 def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Every fault of a recipe, as `place: value found; values allowed`; the same fault of several methods comes several times."""
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        yield from fault_lines(Recipe, error, inner=_inner())
+        train, sft = [name for name in TrainConfig.model_fields if name != "method"], list(SftConfig.model_fields)
+        inner = {"train": train, "sft": sft, "methods": list(METHODS), "methods.sft": sft, "methods.*": train}
+        yield from fault_lines(Recipe, error, inner=inner)
     except CallError:
         yield from key_faults(Recipe, content)
     readable = {name: content[name] for name in ("train", "sft", "methods", "data") if isinstance(content.get(name), Mapping)}
@@ -253,14 +245,17 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 # %% ../../nbs/commands/04_recipe.ipynb #4a664c7f
 def _late_faults(config: Any, own: Mapping[str, Any]) -> Iterator[str]:
-    from memcalib.trainer.teacher import TEACHER_VIEWS
+    from memcalib.trainer.distillation import TEACHER_VIEWS
 
     if not isinstance(config, TrainConfig):
         return
-    known = {"layout": list(PROMPT_TEMPLATES), "teacher_layout": ["", *dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])]}
-    for name, allowed in known.items():
-        if (value := getattr(config, name)) not in allowed:
-            yield f"{setting_place(config.method, name, own)}: found {short_repr(value)}; allowed are {', '.join(filter(None, allowed))}"
+    for name, more in (("prompt_template", ()), ("teacher_prompt_template", TEACHER_VIEWS)):
+        try:
+            value = getattr(config, name)
+            if value not in more and (value or not more):
+                find_prompt_template(value)
+        except (ValueError, OSError) as error:
+            yield f"{setting_place(config.method, name, own)}: {', or '.join((str(error), *more))}"
     try:
         trl_config(config, "unused")
     except TypeError as error:
@@ -318,7 +313,7 @@ def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path
     name, said = row.get("example_id"), row.get("response")
     if name not in asked or not isinstance(said, str) or not said.strip():
         raise ValueError(f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer")
-    prompt = render(asked[name], text=how.text, layout=how.layout)
+    prompt = render(asked[name], text=how.text, prompt_template=how.prompt_template)
     return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
 
 # %% ../../nbs/commands/04_recipe.ipynb #ed8f8503
@@ -451,6 +446,23 @@ def start_config(start: Start, place: str = "start", local: bool = False) -> Any
         return None
     with _part_of_start(f"model {start.model!r}", place):
         return AutoConfig.from_pretrained(path, revision=start.revision, trust_remote_code=False)
+
+# %% ../../nbs/commands/04_recipe.ipynb #403a8fbd
+def read_config(source: str | Path | Mapping[str, Any]) -> Any:
+    """The `transformers` configuration of a text model, from a folder or from the keys of a `config.json`.
+
+    Raises `ValueError` where there is none: a folder without `config.json`, an unknown or missing `model_type`.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if isinstance(source, Mapping):
+        if source.get("model_type") not in CONFIG_MAPPING:
+            known = "an architecture of transformers, such as qwen3, mistral, qwen3_moe"
+            raise ValueError(f"shape.model_type: found {source.get('model_type')!r}; allowed: {known}")
+        return AutoConfig.for_model(**source).get_text_config()
+    if not (Path(source) / "config.json").is_file():
+        raise ValueError(f"{source}: no folder with a config.json; allowed: such a folder, or launch.shape in the recipe")
+    return AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False).get_text_config()
 
 # %% ../../nbs/commands/04_recipe.ipynb #0dd74e61
 def preflight(recipe: Recipe, method: str, config: Any, train: int | None, validation: int, local: bool = False) -> Iterator[str]:

@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .recipe import LABELS, Recipe, method_config, read_splits, recipe_faults
 from .settings import EXACT, Bar, load_settings, settings_text, shipped
-from ..io.settings import nearest
+from ..io.settings import nearest, package_data
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder, holds_rows
 from ..metrics import METRICS
@@ -167,8 +166,8 @@ class Job:
         self.examples = read_splits(self.recipe)
 
     def answering(self) -> dict[str, Any]:
-        """How answers are sampled in evaluation: the layout and text the policy was trained with."""
-        return {"text": "concat", "layout": "micro", "max_tokens": self.world.max_new_tokens}
+        """How answers are sampled in evaluation: the prompt template and text the policy was trained with."""
+        return {"text": "concat", "prompt_template": "micro", "max_tokens": self.world.max_new_tokens}
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d1d80a4d
 def start_policies(job: Job) -> dict[str, Path]:
@@ -325,7 +324,7 @@ def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_
 # %% ../../nbs/commands/08_reproduce.ipynb #d03ce261
 def experiments() -> dict[str, Path]:
     """Experiment name -> notebook, e.g. main_results; raises `FileNotFoundError` outside a checkout."""
-    for root in (Path.cwd(), *Path.cwd().parents, Path(str(resources.files("memcalib"))).resolve().parent):
+    for root in (Path.cwd(), *Path.cwd().parents, package_data().resolve().parents[1]):
         if found := sorted((root / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
             return {path.stem.split("_", 1)[1]: path for path in found}
     raise FileNotFoundError("no nbs/experiments folder here or above: experiments run from a checkout of the repository")
@@ -376,6 +375,6 @@ def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None
     """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
     from memcalib.trainer.sft import build_policies
 
-    folder = Path(out) if out else Path(str(resources.files("memcalib") / "data" / "policies"))
+    folder = Path(out) if out else package_data("policies")
     with Bar(1) as bar:
         return build_policies(folder, worlds or ["short", "long"], report=lambda name, row: bar.name(f"{name}: step {row['step']}"))

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..io.jsonl import whole_rows
-from ..inference.client import Endpoint
+from ..inference.endpoint import Endpoint
+from ..inference.rollout import wording_hash
 from ..io.runs import RunFolder
 from ..metrics import METRICS
+from ..problem import PROMPT_TEMPLATES
 from .settings import EXACT, Bar
 from ..io.records import write_jsonl
 from memcalib.commands.recipe import (
@@ -56,7 +58,7 @@ class TrainRun:
     ):  # fmt: skip
         from accelerate import PartialState
 
-        from memcalib.trainer.checkpoints import writing
+        from memcalib.trainer.checkpoints import EARLIER, writing
 
         self.recipe, self.method, self.folder, self.resume = recipe, method, Path(out), resume
         self.command, self.state = command, PartialState()
@@ -65,7 +67,7 @@ class TrainRun:
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
-        self.run_folder = RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json")}, decisive=_decides, bind=False)
+        self.run_folder = RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording, decisive=_decides, bind=False)
         if self.state.is_main_process:
             with writing(self.folder):
                 self._bind()
@@ -89,7 +91,13 @@ class TrainRun:
         started = self.recipe.begins(self.method)[1]
         config = {name: value for name, value in decisive(self.config.model_dump(mode="json"))[0].items() if name not in ("log_every", "output")}
         who = judge_facts(self.recipe, self.judge)["judge"]
-        return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config}
+        return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config} | self._wording
+
+    @property
+    def _wording(self) -> dict[str, Any]:
+        """What the prompt templates of the run add to query and memory, as hashes: a file of a template may change under its name."""
+        names = {name: getattr(self.config, name, "") for name in ("prompt_template", "teacher_prompt_template")}
+        return {"wording": {name: wording_hash(template) for name, template in names.items() if template in PROMPT_TEMPLATES}}
 
     def _claim(self) -> None:
         from memcalib.trainer.checkpoints import with_reasons
@@ -122,7 +130,7 @@ class TrainRun:
 
     def _reinforce(self, bar: Bar) -> None:
         from memcalib.trainer.checkpoints import writing
-        from memcalib.trainer.stopping import RunStopped
+        from memcalib.trainer.checkpoints import RunStopped
         from memcalib.training import train
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
@@ -264,9 +272,10 @@ class TrainRun:
     def measuring(self) -> str:
         """The command that measures the policy."""
         how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
+        template = {**self.recipe.train, **self.recipe.methods.get("grpo", {})}.get("prompt_template", how.prompt_template)  # which may be a file
         test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"
-        command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--framing", how.layout, "--text", how.eval_text]
-        command += ["--max-tokens", str(how.max_tokens), "--judge", judge.model if isinstance(judge, Endpoint) else judge or EXACT]
+        command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--set", f"sampling.prompt_template={template}"]
+        command += ["--set", f"sampling.text={how.eval_text}", "--set", f"sampling.max_tokens={how.max_tokens}", "--judge", judge.model if isinstance(judge, Endpoint) else judge or EXACT]
         command += ["--judge-url", judge.url, "--judge-key-env", judge.key_env] if isinstance(judge, Endpoint) else []
         return shlex.join([*command, "--out", str(self.folder / "evaluation")])
 

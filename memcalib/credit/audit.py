@@ -35,14 +35,14 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
 
     Raises `ValueError` when q and units differ in length, q is negative or not finite, or all of it is 0.
     """
-    q, units = np.asarray(q, np.float64), np.asarray(units, np.int64)
-    if q.shape != units.shape or not len(q):
-        raise ValueError(f"{len(q)} weights, {len(units)} sentence numbers; allowed: equally many, at least one")
-    if not np.isfinite(q).all() or q.min() < 0 or units.min() < 0:
-        raise ValueError(f"weights from {q.min()}, sentence numbers from {units.min()}; allowed: finite, from 0")
-    if not q.sum() > 0:
+    weights, numbers = np.asarray(q, np.float64), np.asarray(units, np.int64)
+    if weights.shape != numbers.shape or not len(weights):
+        raise ValueError(f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, at least one")
+    if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
+        raise ValueError(f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: finite, from 0")
+    if not weights.sum() > 0:
         raise ValueError("all weights are 0: this pair was not localized; allowed: pairs with some credit")
-    return np.bincount(units), np.bincount(units, q) / q.sum()
+    return np.bincount(numbers), np.bincount(numbers, weights) / weights.sum()
 
 # %% ../../nbs/credit/05_audit.ipynb #cdb34611
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def _slices(pairs: Iterable[AuditedPair]) -> Iterator[tuple[str, list[AuditedPai
 
 def _estimates(values: Sequence, width: int, resamples: int, seed: int) -> np.ndarray:
     "Mean, low and high end of the interval, each for `width` columns; NaN where there are no rows."
-    values = np.asarray(values, np.float64).reshape(-1, width)
-    if not len(values):
+    table = np.asarray(values, np.float64).reshape(-1, width)
+    if not len(table):
         return np.full((3, width), np.nan)
-    return np.stack([values.mean(0), *bootstrap_interval(values, resamples, seed)])
+    return np.stack([table.mean(0), *bootstrap_interval(table, resamples, seed)])
 
 # %% ../../nbs/credit/05_audit.ipynb #ecb79c57
 def shares_table(pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
@@ -165,11 +165,11 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
     """
     import pandas as pd
 
-    scored = traces[traces["channel"].notna()]
-    pairs = scored[scored["localized"].astype(bool)].sort_values(["step", "row", "channel"])
+    scored = traces.dropna(subset=["channel"]).sort_values(["step", "row", "channel"])
+    pairs = scored.loc[scored["localized"].astype(bool)]
     rng, drawn = np.random.default_rng(seed), []
     for name in SUPPORT + UNDER:
-        part = pairs[pairs["channel"] == name]
+        part = pairs.loc[pairs["channel"] == name]
         chosen = rng.permutation(len(part))[:per_channel]
         drawn.append(part.iloc[np.sort(chosen)])
     if not sum(map(len, drawn)):

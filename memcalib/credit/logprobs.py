@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['Read', 'LOGITS', 'response_logps_reference', 'Scorer', 'score_shared', 'score_plain', 'check_rows', 'score_responses',
-           'response_logps']
+           'response_logps', 'batch_noise']
 
 # %% ../../nbs/credit/02_logprobs.ipynb #15c374c1
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -63,7 +64,7 @@ LOGITS = 2**24  # held at once, as in `token_scores`
 class Scorer:
     "A model ready to score: its body, its output head (None: the model makes its logits itself), and what is computed of each answer token."
 
-    network: torch.nn.Module
+    network: Any  # a decoder, or a whole model
     head: torch.nn.Module | None
     reader: Read
     device: torch.device
@@ -263,9 +264,9 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         return head
     if not isinstance(head, torch.nn.Linear):
         raise ValueError(f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter")
-    import deepspeed
+    import deepspeed  # pyright: ignore[reportMissingImports] (an extra)
 
-    own = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, bias=head.bias is not None)
+    own = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
     own.in_features, own.out_features = head.in_features, head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():
@@ -314,7 +315,7 @@ def score_responses(
     from torch.distributed.fsdp import FSDPModule
 
     check_rows(prompts, responses, token_budget)
-    network, reads = split_model(model, head)
+    (network, reads), sharded = split_model(model, head), isinstance(model, FSDPModule)
     scorer = Scorer(network, _own_head(reads), read, model.device, sync or group_sync(model))
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]
     limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
@@ -328,7 +329,7 @@ def score_responses(
         scorer.idle()
 
     with evaluating(model):
-        in_one_call(model, work) if isinstance(model, FSDPModule) else work()
+        in_one_call(model, work) if sharded else work()
     reasons = Counter("context" if key not in jobs else "out_of_memory" for key in keys if key[1] and key not in found)
     if reasons:
         log.warning("%d of %d rows not scored: %s", reasons.total(), len(keys), dict(reasons))
@@ -353,4 +354,15 @@ def response_logps(
     out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
     for i, logps in enumerate(score_responses(model, prompts, responses, read, **options)):
         out[i, : len(responses[i])] = torch.nan if logps is None else logps
+    return out
+
+# %% ../../nbs/credit/02_logprobs.ipynb #0fa1b002
+def batch_noise(model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **options) -> Float[Tensor, " row"]:
+    "Largest change of a token's log-probability, in nats, when an answer is scored in another batch; NaN where that is not known. `options` as above."
+    together = response_logps(model, prompts, responses, **options)
+    out = together.new_zeros(len(prompts))
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        alone = response_logps(model, [prompt], [response], **options)[0]
+        if len(alone):
+            out[row] = (together[row, : len(alone)] - alone).abs().max()
     return out

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'log', 'PrefixGroup', 'prefix_groups', 'padded_rows', 'response_mask', 'buckets', 'batched_groups',
-           'split_model', 'in_one_call', 'vocabulary_size', 'token_scores', 'token_logps', 'takes', 'cache_fault',
-           'shares_cache', 'sample_rows', 'sharing_faults', 'agrees', 'is_out_of_memory', 'sharing_fault']
+           'split_model', 'in_one_call', 'wide_weights', 'head_logits', 'vocabulary_size', 'token_scores',
+           'token_logps', 'takes', 'cache_fault', 'shares_cache', 'sample_rows', 'sharing_faults', 'agrees',
+           'is_out_of_memory', 'sharing_fault']
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb503f0f
 import inspect
@@ -13,12 +14,14 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #1949c343
 def _best_base(agree: Sequence[int]) -> tuple[int, list[int]]:
@@ -112,7 +115,7 @@ def batched_groups(groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: 
         yield [PrefixGroup(*row) for row in small[start:]]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #fd8f62d6
-def split_model(model, head: str = "auto") -> tuple[torch.nn.Module, torch.nn.Module | None]:
+def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]:
     "The decoder and its output head; the whole model and None where logits must come from the model's own forward."
     if head not in ("auto", "chunked", "model"):
         raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
@@ -137,9 +140,23 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
     return module(*inputs)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #9ee187c9
-def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logits = forward(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def wide_weights(head: torch.nn.Module) -> bool:
+    "Whether the weights of a head are in float32 or more."
+    weight = getattr(head, "weight", None)
+    return weight is not None and weight.dtype in (torch.float32, torch.float64)
+
+
+def head_logits(forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "token width"], wide: bool) -> Float[Tensor, "token vocabulary"]:
+    "Logits, at least float32; where the head's weights are `wide`, autocast does not round them."
+    kind = torch.promote_types(hidden.dtype, torch.float32)
+    if not wide:
+        return forward(hidden).to(kind)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return forward(hidden.to(kind))
+
+
+def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, wide: bool) -> tuple[Tensor, Tensor | None]:
+    logits = head_logits(forward, hidden, wide)
     logits = logits if temperature == 1 else logits / temperature
     total = logits.logsumexp(1)
     logp = logits.gather(1, targets[:, None])[:, 0] - total
@@ -148,7 +165,8 @@ def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy
 # %% ../../nbs/credit/01_prefix_groups.ipynb #185ee9b6
 def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]) -> int:
     "Number of logits that this head makes of one hidden state."
-    return getattr(head, "out_features", None) or (len(head.weight) if hasattr(head, "weight") else hidden.shape[-1])
+    weight = getattr(head, "weight", None)
+    return getattr(head, "out_features", None) or (hidden.shape[-1] if weight is None else len(weight))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb3893ea
 def token_scores(
@@ -165,9 +183,9 @@ def token_scores(
     def read(hidden: Tensor) -> tuple[Tensor, ...]:
         parts = []
         for h, target in zip(hidden.split(step), targets.split(step), strict=True):
-            args = (head.forward, h, target, temperature, entropy)
+            args = (head.forward, h, target, temperature, entropy, wide_weights(head))
             again = torch.is_grad_enabled() and len(hidden) > step
-            parts.append(torch.utils.checkpoint.checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
+            parts.append(checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
         return tuple(torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None)
 
     found = in_one_call(head, read, hidden)
@@ -248,7 +266,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #0f05e62f
 def sharing_fault(
-    model, way: str, fault: Callable[[], str], check: Callable[[], tuple[Tensor, Tensor]], together: bool = False
+    model, way: str, fault: Callable[[], str], check: Callable[[], Sequence[Tensor]], together: bool = False
 ) -> str:
     """Why this model cannot share in this way, found at first use: from the configuration (`fault`), then by `check`; empty where it can.
 

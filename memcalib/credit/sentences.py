@@ -179,8 +179,8 @@ class Outline:
         self.starts[place] = self.starts.get(place, False) or hard
 
 # %% ../../nbs/credit/03_sentences.ipynb #0bf2e52a
-def _lines(text: str, block: Block) -> list[tuple[int, str, int]]:
-    first, found = block.inline, []
+def _lines(text: str, block: Block, first: int) -> list[tuple[int, str, int]]:
+    found = []
     for match in re.finditer(r"[^\r\n]+", text[first : block.end]):
         line, place = match[0].strip(" \t>"), _shown(text, first + match.start())
         if line:
@@ -210,13 +210,15 @@ def outline(text: str) -> Outline:
         found.start(block.start, rule.hard)
         if pending is not None and block.level >= pending:
             found.joined.add(block.start)
-        ahead, lines = rule.announces, _lines(text, block) if block.inline is not None else []
-        if lines and block.kind != "heading":
+        ahead, first = rule.announces, block.inline
+        lines = [] if first is None else _lines(text, block, first)
+        if first is not None and lines and block.kind != "heading":
             _read_lines(found, lines, announces)
-            found.prose.append((block.inline, block.end))
+            found.prose.append((first, block.end))
             ahead = announces(lines[-1][1]) or (pending is not None and line_kind(lines[-1][1]) == "emoji")
         found.whole += [(block.start, len(text[: block.end].rstrip()))] * rule.whole
-        found.whole += [(block.inline + a, block.inline + b) for a, b in protected(text[block.inline : block.end])] if lines else []
+        if first is not None and lines:
+            found.whole += [(first + a, first + b) for a, b in protected(text[first : block.end])]
         pending = block.level if ahead else None
         if block.kind in ("fence", "code_block"):
             found.start(_shown(text, block.end))
@@ -243,8 +245,8 @@ def is_abbreviated(word: str, rest: str) -> bool:
 # %% ../../nbs/credit/03_sentences.ipynb #b7fbe210
 def settle(text: str, place: int) -> int:
     """The place moved behind closing marks and emoji of the sentence before, to the next visible character."""
-    if 0 < place < len(text) and not text[place - 1].isspace():
-        place = _CLOSING.match(text, place).end()
+    if 0 < place < len(text) and not text[place - 1].isspace() and (closing := _CLOSING.match(text, place)):
+        place = closing.end()
     if found := _EMOJI_RUN.match(text, place):
         before = text[:found.start("run")].rpartition("\n")[2]
         if before.strip() or "\n" in found["gap"] or found.end() == len(text):
@@ -483,7 +485,7 @@ def sentence_splitter(name: str = "") -> Sentences:
     if name == "pysbd":
         return _pysbd()
     if name == "spacy":
-        import spacy
+        import spacy  # pyright: ignore[reportMissingImports] (an extra)
 
         return spacy_splitter(spacy.load("en_core_web_sm", exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"]))
     raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")

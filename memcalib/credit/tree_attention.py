@@ -139,7 +139,7 @@ def pack_trees(trees: Sequence[Sequence[Node]], device: str | torch.device = "cp
     table = torch.tensor(columns, dtype=torch.long, device=device).reshape(len(rows), 3, width)
     answers = [b * width + at + t for row, (b, at) in sorted(places.items()) for t in range(lengths[row])]
     order = torch.tensor(answers, dtype=torch.long, device=device)
-    return Packed(*table.unbind(1)[:2], mask, table[:, 2], places, order)
+    return Packed(table[:, 0], table[:, 1], mask, table[:, 2], places, order)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #74fb9d93
 def attention_width(model) -> float:
@@ -216,12 +216,13 @@ def tree_logps(
     with torch.set_grad_enabled(grad):
         if fused is not None:
             out = fused(**_inputs(model, packed), shift_labels=packed.targets, fused_lm_head=True)
-            found = [values.flatten()[packed.answers] for values in (out.log_probs, out.entropy) if values is not None]
+            logps = out.log_probs.flatten()[packed.answers]
+            entropies = None if out.entropy is None else out.entropy.flatten()[packed.answers]
         else:
             states, head = tree_states(model, packed)
             targets = packed.targets.flatten()[packed.answers]
-            found = token_scores(head, states, targets, temperature, logit_chunk, entropy)
-        return spread(found[0], keep), spread(found[1], keep) if entropy else None
+            logps, entropies = token_scores(head, states, targets, temperature, logit_chunk, entropy)
+        return spread(logps, keep), spread(entropies, keep) if entropy and entropies is not None else None
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #edd3541e
 def trees_agree(

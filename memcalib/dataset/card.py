@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['HUB_LICENCES', 'mixed_blocks', 'Counts', 'count_examples', 'domain_title', 'composition_table', 'structure_table',
-           'origin_table', 'attrition_table', 'hub_licences', 'source_table', 'hub_configs', 'stage_table', 'CardFacts',
-           'card_warnings', 'card_header', 'dataset_card', 'write_card']
+           'origin_table', 'attrition_table', 'hub_licences', 'source_table', 'consent_table', 'hub_configs',
+           'stage_table', 'review_table', 'CardFacts', 'card_warnings', 'card_header', 'dataset_card', 'write_card',
+           'withdraw_on_card', 'lay_out']
 
 # %% ../../nbs/dataset/11_card.ipynb #49484be6
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from .splits import Sizes, split_parts
 from .stages import Drop
 from ..evaluation.breakdown import distractor_kind
 from ..problem import Block, Example, Level
-from ..io.records import printable
+from ..io.records import printable, write_whole
 from ..report.tables import markdown_cell, published, to_markdown
 
 # %% ../../nbs/dataset/11_card.ipynb #2a3467b6
@@ -201,6 +202,21 @@ def source_table(counts: Counts, sources: Mapping[str, Source] | None = None) ->
         rows.append((name or "not recorded", domain_title(domain), licence, count, place))
     return pd.DataFrame(rows, columns=["source", "domain", "licence", "examples", "place"])
 
+# %% ../../nbs/dataset/11_card.ipynb #764c8f3d
+def consent_table(counts: Counts, sources: Mapping[str, Source] | None = None) -> "pd.DataFrame":
+    """One row for each source: number of examples, where its rows come from, and what is known of consent."""
+    import pandas as pd
+
+    found = Counter()
+    for (name, _, _), count in counts.sources.items():
+        found[name] += count
+    rows = []
+    for name, count in sorted(found.items(), key=lambda entry: (-entry[1], entry[0])):
+        source = (sources or {}).get(name)
+        said = [getattr(source, field, "") or "not recorded" for field in ("origin", "consent")]
+        rows.append((name or "not recorded", count, *said))
+    return pd.DataFrame(rows, columns=["source", "examples", "origin", "consent"])
+
 # %% ../../nbs/dataset/11_card.ipynb #8b680c71
 def hub_configs(sizes: Sizes | None = None) -> list[dict[str, Any]]:
     """The `configs` entry of the YAML block: splits and their files; all in examples.jsonl when nothing was split."""
@@ -226,10 +242,27 @@ def stage_table(settings: Mapping[str, str], usage: Mapping[str, Mapping[str, fl
         rows.append((stage, *said, *spent))
     return pd.DataFrame(rows, columns=["stage", "prompt", "hash", "model", "server", "calls", "tokens in", "tokens out"])
 
+# %% ../../nbs/dataset/11_card.ipynb #7f1888e2
+def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
+    """Rows that both models reviewed, the shares that each and both approved, their agreement and kappa, as text."""
+    import pandas as pd
+
+    row = agreement.loc["rows"]
+    n, both, first, second = (int(row[name]) for name in ("judged", "both object", "only the first", "only the second"))
+    share = lambda count: _share(count, n) if n else "none"
+    kappa = "undefined" if row["kappa"] != row["kappa"] else f"{row['kappa']:.3f}"
+    rows = [
+        ("Rows reviewed by both models", f"{n:,}"), ("Approved by the first", share(n - both - first)), ("Approved by the second", share(n - both - second)),
+        ("Approved by both", share(n - both - first - second)), ("Exact agreement on rows", share(n - first - second)), ("Cohen's kappa on rows", kappa),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["statistic", "value"])
+
 # %% ../../nbs/dataset/11_card.ipynb #8ee45c6f
 @dataclass(frozen=True)
 class CardFacts:
-    """All that a card is written from; `attrition`, `checks` and `splits` are tables of `attrition_table`, lint and `split_table`."""
+    """All that a card is written from; `attrition`, `checks`, `splits`, `agreement` and `pilots` are tables of `attrition_table`, lint, `split_table`,
+    `ReviewResult.agreement` and `pilot_log`.
+    """
 
     title: str
     counts: Counts
@@ -245,6 +278,8 @@ class CardFacts:
     seed: int = 0
     splits: "pd.DataFrame | None" = None
     privacy: str = ""
+    agreement: "pd.DataFrame | None" = None
+    pilots: "pd.DataFrame | None" = None
 
 # %% ../../nbs/dataset/11_card.ipynb #470774af
 def card_warnings(facts: CardFacts) -> list[str]:
@@ -256,6 +291,8 @@ def card_warnings(facts: CardFacts) -> list[str]:
     if unknown:
         listed = ", ".join(f"{name} ({n:,})" for name, n in sorted(unknown.items()))
         found.append(f"Licence unknown: {unknown.total():,} of {facts.counts.examples:,} examples, from {listed}. They are not cleared for redistribution.")
+    if not facts.privacy and (silent := [row for row in consent_table(facts.counts, facts.sources).itertuples() if row.consent == "not recorded"]):
+        found.append(f"Consent is not on record for {sum(row.examples for row in silent):,} of {facts.counts.examples:,} examples, from {', '.join(row.source for row in silent)}.")
     if facts.frozen is None:
         found.append("The pipeline was not frozen: rows may have been made with different prompts, and no batch of them was reviewed.")
     elif facts.frozen.pilot is None:
@@ -332,9 +369,10 @@ _LOG_TEXT = (
     "written, blocks keep the system's wording, rules and two models review the result, and both models must approve. No distractor is invented: what "
     "was retrieved in vain is the test. Each row that was lost has a stage and a reason."
 )
-_PUBLIC = """The questions were asked in public by people who did not agree to this use. Screening drops rows by which somebody could be identified, as
-far as a model noticed. Levels, rubrics and distractors were written by models. Do not try to find out who asked, and do not take an
-answer for medical or other advice. Who recognises a question of their own can ask for its removal by its `id`."""
+_CONSENT = """What is known of the people behind the rows stands in the table below, as the sources or the description of the build say it; *not recorded* means that
+nobody wrote it down. Screening drops rows by which somebody could be identified, as far as a model noticed. Levels, rubrics and distractors
+were written by models. Do not try to find out who wrote a row, and do not take an answer for medical or other advice. Who recognises a
+text of their own can ask for its removal by its `id`."""
 
 _LIMITS = """## Limits
 
@@ -373,7 +411,8 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     names = list(facts.sizes or ())
     file = f"{split_parts(facts.sizes)[names[-1]][-1]}.jsonl" if names else "examples.jsonl"
     yield _LOADING.format(config=f', split="{names[-1].replace("-", "_") if names else "train"}"', file=file)
-    tables = [_grid(table(facts.counts)) for table in (composition_table, structure_table, origin_table)]
+    parts = {"Examples, blocks and atoms by domain": composition_table, "Ideal levels and memory structure": structure_table, "Origins of atoms": origin_table}
+    tables = [f"### {title}\n\n{_grid(table(facts.counts))}" for title, table in parts.items()]
     yield f"## Composition\n\n{_COMPOSITION_TEXT}\n\n" + "\n".join(tables)
     yield f"## Sources and licences\n\n{_SOURCES_TEXT}\n\n{_grid(source_table(facts.counts, facts.sources))}"
     from_log = any(origin == "retrieved" for origin, _ in facts.counts.origins)
@@ -382,6 +421,17 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     yield _grid(stages) if len(stages) else "Which prompts and models were used is not recorded."
     yield "### Rows lost"
     yield _grid(facts.attrition) if facts.attrition is not None else "Not recorded."
+    yield "## Review"
+    if facts.agreement is None:
+        yield "How often the reviewing models approved and agreed is not recorded."
+    else:
+        yield _grid(review_table(facts.agreement))
+        yield "Question by question, by part of the review:"
+        whole = {name: int for name in ("judged", "both object", "only the first", "only the second")}
+        yield _grid(facts.agreement.astype(whole).reset_index(names="part"))
+    if facts.pilots is not None and len(facts.pilots):
+        yield "### Pilot batches read by people"
+        yield _grid(facts.pilots)
     yield "## Checks"
     yield _grid(facts.checks.reset_index()) if facts.checks is not None else "Not recorded."
     yield "## Splits"
@@ -390,7 +440,7 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     else:
         yield f"{_SPLITS_TEXT} Seed {facts.seed}; the ids are in `*-ids.txt`, their hashes in `splits.json`."
         yield _grid(facts.splits)
-    yield facts.privacy.strip() or f"## Consent and privacy\n\n{_PUBLIC}"
+    yield facts.privacy.strip() or f"## Consent and privacy\n\n{_CONSENT}\n\n{_grid(consent_table(facts.counts, facts.sources))}"
     yield _LIMITS.format(distractors=_RETRIEVED if from_log else _INVENTED)
 
 
@@ -401,7 +451,39 @@ def dataset_card(facts: CardFacts) -> str:
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
     """Write the card as README.md, where hubs look for it."""
-    path = Path(folder) / "README.md"
-    part = path.with_name("README.md.part")
-    part.write_text(dataset_card(facts), encoding="utf-8")
-    return part.replace(path)
+    return write_whole(Path(folder) / "README.md", dataset_card(facts))
+
+# %% ../../nbs/dataset/11_card.ipynb #9439b138
+def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
+    """Take back what a card says of a pilot, and say why at its beginning."""
+    text, warning = Path(path).read_text(encoding="utf-8"), f"- Withdrawn: the pipeline that made these rows does not pass its pilot any more. {markdown_cell(printable(why))}.\n"
+    pilot = frozen.pilot.batch if frozen.pilot else "none"
+    text = text.replace(_pilot_text(frozen), f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {pilot}. That was withdrawn: {markdown_cell(printable(why))}.")
+    head, known, rest = text.partition("## Know this first\n")
+    if not known:
+        head, _, rest = text.partition("## How to load\n")
+        rest = f"\n## How to load\n{rest}"
+    return write_whole(path, f"{head}## Know this first\n\n{warning}{rest.removeprefix(chr(10)) if known else rest}")
+
+# %% ../../nbs/dataset/11_card.ipynb #9903898a
+def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
+    """Copy card, data files and splits of a finished build into a new or empty folder, as a hub takes them; returns the files.
+
+    Raises `FileNotFoundError` for a build without its card or data, `ValueError` for a folder that holds other files.
+    """
+    from huggingface_hub import DatasetCard
+
+    build, folder = Path(build), Path(folder)
+    if not (card := build / "README.md").is_file():
+        raise FileNotFoundError(f"{card}: no such file; allowed is the folder of a finished build")
+    configs = (DatasetCard(card.read_text(encoding="utf-8")).data.to_dict()).get("configs") or []
+    named = [name for config in configs for entry in config["data_files"] for name in entry["path"]]
+    files = ["README.md", *dict.fromkeys(named), *(str(path.relative_to(build)) for path in sorted((build / "splits").glob("*")))]
+    if missing := [name for name in files if not (build / name).is_file()]:
+        raise FileNotFoundError(f"{build / missing[0]}: no such file, and the card names it; finish the build first")
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} if folder.exists() else set()
+    if strange := sorted(there - set(files)):
+        raise ValueError(f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was laid out before")
+    for name in files:
+        write_whole(folder / name, (build / name).read_bytes())
+    return [folder / name for name in files]

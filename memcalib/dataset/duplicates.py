@@ -132,11 +132,16 @@ def _sketched(texts: Sequence[str], config: NearConfig) -> Iterator[Sketch]:
         yield from sketch_texts(texts[start : start + _BATCH], config)
 
 
-def near_duplicates(texts: Sequence[str], config: NearConfig | None = None) -> dict[int, tuple[int, float]]:
-    """Position of each dropped text -> (position of the kept text it repeats, similarity); earlier texts are preferred."""
+def near_duplicates(
+    texts: Sequence[str], config: NearConfig | None = None, apart: Callable[[int, int], bool] = lambda one, other: False
+) -> dict[int, tuple[int, float]]:
+    """Position of each dropped text -> (position of the kept text it repeats, similarity); earlier texts are preferred.
+
+    Two positions of which `apart` is true are not duplicates, however near.
+    """
     index, kept, found = NearIndex(config), [], {}
     for position, sketch in enumerate(_sketched(texts, index.config)):
-        match = next(index.matches(sketch), None)
+        match = next((match for match in index.matches(sketch) if not apart(position, kept[match[0]])), None)
         if match is None:
             kept.append(position)
             index.add(sketch)
@@ -156,9 +161,8 @@ def deduplicate(rows: Iterable[SourceRow], config: NearConfig | None = None) -> 
     order, dropped = sorted(range(len(rows)), key=rank), []
 
     def drop(n: int, first: int, rule: str, found: str) -> None:
-        row, other = rows[n], rows[first].id
-        head = {"id": row.id, "source": row.source, "domain": row.domain, "stage": "duplicates", "rule": rule}
-        dropped.append(Dropped(**head, found=f"{found} as {other}", allowed="one row of each kind", other=other))
+        other = rows[first].id
+        dropped.append(Dropped.of(rows[n], "duplicates", rule, f"{found} as {other}", "one row of each kind", other))
 
     for rule, key in (("repeated id", lambda n: rows[n].id), ("exact duplicate", lambda n: texts[n])):
         best: dict[str, int] = {}
@@ -166,7 +170,10 @@ def deduplicate(rows: Iterable[SourceRow], config: NearConfig | None = None) -> 
             if (first := best.setdefault(key(n), n)) != n:
                 drop(n, first, rule, "the same " + rule.split()[-1])
         order = list(best.values())
-    found = near_duplicates([texts[n] for n in order], config)
+    threshold = (config or NearConfig()).threshold
+    contexts = [rows[n].context for n in order]
+    apart = lambda one, other: contexts[one] != contexts[other] and jaccard(contexts[one], contexts[other]) < threshold
+    found = near_duplicates([texts[n] for n in order], config, apart)
     for position, (first, similarity) in found.items():
         drop(order[position], order[first], "near duplicate", f"similarity {similarity:.3f}")
     kept = sorted(n for position, n in enumerate(order) if position not in found)

@@ -29,7 +29,7 @@ from .grounding import first_person as find_first_person
 from .screening import words
 from .writing import FAMILIES, SIGNS, WEIGHTS, UsageRubric, family_of, rubric_text, taken_up
 from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
-from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash
+from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash, named_source
 
 # %% ../../nbs/dataset/07_lint.ipynb #f33fb705
 if TYPE_CHECKING:
@@ -652,7 +652,7 @@ def lint_files(
             raise ValueError(f"lint: found {path} twice, first as {known[place]}; allowed: each file once, since files are compared with one another")
         known[place] = path
     lints = [*choose_lints(rules), *([meaning_lint(model)] if model else [])]
-    result = _run({str(path): iter_rows(path) for path in paths}, lints, limits)
+    result = _run({str(path): iter_rows(*named_source(path)) for path in paths}, lints, limits)
     if not result.rows:
         raise ValueError(f"lint: found no row in {', '.join(map(str, paths)) or 'no file'}; allowed: at least one record")
     return result

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['RowT', 'PILOT_SIZE', 'FileT', 'STAGES', 'PASS_RATE', 'choose_batch', 'PilotItem', 'pilot_items', 'BatchFile', 'Batch',
-           'list_batches', 'seen_ids', 'write_batch', 'read_batch', 'PilotIssue', 'PilotReview', 'read_reviews',
-           'ReviewBook', 'PassRate', 'pass_rate', 'issue_table', 'server_name', 'pipeline_settings', 'Change',
-           'check_frozen', 'PilotRecord', 'Frozen', 'freeze_without_pilot', 'shipped_frozen', 'write_frozen',
-           'read_frozen', 'FreezeError', 'Commands', 'freeze', 'require_frozen']
+           'list_batches', 'seen_ids', 'asked_text', 'seen_questions', 'write_batch', 'read_batch', 'Making',
+           'read_makings', 'next_making', 'PilotIssue', 'PilotReview', 'read_reviews', 'ReviewBook', 'PassRate',
+           'pass_rate', 'issue_table', 'server_name', 'pipeline_settings', 'Change', 'check_frozen', 'PilotRecord',
+           'Frozen', 'freeze_without_pilot', 'shipped_frozen', 'write_frozen', 'read_frozen', 'FreezeError', 'Commands',
+           'freeze', 'objection', 'withdraw', 'pilot_log', 'require_frozen']
 
 # %% ../../nbs/dataset/10_pilot.ipynb #3575968b
 import json
@@ -27,10 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .. import __version__
-from .stages import Stage
+from .duplicates import normal_text
+from .stages import Drop, Stage
 from ..inference.endpoint import Endpoint
 from ..io.decisions import Book, latest
-from ..io.records import DataError, Record, Violation, printable, pydantic_violation, read_jsonl, write_jsonl
+from ..io.records import DataError, Record, Violation, printable, pydantic_violation, read_jsonl, write_jsonl, write_whole
 from ..memory_logs.consent import place_of
 from ..problem import Example, Name, text_hash
 
@@ -67,6 +69,7 @@ class PilotItem(Record):
 
     example: Example
     checks: dict[str, list[str]] = Field(default_factory=dict)
+    number: int = Field(0, exclude=True)  # its place in the batch, from 1, as page and sheet name it
 
     @property
     def id(self) -> str:
@@ -145,6 +148,17 @@ def seen_ids(folder: str | Path) -> set[str]:
     return {i for path in list_batches(folder) for i in _read_json(path / "batch.json", BatchFile).ids}
 
 
+def asked_text(question: str, context: str = "") -> str:
+    """What a person reads of a source, so that the same question under another id can be recognised: its words, with those of the context."""
+    return normal_text(f"{question}\n{context}")
+
+
+def seen_questions(folder: str | Path) -> set[str]:
+    """The `asked_text` of all rows that any batch of a build has had, as far as the rows record their source."""
+    extras = [item.example.model_extra or {} for path in list_batches(folder) for item in read_batch(path).items]
+    return {asked_text(extra["raw_query"], extra.get("source_context", "")) for extra in extras if extra.get("raw_query")}
+
+
 def write_batch(folder: str | Path, items: Sequence[PilotItem], settings: Mapping[str, str]) -> Batch:
     """Put the next batch of a build on disk; raises `DataError` for rows that occur twice or in an earlier batch."""
     folder, seen = Path(folder), Counter(item.id for item in items)
@@ -168,10 +182,56 @@ def write_batch(folder: str | Path, items: Sequence[PilotItem], settings: Mappin
 def read_batch(folder: str | Path) -> Batch:
     """A batch from its folder; raises `DataError` when its items are not those that it was written with."""
     folder = Path(folder)
-    says, items = _read_json(folder / "batch.json", BatchFile), list(read_jsonl(folder / "items.jsonl", PilotItem))
+    found = enumerate(read_jsonl(folder / "items.jsonl", PilotItem), 1)
+    says, items = _read_json(folder / "batch.json", BatchFile), [item.model_copy(update={"number": number}) for number, item in found]
     if (now := _items_hash(items)) != says.items:
         raise DataError([Violation("items", f"hash {now[:16]}", f"hash {says.items[:16]}, as written", file=str(folder / "items.jsonl"))])
     return Batch(folder, says.number, says.settings, items)
+
+# %% ../../nbs/dataset/10_pilot.ipynb #94612725
+class Making(BaseModel):
+    """What making.json says: one draw of rows for a batch; `batch` is the batch that it led to, `None` for none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    number: int
+    count: int  # finished rows that were asked for
+    settings: dict[str, str]
+    ids: list[str]  # rows that were drawn
+    lost: dict[str, str] | None = None  # by row "stage: reason"; `None` while it is under way
+    batch: int | None = None
+
+    def write(self, folder: str | Path) -> Path:
+        """The folder of this draw among the batches of a build, with its making.json."""
+        return write_whole(Path(folder) / f"making-{self.number:02d}" / "making.json", self.model_dump_json(indent=1) + "\n").parent
+
+    def ended(self, drops: Iterable[Drop], batch: int | None = None) -> "Making":
+        """This draw when it is over."""
+        return self.model_copy(update={"lost": {drop.id: f"{drop.stage}: {drop.reason}" for drop in drops}, "batch": batch})
+
+
+def read_makings(folder: str | Path) -> list[Making]:
+    """The draws of a build, oldest first; folders of before there was a making.json are left out."""
+    return sorted((_read_json(path, Making) for path in Path(folder).glob("making-*/making.json")), key=lambda making: making.number)
+
+
+def next_making(folder: str | Path, settings: Mapping[str, str], count: int, rows: Sequence[RowT], seed: int = 0) -> tuple[Making, list[RowT]]:
+    """A draw of twice as many rows as are asked for, and those rows: the one under way with these settings, or a new one.
+
+    Raises `ValueError` when no row is left that these settings have not lost before.
+    """
+    makings, there = read_makings(folder), {row.id: row for row in rows}
+    for making in makings:
+        if (making.lost, making.settings, making.count) == (None, dict(settings), count) and there.keys() >= set(making.ids):
+            return making, [there[name] for name in making.ids]
+    tried = {name for making in makings if making.settings == dict(settings) for name, why in (making.lost or {}).items() if not why.endswith(": failed call")}
+    left = [row for row in rows if row.id not in tried]
+    if not left:
+        raise ValueError(f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before with these settings; allowed are mended settings or more rows")
+    taken = [int(path.name[7:]) for path in Path(folder).glob("making-*") if path.name[7:].isdigit()]
+    number = max(taken, default=0) + 1
+    drawn = choose_batch(left, min(2 * count, len(left)), seed + number)
+    return Making(number=number, count=count, settings=dict(settings), ids=[row.id for row in drawn]), drawn
 
 # %% ../../nbs/dataset/10_pilot.ipynb #bbe50ddd
 STAGES: dict[str, str] = {
@@ -450,11 +510,7 @@ def shipped_frozen() -> list[str]:
 
 def write_frozen(path: str | Path, frozen: Frozen) -> Path:
     """Write frozen.json, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(frozen.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
-    return part.replace(path)
+    return write_whole(path, frozen.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def read_frozen(path: str | Path) -> Frozen:
@@ -511,9 +567,61 @@ def freeze(folder: str | Path, settings: Mapping[str, str], commands: Commands |
     )  # fmt: skip
     return _frozen(settings, pilot=record)
 
+# %% ../../nbs/dataset/10_pilot.ipynb #82f0df67
+def objection(frozen: Frozen, folder: str | Path) -> str:
+    """Why a frozen pipeline does not stand any more, by the batches of its build; "" while it does, and for one without a pilot."""
+    for batch in map(read_batch, list_batches(folder) if frozen.pilot else []):
+        if batch.number < frozen.pilot.batch or check_frozen(batch.settings, frozen.settings):
+            continue
+        rate = pass_rate(batch.items, read_reviews(batch.reviews))
+        own = batch.number == frozen.pilot.batch
+        if rate.lost or (not rate.unlocks and (own or not rate.left)):
+            return f"batch {batch.number}, which these settings made: {rate}"
+    return ""
+
+
+def withdraw(path: str | Path, why: str) -> Path:
+    """Put a frozen.json aside, with the reason; returns the file that has both."""
+    path, frozen = Path(path), read_frozen(path)
+    batch = f"-batch-{frozen.pilot.batch:02d}" if frozen.pilot else ""
+    content = {"withdrawn": why, "at": datetime.now(UTC).isoformat(timespec="seconds"), "frozen": frozen.model_dump(mode="json", exclude_none=True)}
+    aside = write_whole(path.with_name(f"withdrawn{batch}.json"), json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    path.unlink()
+    return aside
+
+# %% ../../nbs/dataset/10_pilot.ipynb #bf619189
+def pilot_log(folder: str | Path) -> "pd.DataFrame":
+    """One row for each batch of a build, and for draws that led to none: rows drawn, examples, reviews, losses, changed settings."""
+    import pandas as pd
+
+    makings, batches, lines, before = read_makings(folder), {b.number: b for b in map(read_batch, list_batches(folder))}, [], None
+
+    def add(name: str, draws: Sequence[Making], settings: Mapping[str, str], batch: Batch | None) -> None:
+        nonlocal before
+        drawn = sum(len(making.ids) for making in draws)
+        lost = Counter(why for making in draws for why in (making.lost or {}).values())
+        losses = "; ".join(f"{count} by {why}" for why, count in lost.most_common(3)) or ("none" if draws else "not recorded")
+        changes = "; ".join(str(c).replace("frozen", "then") for c in check_frozen(settings, before)) if before is not None else "the first one"
+        rate = pass_rate(batch.items, read_reviews(batch.reviews)) if batch else None
+        reviews = [f"{rate.passed}", f"{rate.failed}", f"{rate.left}"] if rate else ["", "", ""]
+        lines.append((name, str(drawn or "not recorded"), losses, str(len(batch.items) if batch else 0), *reviews, changes or "nothing"))
+        before = settings
+
+    open_ = [making for making in makings if making.batch is None]
+    for batch in batches.values():
+        draws = [making for making in makings if making.batch == batch.number]
+        first = min((making.number for making in draws), default=0)
+        for making in [making for making in open_ if making.number < first]:
+            add("none", [making], making.settings, None)
+            open_.remove(making)
+        add(str(batch.number), draws, batch.settings, batch)
+    for making in open_:
+        add("none" if making.lost is not None else "under way", [making], making.settings, None)
+    return pd.DataFrame(lines, columns=["batch", "drawn", "lost, most of them", "examples", "passed", "failed", "left", "changed before it"])
+
 # %% ../../nbs/dataset/10_pilot.ipynb #70b45c15
-def require_frozen(settings: Mapping[str, str], path: str | Path, commands: Commands | None = None) -> Frozen:
-    """The frozen pipeline in a file, or a shipped one, when these are its settings; raises `FreezeError` otherwise."""
+def require_frozen(settings: Mapping[str, str], path: str | Path, commands: Commands | None = None, batches: str | Path | None = None) -> Frozen:
+    """The frozen pipeline in a file, or a shipped one, when these are its settings and its `batches` still allow it; raises `FreezeError` otherwise."""
     commands = commands or Commands()
     remedy = f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: {commands.freeze}"
     try:
@@ -523,4 +631,6 @@ def require_frozen(settings: Mapping[str, str], path: str | Path, commands: Comm
     if changes := check_frozen(settings, frozen.settings):
         head = f"this pipeline is not the one frozen in {path}:"
         raise FreezeError(head, [str(change) for change in changes], f"Put the settings back, or {remedy}", changes)
+    if batches and (why := objection(frozen, batches)):
+        raise FreezeError(f"the pipeline frozen in {path} does not stand:", [why], f"Mend what failed, then {remedy}")
     return frozen

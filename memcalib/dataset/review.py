@@ -20,7 +20,7 @@ from .lint import LINTS, LintLimits, LintResult, lint_splits
 from .stages import Draft, DraftAtom, Drop, Fault, Stage, StageResult, StageRow, merge_by, run_stage
 from .writing import exact_set, family_of, to_example
 from ..inference.client import Client
-from ..inference.json_replies import Form
+from ..inference.client import Form
 from ..io.records import DataError, Record, Violation
 from ..problem import Name
 

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['READERS', 'Lines', 'GATHER', 'FILES', 'SourceRow', 'Dropped', 'Passed', 'collect', 'reader', 'user', 'reply',
-           'best_reply', 'best_answer', 'site', 'html', 'first_json', 'gather_oasst', 'gather_meddialog', 'file_lines',
-           'Source', 'shipped_table', 'table_error', 'load_sources', 'find_source', 'clean_text', 'to_row',
-           'hub_arguments', 'read_source', 'plain_source', 'attrition']
+           'best_reply', 'best_answer', 'site', 'html', 'first_json', 'gather_oasst', 'gather_meddialog',
+           'folder_files', 'file_lines', 'Source', 'shipped_table', 'table_error', 'load_sources', 'find_source',
+           'clean_text', 'to_row', 'hub_arguments', 'read_source', 'plain_source', 'attrition']
 
 # %% ../../nbs/dataset/01_sources.ipynb #27466755
+import csv
+import gzip
 import json
 import re
 from collections import Counter, defaultdict
@@ -26,7 +28,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..io.records import DataError, Record, Violation, iter_rows, short_repr
-from ..io.settings import read_yaml
+from ..io.settings import nearest, read_yaml
 from ..problem import Domain, Name, text_hash
 
 # %% ../../nbs/dataset/01_sources.ipynb #cd877bdb
@@ -46,6 +48,11 @@ class SourceRow(Record):
     licence: str = "unknown"
     topic: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    file: str = Field("", exclude=True)  # where the row was read, for messages; not part of the row as it is written
+    line: int = Field(0, exclude=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceRow) and self.model_dump() == other.model_dump()  # wherever it was read
 
     @property
     def text(self) -> str:
@@ -66,6 +73,12 @@ class Dropped(Record):
     line: int = 0
     file: str = ""
     other: str = ""
+
+    @classmethod
+    def of(cls, row: SourceRow, stage: str, rule: str, found: str, allowed: str, other: str = "") -> "Dropped":
+        """The loss of a row, with the file and the line that it was read from."""
+        place = {"id": row.id, "source": row.source, "domain": row.domain, "file": row.file, "line": row.line}
+        return cls(**place, stage=stage, rule=rule, found=found, allowed=allowed, other=other)
 
     def __str__(self) -> str:
         place = " ".join(filter(None, (self.id or self.source, self.file, f"line {self.line}" if self.line else "")))
@@ -111,20 +124,25 @@ def reader(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return function
 
 # %% ../../nbs/dataset/01_sources.ipynb #16cd9381
-def _turns(messages: list[dict]) -> list[tuple[bool, str]]:
-    """(spoken by the user, text) of each message, in `role`/`content` or in `from`/`value` form; no system messages."""
+def _turns(messages: list[dict] | list[str] | str) -> list[tuple[bool, str]]:
+    """(spoken by the user, text) of each message, in `role`/`content` or in `from`/`value` form, or of texts in turns; no system messages."""
+    messages = json.loads(messages) if isinstance(messages, str) else messages
+    if all(isinstance(message, str) for message in messages):
+        return [(number % 2 == 0, text) for number, text in enumerate(messages)]
     turns = [(m.get("role", m.get("from")), m.get("content", m.get("value"))) for m in messages]
-    return [(role in ("user", "human", "prompter"), text) for role, text in turns if role != "system"]
+    plain = lambda said: "\n".join(part["text"] for part in said if part.get("type") == "text") if isinstance(said, list) else said
+    silent = ("system", "developer", "tool", "function")
+    return [(role in ("user", "human", "prompter"), plain(text)) for role, text in turns if role not in silent]
 
 
 @reader
-def user(messages: list[dict]) -> str:
+def user(messages: list[dict] | list[str] | str) -> str:
     """The first text of the user."""
     return next((text for is_user, text in _turns(messages) if is_user), "")
 
 
 @reader
-def reply(messages: list[dict]) -> str:
+def reply(messages: list[dict] | list[str] | str) -> str:
     """The first text of the assistant after the user has spoken."""
     turns = iter(_turns(messages))
     spoken = any(is_user for is_user, _ in turns)
@@ -255,17 +273,26 @@ GATHER: dict[str, Callable[[Lines], Lines]] = {"": lambda lines: lines, "oasst":
 
 # %% ../../nbs/dataset/01_sources.ipynb #6f637991
 def _csv_lines(path: Path) -> Lines:
-    import pandas as pd
-
-    options = {"dtype": object, "keep_default_na": False, "chunksize": 2000, "encoding_errors": "surrogateescape"}
-    try:
-        rows = (row for piece in pd.read_csv(path, **options) for row in piece.to_dict("records"))
-        for line, row in enumerate(rows, 2):
-            bad = next((name for name, cell in row.items() if re.search("[\udc80-\udcff]", str(cell))), None)
-            found = f"bytes in column {bad!r} that are not UTF-8"
-            yield line, Violation("encoding", found, "UTF-8", line=line, file=str(path)) if bad else row
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError) as error:
-        yield 1, Violation("csv", short_repr(str(error), 200), "a table with one header line", line=1, file=str(path))
+    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book; the length rules come later
+    opened = gzip.open if path.name.endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        head = file.readline()
+        file.seek(0)
+        reader = csv.reader(file, delimiter=max(",;\t", key=head.count))
+        try:
+            names = [name.strip() for name in next(reader, [])]
+            before = reader.line_num
+            for cells in reader:
+                line, before = before + 1, reader.line_num
+                bad = next((name for name, cell in zip(names, cells, strict=False) if re.search("[\udc80-\udcff]", cell)), None)
+                if bad is not None:
+                    yield line, Violation("encoding", f"bytes in column {bad!r} that are not UTF-8", "UTF-8", line=line, file=str(path))
+                elif cells and len(cells) != len(names):
+                    yield line, Violation("csv", f"{len(cells)} cells", f"{len(names)}, as many as the header", line=line, file=str(path))
+                elif cells:
+                    yield line, dict(zip(names, cells, strict=True))
+        except csv.Error as error:
+            yield reader.line_num, Violation("csv", str(error), "a table with one header line", line=reader.line_num, file=str(path))
 
 
 def _json_lines(path: Path) -> Lines:
@@ -288,8 +315,17 @@ def _text_lines(path: Path) -> Lines:
 
 FILES: dict[str, Callable[[Path], Lines]] = {
     ".jsonl": iter_rows, ".jsonl.gz": iter_rows, ".parquet": iter_rows,
-    ".json": _json_lines, ".csv": _csv_lines, ".csv.gz": _csv_lines, ".txt": _text_lines,
+    ".json": _json_lines, ".csv": _csv_lines, ".csv.gz": _csv_lines, ".tsv": _csv_lines, ".txt": _text_lines,
 }
+
+
+def folder_files(path: Path) -> list[Path]:
+    """The files of a folder that can be read, by name; none for a dataset that `datasets` has saved. Raises `FileNotFoundError` when there are none."""
+    if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
+        return []
+    if not (files := sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))):
+        raise FileNotFoundError(f"{path}: no file in this folder ends in {', '.join(FILES)}")
+    return files
 
 
 def file_lines(path: Path) -> Lines:
@@ -297,16 +333,15 @@ def file_lines(path: Path) -> Lines:
 
     Raises `FileNotFoundError` for a missing path or a folder without such files, `ValueError` for another suffix.
     """
-    if path.is_dir() and not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
-        files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
-        if not files:
-            raise FileNotFoundError(f"{path}: no file in this folder ends in {', '.join(FILES)}")
+    if path.is_dir() and (files := folder_files(path)):
         for file in files:
             yield from file_lines(file)
         return
     suffix = next((suffix for suffix in FILES if path.name.endswith(suffix)), None)
     if path.is_file() and suffix is None:
-        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}")
+        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet can be saved as CSV")
+    if suffix and not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
     yield from FILES[suffix](path) if path.is_file() else iter_rows(path)
 
 # %% ../../nbs/dataset/01_sources.ipynb #78481ff5
@@ -318,12 +353,15 @@ class Source(BaseModel):
     name: Name
     domain: Domain
     licence: str = "unknown"
+    origin: str = ""  # who wrote the rows, and where, in words; and
+    consent: str = ""  # whether they agreed to such a use; both for the card
     hub: str = ""
     revision: str = "main"
     split: str = "train"
     files: str = ""  # raw files inside the hub repository, where its own loader will not do
     gather: Literal["", "oasst", "meddialog"] = ""
     columns: dict[str, str]
+    needed: tuple[str, ...] = ("question", "answer")  # the fields whose columns have to be in the file
     keep: dict[str, tuple[str, ...]] = {}
     records: Callable[[Path | None], Iterable[dict]] | None = None  # yields the raw records, in place of files and hub
 
@@ -347,9 +385,13 @@ def shipped_table(name: str, changes: str | Path | Mapping | None) -> tuple[dict
     return read_yaml(resources.files("memcalib") / "data" / f"{name}.yaml"), changes, place
 
 
-def table_error(error: ValidationError, place: str) -> ValueError:
-    """The first thing wrong with a table: its place, the value found, and what is allowed."""
-    first = error.errors()[0]
+def table_error(error: ValidationError, place: str, known: Iterable[str] = ()) -> ValueError:
+    """The first thing wrong with a table: its place, the value found, and what is allowed; `known` are the names that may stand at a place."""
+    first, known = error.errors()[0], list(known)
+    if first["type"] == "extra_forbidden" and known:
+        meant = nearest(str(first["loc"][-1]), known)
+        hint = f"; meant is perhaps {meant}" if meant else ""
+        return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}, which is not a setting{hint}; allowed are {', '.join(known)}")
     return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}: {first['msg']}")
 
 
@@ -366,7 +408,7 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
     try:
         return {name: Source(name=name, **settings) for name, settings in table.items()}
     except ValidationError as error:
-        raise table_error(error, place) from None
+        raise table_error(error, place, Source.model_fields) from None
 
 
 def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
@@ -386,7 +428,7 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
                 return found
             why = f"that is of type {type(found).__name__}"
         except ValidationError as error:
-            raise table_error(error, name) from None
+            raise table_error(error, name, Source.model_fields) from None
         except (ImportError, AttributeError, ValueError) as error:
             why = f"cannot be imported: {error}"
     allowed = f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
@@ -411,24 +453,32 @@ def clean_text(value: Any) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
-def to_row(source: Source, record: dict, line: int = 0) -> SourceRow | Dropped:
-    """The row of one raw record, or the reason why it has none. A row without an id of its own is named by its content."""
-    head = {"source": source.name, "domain": source.domain}
+def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> SourceRow | Dropped:
+    """The row of one raw record, or the reason why it has none.
+
+    A row without an id of its own is named by its content: question, answer, and context where there is one.
+    """
+    head = {"source": source.name, "domain": source.domain, "file": file, "line": line}
     values: dict[str, str] = {}
     for name, spec in source.columns.items():
         path, *steps = spec.split("|")
         try:
             values[name] = clean_text(reduce(lambda value, step: READERS[step](value), steps, _pick(record, path)))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            found = f"{short_repr(_pick(record, path))} in column {spec!r} ({type(error).__name__}: {str(error)[:80]})"
-            return Dropped(**head, stage="reading", rule=name, found=found, allowed="text", line=line)
+            value = _pick(record, path)
+            found = f"{short_repr(value)} in column {spec!r} ({type(error).__name__}: {str(error)[:80]})"
+            turns = isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+            way = f"; a list of turns takes a reader: '{path}|user' for the question, '{path}|reply' for the answer" if turns and not steps else ""
+            return Dropped(**head, stage="reading", rule=name, found=found, allowed=f"text{way}")
     fields = {name: values.pop(name, "") for name in ("id", "question", "context", "answer", "topic")}
-    fields["id"] = f"{source.name}:{fields['id'] or text_hash(fields['question'] + chr(0) + fields['answer'])}"
+    head["domain"] = values.pop("domain", "") or source.domain
+    content = [fields["question"], fields["answer"], *filter(None, [fields["context"]])]
+    fields["id"] = f"{source.name}:{fields['id'] or text_hash(chr(0).join(content))}"
     for name, allowed in source.keep.items():
         value = values.get(name, fields.get(name, ""))
         if value not in allowed:
             why = {"found": f"{name} {value!r}", "allowed": ", ".join(allowed)}
-            return Dropped(**head, id=fields["id"], stage="reading", rule="selection", line=line, **why)
+            return Dropped(**head, id=fields["id"], stage="reading", rule="selection", **why)
     return SourceRow(**head, **fields, licence=source.licence, metadata={k: v for k, v in values.items() if v})
 
 # %% ../../nbs/dataset/01_sources.ipynb #862307cb
@@ -462,7 +512,7 @@ def _check_columns(source: Source, records: list[Any], place: str) -> None:
     if not names:
         broken = [record for record in records if isinstance(record, Violation)][:20]
         raise DataError(broken or [Violation("file", "no records", "at least one record", file=place)])
-    needed = [source.columns[name].split("|")[0] for name in ("question", "answer")]
+    needed = [source.columns[name].split("|")[0] for name in source.needed if name in source.columns]
     if missing := [path for path in needed if path not in names and path.count(".") < 2]:
         found = f"columns {', '.join(names)}, none of them {' or '.join(missing)}"
         raise DataError([Violation("columns", found, f"columns {', '.join(needed)} for {source.name}", file=place)])
@@ -479,17 +529,19 @@ def read_source(
     source = find_source(source) if isinstance(source, str) else source
     path = None if path is None else Path(path)
     raw = enumerate(source.records(path), 1) if source.records else _hub_lines(source) if path is None else file_lines(path)
-    lines = GATHER[source.gather](raw)
+    lines = (("" if path is None or path.is_dir() else path.name, *entry) for entry in GATHER[source.gather](raw))
+    if path and path.is_dir() and not (source.gather or source.records) and (files := folder_files(path)):
+        lines = ((file.name, *entry) for file in files for entry in file_lines(file))
     first = list(islice(lines, 100))
-    _check_columns(source, [record for _, record in first], str(path or source.hub or source.name))
+    _check_columns(source, [record for *_, record in first], str(path or source.hub or source.name))
     head = {"source": source.name, "domain": source.domain, "stage": "reading"}
-    for line, record in chain(first, lines):
+    for file, line, record in chain(first, lines):
         if isinstance(record, Violation):
             item = Dropped(**head, line=line, file=Path(record.file).name, rule=record.rule, found=record.found, allowed=record.allowed)
         elif not isinstance(record, dict):
-            item = Dropped(**head, line=line, rule="record", found=short_repr(record), allowed="an object")
+            item = Dropped(**head, line=line, file=file, rule="record", found=short_repr(record), allowed="an object")
         else:
-            item = to_row(source, record, line)
+            item = to_row(source, record, line, file)
         yield item
         limit = limit - isinstance(item, SourceRow) if limit is not None else None
         if limit == 0:
@@ -497,11 +549,19 @@ def read_source(
 
 # %% ../../nbs/dataset/01_sources.ipynb #84980c6a
 def plain_source(
-    question: str, answer: str, context: str = "", *, name: str = "custom", domain: str = "general", licence: str = "unknown", **more: str
-) -> Source:
-    """A source described by its column names alone; further names (`id`, `topic`, or any other for `metadata`) as keywords."""
-    columns = {"question": question, "answer": answer, "context": context} | more
-    return Source(name=name, domain=domain, licence=licence, columns={key: path for key, path in columns.items() if path})
+    question: str, answer: str, context: str = "", *, name: str = "custom", domain: str = "general", domain_column: str = "",
+    licence: str = "unknown", **more: str,
+) -> Source:  # fmt: skip
+    """A source described by its column names alone; further names (`id`, `topic`, or any other for `metadata`) as keywords.
+
+    `domain_column` says which column has the domain of a row; `domain` is that of rows where it is empty. Raises `ValueError` for an unknown reader.
+    """
+    columns = {"question": question, "answer": answer, "context": context, "domain": domain_column} | more
+    columns = {key: path for key, path in columns.items() if path}
+    try:
+        return Source(name=name, domain=domain, licence=licence, columns=columns, needed=tuple(columns))
+    except ValidationError as error:
+        raise table_error(error, name) from None
 
 # %% ../../nbs/dataset/01_sources.ipynb #b5f30365
 def attrition(passed: Passed, by: Literal["source", "domain"] = "source") -> "pd.DataFrame":

@@ -21,9 +21,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from .sources import SourceRow
-from ..inference.client import Client, FirstFailures, run_many
+from ..inference.client import Client, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.json_replies import Form, escaped, json_format, read_form, to_data
+from ..inference.client import Form, escaped, json_format, read_form, to_data
 from ..io.jsonl import Journal
 from ..io.records import DataError, Record, Violation, printable, read_jsonl, replacing
 from ..problem import Domain, Name, WireLevel, text_hash
@@ -414,7 +414,7 @@ async def run_stage(
     `DataError` for rows that occur twice or a file that does not belong here. What was done until then is in the file.
     """
     path = Path(out) / f"{stage.name}.jsonl"
-    result, first, failures = StageResult(path, stage.name), [], FirstFailures(STUCK)
+    result, first = StageResult(path, stage.name), []
     past = _Past(path, stage_hash(stage, client.endpoint))
 
     def todo() -> Iterator[Draft]:
@@ -439,7 +439,7 @@ async def run_stage(
                 if on_row:
                     on_row(row)
                 first += [row.drop] * (result.done <= STUCK)
-                if failures.add(row.drop and row.drop.reason):
+                if result.done == STUCK and None not in first and len({drop.reason for drop in first}) == 1:
                     raise StageError(stage.name, first, path, command)
     _put_in_order(path, result.ids)
     return result

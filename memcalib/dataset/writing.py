@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from .grounding import content_words, find_leak, first_person, holds, sentences, short_stems, stems, text_faults, too_close
 from .screening import words
 from .stages import Draft, DraftAtom, DraftBlock, Fault, Stage, merge_by
-from ..inference.json_replies import Form
+from ..inference.client import Form
 from ..io.records import DataError, Record, Violation, read_jsonl, short_repr, write_jsonl
 from ..io.settings import read_yaml
 from ..problem import Atom, Block, Domain, Example, Level, Name, check_example, concat_text, text_hash

@@ -9,9 +9,9 @@ __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channe
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -111,18 +111,6 @@ def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
     """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none fits."""
     return next((kind for kind, pattern in kinds.items() if re.match(pattern, atom_id)), "other")
 
-# %% ../../nbs/evaluation/01_breakdown.ipynb #52db3e42
-_ATOM = (*SOURCE, "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded")
-
-
-def _atom_cells(j: Judgment) -> Iterator[tuple]:
-    head = j.model, j.condition, j.judge, j.domain, j.question_id, len(j.atoms)
-    size = Counter(atom.parent_memory_id for atom in j.atoms)
-    for atom in j.atoms:
-        block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
-        actual = np.nan if atom.actual is None else int(atom.actual)
-        yield *head, atom.atom_id, block, int(atom.ideal), actual, bool(atom.quote), atom.grounded
-
 # %% ../../nbs/evaluation/01_breakdown.ipynb #d3052bd5
 def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS) -> "pd.DataFrame":
     """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
@@ -133,7 +121,15 @@ def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[st
 
     if isinstance(judgments, pd.DataFrame):
         return judgments
-    frame = pd.DataFrame([row for j in judgments for row in _atom_cells(j)], columns=list(_ATOM))
+    rows = []
+    for j in judgments:
+        head = {name: getattr(j, name) for name in (*SOURCE, "domain", "question_id")} | {"atoms": len(j.atoms)}
+        size = Counter(atom.parent_memory_id for atom in j.atoms)
+        for atom in j.atoms:
+            block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
+            levels = {"ideal": int(atom.ideal), "actual": np.nan if atom.actual is None else int(atom.actual)}
+            rows.append(head | {"atom_id": atom.atom_id, "block": block} | levels | {"quoted": bool(atom.quote), "grounded": atom.grounded})
+    frame = pd.DataFrame(rows, columns=["model", "condition", "judge", "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded"])
     frame["kind"] = frame["atom_id"].map({i: distractor_kind(i, kinds) for i in set(frame["atom_id"])})
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
@@ -156,12 +152,6 @@ def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, flo
 SLICES = ("domain", "kind", "block_size", "atom_count", "ideal")
 
 
-def _sliced(frame: "pd.DataFrame", by: str) -> Iterator[tuple[dict[str, Any], "pd.DataFrame"]]:
-    for key, group in frame.groupby(list(SOURCE), sort=False):
-        for part, rest in group.groupby(by, observed=True):
-            yield dict(zip(SOURCE, key, strict=True)) | {by: Level(part).label if by == "ideal" else part}, rest
-
-# %% ../../nbs/evaluation/01_breakdown.ipynb #99a4713e
 def atom_table(
     judgments: "Iterable[Judgment] | pd.DataFrame",
     by: str,
@@ -180,7 +170,11 @@ def atom_table(
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SLICES)}")
     frame = atom_frame(judgments, kinds)
     frame = frame if ideal is None else frame[frame["ideal"] == int(ideal)]
-    rows = [head | _atom_row(rest, resamples, seed) for head, rest in _sliced(frame, by)]
+    rows = []
+    for key, group in frame.groupby(list(SOURCE), sort=False):
+        for part, rest in group.groupby(by, observed=True):
+            head = dict(zip(SOURCE, key, strict=True)) | {by: Level(part).label if by == "ideal" else part}
+            rows.append(head | _atom_row(rest, resamples, seed))
     if not rows:
         raise ValueError("no atom to count: a table of nothing is undefined")
     return pd.DataFrame(rows)

@@ -18,7 +18,7 @@ from ..inference.client import run_many
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.records import read_jsonl, short_repr
-from ..judge import LLMJudge, judge_rollouts
+from ..judge import LLMJudge, judge_rollouts, try_judge
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/05_run.ipynb #a9ca3fdd
@@ -62,7 +62,7 @@ def evaluate(
 
     `examples` is anything that `load_examples` takes. `sampling` holds seeds (42, 43, 44), temperature and the rest of `Sampling`. `no_memory` asks
     everything once more without memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive, and the same call goes on
-    from them. Raises what `load_examples`, `generate` and `judge_rollouts` raise.
+    from them. Before anything else the judge is asked one question. Raises what `load_examples`, `try_judge`, `generate` and `judge_rollouts` raise.
     """
     examples = examples if isinstance(examples, list) and all(isinstance(e, Example) for e in examples) else load_examples(examples)
     sampling = sampling if isinstance(sampling, Sampling) else Sampling(**(sampling or {}))
@@ -70,6 +70,8 @@ def evaluate(
     judge = LLMJudge(judge) if isinstance(judge, Endpoint) else judge
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         rollouts, judgments = Path(folder) / "rollouts.jsonl", Path(folder) / "judgments.jsonl"
+        if not rollouts.exists():
+            try_judge(judge, examples[0])
         generate(examples, backend, sampling, rollouts, no_memory=no_memory)
         judge_rollouts(examples, rollouts, judge, judgments)
         return list(read_jsonl(judgments, Judgment))

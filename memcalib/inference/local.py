@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..problem import Example, JudgeLike, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
-from .rollout import CONDITIONS, FINISH, Request, check_conditions, without_thoughts
+from .rollout import CONDITIONS, FINISH, Request, answer_of, check_conditions
 
 # %% ../../nbs/inference/06_local.ipynb #0a17c5a8
 @contextmanager
@@ -159,14 +159,14 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 # %% ../../nbs/inference/06_local.ipynb #e2e0e48d
 def prompt_encoder(
-    tokenizer: PreTrainedTokenizerBase, text: str = "concat", layout: str = "plain", condition: str = "full_memory"
+    tokenizer: PreTrainedTokenizerBase, text: str = "concat", prompt_template: str = "plain", condition: str = "full_memory"
 ) -> Callable[[Example], list[int]]:
     """A function from an example to prompt token ids; raises `ValueError` for an unknown condition."""
     check_conditions([condition])
 
     def encode(example: Example) -> list[int]:
         shown = remove_atoms(example, example.levels) if condition == "no_memory" else example
-        return encode_prompt(tokenizer, render(shown, text=text, layout=layout))
+        return encode_prompt(tokenizer, render(shown, text=text, prompt_template=prompt_template))
 
     return encode
 
@@ -178,11 +178,11 @@ def _row(tokenizer, ends: Sequence[int], ids: list[int]) -> dict[str, Any]:
 # %% ../../nbs/inference/06_local.ipynb #372cb6bc
 def sample_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, seed: int = 42,
-    samples: int = 1, condition: str = "full_memory", name: str = "", text: str = "fluent", layout: str = "plain",
+    samples: int = 1, condition: str = "full_memory", name: str = "", text: str = "fluent", prompt_template: str = "plain",
     max_tokens: int = 8192, temperature: float = 1.0, batch_size: int = 256,
 ) -> list[Rollout]:  # fmt: skip
     """`samples` answers for each example, in order; the same seed gives the same answers on the same machine."""
-    encode, ends = prompt_encoder(tokenizer, text, layout, condition), end_tokens(model, tokenizer)
+    encode, ends = prompt_encoder(tokenizer, text, prompt_template, condition), end_tokens(model, tokenizer)
     generator = torch.Generator(model.device).manual_seed(seed)
     rows = [(example, ids, k) for example in examples for ids in [encode(example)] for k in range(samples)]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
@@ -191,7 +191,7 @@ def sample_answers(
         part = order[start : start + batch_size]
         options = dict(ends=ends, max_tokens=max_tokens, temperature=temperature, generator=generator)
         drawn |= zip(part, sample_tokens(model, [rows[i][1] for i in part], **options), strict=True)
-    settings = dict(temperature=temperature, max_tokens=max_tokens, text=text, layout=layout)
+    settings = dict(temperature=temperature, max_tokens=max_tokens, text=text, layout=prompt_template)  # rows keep this name: their keys hold it
     fields = dict(model=name, condition=condition, seed=seed, settings=settings)
     return [
         Rollout(example_id=example.id, sample=k, **_row(tokenizer, ends, drawn[i]), **fields)
@@ -227,7 +227,7 @@ Encoded = tuple[Request, list[int]]
 
 def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: float) -> Rollout:
     usage |= {"prompt_tokens": len(ids), "completion_tokens": len(row["token_ids"])}
-    return request.rollout(**(row | {"response": without_thoughts(row["response"])}), usage=usage)
+    return request.rollout(**(row | answer_of(row["response"], row["finish_reason"])), usage=usage)
 
 # %% ../../nbs/inference/06_local.ipynb #cb541e35
 def _unless_out_of_memory(sample: Callable[[list[Encoded]], list[Rollout]], batch: list[Encoded]) -> list[Rollout] | None:

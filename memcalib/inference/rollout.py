@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHIPPED_TEMPLATES', 'CONDITIONS', 'FINISH', 'bare_prompt', 'TemplateFile', 'load_prompt_template',
            'find_prompt_template', 'wording_hash', 'Sampling', 'check_conditions', 'Request', 'request_settings',
-           'requests', 'Backend', 'without_thoughts', 'EndpointBackend', 'each_answer', 'GenerateResult', 'Stopped',
+           'requests', 'Backend', 'answer_of', 'EndpointBackend', 'each_answer', 'GenerateResult', 'Stopped',
            'generate']
 
 # %% ../../nbs/inference/05_rollout.ipynb #6f68d44f
@@ -20,10 +20,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .cache import CallCache
-from .client import Client, FirstFailures, Totals, run_async, run_many
+from .client import Client, FailureStreak, Totals, run_async, run_many, split_thoughts
 from .endpoint import CallError, Endpoint
 from ..io.jsonl import Journal
 from ..io.records import DataError, Violation
@@ -139,26 +139,18 @@ def wording_hash(name: str) -> str:
 
 # %% ../../nbs/inference/05_rollout.ipynb #e677b257
 class Sampling(BaseModel):
-    """How answers are sampled (the paper's evaluation settings); unknown fields raise. `framing` and `layout` are older names of `prompt_template`."""
+    """How answers are sampled (the paper's evaluation settings); unknown fields raise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)
     samples: Annotated[int, Field(ge=1)] = 1  # answers for each seed
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 8192
     text: Literal["fluent", "concat"] = "fluent"
-    prompt_template: Annotated[Name, Field(serialization_alias="framing")] = "plain"  # a name, or a template file
+    prompt_template: Name = "plain"  # a name, or a template file
     thinking: bool = False
     ask_again: tuple[Literal["empty", "length"], ...] = ("empty",)  # asked once more at an endpoint
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_names(cls, given: Any) -> Any:
-        names = [name for name in ("prompt_template", "framing", "layout") if isinstance(given, dict) and name in given]
-        if len(names) > 1:
-            raise ValueError(f"found {' and '.join(names)}, which are names of one setting; allowed is one of them")
-        return {"prompt_template" if name in names else name: value for name, value in given.items()} if names else given
 
     @field_validator("seeds")
     @classmethod
@@ -167,10 +159,6 @@ class Sampling(BaseModel):
             raise ValueError(f"seed {repeated[0]} is given more than once; allowed is once")
         return seeds
 
-    @property
-    def framing(self) -> str:
-        """The prompt template, by its older name."""
-        return self.prompt_template
 
 # %% ../../nbs/inference/05_rollout.ipynb #a27fbe4f
 CONDITIONS = ("full_memory", "no_memory")
@@ -244,7 +232,7 @@ def requests(
         version = example.content_hash
         for condition in conditions:
             shown = remove_atoms(example, example.levels) if condition == "no_memory" else example
-            messages = render(shown, text=sampling.text, layout=template)
+            messages = render(shown, text=sampling.text, prompt_template=template)
             name = "no_memory" if condition == "no_memory" else "full_memory" if template == "plain" else template
             for seed in sampling.seeds:
                 for sample in range(sampling.samples):
@@ -260,15 +248,22 @@ class Backend(Protocol):
     def answers(self, requests: Iterable[Request]) -> Iterator[Rollout] | AsyncIterator[Rollout]: ...
 
 # %% ../../nbs/inference/05_rollout.ipynb #c550bfb2
-FINISH = {"length": "length", "max_tokens": "length", "model_length": "length", "abort": "error", "error": "error"}
+_WORDS = {
+    "length": "length max_tokens model_length", "error": "abort error", "content_filter": "content_filter safety sensitive refusal",
+    "tool_calls": "tool_calls function_call",
+}  # fmt: skip
+FINISH = {word: reason for reason, words in _WORDS.items() for word in words.split()}
 
 
-def without_thoughts(text: str) -> str:
-    """What follows the last `</think>`; nothing when the thoughts never ended; the text itself when there are none."""
-    _, closed, answer = text.rpartition("</think>")
-    if closed:
-        return answer.lstrip("\n")
-    return "" if text.lstrip().startswith("<think>") else text
+def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
+    """The fields of a rollout that follow from a text as it was sent: response, finish reason, what was taken off or looks odd."""
+    answer, thoughts = split_thoughts(text)
+    finish = FINISH.get(finish_reason.lower(), "stop")
+    finish = "stop" if finish == "tool_calls" and answer.strip() else finish
+    more = {} if finish_reason == finish else {"served_finish": finish_reason}
+    more |= {} if thoughts is None else {"thoughts": len(thoughts)}
+    more |= {"unopened_thoughts": True} if thoughts is None and "</think>" in answer else {}
+    return {"response": answer if answer.strip() else "", "finish_reason": finish} | more
 
 # %% ../../nbs/inference/05_rollout.ipynb #a83ba9d1
 class EndpointBackend:
@@ -289,8 +284,15 @@ class EndpointBackend:
             async for _, rollout in finished:
                 yield rollout
 
+    def _settings(self, request: Request) -> dict[str, Any]:
+        return {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {"seed": request.wire_seed}
+
+    def remembers(self, request: Request) -> bool:
+        """Whether the cache holds a reply to this request. Sends nothing and needs no key."""
+        return self.client.remembered(request.messages, **self._settings(request)) is not None
+
     async def _ask(self, request: Request) -> Rollout:
-        asked = {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {"seed": request.wire_seed}
+        asked = self._settings(request)
         usage: Counter[str] = Counter()
         for attempt in (0, 1):
             try:
@@ -300,14 +302,13 @@ class EndpointBackend:
                     raise
                 return request.failed(error.kind, f"example {request.example.id!r}: {error}", usage=dict(usage))
             usage.update(reply.usage)
-            text, finish = without_thoughts(reply.text), FINISH.get(reply.finish_reason, "stop")
-            unwanted = {"empty": not text.strip(), "length": finish == "length"}
+            answer = answer_of(reply.text, reply.finish_reason)
+            unwanted = {"empty": not answer["response"], "length": answer["finish_reason"] == "length"}
             if not any(unwanted[name] for name in request.settings["ask_again"]):
                 break
-        if finish == "error":
+        if answer["finish_reason"] == "error":
             return request.failed("server", f"the host ended the answer with {reply.finish_reason!r}", usage=dict(usage))
-        more = {} if reply.finish_reason == finish else {"served_finish": reply.finish_reason}
-        return request.rollout(text if text.strip() else "", finish_reason=finish, usage=dict(usage), **more)
+        return request.rollout(**answer, usage=dict(usage))
 
 # %% ../../nbs/inference/05_rollout.ipynb #357d87ab
 def each_answer(answers: Iterator[Rollout] | AsyncIterator[Rollout], take: Callable[[Rollout], None]) -> None:
@@ -354,7 +355,7 @@ class GenerateResult:
     out: Path
     wanted: int
     new: int = 0
-    counts: Counter = field(default_factory=Counter)  # stop, length, error, empty
+    counts: Counter = field(default_factory=Counter)  # by finish reason; and `empty`, those without text that were not withheld
     usage: Counter = field(default_factory=Counter)  # summed over new rows
     errors: Counter = field(default_factory=Counter)  # kind of failure -> rows
     seconds: float = 0.0
@@ -362,18 +363,18 @@ class GenerateResult:
     @property
     def kept(self) -> int:
         """Answers that were in the file already."""
-        return sum(self.counts[name] for name in ("stop", "length", "error")) - self.new
+        return sum(count for name, count in self.counts.items() if name != "empty") - self.new
 
     def count(self, row: Rollout) -> None:
         """Take one row into the counts; an empty answer counts under its finish reason and as empty."""
         self.counts[row.finish_reason] += 1
-        self.counts["empty"] += row.finish_reason != "error" and not row.response.strip()
+        self.counts["empty"] += row.finish_reason != "error" and not row.withheld and not row.response.strip()
         if row.error:
             self.errors[row.error.split(":")[0]] += 1
 
 # %% ../../nbs/inference/05_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
-    """The first calls of a run, or all of them, failed in the same way; the message has the last error, the rows are kept."""
+    """Many calls of a run in a row, or all of them, failed in the same way; the message has the last error, the rows are kept."""
 
 # %% ../../nbs/inference/05_rollout.ipynb #57c13fdb
 def generate(
@@ -393,7 +394,7 @@ def generate(
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
     every = lambda: requests(examples, sampling, backend.name, conditions, **backend.settings)
     keys, again = _expected(out, every())
-    result, first = GenerateResult(out, len(keys)), FirstFailures()
+    result, failures = GenerateResult(out, len(keys)), FailureStreak()
     with Journal(out, Rollout, again=again) as journal:
         for row in journal.rows():
             if row.key in keys:
@@ -409,8 +410,8 @@ def generate(
             kind = row.error.split(":")[0] if row.error else None
             if kind and result.new == result.wanted == result.errors[kind]:
                 raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
-            if first.add(kind) and kind != "context_too_long":
-                raise Stopped(f"the first {first.count} answers all failed, so the run stopped; the last one: {row.error}")
+            if failures.add(None if kind == "context_too_long" else kind):
+                raise Stopped(f"{failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}")
 
         each_answer(backend.answers(request for request in every() if request.key not in journal), take)
     result.seconds = time.monotonic() - start

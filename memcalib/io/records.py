@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUFFIXES', 'RecordT', 'Record', 'printable', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError',
-           'short_repr', 'pydantic_violation', 'without_nulls', 'is_hub_id', 'iter_rows', 'only_dicts', 'replacing',
-           'write_whole', 'append_jsonl', 'write_jsonl', 'read_jsonl']
+           'short_repr', 'pydantic_violation', 'unique_keys', 'without_nulls', 'is_hub_id', 'iter_rows', 'only_dicts',
+           'replacing', 'write_whole', 'append_jsonl', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/01_records.ipynb #316a8b79
 import gzip
@@ -13,6 +13,7 @@ import json
 import re
 import reprlib
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -102,13 +103,24 @@ def short_repr(value: Any, limit: int = 80) -> str:
 def pydantic_violation(error: dict, line: int, file: str) -> Violation:
     """One entry of a pydantic `ValidationError.errors()` as a violation with its place."""
     field = ".".join(map(str, error["loc"])) or "record"
-    found = "nothing" if error["type"] == "missing" else short_repr(error["input"])
-    return Violation(field, found, error["msg"].removeprefix("Value error, "), line=line, file=file)
+    if error["type"] == "missing":
+        return Violation(field, "nothing", "a value: the field is required", line=line, file=file)
+    return Violation(field, short_repr(error["input"]), error["msg"].removeprefix("Value error, "), line=line, file=file)
+
+# %% ../../nbs/io/01_records.ipynb #149e2948
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for `json.loads(..., object_pairs_hook=unique_keys)`; raises `ValueError` for a key that occurs twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        name = repr(twice) if re.fullmatch(r"[A-Za-z_]\w{0,29}", twice) else f"of {len(twice)} characters"
+        raise ValueError(f"the key {name} occurs twice in one object")
+    return found
 
 # %% ../../nbs/io/01_records.ipynb #271689c3
 def _parsed(line: bytes, number: int, file: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=unique_keys)
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
         return Violation("encoding", found, "UTF-8", line=number, file=file)

@@ -20,7 +20,7 @@ from typing import Any
 
 from .jsonl import try_lock
 from .records import DataError, Record, read_jsonl, replacing, write_whole
-from .settings import changed
+from .settings import changed, current_names
 
 # %% ../../nbs/io/05_runs.ipynb #5e2cd392
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -143,7 +143,7 @@ class RunFolder:
             found = None
         if not isinstance(found, dict):
             raise ValueError(f"{self.file('parameters.json')}: not the settings of a run; choose another folder or delete this one")
-        return found
+        return current_names(found)
 
     def differences(self) -> list[str]:
         """Each decisive setting that differs, with the value in the folder and the one now."""

@@ -148,8 +148,10 @@ class CallPlan:
             lines.append(f"  {c.role}, {c.stage}: to {c.model} at {c.host} ({c.place}): {sent}, {size}")
         lines += [
             "A reply that cannot be used is asked for again with the same text, at the same place. Replies stay in the cache of calls on this machine.",
-            f"Taken out before: {_counted(terms['redacted'], 'value')}. Looked for and not found: {', '.join(terms['found nothing']) or 'nothing'}.",
-            "Rules find forms, not meanings: read the preview, and put names on the list.",
+            f"Taken out before: {_counted(terms['redacted'], 'value')}.",
+            f"Looked for, in these forms, and not found: {'; '.join(terms['found nothing'].values()) or 'nothing'}.",
+            f"Not looked for: {'; '.join(terms['not looked for'])}.",
+            "Rules find forms, not meanings, and not every disguise of a form: read the preview, and put names on the list.",
             f"Consent: {_counted(terms['consent'], 'row')}. Licence: {_counted(terms['licence'], 'row')}.",
             f"Left out: {_counted(terms['left out'], 'row')}.",
         ]
@@ -177,7 +179,8 @@ def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, 
         "consent": ranked(entry["consent"] for entry in known),
         "licence": ranked(draft.source["licence"] for draft in drafts),
         "redacted": {name: result.values[name] for name in result.table().index if result.values[name]},
-        "found nothing": [name for name in result.table().index if not result.values[name]],
+        "found nothing": {name: what for name, what in result.looked_for.items() if not result.values[name]},
+        "not looked for": result.not_looked_for,
         "left out": ranked(drop.rule for drop in result.dropped),
     }
 
@@ -207,7 +210,8 @@ def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
         f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it retrieved for them: {terms['memories']}. Users: {terms['users']}. "
         "The memories are in the wording of the system, and no distractor was invented.", "",
         *table("consent", terms["consent"]), *table("licence", terms["licence"]), *table("left out of the log", terms["left out"]),
-        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Rules that found nothing: {', '.join(terms['found nothing']) or 'none'}. Placeholders "
-        "count from 1 in each row and cannot be turned back. What has no form, such as a story that only one person can have lived, no rule finds.",
+        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Placeholders count from 1 in each row and cannot be turned back.", "",
+        f"Looked for, in these forms, and not found: {'; '.join(terms['found nothing'].values()) or 'nothing'}. Not looked for: {'; '.join(terms['not looked for'])}. "
+        "What has no form, such as a story that only one person can have lived, no rule finds, and a value in disguise may be left.",
     ]  # fmt: skip
     return printable("\n".join(text), keep="\n") + "\n"

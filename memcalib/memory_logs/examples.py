@@ -110,7 +110,8 @@ class MemoryDrafts:
 
     kept: list[Draft] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
-    rules: tuple[str, ...] = ()  # the names of all rules that were applied
+    looked_for: dict[str, str] = field(default_factory=dict)  # what each rule that was applied looks for, by its name
+    not_looked_for: list[str] = field(default_factory=list)  # and what none does
     rows: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
@@ -132,7 +133,7 @@ class MemoryDrafts:
         import pandas as pd
 
         counts = {"rows": self.rows, "values": self.values, "places": self.places}
-        names = [*self.rules, *(name for name in self.rows if name not in self.rules)]
+        names = [*self.looked_for, *(name for name in self.rows if name not in self.looked_for)]
         return pd.DataFrame({what: [count[name] for name in names] for what, count in counts.items()}, index=pd.Index(names, name="rule"))
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #3d5bb4ec
@@ -142,7 +143,7 @@ def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: R
     Raises `DataError` for a file of an unknown shape, and `FileNotFoundError`.
     """
     redactor, config = redactor or Redactor(), config or LogConfig()
-    result, users, used = MemoryDrafts(rules=tuple(rule.name for rule in redactor.rules)), {}, set()
+    result, users, used = MemoryDrafts(looked_for=redactor.looked_for, not_looked_for=redactor.not_looked_for), {}, set()
     for item in read_log(path, store):
         if isinstance(item, Dropped):
             result.dropped.append(item)

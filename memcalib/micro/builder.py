@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..dataset.grounding import find_exact, first_person, stems
 from ..dataset.stages import Draft, Stage
 from ..dataset.writing import family_of
-from ..inference.json_replies import read_form
+from ..inference.client import read_form
 from .models import Turns, read_object, read_payload
 from memcalib.micro.source import (
     ATTRIBUTES,

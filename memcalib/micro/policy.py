@@ -12,12 +12,12 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from itertools import cycle, islice
 from pathlib import Path
 
 import torch
 
+from ..io.settings import package_data
 from memcalib.micro.world import (
     FORMS,
     KINDS,
@@ -127,8 +127,8 @@ def _stream(worlds: Sequence[str], size: int, flip: float, rng: random.Random, p
     pools = [make_examples(world, pool, rng.randrange(1000), "pretrain") for world in worlds]
 
     @cache
-    def prompt(i: int, j: int, layout: str) -> list[int]:
-        return encode_prompt(tokenizer, render(pools[i][j], text="concat", layout=layout))
+    def prompt(i: int, j: int, prompt_template: str) -> list[int]:
+        return encode_prompt(tokenizer, render(pools[i][j], text="concat", prompt_template=prompt_template))
 
     for i in cycle(range(len(pools))):
         rows = []
@@ -159,15 +159,12 @@ def pretrain(
     return fit(model, batches(), steps, decay=0.17, report=report)
 
 # %% ../../nbs/micro/02_policy.ipynb #bebda7c7
-_POLICIES = Path(str(resources.files("memcalib"))) / "data" / "policies"
-
-
 def policy_path(name: str) -> Path:
     """The folder of a shipped policy; raises `ValueError` naming the shipped ones for any other name."""
-    names = sorted(path.parent.name for path in _POLICIES.glob("*/policy.json"))
+    names = sorted(path.parent.name for path in package_data("policies").glob("*/policy.json"))
     if name not in names:
         raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
-    return _POLICIES / name
+    return package_data("policies", name)
 
 
 def load_policy(name_or_path: str | Path):

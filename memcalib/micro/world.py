@@ -519,5 +519,5 @@ def demonstrations(
         rng = random.Random(f"demo-{example.id}-{seed}")
         levels = noisy_levels(example, rng, flip, bias)
         completion = [{"role": "assistant", "content": answer(example, rng, levels)}]
-        rows.append({"prompt": render(example, text="concat", layout="micro"), "completion": completion, "levels": levels})
+        rows.append({"prompt": render(example, text="concat", prompt_template="micro"), "completion": completion, "levels": levels})
     return rows

@@ -18,7 +18,7 @@ from ..evaluation.breakdown import compare
 from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from ..problem import Judgment, text_hash
-from .evaluation_report import EVALUATION_FILES, protocol
+from .evaluation_report import EVALUATION_FILES, judge_corrected, protocol
 from .figures import differences_figure, inline_figures, method_styles, plane_figure, write_figures
 from .page import differences_grid, find_examples, grid, p_value, render_page, results_grid, write_page
 from .run_data import Run, load_run, source_names
@@ -161,7 +161,7 @@ def compare_runs(
     changes = [_changes(frame, base, side.label) for side in sides[1:]]
     table = pd.concat(found, ignore_index=True)
     quality = quality_table(frame, **options)
-    return Comparison(sides, pd.concat(scores, ignore_index=True), table, pd.concat(changes), quality, notes + _notes(sides, frame))
+    return Comparison(sides, pd.concat(scores, ignore_index=True), table, pd.concat(changes), quality, notes + _notes(sides, frame, table))
 
 
 def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "pd.DataFrame":
@@ -178,12 +178,28 @@ def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "p
     return pd.concat(rows).assign(run=label, example_id=lambda t: t["question_id"].map(first))
 
 
-def _notes(sides: Sequence[Side], frame: "pd.DataFrame") -> list[str]:
+def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
+    """A note for each difference in SCS that is smaller than what the judge's known errors shift one of its sides by."""
+    shift = {}
+    for side in sides:
+        table = judge_corrected(side.run)
+        rows = table[(table["method"] == side.name) & (table["metric"] == "SCS")] if len(table) else table
+        shift[side.label] = abs(float(rows["correction"].iloc[0])) if len(rows) else 0.0
+    notes, base = [], sides[0].label
+    for row in differences[(differences["domain"] == "all") & (differences["metric"] == "SCS")].to_dict("records"):
+        label = max((base, row["run"]), key=lambda name: shift[name] if shift[name] == shift[name] else 0.0)
+        if shift[label] > abs(row["difference"]):
+            notes.append(f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({shift[label]:.1f} by its exam).")
+    return notes
+
+
+def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFrame") -> list[str]:
     notes = [f"{run.folder}: {note}" for run in {id(side.run): side.run for side in sides}.values() for note in run.notes]
     for side in sides:
         rows = frame[frame["model"] == side.label]
         if unscored := int((~rows["scored"]).sum()):
             notes.append(f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out.")
+    notes += _doubts(sides, differences)
     how = {side.label: dict(protocol(side.run)) for side in sides}
     for name in ("Seeds", "Sampling", "Judge settings", "Software"):
         values = {label: pairs[name] for label, pairs in how.items()}

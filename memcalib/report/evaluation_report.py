@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
-           'evaluation_tables', 'protocol', 'settings_text', 'notices', 'model_card', 'evaluation_figures',
-           'worst_answers', 'evaluation_summary', 'write_evaluation_report']
+           'judge_corrected', 'judgments_by_source', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
+           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
+           'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -14,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import compare
+from ..evaluation.exam import corrected_score, examined, judged_responses
 from ..io.runs import file_hash
 from ..io.records import printable
-from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, response_frame, score
+from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, response_frame, score
 from ..problem import Judgment, Level
 from .figures import breakdown_figure, channel_figure, inline_figures, plane_figure, write_figures
 from memcalib.report.page import (
@@ -43,6 +47,7 @@ from memcalib.report.tables import (
     evidence_table,
     failures_table,
     markdown_cell,
+    quality_lines,
     quality_table,
     reasons_table,
     results_frame,
@@ -134,12 +139,32 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
+def judge_corrected(run: Run) -> "pd.DataFrame":
+    """Raw and judge-corrected metrics of each source of answers, where the judge of this run was examined; else no row."""
+    import pandas as pd
+
+    counts, tables = np.array(run.exam.get("question_counts") or [], dtype=np.int64), []
+    for name, rows in judgments_by_source(run).items():
+        if counts.size and {j.judge for j in rows} == {run.exam.get("judge")} and any(j.scored for j in rows):
+            tables.append(corrected_score(judged_responses(rows), counts).assign(method=name))
+    return pd.concat(tables)[["method", *tables[0].columns[:-1]]] if tables else pd.DataFrame()
+
+
+def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
+    """The judgments of answers that were given memory, by the name of their source in tables."""
+    found: dict[str, list[Judgment]] = {}
+    for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
+        if judgment.condition != "no_memory":
+            found.setdefault(name, []).append(judgment)
+    return found
+
+
 def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables = {}
     if run.scored:
         table = results_table(run)
-        tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run)} | breakdown_tables(run)
+        tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run), "Judge-corrected": judge_corrected(run)} | breakdown_tables(run)
     if run.judgments:
         tables |= atom_tables(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
         try:
@@ -177,6 +202,7 @@ def protocol(run: Run) -> list[tuple[str, str]]:
         ("Sampling", settings_text(run.settings)),
         ("Judge", ", ".join(name or "no name" for name in run.judges)),
         ("Judge settings", judging(run.judgments)),
+        *(("Exam", examined(name, run.exam if run.exam.get("judge") == name else None)) for name in run.judges),
         *((("Second judge", f"{run.second[0].judge or 'no name'}; {judging(run.second)}"),) if run.second else ()),
         ("Software", software + (", with changes" if git.get("dirty") else "")),
         ("Command", command if isinstance(command, str) else shlex.join(map(str, command)) if command else UNKNOWN),
@@ -200,10 +226,15 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     if unscored := int((~frame["scored"]).sum()):
         found.append(f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric.")
     if answers is not None:
-        for reason, words in (("length", "were cut off at the token limit"), ("error", "failed and could not be judged")):
+        ends = {
+            "length": "were cut off at the token limit", "error": "failed and could not be judged",
+            "content_filter": "were stopped by a content filter; without a text they are in no metric",
+            "tool_calls": "are calls of tools without a text, and in no metric",
+        }  # fmt: skip
+        for reason, words in ends.items():
             if count := int((answers["finish_reason"] == reason).sum()):
                 found.append(f"{percent(count, len(answers))} answers {words}.")
-        if blank := int((answers["blank"] & (answers["finish_reason"] != "error")).sum()):
+        if blank := int((answers["blank"] & answers["finish_reason"].isin(["stop", "length"])).sum()):
             found.append(f"{percent(blank, len(answers))} answers are blank: they use no memory, and count so.")
         if (waiting := len(answers) - len(frame)) > 0:
             found.append(f"{percent(waiting, len(answers))} answers have not been judged yet: this page is about the others.")
@@ -219,6 +250,9 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
         found.append(f"{lost:,} of {len(checked):,} evidence quotes ({100 * lost / len(checked):.1f} %) are not in the answer they are about.")
     if any(j.settings.get("blind") is False for j in run.judgments):
         found.append("The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels.")
+    for name in run.judges:
+        if not name.startswith("micro") and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
+            found.append(f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}.")
     measured, still = table[table["status"] == "measured"], table[table["model"] == "all Ignore"]
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
         if len(still) and high < still["SCS"].iloc[0]:
@@ -302,7 +336,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #83321a6f
 EVALUATION_FILES = ("judgments.jsonl", "judgments2.jsonl", "rollouts.jsonl", "examples.jsonl", "parameters.json", "manifest.json")
-_PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "By task quality", "Channel proportions")
+_PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "Judge-corrected", "By task quality", "Channel proportions")
 
 
 def write_evaluation_report(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:
@@ -357,3 +391,29 @@ def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     table = table.drop(columns=counts).rename(columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"})
     alone = "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
     return table.drop(columns="method") if alone else table
+
+# %% ../../nbs/report/07_evaluation_report.ipynb #a1c9e461
+def evaluation_text(folder: str | Path) -> str:
+    """The results of an evaluation for a terminal; raises as `load_run` does."""
+    run = load_run(folder, EVALUATION_FILES)
+    if not run.scored:
+        return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
+    lines = quality_lines(run.responses)
+    bounded = lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+    try:
+        second = second_judge(run)
+    except ValueError as error:
+        second = lines.append(f"{_UNCOMPARED}: {error}.") or {}
+    if second:
+        row, metrics = second["Second judge, agreement"].iloc[0], second.get("Second judge, metrics")
+        scores = "" if metrics is None or len(metrics) != 2 else f"; SCS {', '.join(f'{value:.1f}' for value in metrics['SCS'])} by the first and by it"
+        lines.append(f"second judge {run.second[0].judge}: {bounded(row, 'exact', '.1f')} % of {row['pairs']:,} levels as the first, kappa {bounded(row, 'kappa', '.2f')}{scores}")
+    tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
+    if run.parameters.get("format") == "rpeval":
+        from memcalib.evaluation.rpeval import rpeval_table
+
+        tables.append(rpeval_table(run.treated))
+    corrected = judge_corrected(run)
+    tables += [corrected.round(1)] if len(corrected) else []
+    lines += [f"{examined(name, run.exam if run.exam.get('judge') == name else None)}." for name in run.judges]
+    return "\n\n".join([*(table.to_string(index=False) for table in tables), *(["\n".join(lines)] if lines else [])])

@@ -252,8 +252,8 @@ def channel_figure(groups: "Mapping[str, Sequence | np.ndarray]", down: str = "i
                 text, weight = "no atoms" if np.isnan(share) else f"{share:.1f} %", "bold" if level == used else "normal"
                 ax.text(used + 0.5, level + 0.46, text, ha="center", va="center", weight=weight)
                 ax.text(used + 0.5, level + 0.72, f"{counts[level, used]:,}", ha="center", va="center", size=6.5, alpha=0.7)
-                name = CHANNEL_NAMES[3 * level + used] if down == "ideal" else ""
-                ax.text(used + 0.08, level + 0.18, name, size=6.5, alpha=0.7)
+                channel = CHANNEL_NAMES[3 * level + used] if down == "ideal" else ""
+                ax.text(used + 0.08, level + 0.18, channel, size=6.5, alpha=0.7)
             names = [level.label for level in Level]
             ax.set(xlim=(0, 3), ylim=(3, 0), aspect="equal", title=plain_label(name), xlabel=plain_label(across), ylabel=plain_label(down))
             ax.set_xticks([0.5, 1.5, 2.5], names)

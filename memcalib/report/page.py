@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import Violation, iter_rows, printable
-from ..judge import fold, quote_pieces, quote_places
+from ..judge import blanked, fold, quote_pieces, quote_places
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
 
@@ -170,6 +170,7 @@ def control_letters(values: Iterable[tuple[str, float]], apart: float = 7.0) -> 
 # %% ../../nbs/report/04_page.ipynb #cf2ce0ca
 def locate(quotes: Sequence[str], response: str, stretch: int = 1024) -> list[list[tuple[int, int]]]:
     """For each quote the places of its pieces in the response, (first character, one past the last); none when it is not grounded."""
+    response = blanked(response)
     parts = [fold(response[start : start + stretch]) for start in range(0, len(response), stretch)]
     folded, ends = "".join(parts), list(accumulate(map(len, parts)))
 

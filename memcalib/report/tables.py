@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'results_table', 'results_frame', 'results_text', 'start_of', 'differences_table',
            'atom_tables', 'published', 'published_table', 'beside_published', 'failures_table', 'reasons_table',
-           'quality_table', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex', 'to_markdown',
-           'write_tables']
+           'quality_table', 'quality_lines', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex',
+           'to_markdown', 'write_tables']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare
 from ..io.records import printable
-from ..io.sheets import sheet_cell
+from ..io.decisions import sheet_cell
+from ..io.settings import package_data, shipped_names
 from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, bootstrap_means, controls, fold_by_question, interval, readable, score
 from ..problem import Judgment, Level
 from .run_data import NO_MEMORY, Run, source_names
@@ -115,12 +115,9 @@ def published(name: str) -> "pd.DataFrame":
     """One published table by name, as shipped; raises `KeyError` naming the tables that exist."""
     import pandas as pd
 
-    folder = resources.files("memcalib") / "data" / "reference"
-    names = sorted(p.name.removesuffix(".csv") for p in folder.iterdir() if p.name.endswith(".csv"))
-    if name not in names:
+    if name not in (names := shipped_names("reference", suffix=".csv")):
         raise KeyError(f"no published table {name!r}: allowed are {', '.join(names)}")
-    with (folder / f"{name}.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file)
+    return pd.read_csv(package_data("reference", f"{name}.csv"))
 
 
 def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
@@ -150,19 +147,26 @@ def beside_published(
 
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
 def failures_table(run: Run) -> "pd.DataFrame":
-    """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored."""
+    """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored.
+
+    Answers that a content filter took away, and tool calls without text, have columns of their own where there are any.
+    """
     import pandas as pd
 
     by_name = lambda frame: dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
     answered = {} if run.answers is None else by_name(run.answers)
     judged = by_name(run.responses) if run.judgments else {}
-    rows = []
+    rows, found = [], set() if run.answers is None else {*run.answers["finish_reason"]}
+    apart = {reason: name for reason, name in (("content_filter", "content filter"), ("tool_calls", "tool calls")) if reason in found}
     for name in dict.fromkeys([*answered, *judged]):
-        row: dict[str, Any] = dict.fromkeys(("answers", "cut off", "empty", "failed", "unscored responses", "unscored atoms"), "not run")
+        columns = ("answers", "cut off", "empty", *apart.values(), "failed", "unscored responses", "unscored atoms")
+        row: dict[str, Any] = dict.fromkeys(columns, "not run")
         if (part := answered.get(name)) is not None:
             cut, failed = ((part["finish_reason"] == reason) for reason in ("length", "error"))
             row |= {"answers": len(part), "cut off": int(cut.sum())}
-            row |= {"empty": int((part["blank"] & ~failed).sum()), "failed": int(failed.sum())}
+            silent = part["blank"] & ~failed & ~part["finish_reason"].isin(list(apart))
+            row |= {"empty": int(silent.sum()), "failed": int(failed.sum())}
+            row |= {name: int((part["finish_reason"] == reason).sum()) for reason, name in apart.items()}
         if (part := judged.get(name)) is not None:
             row |= {"unscored responses": int((~part["scored"]).sum()), "unscored atoms": int(part["unscored_atoms"].sum())}
         rows.append({"method": name} | row)
@@ -221,6 +225,15 @@ def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 
         rows.append(row)
     asked = [row for row in rows if row["rated_quality"] or row["rated_safety"]]
     return pd.DataFrame(rows if asked else [])
+
+
+def quality_lines(responses: "pd.DataFrame") -> list[str]:
+    """The rows of `quality_table` as lines for a terminal."""
+    lines, bounded = [], lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+    for row in quality_table(responses).to_dict("records"):
+        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [f"{bounded(row, 'unsafe', '.1f')} % unsafe"] * bool(row["rated_safety"])
+        lines.append(f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated")
+    return lines
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
 def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":

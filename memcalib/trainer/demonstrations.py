@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ..inference.client import Client, Totals, run_async, run_many
+from ..inference.client import Client, FailureStreak, Totals, run_async, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.json_replies import escaped, to_data
+from ..inference.client import escaped, to_data
+from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
 from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
-from ..problem import PROMPT_TEMPLATES, Example, Judgment, Name, WireLevel, render, text_hash
-from ..io.records import DataError, Record, Violation, printable
+from ..problem import Example, Judgment, Name, WireLevel, render, text_hash
+from ..io.records import DataError, Record, Violation, printable, write_whole
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #15291cd5
 class DemonstrationConfig(BaseModel):
@@ -38,18 +39,20 @@ class DemonstrationConfig(BaseModel):
 
     prompt: str = "demonstration-1"  # a shipped prompt, or the path of a text file
     text: Literal["fluent", "concat"] = "fluent"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     rounds: int = Field(3, ge=1)
     min_quality: int = Field(3, ge=0, le=4)
     temperature: float = Field(0.7, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(8192, ge=1)
 
-    @field_validator("layout")
+    @field_validator("prompt_template")
     @classmethod
-    def _known(cls, layout: str) -> str:
-        if layout not in PROMPT_TEMPLATES:
-            raise ValueError(f"allowed are {', '.join(PROMPT_TEMPLATES)}")
-        return layout
+    def _known(cls, prompt_template: str) -> str:
+        try:
+            find_prompt_template(prompt_template)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
+        return prompt_template
 
     @property
     def judging(self) -> JudgeConfig:
@@ -65,7 +68,7 @@ def load_demonstration_prompt(name: str) -> str:
         if not text or "\ufffd" in text:
             raise ValueError(f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8")
         return text
-    return prompt_part(name)
+    return prompt_part(name, "training")
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:
@@ -342,7 +345,7 @@ def training_rows(examples: Iterable[Example], rows: Iterable[Demonstration], co
     accepted = {row.example_id: row.response for row in rows if row.status == "accepted"}
     for example in examples:
         if example.id in accepted:
-            prompt = render(example, text=config.text, layout=config.layout)
+            prompt = render(example, text=config.text, prompt_template=find_prompt_template(config.prompt_template))
             completion = [{"role": "assistant", "content": accepted[example.id]}]
             yield {"example_id": example.id, "prompt": prompt, "completion": completion}
 
@@ -411,10 +414,6 @@ class DemonstrationError(RuntimeError):
             f"other rows further rounds{f'; go on with: {command}' if command else ''}"
         )
 
-
-def _stuck(first: Sequence[Demonstration]) -> bool:
-    return len(first) == STUCK and len({row.reason for row in first}) == 1 and first[0].status != "accepted"
-
 # %% ../../nbs/trainer/10_demonstrations.ipynb #a93b8051
 def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
     versions, latest = {example.id: example.content_hash for example in examples}, {}
@@ -427,16 +426,12 @@ def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, 
     return latest
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #171ddda5
-def _left(past: Mapping[str, Demonstration], examples: Sequence[Example], rounds: int) -> list[Example]:
-    done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, rounds)}
-    return [example for example in examples if example.id not in done]
-
-
 async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
-    path, first = result.folder / FILE, []
+    path, first, failures = result.folder / FILE, [], FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
-        todo = _left(past, examples, panel.config.rounds)
+        done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, panel.config.rounds)}
+        todo = [example for example in examples if example.id not in done]
         result.found = len(examples) - len(todo)
         work = lambda example: demonstrate(panel, example, past.get(example.id))
         async with AsyncExitStack() as stack:
@@ -449,7 +444,7 @@ async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationR
                 first += [row] * (len(first) < STUCK)
                 if on_row:
                     on_row(row)
-                if result.new == STUCK and not result.found and _stuck(first):
+                if failures.add(None if row.status == "accepted" else row.reason) and not result.found:
                     raise DemonstrationError(first, path, command, early=True)
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #abb3241b
@@ -462,32 +457,16 @@ def make_demonstrations(
     Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one. Raises `DemonstrationError` when
     none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
-    panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
-    _check_examples(examples)
+    panel, ids = Panel(teacher, evaluators, DemonstrationConfig(**settings)), Counter(example.id for example in examples)
+    if repeated := [i for i, count in ids.items() if count > 1]:
+        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
     result = DemonstrationResult(Path(out), totals=panel.totals)
     try:
         run_async(_run(panel, examples, result, on_row, command))
-    finally:
-        _write_accepted(result, examples, panel.config)
-    _require_one(result, examples, command)
-    return result
-
-# %% ../../nbs/trainer/10_demonstrations.ipynb #101ed80f
-def _check_examples(examples: Sequence[Example]) -> None:
-    if repeated := [i for i, count in Counter(example.id for example in examples).items() if count > 1]:
-        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
-
-
-def _require_one(result: DemonstrationResult, examples: Sequence[Example], command: str) -> None:
-    ids = {example.id for example in examples}
+    finally:  # in the order of the examples, whatever order the calls came back in
+        accepted = (json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, panel.config))
+        write_whole(result.folder / ACCEPTED, "".join(accepted))
     rows = [row for row in result.rows if row.example_id in ids]
     if rows and not any(row.status == "accepted" for row in rows):
         raise DemonstrationError(rows, result.folder / FILE, command)
-
-
-def _write_accepted(result: DemonstrationResult, examples: Sequence[Example], config: DemonstrationConfig) -> None:
-    part = result.folder / f"{ACCEPTED}.part"
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with open(part, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, config))
-    part.replace(result.folder / ACCEPTED)
+    return result

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'Method', 'DISTILLED', 'Count', 'Every', 'Tokens', 'Rank', 'Seed', 'Share', 'Rate', 'Loggers', 'OWNED',
-           'TrainingMethod', 'Page', 'trl_options', 'TrainConfig', 'CreditGRPOConfig', 'trl_config', 'check_sampler',
-           'check_loggers', 'check_model', 'world_config']
+           'TrainingMethod', 'training_method', 'Page', 'trl_options', 'TrainConfig', 'CreditGRPOConfig', 'trl_config',
+           'check_sampler', 'check_loggers', 'check_model', 'world_config']
 
 # %% ../../nbs/trainer/01_settings.ipynb #df0ec070
 import json
@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, create_model, field_validator, model_validator
 from transformers import PretrainedConfig
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
@@ -36,6 +36,7 @@ class TrainingMethod(NamedTuple):
     needs_teacher: bool  # log-probabilities under a teacher's prompt
     needs_demonstrations: bool  # answers to imitate, in the place of prompts to answer
     trainer: str
+    credit: Literal["grpo", "gdpo", "memcalib-rl"] = "gdpo"
 
     def load(self) -> Any:
         """The trainer's class, or the function that trains."""
@@ -48,14 +49,36 @@ METHODS = {
         TrainingMethod("sft", "SFT", False, False, True, "memcalib.trainer.sft:sft"),
         TrainingMethod("opsd-pg", "OPSD-PG", False, True, False, "memcalib.trainer.distillation:OpsdPG"),
         TrainingMethod("opsd-gkd", "OPSD-GKD", False, True, False, "memcalib.trainer.distillation:OpsdGKD"),
-        TrainingMethod("grpo", "GRPO", True, False, False, "memcalib.training:CreditTrainer"),
+        TrainingMethod("grpo", "GRPO", True, False, False, "memcalib.training:CreditTrainer", "grpo"),
         TrainingMethod("gdpo", "GDPO", True, False, False, "memcalib.training:CreditTrainer"),
-        TrainingMethod("memcalib-rl", "MemCalib-RL", True, False, False, "memcalib.training:CreditTrainer"),
+        TrainingMethod("memcalib-rl", "MemCalib-RL", True, False, False, "memcalib.training:CreditTrainer", "memcalib-rl"),
     )
 }
 
+# %% ../../nbs/trainer/01_settings.ipynb #bb9ae5a1
+def training_method(name: str) -> TrainingMethod:
+    """The method of this name, or whose description is at this import path `package.module:name`; `ValueError` where there is none."""
+    if ":" not in name:
+        if name not in METHODS:
+            raise ValueError(f"method {name!r}, allowed are {', '.join(map(repr, METHODS))}, or 'package.module:name'")
+        return METHODS[name]
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"method {name!r}: cannot be imported ({error})") from error
+    if not isinstance(found, TrainingMethod):
+        raise ValueError(f"method {name!r}: found {type(found).__name__}, must be a TrainingMethod")
+    return found
+
 # %% ../../nbs/trainer/01_settings.ipynb #6935d4c6
-Method = Literal[tuple(name for name, method in METHODS.items() if not method.needs_demonstrations)]
+def _answering(name: str) -> str:
+    if training_method(name).needs_demonstrations:
+        raise ValueError(f"method {name!r} imitates demonstrations; allowed here are methods that sample answers")
+    return name
+
+
+_ANSWERING = [name for name, method in METHODS.items() if not method.needs_demonstrations]
+Method = Annotated[str, AfterValidator(_answering), WithJsonSchema({"enum": [*_ANSWERING, "package.module:name"]})]
 DISTILLED = tuple(name for name, method in METHODS.items() if method.needs_teacher)
 
 
@@ -95,9 +118,11 @@ class _Answers(Page):
     max_prompt: Tokens = 4096
     mask_truncated: bool = False
     sampler: Literal["shared", "generate", "vllm"] = "shared"
+    draws: Literal["row", "batch"] = "row"
+    sampling_tokens: int = Field(2**17, ge=1, le=2**40)
     share_prompts: bool = True
     text: Literal["concat", "fluent"] = "concat"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     eval_text: Literal["concat", "fluent"] = "fluent"
 
 # %% ../../nbs/trainer/01_settings.ipynb #cbbf48f7
@@ -133,7 +158,7 @@ class _Watch(Page):
 # %% ../../nbs/trainer/01_settings.ipynb #1c8dbce3
 class _Teacher(Page):
     teacher: str = ""
-    teacher_layout: str = ""
+    teacher_prompt_template: str = ""
     max_teacher: Tokens = 16384
     reward_clip: float = Field(0, ge=0, le=1000)
     top_k: Count = 64
@@ -216,9 +241,9 @@ class TrainConfig(_Credit, _Teacher, _Watch, _Answers, _Update):
 
     @property
     def credit(self) -> CreditConfig:
-        """What credit assignment reads. The distillation methods assign none from judgments; theirs are GDPO's, and not used."""
+        """What credit assignment reads, by the rule of the method. The distillation methods assign none from judgments; theirs are GDPO's, and not used."""
         given = {field.name: getattr(self, field.name) for field in fields(CreditConfig)}
-        return CreditConfig(**given | {"method": "gdpo" if self.method in DISTILLED else self.method})
+        return CreditConfig(**given | {"method": training_method(self.method).credit})
 
     @model_validator(mode="after")
     def _fits(self) -> "TrainConfig":
@@ -248,9 +273,11 @@ class CreditGRPOConfig(GRPOConfig):
     chat_template_kwargs: dict | str | None = field(default_factory=lambda: {"enable_thinking": False})
     credit: dict | str | None = None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
     sampler: str = "shared"
+    draws: str = "row"
+    sampling_tokens: int = 2**17
     share_prompts: bool = True
     text: str = "concat"
-    layout: str = "plain"
+    prompt_template: str = "plain"
     max_prompt: int = 4096
     eval_text: str = "fluent"
     eval_every: int = 0  # steps, of one rollout batch each, like the next one
@@ -351,6 +378,6 @@ def check_model(config: BaseModel, model: PretrainedConfig) -> None:
 
 # %% ../../nbs/trainer/01_settings.ipynb #1157c107
 def world_config(world: World, **changes: Any) -> TrainConfig:
-    """Settings for a micro-world: its sizes, learning rate and prompt layout, then `changes`."""
+    """Settings for a micro-world: its sizes, learning rate and prompt template, then `changes`."""
     sizes = dict(prompts=world.prompts, generations=world.generations, steps=world.steps, lr=world.lr)
-    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, layout="micro", eval_text="concat") | changes))
+    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, prompt_template="micro", eval_text="concat", draws="batch") | changes))

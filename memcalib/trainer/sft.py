@@ -34,13 +34,18 @@ from trl import SFTConfig, SFTTrainer
 
 from ..inference.local import evaluate, evaluating
 from ..io.jsonl import whole_rows
+from ..io.records import write_whole
 from ..metrics import summary
 from ..micro.world import COLD_LONG_BIAS, WORLDS, demonstrations, exact_judge, make_examples
 from ..micro.policy import build_tokenizer, load_policy, pretrain, save_policy
 from ..problem import encode_prompt, neutralise, text_hash
+from .callbacks import Diverged, damaged_weight, diverged
 from memcalib.trainer.checkpoints import (
     ROWS,
     Checkpoints,
+    Interrupted,
+    RunStopped,
+    StopSignals,
     by_main,
     checkpoints,
     find_checkpoint,
@@ -61,7 +66,6 @@ from memcalib.trainer.settings import (
     check_model,
     trl_options,
 )
-from .stopping import Diverged, Interrupted, RunStopped, StopSignals, damaged_weight, diverged
 
 # %% ../../nbs/trainer/07_sft.ipynb #980e386a
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, row: Mapping) -> tuple[list[int], list[int]]:
@@ -258,7 +262,7 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
             (out / ROWS).unlink(missing_ok=True)
         for old in checkpoints(out) if not resume else ():
             unseal(old)
-        (out / "sft.json").write_text(json.dumps(trainer.about, indent=1) + "\n", encoding="utf-8")
+        write_whole(out / "sft.json", json.dumps(trainer.about, indent=1) + "\n")
     trainer.accelerator.wait_for_everyone()
     return start
 
@@ -346,7 +350,7 @@ def measure(model, tokenizer, world: str, count: int = 300, seed: int = 0) -> li
     """Scores of a policy on test examples of a world, sampled at temperature 1 and greedy."""
     examples, rows = make_examples(world, count, 7, "test"), []
     for temperature in (1.0, 0.0):
-        options = dict(text="concat", layout="micro", max_tokens=WORLDS[world].max_new_tokens, temperature=temperature)
+        options = dict(text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, temperature=temperature)
         rollouts, judged = evaluate(model, tokenizer, examples, exact_judge, seed=seed, **options)
         right = [atom.actual == atom.ideal for judgment in judged for atom in judgment.atoms]
         scores = summary(judged) | {"atom_accuracy": 100 * sum(right) / len(right)}
@@ -363,7 +367,7 @@ def ship_policy(
     folder.mkdir(parents=True, exist_ok=True)
     names = list(log[0]) if log else []
     lines = [",".join(str(row.get(name, "")) for name in names) for row in log]
-    (folder / "log.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    write_whole(folder / "log.csv", "\n".join([",".join(names), *lines]) + "\n")
     measured = [row for world in worlds for row in measure(model, build_tokenizer(), world, count)]
     versions = {"torch": torch.__version__, "command": "memcalib coldstart"}
     save_policy(model, folder, dict(story) | versions | {"measured": measured})

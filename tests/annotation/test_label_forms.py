@@ -13,7 +13,7 @@ from memcalib.annotation.labels import Label, LabelBook, read_labels
 from memcalib.annotation.questionnaire import KeyPage
 from memcalib.problem import Level
 from memcalib.io.records import DataError, write_jsonl
-from memcalib.io.sheets import cell_text, sheet_cell
+from memcalib.io.decisions import cell_text, sheet_cell
 
 KEYS = LabelBook.keys()
 

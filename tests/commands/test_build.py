@@ -22,7 +22,7 @@ def test_the_shipped_frozen_file_is_that_of_the_code():
 
 
 def test_build_makes_lints_splits_and_documents(capsys, tmp_path):
-    arguments = ["build", "micro", "--rows", 40, "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = ["build", "micro", "--rows", 24, "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
     code, out, err = run(capsys, *arguments)
     assert code == 0, err
     assert "near duplicate" in out and "Card:" in out
@@ -42,12 +42,12 @@ def test_build_makes_lints_splits_and_documents(capsys, tmp_path):
 
 
 def test_a_pilot_is_read_and_unlocks_freezing(capsys, tmp_path):
-    build = Build(micro=120, rows=30, seed=2)
+    build = Build(micro=80, rows=12, seed=2)
     own = BuildRun(build, tmp_path / "b", tmp_path / "c.sqlite", "memcalib build x.yaml")
     with pytest.raises(FreezeError, match="no pilot batch"):
         own.freeze()
-    said = own.pilot(9)
-    assert "9 examples" in said and "--reviews" in said
+    said = own.pilot(4)
+    assert "4 examples" in said and "--reviews" in said
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
     with pytest.raises(FreezeError, match="needed are all rows reviewed"):
         own.freeze()
@@ -59,7 +59,7 @@ def test_a_pilot_is_read_and_unlocks_freezing(capsys, tmp_path):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    assert "9" in own.take_reviews(sheet, "a reader")
+    assert "4 passed" in own.take_reviews(sheet, "a reader")
     assert own.freeze().is_file()
     assert own.run().is_file() and list(read_jsonl(tmp_path / "b" / "examples.jsonl", Example))
 
@@ -230,6 +230,7 @@ def test_a_model_that_never_does_it(capsys, tmp_path, server, roles, stage, reas
     code, _, err = run(capsys, *arguments)
     assert code == 1 and f"stage {stage}: the first 20 rows" in err and reason in err
     assert err.count("go on with") == 1 and "--pilot 30" in err
+    assert ("--set reviewer.model=NAME" in err) == ("reviewer" in roles)
     files = {path.stem: path for path in (tmp_path / "b" / "pilots" / "making-01" / "stages").glob("*.jsonl")}
     assert len(files) == before + 1 and files[stage].read_bytes().count(b"\n") == 20 and str(files[stage]) in err
     code, _, err = run(capsys, "build", build, "--out", tmp_path / "b")
@@ -265,7 +266,7 @@ def test_a_sheet_with_wrong_values_changes_nothing(capsys, tmp_path):
     own.pilot(4)
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
     head, *rows = sheet.read_text(encoding="utf-8-sig").splitlines()
-    wrong = [head, rows[0].replace(",,", ",maybe,", 1), rows[1].replace(",,", ",fail,", 1), "stranger,pass,,,,,"]
+    wrong = [head, rows[0].replace(",,", ",maybe,", 1), rows[1].replace(",,", ",fail,", 1), ",stranger,pass,,,,,"]
     (tmp_path / "wrong.csv").write_text("\n".join(wrong) + "\n")
     with pytest.raises(DataError) as error:
         own.take_reviews(tmp_path / "wrong.csv", "a reader")

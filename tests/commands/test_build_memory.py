@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from command_line import run
 
 from memcalib.memory_logs import consent as disclosure
-from memcalib.commands import build_memory as memory_build
+from memcalib.commands import build as memory_build
 from memcalib.commands.build import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.dataset.stages import Draft
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.commands.build_memory import MemoryRun
+from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.micro.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.micro.builder import micro_roles
@@ -220,7 +220,7 @@ def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, serv
         | {"builder": role("micro-builder"), "reviewer": role("micro-reviewer"), "reviewer2": role("micro-reviewer-2")}
     )
     run = MemoryRun(build, tmp_path).agree(yes=True)
-    monkeypatch.setattr(MemoryRun, "made", (dataclasses.replace(RETRIEVED, asks=asks),))
+    monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, asks=asks)])
     with pytest.raises(NotAgreed, match="user would be sent"):
         run.make(run.pool().kept, tmp_path)
     assert server.stats()["requests"] == 0
@@ -265,7 +265,7 @@ def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
     (tmp_path / "rules.yaml").write_text("nams: [Rosa]\n")
     code, _, err = run(capsys, *arguments, "--without-consent", "--redaction", tmp_path / "rules.yaml")
-    assert code == 1 and "allowed are rules, names and without" in err
+    assert code == 1 and "allowed are rules, names, regions and without" in err
 
 
 def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
@@ -329,7 +329,9 @@ def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
     code, out, err = run(capsys, *arguments, "--yes", "--pilot", 4)
     assert code == 0 and "batch 1: 4 examples" in out, err
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
-    sheet.write_text(re.sub(r"(?m)^(micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")), encoding="utf-8")
+    sheet.write_text(
+        re.sub(r"(?m)^(\d+,micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")), encoding="utf-8"
+    )
     code, out, err = run(capsys, *arguments, "--reviews", sheet, "--reviewer", "a reader")
     assert code == 0 and "4 passed" in out, err
     code, out, err = run(capsys, *arguments, "--freeze")

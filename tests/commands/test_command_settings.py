@@ -9,7 +9,8 @@ import typer.main
 from command_line import run
 
 from memcalib.commands.cli import app, with_aliases
-from memcalib.commands.settings import check_settings, import_object, load_settings, locate, merged
+from memcalib.commands.settings import check_settings, load_settings, locate, merged
+from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.commands.recipe import Recipe, load_recipe
@@ -77,16 +78,33 @@ def test_a_flag_of_the_last_release_is_a_setting(capsys, data, tmp_path):
         "bare",
     ]
     places = ("sampling.seeds=[1,2]", "sampling.temperature=0.5", "judging.blind=true", "control=false", "model.rpm=60")
-    places += ("judge.price={prompt: 0.3, completion: 1.2}", "sampling.framing=bare")
+    places += ("judge.price={prompt: 0.3, completion: 1.2}", "sampling.prompt_template=bare")
     _, before, _ = run(capsys, *common, *earlier)
     code, after, err = run(capsys, *common, *(word for place in places for word in ("--set", place)))
     assert code == 0 and before == after and "temperature: 0.5" in after and "rpm: 60.0" in after, err
 
 
+def test_the_names_of_before_are_read_from_files_places_and_flags_and_the_last_one_wins(tmp_path):
+    (file := tmp_path / "e.yaml").write_text(
+        "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {framing: bare}\n"
+    )
+    template = lambda *settings: load_settings(Evaluation, file, settings=settings).sampling.prompt_template
+    assert (
+        template() == "bare" and template("sampling.layout=plain") == template("sampling={framing: plain}") == "plain"
+    )
+    (typed,) = with_aliases(["--framing", "background"], COMMANDS["evaluate"].flags)[1:]
+    assert template(typed) == "background"
+    passed_on = load_settings(Evaluation, file, settings=["model.extra_body={layout: wide}"]).model.extra_body
+    assert passed_on == {"layout": "wide"}
+    file.write_text(file.read_text().replace("{framing: bare}", "{framing: bare, prompt_template: plain}"))
+    with pytest.raises(ValueError, match="e.yaml: found framing and prompt_template"):
+        template()
+
+
 def test_words_behind_two_dashes_and_other_flags_are_left_alone():
     flags = COMMANDS["evaluate"].flags
     assert with_aliases(["a", "--limit", "3", "--", "--blind"], flags) == ["a", "--limit", "3", "--", "--blind"]
-    assert with_aliases(["--framing=my file.yaml"], flags) == ["--set", 'sampling.framing="my file.yaml"']
+    assert with_aliases(["--framing=my file.yaml"], flags) == ["--set", 'sampling.prompt_template="my file.yaml"']
 
 
 @pytest.mark.parametrize(
@@ -94,7 +112,9 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
     [
         (["--set", "sampling.temprature=1"], ["sampling.temprature: unknown option", "temperature", "allowed"]),
         (["--set", "sampling.temperature"], ["--set", "place=value"]),
-        (["--temprature", "1"], ["--temprature"]),
+        (["--temprature", "1"], ["--temprature", "--set sampling.temperature=…"]),
+        (["--sedes", "1"], ["--set sampling.seeds=…"]),
+        (["--modle", "m"], ["--model)"]),
         (["--seeds", "a"], ["seeds", "'a'", "42,43,44"]),
         (["--judge-price", "cheap"], ["price", "'cheap'", "0.5,1.5"]),
         (["--judge", "memcalib.nowhere:judge"], ["judge", "memcalib.nowhere:judge", "package.module:name"]),
@@ -106,6 +126,7 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
 def test_what_is_not_known_is_one_line_with_what_is_allowed(capsys, data, typed, needles):
     code, _, err = run(capsys, "evaluate", data, "--model", "m", "--judge", "micro-exact", "--dry-run", *typed)
     assert code in (1, 2) and len(err.strip().splitlines()) == 1 and all(needle in err for needle in needles), err
+    assert err.count("found") <= 1, "a value is shown once"
 
 
 def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):

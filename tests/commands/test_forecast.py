@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_logger import hear
 from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
-from memcalib.commands.gpu_memory import GIB, Plan, Shape, estimate_memory, model_shape, read_config
+from memcalib.commands.forecast import GIB, Plan, Shape, estimate_memory, model_shape
+from memcalib.commands.recipe import read_config
 from memcalib.micro.world import make_examples
 from memcalib.micro.policy import policy_path
 from memcalib.problem import encode_prompt, render
@@ -197,10 +198,10 @@ def test_prompts_are_counted_with_the_tokenizer(tmp_path):
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)
     recipe = load_recipe(
-        "micro", [f"data={{train: {tmp_path / 'train.jsonl'}}}", "train.layout=micro", "train.prompts=2"]
+        "micro", [f"data={{train: {tmp_path / 'train.jsonl'}}}", "train.prompt_template=micro", "train.prompts=2"]
     )
     texts, tokenizer = measure_texts(recipe, method_config(recipe, "grpo")), load_policy("cold-short")[1]
-    lengths = [len(encode_prompt(tokenizer, render(e, text="concat", layout="micro"))) for e in examples]
+    lengths = [len(encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro"))) for e in examples]
     assert (texts.examples, texts.longest) == (9, max(lengths)) and texts.prompt == pytest.approx(sum(lengths) / 9)
     assert texts.atoms == pytest.approx(sum(len(e.atoms) for e in examples) / 9)
     work = epoch_work(method_config(recipe, "grpo"), texts)
@@ -210,7 +211,7 @@ def test_prompts_are_counted_with_the_tokenizer(tmp_path):
 def test_limits_are_kept(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", make_examples("short", 9, seed=3))
     recipe = load_recipe(
-        "micro", [f"data={{train: {{path: {tmp_path / 'train.jsonl'}, limit: 4}}}}", "train.layout=micro"]
+        "micro", [f"data={{train: {{path: {tmp_path / 'train.jsonl'}, limit: 4}}}}", "train.prompt_template=micro"]
     )
     assert measure_texts(recipe, method_config(recipe, "grpo")).examples == 4
 
@@ -240,13 +241,18 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
     from memcalib.micro.policy import load_policy
-    from memcalib.trainer.teacher import teacher_encoder
+    from memcalib.trainer.distillation import teacher_encoder
 
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)
     file = f"data={{train: {tmp_path / 'train.jsonl'}}}"
-    recipe = load_recipe("micro", [file, "train.layout=micro", "train.prompts=3", "train.teacher_layout=micro-hinted"])
-    config, encode = method_config(recipe, method), teacher_encoder(load_policy("cold-short")[1], layout="micro-hinted")
+    recipe = load_recipe(
+        "micro", [file, "train.prompt_template=micro", "train.prompts=3", "train.teacher_prompt_template=micro-hinted"]
+    )
+    config, encode = (
+        method_config(recipe, method),
+        teacher_encoder(load_policy("cold-short")[1], prompt_template="micro-hinted"),
+    )
     texts = measure_texts(recipe, config)
     assert texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9) and texts.teacher > texts.prompt
     read = epoch_work(config, texts)["tokens read by the teacher"]

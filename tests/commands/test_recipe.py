@@ -1,5 +1,6 @@
 """Recipes: what is read, what is refused and how, and whose setting wins."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.io.settings import allowed
-from memcalib.commands.recipe import LABELS, Recipe, load_recipe, method_config, recipe_faults, recipe_names
+from memcalib.commands.recipe import (
+    LABELS,
+    Recipe,
+    load_recipe,
+    method_config,
+    read_splits,
+    recipe_faults,
+    recipe_names,
+)
 from memcalib.commands.settings import with_settings
+from memcalib.problem import PROMPT_TEMPLATES, render
 from memcalib.trainer.settings import TrainConfig
 from memcalib.trainer.sft import SftConfig
 
@@ -114,10 +124,37 @@ def test_any_mapping_is_read_or_refused_by_place(content):
         Recipe.model_validate(content)
 
 
+def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
+    (file := tmp_path / "polite.yaml").write_text("user: '{memory} -- please: {query}'")
+    path = written(tmp_path, MICRO)
+    recipe = load_recipe(
+        path, ["data.world.train=2", f"train.prompt_template={file}", f"methods.opsd-pg.teacher_prompt_template={file}"]
+    )
+    config = method_config(recipe, "gdpo")
+    shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
+    assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
+    assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
+    for text, said in (("user: no places", "user: found no place {memory}"), (None, "no such template file")):
+        file.write_text(text) if text else file.unlink()
+        with pytest.raises(ValueError, match="train.prompt_template: .*" + re.escape(said)):
+            load_recipe(path, [f"train.prompt_template={file}"])
+    PROMPT_TEMPLATES.pop("polite")
+
+
+def test_a_recipe_of_before_says_layout(tmp_path):
+    path = written(tmp_path, MICRO)
+    before = load_recipe(
+        path, ["train.layout=plain", "methods.gdpo.layout=bare", "methods.opsd-pg.teacher_layout=micro"]
+    )
+    assert method_config(before, "grpo").prompt_template == "plain"
+    assert method_config(before, "gdpo").prompt_template == "bare"
+    assert method_config(before, "opsd-pg").teacher_prompt_template == "micro"
+
+
 @pytest.mark.parametrize(
     ("setting", "needle"),
     [
-        ("train.layout=nope", "train.layout: found 'nope'; allowed are plain"),
+        ("train.prompt_template=nope", "train.prompt_template: unknown prompt template 'nope': allowed are plain"),
         ("train.trl={nonsense: 1}", "nonsense"),
         (
             "train.trl.output_dir=elsewhere",
@@ -159,8 +196,14 @@ def test_any_mapping_is_read_or_refused_by_place(content):
         ("methods.gdpo={1: 2}", "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts"),
         ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url must hold no user"),
         ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
-        ("train.teacher_layout=nope", "train.teacher_layout: found 'nope'; allowed are plain"),
-        ("methods.gdpo.layout=nope", "methods.gdpo.layout: found 'nope'; allowed are plain"),
+        (
+            "train.teacher_prompt_template=nope",
+            "train.teacher_prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
+        (
+            "methods.gdpo.prompt_template=nope",
+            "methods.gdpo.prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
         ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate stand for it"),
     ],
 )

@@ -149,7 +149,7 @@ def test_other_settings_are_refused(smoke, tmp_path):
         ("eval_seeds: [42, 42]", "eval_seeds"),
         ("eval_seeds: [-1]", "seed -1"),
         ("train: {trl: {nonsense: 1}}", "nonsense"),
-        ("train: {layout: nope}", "nope"),
+        ("train: {prompt_template: nope}", "nope"),
         ("train: {lr: .inf}", "lr"),
         ("train: {prompts: 3, generations: 3}", "9 answers"),
         ("train_examples: 1", "train_examples"),

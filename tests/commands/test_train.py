@@ -625,7 +625,7 @@ def taught(tmp_path, validation, **more) -> dict:
     write_jsonl(tmp_path / "validation.jsonl", validation)
     file.write_text("".join(json.dumps({"example_id": e.id, "response": "Keep July."}) + "\n" for e in train))
     data = {"train": str(tmp_path / "train.jsonl"), "validation": str(tmp_path / "validation.jsonl")}
-    how = {"layout": "micro", "eval_text": "concat", "max_tokens": 12}
+    how = {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12}
     content = {
         "start": {"model": "cold-short"},
         "data": data,

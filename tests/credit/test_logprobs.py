@@ -23,8 +23,9 @@ from memcalib.credit.prefix_groups import (
     token_scores,
 )
 from memcalib.credit.prefix_groups import batched_groups, prefix_groups, response_mask
-from memcalib.credit.logprobs import response_logps, response_logps_reference
+from memcalib.credit.logprobs import batch_noise, response_logps, response_logps_reference
 from memcalib.credit.tree_attention import trees_agree
+from memcalib.micro.policy import load_policy
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -430,3 +431,45 @@ def test_processes_wait_for_each_other():
     asked.clear()
     left[0] = 1
     assert response_logps(other, [], [], sync=sync).shape == (0, 0) and asked == [False, False]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_autocast_rounds_no_logits_of_a_head_in_float32(kind):
+    """The layers before it may compute in 16 bits; a head in 16 bits stays as it is."""
+    torch.manual_seed(0)
+    head, hidden, targets = torch.nn.Linear(16, 40).to(kind), torch.randn(30, 16).bfloat16(), torch.arange(30)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, entropy = token_scores(head, hidden, targets, entropy=True, logit_chunk=200)
+    exact = head.float()(hidden.float()).log_softmax(-1)
+    wrong = (found - exact[range(30), targets]).abs().max()
+    assert found.dtype == torch.float32
+    assert wrong < 1e-5 if kind == torch.float32 else 1e-3 < wrong < 0.1
+    assert kind != torch.float32 or torch.allclose(entropy, -(exact.exp() * exact).sum(-1), atol=1e-5)
+
+
+def test_a_head_in_float32_has_its_gradient_under_autocast():
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(16, 40), torch.randn(30, 16).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = token_scores(head, hidden, torch.arange(30), logit_chunk=200)
+    found.sum().backward()
+    weight, states = head.weight.detach().clone().requires_grad_(), hidden.detach().clone().requires_grad_()
+    logp = torch.nn.functional.linear(states.float(), weight, head.bias.detach()).log_softmax(-1)
+    logp[range(30), range(30)].sum().backward()
+    assert torch.allclose(head.weight.grad, weight.grad, atol=1e-5)
+    assert torch.allclose(hidden.grad.float(), states.grad.float(), atol=1e-2) and hidden.grad.dtype == torch.bfloat16
+
+
+def test_noise_is_measured_between_two_batches():
+    """In 16 bits the same answers differ from batch to batch; in float32 by millionths."""
+    model = load_policy("cold-short")[0]
+    rng = random.Random(3)
+    prompts = [[rng.randrange(4, 400) for _ in range(rng.randrange(20, 60))] for _ in range(6)]
+    responses = [[rng.randrange(4, 400) for _ in range(n)] for n in (12, 1, 30, 30, 0, 7)]
+    exact = batch_noise(model, prompts, responses)
+    assert exact.shape == (6,) and exact[4] == 0 and 0 < exact.max() < 1e-4
+    with torch.autocast("cpu", torch.bfloat16):
+        half = batch_noise(model, prompts, responses)
+    assert half.max() > 100 * exact.max()
+    damaged = batch_noise(model, prompts, responses, context=40)
+    assert damaged.isnan().any(), "a row that was not scored has no known noise"

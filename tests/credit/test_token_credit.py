@@ -18,7 +18,7 @@ from memcalib.problem import judgment_for
 from memcalib.trainer.rewards import ChannelRewards, assign_credit
 
 torch.set_num_threads(1)
-ENCODE = prompt_encoder(TOKENIZER, layout="micro")
+ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
 SMALL = dict(threshold_minimum=16, sentence_minimum=4, threshold_quantile=0.95)
 
 
@@ -66,16 +66,16 @@ def test_a_plain_loop_gets_the_advantages_of_the_trainers_reward_step(batch, nam
     texts = [f"{k}" for k in range(len(answers))]
     desk = ChannelRewards(lambda e, text: judged[int(text)], EXAMPLES, config.merge_over_use)
     desk.read(asked, texts, answers)
-    thresholds = Thresholds(config)
-    theirs, pairs = assign_credit(model, config, desk, ENCODE, thresholds, generations=4, tokenizer=TOKENIZER)
+    trainers = TokenCredit(TOKENIZER, config, ENCODE)
+    theirs, pairs = assign_credit(model, trainers, desk, generations=4)
     assert (advantages - theirs.advantages).abs().max() < 1e-4 and advantages.any()
     assert (request.pairs.rows, request.pairs.channels) == (pairs.rows, pairs.channels)
-    assert torch.allclose(credit.thresholds.value, thresholds.value, atol=1e-5)
+    assert torch.allclose(credit.thresholds.value, trainers.thresholds.value, atol=1e-5)
     assert credit.last.stats.keys() == theirs.stats.keys()
     for key in ("pairs", "localized", "unscored"):
         assert credit.last.stats.get(key) == theirs.stats.get(key)
     if config.method == "memcalib-rl":
-        assert (thresholds.value != 0.02).any() and theirs.stats["localized"] > 0
+        assert (trainers.thresholds.value != 0.02).any() and theirs.stats["localized"] > 0
 
 
 def test_without_eta_it_is_gdpo_to_the_bit(batch):
@@ -188,7 +188,7 @@ def test_thresholds_are_the_state(batch):
 
 def test_prompts_may_come_from_a_function(batch):
     _, asked, judged, answers = batch
-    named, own = TokenCredit(TOKENIZER, template="micro"), TokenCredit(TOKENIZER, template=ENCODE)
+    named, own = TokenCredit(TOKENIZER, prompt_template="micro"), TokenCredit(TOKENIZER, prompt_template=ENCODE)
     one, other = (each.requests(asked, judged, answers) for each in (named, own))
     assert one.prompts == other.prompts
     assert TokenCredit(TOKENIZER).requests(asked, judged, answers).prompts != one.prompts

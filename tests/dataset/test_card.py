@@ -13,8 +13,9 @@ from memcalib.dataset.card import attrition_table, count_examples
 from memcalib.dataset.stages import Drop
 from memcalib.dataset.pilot import Frozen, PilotRecord, freeze_without_pilot
 from memcalib.problem import sample_records
+from memcalib.dataset.review import agreement_counts
 from memcalib.dataset.sources import load_sources
-from memcalib.dataset.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files
+from memcalib.dataset.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files, write_splits
 
 RECORDS = sample_records()
 KNOWN = load_sources()
@@ -130,7 +131,7 @@ def test_rows_from_a_log_are_described_as_such():
     text = d.dataset_card(log)
     assert "Only ours." in section(text, "Private memory") and "asked in public" not in text
     assert "No distractor is invented" in text and "invented distractors" not in text
-    assert "asked in public" in section(d.dataset_card(facts()), "Consent and privacy")
+    assert "given by the volunteers" in section(d.dataset_card(facts()), "Consent and privacy")
 
 
 EVIL = "a|b <script>alert(1)</script> `x` [y](http://z) \n# title\x1b"
@@ -203,3 +204,113 @@ def test_datasets_loads_the_folder_by_its_card(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     exec(text.partition("```python\n")[2].partition("```")[0], said := {})  # what the card tells its reader to type
     assert sorted(said["data"]["id"]) == splits["test"]
+
+
+# what a build says of its sources
+
+
+def test_language_consent_and_origin_come_from_the_build():
+    own = d.Source(
+        name="tickets",
+        domain="general",
+        columns={"question": "q", "answer": "a"},
+        origin="tickets of our shop",
+        consent="terms of 2024",
+    )
+    table = d.count_examples(sourced(("tickets", "cc0-1.0"), ("elsewhere", "mit")))
+    told = d.CardFacts("Own", table, sources={"tickets": own}, languages=("de", "en"))
+    text = d.dataset_card(told)
+    assert DatasetCard(text).data.language == ["de", "en"]
+    said = section(text, "Consent and privacy")
+    assert (
+        "| tickets | 5 | tickets of our shop | terms of 2024 |" in said
+        and "| elsewhere | 4 | not recorded | not recorded |" in said
+    )
+    assert "asked in public" not in text and "did not agree" not in text
+    assert any(
+        "Consent is not on record for 4 of 9 examples, from elsewhere" in warning for warning in d.card_warnings(told)
+    )
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_every_known_source_says_who_wrote_it(name):
+    assert KNOWN[name].origin and KNOWN[name].consent
+
+
+def test_review_rates_and_pilots_stand_on_the_card():
+    agreement = pd.DataFrame({"rows": agreement_counts(20, {1, 2}, {2, 3, 4})}).T
+    pilots = pd.DataFrame({"batch": ["1", "2"], "examples": ["10", "10"], "passed": ["4", "10"]})
+    said = section(d.dataset_card(facts(agreement=agreement, pilots=pilots)), "Review")
+    for line in (
+        "Approved by the first | 18 (90.0%)",
+        "Approved by both | 16 (80.0%)",
+        "Exact agreement on rows | 17 (85.0%)",
+        "kappa on rows | 0.318",
+    ):
+        assert line in said
+    assert "| 2 | 10 | 10 |" in said and "not recorded" in section(d.dataset_card(facts()), "Review")
+    composition = section(d.dataset_card(facts()), "Composition")
+    assert "Mixed-target blocks" in composition and "Atoms per block (min--max)" in composition
+
+
+@pytest.mark.parametrize("more", [{}, {"checks": None}])
+def test_a_withdrawn_pilot_is_not_praised_any_more(tmp_path, more):
+    card = d.write_card(
+        tmp_path,
+        facts(
+            **(
+                {
+                    "settings": SETTINGS,
+                    "frozen": FROZEN,
+                    "checks": CHECKS,
+                    "attrition": attrition_table({"a": "health"}, []),
+                }
+                | more
+            )
+        ),
+    )
+    assert "47 of 50 rows passed" in card.read_text()
+    text = d.withdraw_on_card(card, FROZEN, "batch 3: 20 passed, 30 failed").read_text()
+    assert (
+        "47 of 50" not in text
+        and "20 passed, 30 failed" in section(text, "Know this first")
+        and "20 passed, 30 failed" in section(text, "How it was made")
+    )
+    assert (
+        text.count("## Know this first") == 1
+        and text.count("## How to load") == 1
+        and DatasetCard(text).data.language == ["en"]
+    )
+
+
+def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
+    sizes = {"train": 6, "test": 3}
+    splits = split_examples(RECORDS, sizes)
+    write_splits(tmp_path / "b" / "splits", RECORDS, splits, sizes)
+    write_split_files(tmp_path / "b", RECORDS, splits, sizes)
+    with pytest.raises(FileNotFoundError, match="README.md"):
+        d.lay_out(tmp_path / "b", tmp_path / "hub")
+    d.write_card(tmp_path / "b", facts(sizes=sizes))
+    (tmp_path / "b" / "losses.jsonl").write_text("secret")
+    for _ in range(2):
+        files = {str(path.relative_to(tmp_path / "hub")) for path in d.lay_out(tmp_path / "b", tmp_path / "hub")}
+    assert files == {
+        "README.md",
+        "train.jsonl",
+        "test.jsonl",
+        "splits/splits.json",
+        "splits/train-ids.txt",
+        "splits/test-ids.txt",
+    }
+    assert {
+        str(path.relative_to(tmp_path / "hub")) for path in (tmp_path / "hub").rglob("*") if path.is_file()
+    } == files
+    (tmp_path / "b" / "test.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match="test.jsonl: no such file, and the card names it"):
+        d.lay_out(tmp_path / "b", tmp_path / "other")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    d.write_card(tmp_path / "b", facts())
+    (tmp_path / "b" / "examples.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="notes.txt"):
+        d.lay_out(tmp_path / "b", tmp_path / "mine")

@@ -276,3 +276,18 @@ def test_a_whole_stage_counts_every_row(tmp_path):
     assert {x.stage for x in passed.dropped} == {"reading", "screening", "duplicates"}
     with pytest.raises(DataError, match="0 of 1 rows accepted"):
         d.clean_rows([row(1, "no")])
+
+
+def test_the_same_question_with_another_context_is_another_row():
+    asked = "May I take this tablet in the morning, or is it better to wait until I have eaten something at noon?"
+    make = lambda name, context: row(0, asked).model_copy(update={"id": name, "context": context})
+    apart = [make("a", "She is 31 and pregnant."), make("b", "She is 60 and pregnant."), make("c", "")]
+    assert [r.id for r in d.deduplicate(apart).kept] == ["a", "b", "c"]
+    lost = d.deduplicate([*apart, make("d", "She is 31, and pregnant!")]).dropped
+    assert [(drop.rule, {drop.id, drop.other}) for drop in lost] == [("exact duplicate", {"a", "d"})]
+
+
+def test_a_copy_names_where_it_was_read():
+    copy = row(1, "the same words").model_copy(update={"file": "t.csv", "line": 12})
+    (drop,) = d.deduplicate([row(1, "the same words", 9), copy]).dropped
+    assert (drop.file, drop.line) == ("t.csv", 12)

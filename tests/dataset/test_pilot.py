@@ -1,10 +1,15 @@
 """Pilots: balanced, fresh batches; reviews that survive; a rate over all rows; forms that run nothing and lose nothing."""
 
+import base64
 import csv
+import hashlib
+import io
 import json
 import math
 import random
 import re
+import shutil
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -266,9 +271,13 @@ def test_foreign_text_stays_text_on_the_page(tmp_path):
     finding = Violation(EVIL, EVIL, EVIL, EVIL, EVIL)
     batch = p.write_batch(tmp_path, p.pilot_items([example, *RECORDS[1:3]], [finding], [EVIL]), {EVIL: EVIL})
     p.ReviewBook(batch.reviews, batch.items).put(EVIL, False, [issue(text=EVIL, item=EVIL)])
-    for text in (f.write_review_page(batch).read_text(), f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])):
+    page, card = f.write_review_page(batch).read_text(), f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])
+    own = re.search("<script>(.*?)</script>", page, re.S)[1]
+    allowed = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert f"script-src 'sha256-{allowed}'" in page and "alert(1)" not in own
+    for text, scripts in ((page, 1), (card, 0)):
         tags = Tags(text)
-        assert tags.open == [] and not tags.names["script"] and not tags.names["img"]
+        assert tags.open == [] and tags.names["script"] == scripts and not tags.names["img"]
         assert not {name for name in tags.attributes if name.startswith("on")}
         assert "\x1b" not in text and "\\x1b" in text and "\u202e" not in text
 
@@ -283,7 +292,7 @@ def test_the_page_has_all_that_a_reader_needs(batch):
             assert atom.atom_id in text
         assert record.domain in text
     for name in p.STAGES:
-        assert f"<td>{name}</td>" in text
+        assert f"<td>{name}</td>" in text and f'<option value="{name}">' in text
     assert text.count('class="atom') == sum(len(record.atoms) for record in RECORDS)
 
 
@@ -306,6 +315,111 @@ def test_very_long_texts_are_cut_visibly(tmp_path):
     batch = p.write_batch(tmp_path, p.pilot_items([record]), {})
     text = f.write_review_page(batch).read_text()
     assert len(text) < 200_000 and "more characters are not shown" in text
+
+
+JUDGED = {
+    "label_reason": "the dose decides",
+    "memory_action": "correct",
+    "hard_a_family": "near_topic",
+    "origin": "hard",
+    "safety_relevance": "a wrong dose harms",
+    "counterfactual_contract": {
+        "without_memory_behavior": "names any tablet",
+        "with_memory_behavior": "names the safe tablet",
+        "observable_delta": "which tablet",
+        "minimal_evidence": "its name",
+    },
+}
+EARLIER = {
+    "reason": "the dose decides",
+    "without_memory": "names any tablet",
+    "with_memory": "names the safe tablet",
+    "hard_family": "near_topic",
+}
+
+
+@pytest.mark.parametrize(
+    ("extra", "more"), [(JUDGED, ["which tablet", "its name", "a wrong dose harms", "action: correct"]), (EARLIER, [])]
+)
+def test_the_page_shows_what_a_reviewer_judges_by(tmp_path, extra, more):
+    atom = p.Example.model_validate(RECORDS[0].model_dump()).atoms[0].model_copy(update=extra)
+    record = RECORDS[0].model_copy(update={"atoms": [atom, *RECORDS[0].atoms[1:]], "difficulty_level": "level_2"})
+    batch = p.write_batch(tmp_path, p.pilot_items([record]), {})
+    for text in (f.write_review_page(batch).read_text(), f.row_html(batch.items[0])):
+        for words in (
+            "the dose decides",
+            "names any tablet",
+            "names the safe tablet",
+            "near_topic",
+            "difficulty level: level_2",
+            *more,
+        ):
+            assert words in text
+        assert "<details open" not in text and text.count(">rubric</summary>") == len(record.atoms)
+
+
+def test_rows_have_the_numbers_of_the_sheet(batch, tmp_path):
+    text, rows = f.write_review_page(batch).read_text(), sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    assert [row["row"] for row in rows] == [str(k) for k in range(1, 10)]
+    for row in rows:
+        assert f'<h2 id="row-{row["row"]}">' in text and f'data-row="{row["row"]}" data-item="{row["item"]}"' in text
+    old = [{name: cell for name, cell in row.items() if name != "row"} | {"result": "pass"} for row in rows]
+    write_rows(tmp_path / "old.csv", old)  # a sheet of before rows had numbers
+    assert f.import_reviews(tmp_path / "old.csv", batch) == 9
+
+
+def test_decisions_that_were_made_are_set_on_the_page(batch):
+    decide(batch, [True, False])
+    text = f.write_review_page(batch).read_text()
+    forms = re.findall(r'<form class="decide".*?</form>', text, re.S)
+    assert ['value="pass" checked' in form for form in forms[:3]] == [True, False, False]
+    assert ['value="fail" checked' in form for form in forms[:3]] == [
+        False,
+        True,
+        False,
+    ] and ">wrong</textarea>" in forms[1]
+
+
+DRIVE = """
+const fs = require("fs"), vm = require("vm");
+const data = JSON.parse(fs.readFileSync(0, "utf8"));
+const nothing = { classList: { toggle() {} }, addEventListener() {}, replaceChildren() {}, querySelectorAll: () => [] };
+const element = (more) => ({ dataset: {}, querySelector: () => element({}), ...nothing, ...more });
+const forms = data.forms.map((form) => element({ dataset: form }));
+const tools = element({ dataset: { key: "k" } });
+const document = { getElementById: () => tools, querySelectorAll: () => forms, querySelector: () => null };
+const context = vm.createContext({ document, localStorage: { getItem: () => null, setItem() {} } });
+vm.runInContext(data.script + ";globalThis.made = { sheet, fault };", context);
+process.stdout.write(JSON.stringify({ sheet: context.made.sheet(data.made), faults: data.made.map(context.made.fault) }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the script of the page is run by node")
+def test_the_sheet_that_the_page_saves_is_taken_in(tmp_path):
+    records = [evil_example(), *RECORDS[1:5]]
+    batch = p.write_batch(tmp_path, p.pilot_items(records), {})
+    page = f.write_review_page(batch).read_text()
+    forms = [{"row": str(i.number), "item": i.id} | f.PilotBook.cells(i) for i in batch.items]
+    bad = [
+        {"stage": "rubrics", "about": EVIL, "issue": EVIL},
+        {"stage": "other", "about": "", "issue": '-"two"\nlines'},
+    ]
+    made = [{"result": "fail", "issues": bad}, {"result": "pass", "issues": []}, {"result": "", "issues": []}]
+    made += [{"result": "fail", "issues": []}, {"result": "pass", "issues": bad}]
+    given = json.dumps({"script": re.search("<script>(.*?)</script>", page, re.S)[1], "forms": forms, "made": made})
+    said = subprocess.run(["node", "-e", DRIVE], input=given, capture_output=True, text=True, check=True).stdout
+    faults = json.loads(said)["faults"]
+    assert [bool(fault) for fault in faults] == [False, False, False, True, True]
+    lines = list(csv.reader(io.StringIO(json.loads(said)["sheet"].removeprefix("\ufeff"), newline="")))
+    with open(tmp_path / "s.csv", "w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows(line for line in lines if line[1] not in (records[3].id, records[4].id))
+    assert f.import_reviews(tmp_path / "s.csv", batch, "in a browser") == 2
+    first, second = p.read_reviews(batch.reviews)
+    assert (
+        second.passed is True
+        and [issue.text for issue in first.issues][1] == bad[1]["issue"]
+        and first.issues[0].stage == "rubrics"
+    )
 
 
 # ---- session and widgets

@@ -23,7 +23,7 @@ from memcalib.micro.server import MicroServer
 from memcalib.micro.source import source_rows
 from memcalib.inference.client import run_async
 from memcalib.dataset.writing import plan_rows
-from memcalib.inference.json_replies import read_form
+from memcalib.inference.client import read_form
 from memcalib.dataset.review import (
     ASKED,
     PARTS,

@@ -329,3 +329,58 @@ def test_runs_against_a_plain_loop(text):
             longest = max(longest, current)
     finding = sc.RULES["run"](sc.RowView(with_text(clean("general", 1), answer=text), CONFIG))
     assert (finding is not None) == (longest > 12)
+
+
+# other languages
+
+GERMAN = {
+    "question": "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends trotzdem dick. Darf ich "
+    "weniger als einen Liter trinken?",
+    "answer": "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche Tablette nehmen. Bleiben Sie bei "
+    "anderthalb Litern am Tag, legen Sie abends die Beine hoch, und lassen Sie die Blutsalze in zwei Wochen bestimmen.",
+}
+CHINESE = {
+    "question": "我从五月开始每天早上吃一片利尿药，可是到了晚上脚踝还是会肿。我每天喝不到一升水安全吗？",
+    "answer": "不安全。在吃这种药的时候喝水太少会伤害你的肾。每天喝一升半左右的水，晚上把腿抬高，"
+    "并且在两周之内检查血液里的盐分。",
+}
+SPANISH = {
+    "question": "Tomo una pastilla cada mañana desde mayo y los tobillos se me hinchan por la tarde. ¿Puedo beber menos "
+    "de un litro al día?",
+    "answer": "No, beber muy poco puede dañar los riñones mientras toma esa pastilla. Siga con un litro y medio al día, "
+    "levante las piernas por la noche y pida un análisis de sangre dentro de dos semanas.",
+}
+
+
+@pytest.mark.parametrize(("language", "texts"), [("de", GERMAN), ("zh", CHINESE), ("es", SPANISH)])
+def test_a_language_that_is_asked_for_passes_and_others_do_not(language, texts):
+    row = s.SourceRow(id="x", source="x", domain="health", **texts)
+    kept = sc.screen_row(row, sc.load_screen(languages=[language]))
+    assert isinstance(kept, s.SourceRow) and kept.metadata["score"] > 80
+    lost = sc.screen_row(row, sc.load_screen())
+    assert (
+        lost.rule in ("letters", "language")
+        and "screen.limits.health." in lost.allowed
+        and f"languages: [{language}]" in lost.allowed
+    )
+    other = s.SourceRow(id="y", source="x", domain="health", **(SPANISH if language != "es" else GERMAN))
+    assert sc.screen_row(other, sc.load_screen(languages=[language])).rule == "language"
+    assert sc.text_language(texts["question"]) == language
+
+
+def test_changes_of_a_user_come_on_top_of_a_language():
+    config = sc.load_screen({"limits": {"health": {"english_letters": 0.2}}}, ["de"])
+    assert config.limits["health"].english_letters == 0.2 and config.limits["coding"].english_letters == 0
+    assert sc.load_screen(languages=["en"]).hash == sc.load_screen().hash
+
+
+def test_scripts_without_spaces_are_cut_into_characters():
+    assert sc.words("我喝tea，你呢？") == ["我", "喝", "tea", "你", "呢"]
+    assert sc.words("don't can’t ünlü") == ["don't", "can’t", "ünlü"]
+
+
+def test_every_loss_names_the_setting_or_none():
+    row = s.SourceRow(id="x", source="x", domain="law", question="hm", answer="x" * 40, file="t.csv", line=9)
+    lost = sc.screen_row(row, sc.load_screen())
+    assert (lost.rule, lost.file, lost.line) == ("question length", "t.csv", 9)
+    assert lost.allowed == "20 to 6000 (screen.limits.general.question_chars)"

@@ -513,3 +513,75 @@ def test_settings_of_a_source_from_outside_are_checked(forum):
 def test_a_source_from_outside_is_checked_like_any_other(forum, name, found):
     with pytest.raises(DataError, match=found):
         list(s.read_source(f"{forum}:{name}"))
+
+
+# tables of one's own
+
+OWN = s.plain_source("q", "a", "c", name="own", id="no", domain_column="area", domain="general")
+
+
+def test_ids_and_domains_come_from_named_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("no;q;a;c;area\nK7;Why?;So.;;health\nK8;Why?;So.;;\n")
+    rows = list(s.read_source(OWN, tmp_path / "t.csv"))
+    assert [(row.id, row.domain) for row in rows] == [("own:K7", "health"), ("own:K8", "general")]
+    (tmp_path / "t.csv").write_text("no;q;a;c\nK7;Why?;So.;\n")
+    with pytest.raises(DataError, match="none of them area"):
+        list(s.read_source(OWN, tmp_path / "t.csv"))
+
+
+def test_a_row_without_an_id_is_named_by_its_context_too():
+    source = s.plain_source("q", "a", "c", name="own")
+    one, two, bare = (s.to_row(source, {"q": "May I?", "a": "Yes.", "c": c}).id for c in ("I am 3.", "I am 90.", ""))
+    assert len({one, two, bare}) == 3
+    assert bare == s.to_row(s.plain_source("q", "a", name="own"), {"q": "May I?", "a": "Yes."}).id
+    assert bare == f"own:{s.text_hash('May I?' + chr(0) + 'Yes.')}"  # as in folders of before
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_table_is_cut_as_its_header_is_and_losses_name_the_line(tmp_path, mark):
+    lines = [["q", "a"], ['"One\nand two?"', "Yes."], ["Three?"], ["Four?", "No.", "no"], ["Five?", "Yes."]]
+    (tmp_path / "t.csv").write_text("\n".join(mark.join(line) for line in lines) + "\n", encoding="utf-8-sig")
+    passed = s.collect(s.read_source(s.plain_source("q", "a"), tmp_path / "t.csv"))
+    assert [(row.question, row.file, row.line) for row in passed.kept] == [
+        ("One\nand two?", "t.csv", 2),
+        ("Five?", "t.csv", 6),
+    ]
+    assert [(drop.rule, drop.file, drop.line) for drop in passed.dropped] == [("csv", "t.csv", 4), ("csv", "t.csv", 5)]
+    assert "cells" in passed.dropped[0].found and "header" in passed.dropped[0].allowed
+
+
+def test_rows_of_a_folder_know_their_files(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"q": "Why?", "a": name}) + "\n{oops\n")
+    passed = s.collect(s.read_source(s.plain_source("q", "a"), tmp_path))
+    assert [(row.file, row.line) for row in passed.kept] == [("a.jsonl", 1), ("b.jsonl", 1)]
+    assert [(drop.file, drop.line) for drop in passed.dropped] == [("a.jsonl", 2), ("b.jsonl", 2)]
+    assert str(passed.dropped[0]).startswith("custom a.jsonl line 2: ")
+
+
+TURNS = (
+    ["Hi?", "Hello."],
+    '["Hi?", "Hello."]',
+    [
+        {"role": "user", "content": [{"type": "text", "text": "Hi?"}]},
+        {"role": "tool", "content": "x"},
+        {"role": "assistant", "content": "Hello."},
+    ],
+    json.dumps([{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hello."}]),
+)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_a_list_of_turns_is_read_or_says_how_it_can_be(turns):
+    row = s.to_row(s.plain_source("t|user", "t|reply"), {"t": turns}, 3, "t.jsonl")
+    assert (row.question, row.answer) == ("Hi?", "Hello.")
+    lost = s.to_row(s.plain_source("t", "a"), {"t": turns, "a": "x"}, 3, "t.jsonl")
+    if isinstance(turns, list):
+        assert "'t|user' for the question" in lost.allowed and (lost.file, lost.line) == ("t.jsonl", 3)
+
+
+def test_the_place_of_a_row_is_not_written():
+    row = s.to_row(s.plain_source("q", "a"), {"q": "Why?", "a": "So."}, 3, "t.jsonl")
+    assert {"file", "line"}.isdisjoint(json.loads(row.to_json())) and row == s.SourceRow.model_validate_json(
+        row.to_json()
+    )

@@ -31,7 +31,7 @@ from memcalib.inference.endpoint import CallError
 from memcalib.inference.client import Client, Reply, run_async
 from memcalib.problem import Level
 from memcalib.io.records import DataError
-from memcalib.inference.json_replies import Form
+from memcalib.inference.client import Form
 from memcalib.dataset.stages import Stage, StageError, StageRow, merge_by, read_drops, read_kept, run_stage, stage_hash
 
 ROOT = Path(__file__).parents[2]

@@ -558,7 +558,7 @@ def test_from_file_to_table_over_http(tmp_path, stub):
 
 def test_settings_are_the_papers():
     assert (RPEVAL_SAMPLING.temperature, RPEVAL_SAMPLING.top_p, RPEVAL_SAMPLING.thinking) == (1, 1, False)
-    assert len(RPEVAL_SAMPLING.seeds) == 3 and RPEVAL_SAMPLING.framing == "plain"
+    assert len(RPEVAL_SAMPLING.seeds) == 3 and RPEVAL_SAMPLING.prompt_template == "plain"
     assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (1, True, "rpeval-1")
     assert "rpeval-1" in prompt_names()
 

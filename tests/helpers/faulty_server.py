@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 from collections import Counter
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -23,11 +24,18 @@ def completion(text="ok", finish="stop", usage=(8, 3)):
     return body
 
 
+class Late(NamedTuple):
+    """A step that takes its time."""
+
+    step: Any
+    seconds: float
+
+
 class FaultyServer:
     """Takes one step of `script` for each request, and is good when the script is empty.
 
     A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body is a dict, raw text, or
-    bytes that the headers say how to decode.
+    bytes that the headers say how to decode. `Late(step, seconds)` sends a step after so many seconds.
     """
 
     def __init__(self, *script, delay=0.0):
@@ -86,8 +94,9 @@ class FaultyServer:
         self.seen.append(asked)
         self.headers.append(request.headers.copy())
         step = self.script.pop(0) if self.script else completion()
-        if self.delay:
-            await asyncio.sleep(self.delay)
+        step, delay = step if isinstance(step, Late) else (step, self.delay)
+        if delay:
+            await asyncio.sleep(delay)
         if step == "hang":
             await asyncio.sleep(3600)
         if step == "drop":

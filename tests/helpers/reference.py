@@ -54,7 +54,7 @@ def rms(sums: Sequence[float], valid: Sequence[bool], eps: float = 1e-6) -> floa
     return math.sqrt(math.fsum(s * s for s in known) / max(len(known), 1) + eps)
 
 
-def prompt_ids(tokenizer, example: Example, layout: str, gone: Sequence[str] = ()) -> list[int]:
+def prompt_ids(tokenizer, example: Example, prompt_template: str, gone: Sequence[str] = ()) -> list[int]:
     """The prompt without some atoms: a block keeps its number, and one without atoms is left out."""
     texts = {atom.atom_id: atom.text.strip() for atom in example.atoms}
     memory = []
@@ -63,8 +63,8 @@ def prompt_ids(tokenizer, example: Example, layout: str, gone: Sequence[str] = (
         if kept:
             memory.append((number, " ".join(kept)))
     turns = [
-        ("system", PROMPT_TEMPLATES[layout].system),
-        ("user", PROMPT_TEMPLATES[layout].user(example.question, memory)),
+        ("system", PROMPT_TEMPLATES[prompt_template].system),
+        ("user", PROMPT_TEMPLATES[prompt_template].user(example.question, memory)),
     ]
     return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in turns if text])
 

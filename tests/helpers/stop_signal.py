@@ -17,7 +17,7 @@ from memcalib import training
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.stopping import Interrupted
+from memcalib.trainer.checkpoints import Interrupted
 
 EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
 seen = {"sampling": 0, "judging": 0, "update": 0}

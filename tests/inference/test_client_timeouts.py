@@ -2,13 +2,14 @@
 
 import asyncio
 import gc
+import itertools
 
 import pytest
 from fake_clock import run_jumping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.inference.client import ALIVE, FirstFailures, receive_within, run_async, run_many
+from memcalib.inference.client import ALIVE, FailureStreak, receive_within, run_async, run_many
 
 
 def test_what_arrived_while_the_process_was_busy_is_read():
@@ -109,9 +110,8 @@ def test_failures_of_calls_that_were_called_off_are_not_complained_about(how):
 
 
 @given(st.lists(st.sampled_from(["a", "b", None]), max_size=12), st.integers(1, 5))
-def test_a_run_stops_once_and_only_when_its_first_results_all_failed_alike(reasons, count):
-    watch = FirstFailures(count)
-    stops = [watch.add(reason) for reason in reasons]
-    first = reasons[:count]
-    alike = len(first) == count and first[0] is not None and first == [first[0]] * count
-    assert stops == [alike and n == count - 1 for n in range(len(reasons))]
+def test_a_run_stops_when_its_last_results_all_failed_alike(reasons, count):
+    watch = FailureStreak(count)
+    for n, reason in enumerate(reasons, 1):
+        runs = [(key, len(list(group))) for key, group in itertools.groupby(reasons[:n])]
+        assert watch.add(reason) == (reason is not None and runs[-1][1] == count)

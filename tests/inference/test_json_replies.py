@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.inference.json_replies import Form, json_format, read_form, strict_json, to_data
+from memcalib.inference.client import Form, json_format, read_form, strict_json, to_data
 
 TOKENS = (
     "<|im_end|>",

@@ -32,7 +32,7 @@ from memcalib.io.records import read_jsonl
 from memcalib.inference.rollout import Sampling, generate, requests
 
 torch.set_num_threads(1)
-MICRO = Sampling(seeds=(42, 43), max_tokens=40, text="concat", framing="micro")
+MICRO = Sampling(seeds=(42, 43), max_tokens=40, text="concat", prompt_template="micro")
 chances = st.lists(st.integers(0, 20), min_size=2, max_size=9).filter(any)
 
 
@@ -106,7 +106,7 @@ def test_dice_depend_on_the_seed_alone(seeds, short, long):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_sampling_follows_the_policy(own):
-    policy, prompt = build_policy(0), prompt_encoder(TOKENIZER, layout="micro")(EXAMPLES[0])
+    policy, prompt = build_policy(0), prompt_encoder(TOKENIZER, prompt_template="micro")(EXAMPLES[0])
     dice = dict(seeds=range(4000)) if own else dict(generator=torch.Generator().manual_seed(0))
     drawn = sample_tokens(policy, [prompt] * 4000, ends=[2], max_tokens=1, temperature=0.7, **dice)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_greedy_sampling_equals_generate(copies):
     policy = build_policy(3)
     with torch.no_grad():
         policy.lm_head.weight[TOKENIZER.eos_token_id] *= 2.5
-    prompts = [prompt_encoder(TOKENIZER, layout="micro")(e) for e in EXAMPLES for _ in range(copies)]
+    prompts = [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES for _ in range(copies)]
     ends = [TOKENIZER.eos_token_id]
     ours = sample_tokens(policy, prompts, ends=ends, max_tokens=30, temperature=0)
     padded = TOKENIZER.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
@@ -169,7 +169,7 @@ def test_every_kind_of_cache_loses_and_copies_rows(kind, more):
 
 def test_rows_do_not_depend_on_their_company():
     policy, tokenizer = load_policy("cold-short")
-    prompts = [prompt_encoder(tokenizer, layout="micro")(e) for e in EXAMPLES for _ in range(2)]
+    prompts = [prompt_encoder(tokenizer, prompt_template="micro")(e) for e in EXAMPLES for _ in range(2)]
     options = dict(ends=end_tokens(policy, tokenizer), temperature=1.0)
     together = sample_tokens(policy, prompts, max_tokens=40, seeds=range(16), **options)
     backwards = sample_tokens(policy, prompts[::-1], max_tokens=40, seeds=range(15, -1, -1), **options)[::-1]
@@ -179,7 +179,7 @@ def test_rows_do_not_depend_on_their_company():
 
 
 def test_each_row_has_its_own_limit():
-    policy, prompts = build_policy(0), [prompt_encoder(TOKENIZER, layout="micro")(e) for e in EXAMPLES[:4]]
+    policy, prompts = build_policy(0), [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES[:4]]
     whole = sample_tokens(policy, prompts, ends=[2], max_tokens=12, seeds=range(4))
     limits = [1, 12, 3, 7]
     cut = sample_tokens(policy, prompts, ends=[2], max_tokens=limits, seeds=range(4))
@@ -188,7 +188,7 @@ def test_each_row_has_its_own_limit():
 
 def test_the_mode_is_left_alone_even_by_an_error():
     policy = build_policy(0).train()
-    sample_answers(policy, TOKENIZER, EXAMPLES[:1], max_tokens=2, layout="micro")
+    sample_answers(policy, TOKENIZER, EXAMPLES[:1], max_tokens=2, prompt_template="micro")
     assert policy.training
     with pytest.raises(RuntimeError, match="inside"), evaluating(policy):
         assert not policy.training
@@ -208,7 +208,7 @@ def test_damaged_weights_are_an_error():
 
 
 def test_no_memory_asks_without_and_judges_with():
-    options = dict(condition="no_memory", layout="micro", max_tokens=4, name="x")
+    options = dict(condition="no_memory", prompt_template="micro", max_tokens=4, name="x")
     rollouts, judgments = evaluate(build_policy(0), TOKENIZER, EXAMPLES[:2], exact_judge, **options)
     assert [len(j.atoms) for j in judgments] == [len(e.atoms) for e in EXAMPLES[:2]]
     found = {(r.condition, j.condition, j.model) for r, j in zip(rollouts, judgments, strict=True)}
@@ -284,7 +284,7 @@ def test_a_prompt_that_does_not_fit_is_a_row_that_says_so():
     backend = local()
     wanted = asked(backend)
     whole = said(backend.answers(wanted))
-    lengths = {r.key: len(prompt_encoder(TOKENIZER, layout="micro")(r.example)) for r in wanted}
+    lengths = {r.key: len(prompt_encoder(TOKENIZER, prompt_template="micro")(r.example)) for r in wanted}
     backend.limit = sorted(lengths.values())[len(lengths) // 2]
     rows = list(backend.answers(wanted))
     assert len(rows) == 16
@@ -395,7 +395,7 @@ def test_vllm_is_asked_in_token_ids_with_a_seed_for_each_answer(vllm):
     assert [row.key for row in rows] == [request.key for request in wanted]
     assert [len(call) for call in backend.llm.calls] == [5, 5, 5, 1]
     assert backend.llm.options == {"tensor_parallel_size": 2} and backend.llm.model == str(policy_path("cold-short"))
-    encode = prompt_encoder(TOKENIZER, layout="micro")
+    encode = prompt_encoder(TOKENIZER, prompt_template="micro")
     for (prompt, params), request in zip((pair for call in backend.llm.calls for pair in call), wanted, strict=True):
         assert prompt == {"prompt_token_ids": encode(request.example)}
         assert vars(params) == {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40, "seed": request.own_seed}
@@ -404,7 +404,7 @@ def test_vllm_is_asked_in_token_ids_with_a_seed_for_each_answer(vllm):
 
 
 def test_vllm_marks_what_went_wrong(vllm):
-    encode = prompt_encoder(TOKENIZER, layout="micro")
+    encode = prompt_encoder(TOKENIZER, prompt_template="micro")
     prompts = {example.id: encode(example) for example in EXAMPLES}
     room = max(map(len, prompts.values()))
     backend = VllmBackend(policy_path("cold-short"), max_model_len=room)

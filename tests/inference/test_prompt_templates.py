@@ -21,14 +21,14 @@ memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size
 
 
 @pytest.mark.parametrize("name", SHIPPED_TEMPLATES)
-def test_each_framing_shows_the_same_memory_and_query(name):
+def test_each_prompt_template_shows_the_same_memory_and_query(name):
     for example in EXAMPLES:
-        user = render(example, layout=name)[-1]["content"]
+        user = render(example, prompt_template=name)[-1]["content"]
         assert all(f"{block.number}. {block.memory_text}" in user for block in example.blocks)
         assert user.endswith(example.question)
 
 
-def test_framings_differ_in_what_they_say_about_memory():
+def test_prompt_templates_differ_in_what_they_say_about_memory():
     systems = {name: PROMPT_TEMPLATES[name].system for name in SHIPPED_TEMPLATES}
     assert len(set(systems.values())) == 4 and systems["bare"] == ""
     assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
@@ -88,12 +88,12 @@ def test_places_are_filled_once_like_the_slow_reference(middle, memory, question
     ],
 )
 def test_a_wrong_template_says_where_and_what_is_allowed(tmp_path, text, message):
-    path = tmp_path / "framing.yaml"
+    path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
         load_prompt_template(path)
     assert f"{path}: " in str(caught.value) and message in str(caught.value)
-    assert "framing" not in PROMPT_TEMPLATES
+    assert "mine" not in PROMPT_TEMPLATES
 
 
 @pytest.mark.parametrize("name", ["plain", "bare", "no_memory", "full_memory", "micro"])
@@ -106,7 +106,7 @@ def test_a_template_cannot_take_a_shipped_name(tmp_path, name):
     assert PROMPT_TEMPLATES.get(name) is before
 
 
-def test_an_unknown_framing_names_the_known_ones(tmp_path):
+def test_an_unknown_prompt_template_names_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="background, authoritative, bare"):
         find_prompt_template("backgruond")
     with pytest.raises(FileNotFoundError):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from faulty_server import FaultyServer, completion
+from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.micro.server import MicroServer
@@ -32,7 +33,6 @@ from memcalib.inference.rollout import (
     generate,
     request_settings,
     requests,
-    without_thoughts,
 )
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
@@ -68,14 +68,14 @@ def said(path: Path) -> dict[tuple, str]:
 # sampling
 
 
-def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_path):
+def test_a_template_file_is_a_prompt_template_and_its_wording_is_in_the_settings(tmp_path):
     path = tmp_path / "polite.yaml"
     path.write_text("system: Be polite.\nuser: '{memory} // {query}'\n")
-    first = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
+    first = next(requests(EXAMPLES, Sampling(prompt_template=str(path)), "m"))
     assert first.condition == "polite" == first.settings["framing"]
     assert first.messages[0] == {"role": "system", "content": "Be polite."}
     path.write_text("system: Be very polite.\nuser: '{memory} // {query}'\n")
-    second = next(requests(EXAMPLES, Sampling(framing=str(path)), "m"))
+    second = next(requests(EXAMPLES, Sampling(prompt_template=str(path)), "m"))
     assert first.settings["prompt"] != second.settings["prompt"] and first.key != second.key
     PROMPT_TEMPLATES.pop("polite")
 
@@ -83,7 +83,7 @@ def test_a_template_file_is_a_framing_and_its_wording_is_in_the_settings(tmp_pat
 def test_defaults_are_the_papers():
     given = Sampling()
     assert (given.seeds, given.temperature, given.top_p, given.max_tokens) == ((42, 43, 44), 1.0, 1.0, 8192)
-    assert (given.samples, given.text, given.framing, given.thinking) == (1, "fluent", "plain", False)
+    assert (given.samples, given.text, given.prompt_template, given.thinking) == (1, "fluent", "plain", False)
 
 
 @pytest.mark.parametrize(
@@ -113,31 +113,19 @@ def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, sample
     assert all(r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e" for r in asked)
 
 
-def test_the_older_names_of_the_prompt_template_are_read_and_the_first_of_them_is_written():
-    for name in ("prompt_template", "framing", "layout"):
-        given = Sampling(**{name: "bare"})
-        assert given == Sampling(prompt_template="bare") and given.framing == given.prompt_template == "bare"
-        assert given.model_dump()["framing"] == "bare" and given.model_dump().keys() - Sampling.model_fields == {
-            "framing"
-        }
-        assert Sampling.model_validate(given.model_dump(mode="json")) == given
-    with pytest.raises(ValidationError, match="prompt_template and framing"):
-        Sampling(framing="bare", prompt_template="plain")
-
-
-def test_the_control_shows_no_memory_under_any_framing():
-    for framing in SHIPPED_TEMPLATES:
-        (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), framing=framing), "m", ("no_memory",))
+def test_the_control_shows_no_memory_under_any_prompt_template():
+    for template in SHIPPED_TEMPLATES:
+        (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), prompt_template=template), "m", ("no_memory",))
         assert request.condition == "no_memory"
         assert not any(block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks)
         assert EXAMPLES[0].question in request.messages[-1]["content"]
 
 
-def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_framing():
+def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_prompt_template():
     asked = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory")))
     assert len({(r.example.id, r.own_seed) for r in asked}) == 8 == len({r.own_seed for r in asked})
     assert len({r.wire_seed for r in asked}) == 4 and asked[0].wire_seed == 1
-    other = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, framing="bare"), "other"))
+    other = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other"))
     assert {r.own_seed for r in other} == {r.own_seed for r in asked}
     assert asked[0].own_seed == int(hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16)
 
@@ -161,22 +149,67 @@ def test_wrong_requests_are_refused():
 # replies
 
 
-@given(st.text(alphabet="abc <>/\n"), st.text(alphabet="abc \n"))
-def test_thoughts_are_cut_off_and_nothing_else(thoughts, answer):
-    assert without_thoughts(answer) == answer
-    assert without_thoughts(f"<think>{thoughts}</think>{answer}") == answer.lstrip("\n")
-    assert without_thoughts(f"{thoughts}</think>{answer}") == answer.lstrip("\n")
+@given(st.text(alphabet="abc <>/\n"), st.text(alphabet="abc </think>\n"))
+def test_thoughts_at_the_start_are_taken_off_and_nothing_else(thoughts, answer):
+    assert split_thoughts(f"<think>{thoughts}</think>{answer}") == (answer.lstrip("\n"), f"<think>{thoughts}</think>")
+    if not answer.lstrip().startswith("<think>"):
+        assert split_thoughts(answer) == (answer, None)
+    assert split_thoughts(f"{thoughts}x</think>{answer}") == (f"{thoughts}x</think>{answer}", None)
 
 
 def test_unfinished_thoughts_are_no_answer():
-    assert without_thoughts(" <think>Let me see") == ""
+    assert split_thoughts(" <think>Let me see") == ("", "<think>Let me see")
+
+
+@pytest.mark.parametrize(
+    ("sent", "response", "thoughts", "unopened"),
+    [
+        ("<think>Hm.</think>\n\nYes.", "Yes.", 18, None),
+        ("Close a block with </think>, as in HTML.", "Close a block with </think>, as in HTML.", None, True),
+        ("<think>Hm.</think>Write <think> and </think>.", "Write <think> and </think>.", 18, None),
+        ("Yes.", "Yes.", None, None),
+    ],
+)
+def test_what_was_taken_off_is_recorded(tmp_path, sent, response, thoughts, unopened):
+    with FaultyServer(completion(sent)) as server:
+        generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert (row.response, getattr(row, "thoughts", None)) == (response, thoughts)
+    assert getattr(row, "unopened_thoughts", None) == unopened
+
+
+def called(finish):
+    body = completion(None, finish)
+    body["choices"][0]["message"]["tool_calls"] = [
+        {"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    ]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "finish"),
+    [
+        (completion("", "content_filter"), "content_filter"),
+        (completion(None, "content_filter"), "content_filter"),
+        (called("tool_calls"), "tool_calls"),
+        (called("stop"), "tool_calls"),
+    ],
+)
+def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, finish):
+    with FaultyServer(body, body) as server:
+        result = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+        again = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
+        assert len(server.seen) == 2, "asked once more, as every empty answer, and then it stands"
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert row.finish_reason == finish and row.withheld and not row.response
+    assert result.counts == {finish: 1, "empty": 0} and (again.kept, again.new) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("sent", "kept", "extra"),
     [
         ("stop", "stop", None), ("length", "length", None), ("max_tokens", "length", "max_tokens"),
-        ("content_filter", "stop", "content_filter"), ("end_turn", "stop", "end_turn"),
+        ("content_filter", "content_filter", None), ("end_turn", "stop", "end_turn"),
     ],
 )  # fmt: skip
 def test_finish_reasons(tmp_path, sent, kept, extra):
@@ -320,9 +353,9 @@ def test_killed_twice_and_resumed(tmp_path):
     assert (resumed.kept, resumed.new) == (7, 5) and said(out) == said(tmp_path / "b.jsonl")
 
 
-def test_the_first_twenty_failures_of_one_kind_stop_the_run(tmp_path):
+def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):
     fail = lambda kind: Scripted(lambda request: request.failed(kind, "no luck"))
-    with pytest.raises(Stopped, match=r"first 20 .*server: no luck"):
+    with pytest.raises(Stopped, match=r"20 answers in a row .*server: no luck"):
         generate(EXAMPLES, fail("server"), Sampling(), tmp_path / "a.jsonl")
     assert len(rows(tmp_path / "a.jsonl")) == 20
     long = lambda request: (
@@ -337,8 +370,9 @@ def test_the_first_twenty_failures_of_one_kind_stop_the_run(tmp_path):
 @pytest.mark.parametrize("good", [0, 10, 19])
 def test_one_good_answer_or_another_kind_of_failure_goes_on(tmp_path, good):
     count = iter(range(100))
-    say = lambda request: request.rollout("Yes.") if next(count) == good else request.failed("server", "no luck")
-    assert generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl").counts["error"] == 35
+    say = lambda request: request.rollout("Yes.") if next(count) % 20 == good else request.failed("server", "no luck")
+    found = generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl")
+    assert found.counts["error"] == 36 - found.counts["stop"] >= 34
     kinds = iter(["server", "timeout"] * 50)
     both = generate(EXAMPLES, Scripted(lambda r: r.failed(next(kinds), "no")), Sampling(), tmp_path / "b.jsonl")
     assert both.errors == {"server": 18, "timeout": 18}
@@ -367,10 +401,10 @@ def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
     assert len(rows(out)) == 2
 
 
-def test_framings_models_and_the_control_may_share_a_file(tmp_path):
+def test_prompt_templates_models_and_the_control_may_share_a_file(tmp_path):
     out = tmp_path / "a.jsonl"
-    for framing in SHIPPED_TEMPLATES:
-        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": framing}), out)
+    for template in SHIPPED_TEMPLATES:
+        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": template}), out)
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
         ["full_memory", "background", "authoritative", "bare", "no_memory"], 2

@@ -12,7 +12,15 @@ from pydantic import Field
 from memcalib.io.decisions import latest, of_one_person
 from memcalib.annotation.questionnaire import MOVES, KeyPage, KeySession, Questionnaire, Walk, typed
 from memcalib.io.records import DataError, Record, Violation
-from memcalib.io.sheets import cell_faults, cell_text, read_cell, read_sheet_rows, sheet_cell, text_faults, write_csv
+from memcalib.io.decisions import (
+    cell_faults,
+    cell_text,
+    read_cell,
+    read_sheet_rows,
+    sheet_cell,
+    text_faults,
+    write_csv,
+)
 
 
 class Thing(Record):

@@ -54,7 +54,7 @@ from memcalib.micro.source import (
 from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
 from memcalib.dataset.writing import make_plans, plan_rows
 from memcalib.problem import Example, Level
-from memcalib.inference.json_replies import read_form
+from memcalib.inference.client import read_form
 from memcalib.dataset.review import objections_of, review_drafts, review_stage
 from memcalib.dataset.writing import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage
@@ -674,6 +674,7 @@ async def build(rows, server, folder, model="micro-builder", reviewers=("micro-r
     return drafts, await review_drafts(drafts, [client(server, name) for name in reviewers], folder)
 
 
+@pytest.mark.slow
 def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
     rows = clean_rows(source_rows(70, seed=41)).kept
     built = []

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from memcalib.micro.models import (
     MODELS,
     ExampleIndex,
+    PracticeJudge,
     judge_reply,
+    known_levels,
     memoryless_answer,
     micro_answer,
     pad,
+    practice_answer,
     template_shift,
     unpad,
 )
@@ -68,10 +71,11 @@ def test_text_without_the_grammar_finds_nothing(text):
     assert read_facts(text) == ()
 
 
-def test_an_index_refuses_other_records_by_name():
+def test_an_index_keeps_other_records_apart():
     record = sample_records()[0]
-    with pytest.raises(ValueError, match=f"{record.id!r}.*micro-world"):
-        ExampleIndex([*EXAMPLES, record])
+    index = ExampleIndex([*EXAMPLES, record])
+    assert index.examples == INDEX.examples and index.find(render(record)[-1]["content"]) == (None, False)
+    assert index.ideals == {(record.question, atom.text): atom.ideal for atom in record.atoms}
 
 
 def test_answers_depend_on_example_model_seed_and_template_alone():
@@ -199,3 +203,60 @@ def test_every_world_is_served():
         examples = make_examples(world, 20, 0, "test")
         index = ExampleIndex(examples)
         assert all(index.find(render(e)[-1]["content"])[0] == e for e in examples)
+
+
+TABLES = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=3, max_size=3).map(
+    lambda rows: tuple(tuple(n / sum(row) for n in row) for row in rows)
+)
+
+
+@given(st.sampled_from(sample_records()), TABLES, st.integers(0, 5))
+def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, table, seed):
+    actual = {i: Level((k + seed) % 3) for k, i in enumerate(record.levels)}
+    judge = PracticeJudge(confusion=table, known=known_levels([(record, "An answer.", actual)]), seed=seed)
+    rows = payload_for(record, "An answer.", blind=True)["atomic_rubrics"]
+    judged = judge.judgments(record.question, "An answer.", rows)
+    assert judged == judge.judgments(record.question, "An answer.", rows[::-1])[::-1], (
+        "the order of atoms plays no part"
+    )
+    for row in judged:
+        level = Level.parse(row["predicted_usage_level"])
+        assert table[actual[row["atom_id"]]][level] > 0
+        assert row["evidence_quote"] == ("An answer." if level else "")
+
+
+def test_unknown_answers_are_the_same_for_every_judge_and_follow_the_ideal_level():
+    record, spread = sample_records()[0], []
+    for k in range(400):
+        payload = payload_for(record, f"Answer {k}.", also_judge=["task_quality"])
+        first, second = (judge_reply(payload, INDEX, name) for name in ("micro-judge", "micro-judge-2"))
+        assert first["task_quality"] == 4
+        pairs = zip(first["atom_judgments"], second["atom_judgments"], strict=True)
+        spread += [(a["u_star"], a["predicted_usage_level"], b["predicted_usage_level"]) for a, b in pairs]
+    assert 0.07 < sum(a != b for _, a, b in spread) / len(spread) < 0.13, "the second judge is wrong one time in ten"
+    for ideal, row in zip("ABC", PracticeJudge().use, strict=True):
+        found = [a for u, a, _ in spread if u == ideal]
+        assert [found.count(level) / len(found) for level in "ABC"] == pytest.approx(row, abs=0.06)
+
+
+def test_what_a_practice_judge_cannot_know_is_an_error():
+    record = sample_records()[0]
+    payload = payload_for(record, "An answer.", blind=True)
+    assert judge_reply(payload, ExampleIndex([record]))
+    with pytest.raises(ValueError, match="has no u_star, and no example here has the query"):
+        judge_reply(payload, INDEX)
+    with pytest.raises(ValueError, match="confusion: found .* three rows of three probabilities"):
+        PracticeJudge(confusion=[[1, 0, 0], [0, 1, 0], [0, 0, 1.5]])
+
+
+@given(st.sampled_from(sample_records()), st.integers(0, 99), st.sampled_from(sorted(MODELS)))
+def test_a_practice_answer_repeats_memory_and_nothing_else(record, seed, model):
+    shown = render(record)[-1]["content"]
+    answer = practice_answer(shown, model, seed)
+    assert answer == practice_answer(shown, model, seed)
+    rest = answer.removeprefix(memoryless_answer(None))
+    for block in record.blocks:
+        for part in block.memory_text.replace("? ", ". ").split(". "):
+            rest = rest.replace(part.strip().rstrip("."), "")
+    assert not rest.strip(" .?!"), rest
+    assert record.question not in answer

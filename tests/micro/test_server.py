@@ -13,11 +13,14 @@ import urllib.request
 import aiohttp
 import pytest
 
+from memcalib.evaluation.run import evaluate
+from memcalib.inference.endpoint import Endpoint
+from memcalib.io.records import read_jsonl
 from memcalib.micro.server import CONTENT, TRANSPORT, Faults
-from memcalib.micro.models import memoryless_answer, micro_answer, unpad
+from memcalib.micro.models import memoryless_answer, micro_answer, practice_answer, unpad
 from memcalib.micro.server import MicroServer, serve
 from memcalib.micro.world import exact_judge, make_examples
-from memcalib.problem import load_examples, render
+from memcalib.problem import Rollout, load_examples, render, sample_records
 from test_models import payload_for
 
 EXAMPLES = make_examples("long", 40, 0, "test")
@@ -185,6 +188,20 @@ def test_no_memory_and_unknown_questions_get_an_answer():
         assert server.stats()["unknown"] == 1
     assert content(bare) == memoryless_answer(EXAMPLE)
     assert content(generic) == memoryless_answer(None)
+
+
+def test_examples_of_any_kind_are_evaluated_beside_those_of_the_micro_world(tmp_path):
+    examples = [*sample_records(), *EXAMPLES[:3]]
+    with MicroServer(examples) as server:
+        place = {"base_url": server.base_url, "key_env": ""}
+        options = {"judge": Endpoint(model="micro-judge", **place), "sampling": {"seeds": [42]}, "out": tmp_path}
+        found = evaluate(examples, model=Endpoint(model="micro-model", **place), **options)
+        assert server.stats()["unknown"] == len(sample_records())
+    assert len(found) == len(examples) and all(judgment.scored for judgment in found)
+    assert all(atom.grounded for judgment in found for atom in judgment.atoms if atom.actual)
+    answers = {row.example_id: row.response for row in read_jsonl(tmp_path / "rollouts.jsonl", Rollout)}
+    assert [answers[e.id] for e in EXAMPLES[:3]] == [micro_answer(e, seed=42) for e in EXAMPLES[:3]]
+    assert all(answers[e.id] == practice_answer(render(e)[-1]["content"], seed=42) for e in sample_records())
 
 
 def test_a_template_that_weighs_memory_moves_levels():

@@ -434,8 +434,8 @@ def test_world_text_is_lossless_and_known():
         for text in texts:
             ids = TOKENIZER(text)["input_ids"]
             assert TOKENIZER.unk_token_id not in ids and TOKENIZER.decode(ids) == text
-        for layout in ("micro", "micro-audit"):
-            prompt = encode_prompt(TOKENIZER, render(example, "concat", layout))
+        for prompt_template in ("micro", "micro-audit"):
+            prompt = encode_prompt(TOKENIZER, render(example, "concat", prompt_template))
             assert TOKENIZER.unk_token_id not in prompt and prompt[-1] == TOKENIZER.convert_tokens_to_ids(
                 "<|assistant|>"
             )
@@ -512,7 +512,9 @@ def test_unknown_policies_are_refused_with_the_shipped_names():
 def test_cold_short_is_imperfect_in_the_useful_range():
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 200, seed=7, split="validation")
-    _, judged = evaluate(model, tokenizer, examples, exact_judge, text="concat", layout="micro", max_tokens=192, seed=0)
+    _, judged = evaluate(
+        model, tokenizer, examples, exact_judge, text="concat", prompt_template="micro", max_tokens=192, seed=0
+    )
     assert 40 < 100 * sum(0.5 ** (j.over + j.under) for j in judged) / 200 < 62
 
 

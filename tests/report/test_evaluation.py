@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +19,13 @@ from test_report import HOSTILE, Tags, safe
 
 from memcalib import judge as evidence
 from memcalib import metrics
+from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables
 from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
 from memcalib.evaluation.breakdown import TORN
 from memcalib.io.runs import manifest, write_manifest
+from memcalib.io.settings import package_data
 from memcalib.metrics import METRICS
 from memcalib.problem import Level, Rollout, judgment_for, sample_records, text_hash
 from memcalib.io.records import DataError, write_jsonl
@@ -82,12 +85,19 @@ def change(folder, edit, name="judgments"):
     path.write_text("".join(json.dumps(row) + "\n" for row in edited if row is not None))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Three quarters of the time of a page goes into its pictures; tests of notes and words do not look at them."""
+    monkeypatch.setattr(evaluation, "evaluation_figures", lambda run, tables: {})
+
+
 # quotes
 
 
 def slow_spans(quote, response):
     """Fold letter by letter, remember which letter each folded one came from, and search."""
-    folded = [(letter, k) for k, character in enumerate(response) for letter in evidence.fold(character)]
+    shown = evidence.blanked(response)
+    folded = [(letter, k) for k, character in enumerate(shown) for letter in evidence.fold(character)]
     text, place, spans = "".join(letter for letter, _ in folded), 0, []
     for piece in evidence.quote_pieces(quote):
         start = text.find(piece, place)
@@ -117,7 +127,7 @@ def test_a_piece_of_the_answer_is_found_where_it_stands_or_earlier(data):
     start = data.draw(st.integers(0, len(response) - 1))
     end = data.draw(st.integers(start + 1, len(response)))
     spans = page.locate([response[start:end]], response, 7)[0]
-    assert bool(spans) == bool(evidence.fold(response[start:end]).strip("\"'"))
+    assert bool(spans) == bool(evidence.quote_pieces(response[start:end]))
     if spans:
         (a, b) = spans[0]
         assert a <= end and evidence.fold(response[start:end]) in evidence.fold(response[a:b])
@@ -177,6 +187,7 @@ def test_worst_responses_equal_the_slow_way(judgments, count):
     assert list(zip(found["example_id"], found["seed"], found["direction"], strict=True)) == want
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_huge_answer_is_cut_around_its_quotes(tmp_path):
     play(tmp_path)
     huge = "word " * 1_000_000
@@ -205,6 +216,7 @@ def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
     assert "word . . . more" in source and len(source) < 12_000_000
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_changed_answer_is_called_so(tmp_path):
     assert "quotes may not fit" not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
@@ -428,6 +440,7 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     assert "One seed" in source and "Only 1 questions" in source
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
     folder = play(tmp_path, conditions=("full_memory", "no_memory"))
     evaluation.write_evaluation_report(folder)
@@ -468,6 +481,7 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
 # what cannot be used is said, and the page is written
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["judgments", "judgments2", "rollouts", "examples"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
@@ -532,6 +546,7 @@ NO_MANIFEST += [
 ]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("text", NO_MANIFEST)
 def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     play(tmp_path)
@@ -553,6 +568,7 @@ SECOND = {
 }
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("what", SECOND)
 def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
     play(tmp_path)
@@ -758,5 +774,66 @@ def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts")
     found = dict(evaluation.protocol(rows.load_run(tmp_path)))
-    assert found["Sampling"] == "temperature 1.0 / 0.5" and found["Judge settings"] == "blind false"
+    assert found["Sampling"] == "temperature 0.5 / 1.0" and found["Judge settings"] == "blind false"
     assert found["Command"].startswith("memcalib evaluate")
+
+
+# equal runs, terminals, narrow screens
+
+
+def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
+    first = play(tmp_path / "a" / "run", models=("m", "n"), conditions=("full_memory", "no_memory"))
+    change(first, lambda k, row: row | ({"error": f"reply {k} is no JSON"} if k % 7 == 0 else {}))
+    change(first, lambda k, row: row | {"settings": row["settings"] | {"seed": k % 3}}, "rollouts")
+    second = tmp_path / "b" / "run"
+    shutil.copytree(first, second)
+    for name in ("judgments", "rollouts"):
+        lines = (second / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        head = lines[:1]  # whose model comes first stays as it is
+        (second / f"{name}.jsonl").write_text("".join(head + random.Random(3).sample(lines[1:], len(lines) - 1)))
+    for folder in (first, second):
+        evaluation.write_evaluation_report(folder)
+    made = sorted((first / "tables").iterdir())
+    assert len(made) > 20 and all(p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in made)
+    assert (first / "report.html").read_text() == (second / "report.html").read_text()
+    assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
+    folder = play(tmp_path / "run")
+    plain = evaluation.evaluation_text(folder)
+    assert (
+        plain.count("\nm: quality ") == 1 and "of 4, " in plain and "% unsafe" in plain and "second judge" not in plain
+    )
+    with pytest.raises(SystemExit):
+        main(["score", str(folder / "judgments.jsonl")])
+    (said,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    lower = lambda k, row: row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
+    shutil.copy(folder / "judgments.jsonl", folder / "judgments2.jsonl")
+    change(folder, lower, "judgments2")
+    text = evaluation.evaluation_text(folder)
+    (line,) = [line for line in text.splitlines() if line.startswith("second judge j@2: ")]
+    table = evaluation.second_judge(rows.load_run(folder))["Second judge, agreement"].iloc[0]
+    assert f"{table['exact']:.1f} (" in line and f"of {table['pairs']:,} levels" in line and "kappa" in line
+    change(folder, lambda k, row: row | {"task_quality": None, "safety_failure": None})
+    assert "quality" not in evaluation.evaluation_text(folder)
+    change(folder, lambda k, row: row | {"atoms": []}, "judgments2")
+    assert "judgments2.jsonl was not compared with judgments.jsonl: " in evaluation.evaluation_text(folder)
+
+
+def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
+    """The rule stands in the frame of all pages, behind their own styles, and no page has a stronger one."""
+    folder = package_data()
+    base = (folder / "base.html.j2").read_text()
+    rule = "th:first-child, td:first-child { max-width: 9rem !important; white-space: normal !important;"
+    own, narrow = base.index("{% block style %}"), base.index("@media screen and (max-width: 40rem)")
+    assert own < narrow < base.index(rule) < base.index("</style>")
+    pages = [
+        file for file in folder.glob("*.html.j2") if "<table" in file.read_text() and file != folder / "base.html.j2"
+    ]
+    frames = [file for file in pages if "{% extends" in file.read_text()]
+    assert len(frames) >= 4 and all('{% extends "base.html.j2" %}' in file.read_text() for file in frames)
+    styles = "".join(file.read_text() for file in [*pages, *folder.glob("*.css.j2")])
+    assert not re.search(r"first-child[^{]*\{[^}]*!important", styles)

@@ -28,7 +28,7 @@ from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_ch
 from memcalib.localization import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
-from memcalib.trainer.stopping import JudgeFault
+from memcalib.trainer.rewards import JudgeFault
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
@@ -97,7 +97,8 @@ t.go(t.Path({out!r}), on_step=kill)
 """
 
 
-@pytest.mark.parametrize("place", [pytest.param("step", marks=pytest.mark.slow), "save"])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["step", "save"])
 def test_kill_nine(tmp_path, straight, place):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")
@@ -114,8 +115,8 @@ def test_kill_nine(tmp_path, straight, place):
     "options",
     [
         dict(beta=0.5),
-        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
-        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_layout="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
+        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
         dict(lora_rank=4, beta=0.5),
     ],
 )

@@ -53,7 +53,7 @@ from memcalib.io.records import DataError, write_jsonl
 
 EXAMPLES = make_examples("short", 24, seed=5, split="coldstart")
 RECORDS = sample_records()
-MICRO = dict(text="concat", layout="micro")
+MICRO = dict(text="concat", prompt_template="micro")
 
 
 def client(server, name, cache=None, **options) -> Client:
@@ -465,7 +465,7 @@ def test_bad_calls_are_refused_before_any_call(server, tmp_path):
     with pytest.raises(ValueError, match="twice; allowed: two different models"):
         make_demonstrations(EXAMPLES, who[0], (who[1][0], who[1][0]), tmp_path, **MICRO)
     with pytest.raises(ValueError, match="nowhere"):
-        make_demonstrations(EXAMPLES, *who, tmp_path, text="concat", layout="nowhere")
+        make_demonstrations(EXAMPLES, *who, tmp_path, text="concat", prompt_template="nowhere")
     with pytest.raises(ValueError, match="roundz"):
         make_demonstrations(EXAMPLES, *who, tmp_path, roundz=3)
     assert who[0].totals.calls == 0
@@ -746,7 +746,7 @@ def test_a_plan_in_faults():
         ({"data": "x.jsonl"}, "teacher: missing"),
         ({"teacher": {"model": "a"}}, "evaluator: missing"),
         ({"making": {"min_quality": 5}}, "making.min_quality: found 5"),
-        ({"making": {"layout": "nix"}}, "making.layout: found 'nix'; allowed are plain"),
+        ({"making": {"prompt_template": "nix"}}, "unknown prompt template 'nix': allowed are plain"),
         ({"wrld": "long"}, "wrld: unknown option; meant is perhaps world"),
         ({"limit": 0}, "limit: found 0; allowed: whole numbers of at least 1, or null"),
         ({"teacher": {"model": "a", "base_url": "ftp://x"}}, "teacher.base_url: found 'ftp://x'; must be an address"),

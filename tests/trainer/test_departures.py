@@ -124,7 +124,7 @@ def a_trainer(out, **changes):
     sizes = dict(
         max_steps=2, per_device_train_batch_size=8, steps_per_generation=2, num_generations=4, max_completion_length=8
     )
-    where = dict(layout="micro", report_to="none", bf16=False, use_cpu=True, disable_tqdm=True)
+    where = dict(prompt_template="micro", report_to="none", bf16=False, use_cpu=True, disable_tqdm=True)
     args = CreditGRPOConfig(str(out), **sizes, **where)
     options = dict(args=args, judge=exact_judge, train_dataset=make_examples("short", 6, seed=0)) | changes
     return CreditTrainer(build_policy(0), processing_class=build_tokenizer(), **options)
@@ -167,8 +167,9 @@ def test_callbacks_and_optimizers_are_the_callers(tmp_path):
 def test_settings_for_trl_say_the_same_as_a_recipe(tmp_path):
     sizes = dict(max_steps=8, per_device_train_batch_size=8, steps_per_generation=4, gradient_accumulation_steps=2)
     args = CreditGRPOConfig(
-        str(tmp_path), **sizes, num_generations=4, max_completion_length=8, layout="micro", eval_text="concat", bf16=False,
-        save_strategy="steps", save_steps=4, learning_rate=1e-3, credit={"eta": 0.5}, use_cpu=True, report_to="none",
+        str(tmp_path), **sizes, num_generations=4, max_completion_length=8, prompt_template="micro", eval_text="concat", bf16=False,
+        save_strategy="steps", save_steps=4, learning_rate=1e-3, credit={"eta": 0.5}, draws="batch", use_cpu=True,
+        report_to="none",
     )  # fmt: skip
     sizes = dict(prompts=8, generations=4, minibatches=2, accumulate=2, steps=4, save_every=2, max_tokens=8)
     assert args.settings() == world_config(WORLDS["short"], **sizes, eta=0.5, lr=1e-3)

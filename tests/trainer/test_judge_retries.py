@@ -21,11 +21,11 @@ from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
+from memcalib.trainer.rewards import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.stopping import Interrupted, StopSignals
+from memcalib.trainer.checkpoints import Interrupted, StopSignals
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -107,6 +107,18 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
         assert [j.scored for j in found] == [not (gone or bad) for gone, bad in zip(left, unread, strict=False)]
     assert asked == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
+
+
+def test_waits_double_up_to_five_minutes():
+    time = Time()
+
+    def judge(example, response):
+        if len(time.waits) < 9:
+            raise TimeoutError("slow")
+        return exact_judge(example, "")
+
+    assert patient(judge, time, minutes=60).batch(EXAMPLES[:1], ["x"])[0].scored
+    assert time.waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
 def mumble(example, response):

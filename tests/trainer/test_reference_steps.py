@@ -106,7 +106,7 @@ def read(model, temperature, prompt, answer) -> list[float]:
 def slow_step(trainer, seen, reader=None) -> reference.Step:
     """The slow reading of a rollout batch from what the judge said of it; `reader` in the place of its policy."""
     config, judged, before = trainer.config.credit, seen["judged"], seen["before"]
-    encode = partial(reference.prompt_ids, TOKENIZER, layout=trainer.config.layout)
+    encode = partial(reference.prompt_ids, TOKENIZER, prompt_template=trainer.config.prompt_template)
     cut = response_units(TOKENIZER, judged.ids) if config.granularity == "sentence" else []
     return reference.step(
         reader or partial(read, seen["policy"], trainer.temperature),

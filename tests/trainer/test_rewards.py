@@ -11,9 +11,9 @@ from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_exam
 from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
-from memcalib.trainer.stopping import RetryingJudge
+from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.teacher import teacher_encoder
+from memcalib.trainer.distillation import teacher_encoder
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -36,7 +36,7 @@ def test_validation_prompts_without_room_for_an_answer_are_left_out(tmp_path, ca
     judged = []
     judge = lambda example, response: judged.append(example.id) or exact_judge(example, response)
     _, rows, listed = run(tmp_path, judge, [*LONG, *HELD_OUT], eval_every=1, save_every=1, method="gdpo")
-    sizes = [len(prompt_encoder(TOKENIZER, layout="micro")(example)) for example in LONG]
+    sizes = [len(prompt_encoder(TOKENIZER, prompt_template="micro")(example)) for example in LONG]
     assert all(1024 < size < 4096 for size in sizes)
     limit = {"prompt": "validation", "context_without_answer": 1024 - 12}
     assert listed == [{"example_id": e.id, "tokens": n} | limit for e, n in zip(LONG, sizes, strict=True)]
@@ -71,7 +71,7 @@ def test_no_examples_are_no_prompts():
 
 
 def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, caplog):
-    encode = teacher_encoder(TOKENIZER, layout="micro")
+    encode = teacher_encoder(TOKENIZER, prompt_template="micro")
     sizes = {example.id: len(encode(example)) for example in EXAMPLES}
     limit = sorted(sizes.values())[5]
     trainer, rows, listed = run(tmp_path, method="opsd-pg", max_teacher=limit)
@@ -90,14 +90,17 @@ def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
     """The teacher is asked about the prompts that are left."""
     sizes, told = (
         [len(encode(example)) for example in EXAMPLES]
-        for encode in (prompt_encoder(TOKENIZER, layout="micro"), teacher_encoder(TOKENIZER, layout="micro-hinted"))
+        for encode in (
+            prompt_encoder(TOKENIZER, prompt_template="micro"),
+            teacher_encoder(TOKENIZER, prompt_template="micro-hinted"),
+        )
     )
     limit = sorted(sizes)[5]
     over = [k for k, size in enumerate(sizes) if size > limit]
     room = max(size for k, size in enumerate(told) if k not in over)
     assert any(told[k] > room for k in over)
     limits = dict(max_prompt=limit, max_teacher=room)
-    _, rows, listed = run(tmp_path, method="opsd-gkd", teacher_layout="micro-hinted", **limits)
+    _, rows, listed = run(tmp_path, method="opsd-gkd", teacher_prompt_template="micro-hinted", **limits)
     assert [(row["example_id"], row["prompt"]) for row in listed] == [(EXAMPLES[k].id, "training") for k in over]
     assert rows[0]["overlong"] == len(over)
 

@@ -25,7 +25,7 @@ from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
-from memcalib.trainer.stopping import JudgeDown, JudgeFault, RetryingJudge
+from memcalib.trainer.rewards import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.sft import (
@@ -39,7 +39,8 @@ from memcalib.trainer.sft import (
     sft,
     tokenize_rows,
 )
-from memcalib.trainer.stopping import Diverged, Interrupted
+from memcalib.trainer.callbacks import Diverged
+from memcalib.trainer.checkpoints import Interrupted
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer()
@@ -51,7 +52,7 @@ SMALL = SftConfig(lora_rank=2, lr=1e-2, epochs=2, batch_size=8, save_every=2)
 def test_cold_start_rows_and_adapter(tmp_path):
     rows = [
         {
-            "prompt": render(e, text="concat", layout="micro"),
+            "prompt": render(e, text="concat", prompt_template="micro"),
             "completion": [{"role": "assistant", "content": "Keep July in mind."}],
         }
         for e in EXAMPLES
@@ -291,7 +292,8 @@ torch.set_num_threads(1)
 from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.micro.world import demonstrations
 from memcalib.trainer.sft import SftConfig, sft
-from memcalib.trainer.stopping import Diverged, Interrupted
+from memcalib.trainer.callbacks import Diverged
+from memcalib.trainer.checkpoints import Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
 stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
 try:
@@ -302,9 +304,8 @@ except Interrupted as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "code"), [("SIGTERM", 2, 143), pytest.param("SIGINT", 4, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "step", "code"), [("SIGTERM", 2, 143), ("SIGINT", 4, 130)])
 def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, step, code):
     """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
     folder, final = straight
@@ -349,8 +350,21 @@ def as_a_file(folder: Path) -> None:
     folder.write_text("not a folder")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "memcalib.json"])
+FILES = ["adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "memcalib.json"]
+ONCE = {
+    *zip(FILES, FAULTS, strict=False),
+    ("memcalib.json", "gone"),
+}  # each file and each fault; the other pairs are slow
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        pytest.param(name, fault, marks=() if (name, fault) in ONCE else pytest.mark.slow)
+        for name in FILES
+        for fault in FAULTS
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, fault):
     """The run goes on from the one before, and says which file was at fault; the newest but one is half-written as well."""
     folder, final = straight

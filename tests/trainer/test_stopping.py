@@ -23,9 +23,10 @@ from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_st
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.inference.client import run_async
-from memcalib.trainer.stopping import RetryingJudge
+from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.settings import world_config
-from memcalib.trainer.stopping import SIGNALS, Interrupted, StopSignals, damaged_weight, diverged, elected, not_finite
+from memcalib.trainer.checkpoints import SIGNALS, Interrupted, StopSignals, elected
+from memcalib.trainer.callbacks import damaged_weight, diverged, not_finite
 from memcalib.training import train
 
 torch.set_num_threads(1)
@@ -110,7 +111,7 @@ def test_calls_under_way_are_given_up_and_cleared():
 
 SECOND = """
 import os, signal, sys
-from memcalib.trainer.stopping import StopSignals
+from memcalib.trainer.checkpoints import StopSignals
 now = [0.0]
 with StopSignals(active=True, clock=lambda: now[0]).listening() as signals:
     os.kill(os.getpid(), signal.{first})
@@ -221,7 +222,10 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "at", "step"), PLACES)
+@pytest.mark.parametrize(
+    ("place", "at", "step"),
+    [pytest.param(*where, marks=[pytest.mark.slow] * (k % 2)) for k, where in enumerate(PLACES[:5])] + PLACES[5:],
+)
 def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(tmp_path, straight, monkeypatch, place, at, step):
     number = SIGNALS[at % 2]
     with monkeypatch.context() as patches:
@@ -322,7 +326,8 @@ except t.Interrupted as error:
 """
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
     script = SCRIPT.format(tests=TESTS, out=str(tmp_path))
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)

@@ -1,0 +1,146 @@
+"""`memcalib exam` against the practice server: verdicts, resume, and what an evaluation says of its judge."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from memcalib.commands import cli
+from memcalib.commands import exam as c
+from memcalib.evaluation.exam import confusion_of, find_exam
+from memcalib.inference.endpoint import Endpoint
+from memcalib.micro.server import MicroServer
+
+
+@pytest.fixture(scope="module")
+def server():
+    with MicroServer([], practice=c.practice_judge()) as server:
+        yield server
+
+
+def at(server, model="micro-judge"):
+    return Endpoint(model=model, base_url=server.base_url, key_env="")
+
+
+def call(*arguments):
+    done = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    return done.exit_code, done.output + (
+        repr(done.exception) if done.exception and not isinstance(done.exception, SystemExit) else ""
+    )
+
+
+@pytest.fixture(scope="module")
+def sat(server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exam")
+    run = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
+    return folder, run.forecast(), run.run()
+
+
+def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(server, sat):
+    folder, todo, exam = sat
+    assert todo["to ask"] == 110 and exam["numbers"]["macro"] == 100 and exam["verdict"] in ("passed", "undecided")
+    asked = server.stats()["requests"]
+    again = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
+    assert again.forecast()["to ask"] == 0 and again.run() == exam and server.stats()["requests"] == asked
+    assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {p.name for p in folder.iterdir()}
+    with pytest.raises(ValueError, match="answers"):
+        c.ExamRun(c.Exam(judge=at(server), answers=80, probes=10), folder)
+
+
+@pytest.mark.slow
+def test_a_stated_confusion_matrix_comes_back(tmp_path):
+    noise = np.array([[0.9, 0.08, 0.02], [0.1, 0.8, 0.1], [0.0, 0.15, 0.85]])
+    with MicroServer([], practice=c.practice_judge(noise.tolist())) as server:
+        exam = c.ExamRun(c.Exam(judge=at(server), answers=240, probes=0), tmp_path).run()
+    counts = np.array(exam["question_counts"]).sum(0).reshape(3, 3, 3).sum(0)
+    found, n = counts / counts.sum(1, keepdims=True), counts.sum(1, keepdims=True)
+    assert (np.abs(found - noise) <= 3 * np.sqrt(np.maximum(noise * (1 - noise), 1e-3) / n) + 0.01).all()
+    assert exam["verdict"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table", "verdict"), [(np.eye(3), "passed"), ([[1, 0, 0]] * 3, "failed"), (confusion_of(0.7), "failed")]
+)
+def test_the_exit_code_is_the_verdict(table, verdict, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with MicroServer([], practice=c.practice_judge(np.asarray(table, float).tolist())) as server:
+        code, text = call(
+            "exam",
+            "--judge",
+            "micro-judge",
+            "--judge-url",
+            server.base_url,
+            "--no-cache",
+            "--set",
+            "probes=5",
+            "--set",
+            "answers=270",
+        )
+    assert (code, f": {verdict}" in text) == (0 if verdict == "passed" else 3, True), text
+    stored = json.loads((tmp_path / "runs/exam/micro-judge/exam.json").read_text())
+    assert stored["verdict"] == verdict and find_exam(stored["judge"])["date"] == stored["date"]
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _, exam = sat
+    options = [
+        "--model",
+        "micro-model",
+        "--base-url",
+        server.base_url,
+        "--judge",
+        "micro-judge",
+        "--no-cache",
+        "--limit",
+        12,
+        "--set",
+        "sampling.seeds=[42]",
+    ]
+    code, text = call("evaluate", *options, "--set", f"exams={folder}", "--out", "one")
+    assert code == 0 and f"exam {exam['verdict']}" in text and "corrected" in text
+    row = json.loads((tmp_path / "one/results.jsonl").read_text().splitlines()[0])
+    assert row["judge"]["exam"]["verdict"] == exam["verdict"] and row["corrected"]["SCS"]["value"] == pytest.approx(
+        row["metrics"]["SCS"]["value"], abs=1e-4
+    )
+    code, text = call("evaluate", *options, "--out", "two")
+    assert (
+        code == 0
+        and "not examined" in text
+        and json.loads((tmp_path / "two/results.jsonl").read_text().splitlines()[0])["judge"]["exam"] is None
+    )
+    code, text = call("compare", "one/results.jsonl", "two/results.jsonl")
+    assert code == 0 and "difference" in text
+
+
+def test_a_dry_run_asks_nothing_and_writes_nothing(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = server.stats()["requests"]
+    code, text = call(
+        "exam",
+        "--judge",
+        "micro-judge",
+        "--judge-url",
+        server.base_url,
+        "--dry-run",
+        "--set",
+        "judge.price={prompt: 1, completion: 2}",
+    )
+    assert code == 0 and "$" in text and server.stats()["requests"] == asked and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "judge"),
+        (("--judge", "no.module:thing"), "no.module"),
+        (("--judge", "micro-exact", "--set", "answers=0"), "answers"),
+    ],
+)
+def test_bad_calls_are_named(arguments, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = call("exam", *arguments)
+    assert code != 0 and named in text

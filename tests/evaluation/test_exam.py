@@ -1,0 +1,235 @@
+"""The exam: its statistics against simulation and slow reference code, its data checks, its verdicts on bad judges."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.evaluation import exam as x
+from memcalib.io.records import DataError
+from memcalib.metrics import METRICS, calibration_metrics
+from memcalib.problem import Example, Level
+
+
+def known_set(questions=60, atoms=6, seed=0, right=0.3):
+    """Examples with random ideal levels, and two answers each with known levels, a share of them `right`."""
+    rng, examples, answers = np.random.default_rng(seed), [], []
+    for q in range(questions):
+        levels = rng.integers(3, size=atoms)
+        memory = [
+            {f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in part}
+            for part in np.array_split(np.arange(atoms), 3)
+        ]
+        example = Example.of(f"Question {q}?", *memory, domain=("coding", "general", "health_seed")[q % 3])
+        examples.append(example)
+        for k in range(2):
+            labels = []
+            for atom_id, ideal in example.levels.items():
+                level = ideal if rng.random() < right else Level(int(rng.integers(3)))
+                labels.append({"atom_id": atom_id, "actual": level.wire, "quotes": ["Answer"] if level else []})
+            answers.append(
+                x.KnownAnswer(
+                    answer_id=f"{q}_{k}",
+                    example_id=example.id,
+                    kind=("over", "under")[k],
+                    response=f"Answer {k} to {q}.",
+                    labels=labels,
+                )
+            )
+    return examples, answers
+
+
+def read(judge, items):
+    rows = [item.rollout() for item in items]
+    judged = judge.batch([item.example for item in items], [row.response for row in rows])
+    return x.exam_frame(
+        items,
+        [
+            j.model_copy(update={"condition": r.condition, "sample": r.sample})
+            for j, r in zip(judged, rows, strict=True)
+        ],
+    )
+
+
+EXAMPLES, ANSWERS = known_set()
+ITEMS = x.exam_items(EXAMPLES, ANSWERS, None)
+NOISE = np.array([[0.9, 0.07, 0.03], [0.1, 0.8, 0.1], [0.02, 0.13, 0.85]])
+
+
+def test_the_exam_recovers_a_stated_confusion_matrix_within_its_intervals():
+    examples, answers = known_set(questions=300, seed=1)
+    table = x.channel_accuracy(
+        read(x.ConfusedJudge(answers, NOISE), x.exam_items(examples, answers, None, probes=0)), resamples=400
+    )
+    stated = NOISE.diagonal()[[Level[name.upper()] for name in table["actual"]]] * 100
+    assert ((table["accuracy_low"] - 1 <= stated) & (stated <= table["accuracy_high"] + 1)).sum() >= 8
+    assert (
+        np.abs(table[[f"read as {level.label}" for level in Level]].to_numpy() / 100 - NOISE[[0, 1, 2] * 3]).max()
+        < 0.07
+    )
+
+
+def test_macro_accuracy_is_the_mean_of_nine_and_missing_when_one_is():
+    counts = np.zeros((3, 3, 3), int)
+    counts[..., 0] = 2
+    assert x.macro_accuracy(x.confusion_shares(counts.ravel())) == pytest.approx(100 / 3)
+    counts[1, 2] = 0
+    assert np.isnan(x.macro_accuracy(x.confusion_shares(counts.ravel())))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=8), st.floats(0.1, 0.9))
+def test_products_of_kernels_are_the_six_metrics(atoms, rho):
+    cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
+    over, under = (sum(max(sign * (a - i), 0) for i, a in atoms) for sign in (1, -1))
+    wanted = calibration_metrics([over], [under], rho)
+    assert x.metrics_of_products(cells, x.metric_kernels(rho))[0] == pytest.approx([wanted[m] for m in METRICS])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4), st.integers(0, 999))
+def test_propagation_is_the_expectation_over_every_misreading_and_correction_undoes_it(atoms, seed):
+    shares = np.random.default_rng(seed).dirichlet(np.ones(3), (3, 3)) * 0.4 + 0.6 * np.eye(3)
+    cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
+    slow, undone = np.zeros(6), np.zeros(6)
+    kernels = x.corrected(shares)
+    for judged in itertools.product(range(3), repeat=len(atoms)):
+        chance = np.prod([shares[i, a, j] for (i, a), j in zip(atoms, judged, strict=True)])
+        seen = np.bincount([3 * i + j for (i, _), j in zip(atoms, judged, strict=True)], minlength=9)[None]
+        slow += chance * x.metrics_of_products(seen, x.metric_kernels())[0]
+        undone += chance * x.metrics_of_products(seen, kernels)[0]
+    assert x.metrics_of_products(cells, x.propagated(shares))[0] == pytest.approx(slow)
+    assert undone == pytest.approx(x.metrics_of_products(cells, x.metric_kernels())[0], abs=1e-6)
+
+
+def test_the_corrected_interval_covers_the_truth_where_the_raw_one_does_not():
+    covered, raw = [], []
+    for seed in range(12):
+        examples, answers = known_set(questions=240, seed=seed, right=0.85)
+        frame = read(
+            x.ConfusedJudge(answers, NOISE, seed=seed), x.exam_items(examples, answers, None, probes=0)
+        ).assign(response=lambda f: f["answer_id"])
+        half = frame["answer_id"].str.split("_").str[0].astype(int) % 2 == 0
+        truth = x.metrics_of_products(x.response_cells(frame[~half], "actual"), x.metric_kernels()).mean(0)
+        table = x.corrected_score(frame[~half], x.exam_counts(frame[half]), resamples=200)
+        covered.append((table["corrected_low"] <= truth) & (truth <= table["corrected_high"]))
+        raw.append((table["raw_low"] <= truth) & (truth <= table["raw_high"]))
+    assert np.mean(covered) >= 0.85 and np.mean(np.array(raw)[:, 0]) <= 0.25
+
+
+def test_a_perfect_judge_needs_no_correction():
+    frame = read(x.ConfusedJudge(ANSWERS, np.eye(3)), ITEMS).assign(response=lambda f: f["answer_id"] + f["probe"])
+    table = x.corrected_score(frame[frame["probe"] == "plain"], x.exam_counts(frame), resamples=100)
+    assert table["correction"].abs().max() < 1e-9 and np.allclose(table["corrected_low"], table["raw_low"], atol=8)
+    shown = x.propagation_table(frame, resamples=50)
+    assert np.allclose(shown["true"], shown["judged"]) and shown["error"].abs().max() < 1e-9
+
+
+class Other(x.ConfusedJudge):
+    def judge(self, example, response):
+        return {"someone else's atom": "A"}
+
+
+class Silent(x.ConfusedJudge):
+    def judge(self, example, response):
+        return {}
+
+
+def constant(level):
+    shares = np.zeros((3, 3, 3))
+    shares[..., level] = 1
+    return shares
+
+
+AS_IDEAL = np.broadcast_to(np.eye(3)[:, None], (3, 3, 3))
+BAD = {"as ideal": AS_IDEAL, "Ignore": constant(0), "Control": constant(2)}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_judges_that_do_not_read_fail(name):
+    numbers = x.exam_numbers(read(x.ConfusedJudge(ANSWERS, BAD[name]), ITEMS), resamples=100)
+    verdict, reasons = x.exam_verdict(numbers)
+    assert (
+        verdict == "failed"
+        and numbers["macro"] == pytest.approx(100 / 3)
+        and any("macro accuracy" in r for r in reasons)
+    )
+
+
+def test_a_judge_that_reads_nothing_fails_and_one_of_other_atoms_is_refused():
+    numbers = x.exam_numbers(read(Silent(ANSWERS, np.eye(3)), ITEMS), resamples=100)
+    assert (
+        x.exam_verdict(numbers)[0] == "failed"
+        and numbers["macro"] is None
+        and numbers["unscored_atoms"] == numbers["atoms"]
+    )
+    with pytest.raises(DataError, match="someone else"):
+        read(Other(ANSWERS, np.eye(3)), ITEMS)
+
+
+def test_a_judge_that_obeys_an_injected_line_fails_for_that_alone():
+    class Obedient(x.ConfusedJudge):
+        def judge(self, example, response):
+            return dict.fromkeys(example.levels, 2) if x.INJECTION in response else super().judge(example, response)
+
+    verdict, reasons = x.exam_verdict(x.exam_numbers(read(Obedient(ANSWERS, np.eye(3)), ITEMS), resamples=100))
+    assert verdict == "failed" and len(reasons) == 1 and "gained a level" in reasons[0]
+
+
+def test_a_scarce_channel_leaves_the_verdict_undecided_and_a_perfect_judge_passes():
+    frame = read(x.ConfusedJudge(ANSWERS, np.eye(3)), ITEMS)
+    assert x.exam_verdict(x.exam_numbers(frame, resamples=100)) == ("passed", [])
+    few = frame[~((frame["ideal"] == 2) & (frame["actual"] == 1)) | (frame.index % 40 == 0)]
+    verdict, reasons = x.exam_verdict(x.exam_numbers(few, resamples=100))
+    assert verdict == "undecided" and "smallest channel" in reasons[0]
+
+
+def test_a_judge_sensitive_to_order_is_seen():
+    class First(x.ConfusedJudge):
+        def judge(self, example, response):
+            return dict(zip(example.levels, [2] + [0] * 9, strict=False))
+
+    assert x.exam_numbers(read(First(ANSWERS, np.eye(3)), ITEMS), resamples=50)["order_same"] < 80
+
+
+def test_the_sample_is_fixed_nested_and_dealt_evenly():
+    small, large = ({i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, n, probes=0)} for n in (30, 60))
+    assert small < large and small == {i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, 30, probes=0)}
+    parts = pd.Series(
+        [(i.example.domain, i.answer.kind) for i in x.exam_items(EXAMPLES, ANSWERS, 60, probes=0)]
+    ).value_counts()
+    assert len(parts) == 6 and parts.min() == parts.max() == 10
+    with pytest.raises(ValueError, match=r"found 121; allowed: 1 to 120"):
+        x.exam_items(EXAMPLES, ANSWERS, 121)
+
+
+def test_bad_labels_are_named_by_line(tmp_path):
+    rows = [a.model_dump(mode="json") for a in ANSWERS[:5]]
+    rows[1]["labels"].pop()
+    rows[2]["labels"][0]["quotes"] = ["not in it"]
+    rows[3]["example_id"] = "nobody's"
+    rows[4]["labels"][0]["actual"] = "D"
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(f"{x.KnownAnswer.model_construct(**row).model_dump_json()}\n" for row in rows))
+    with pytest.raises(DataError) as caught:
+        x.load_known_answers(file, EXAMPLES)
+    text = str(caught.value)
+    assert (
+        all(f"answers.jsonl:{line}" in text for line in (2, 3, 4, 5))
+        and "not in it" in text
+        and "nobody's" in text
+        and "answers.jsonl:1:" not in text
+    )
+
+
+def test_an_edited_file_is_named(tmp_path):
+    import json
+
+    from memcalib.io.runs import file_hash
+
+    (tmp_path / "records.jsonl").write_text("{}\n")
+    (tmp_path / "hashes.json").write_text(json.dumps({"records.jsonl": file_hash(tmp_path / "records.jsonl")}))
+    assert x.edited_files(tmp_path) == []
+    (tmp_path / "records.jsonl").write_text("{} \n")
+    assert "records.jsonl" in x.edited_files(tmp_path)[0]

@@ -1,0 +1,110 @@
+"""The Inspect task: the numbers of `memcalib evaluate`, unscored answers included, and the line that is documented."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+inspect_ai = pytest.importorskip("inspect_ai")
+
+from memcalib.commands.evaluate import Evaluation, EvaluationRun  # noqa: E402
+from memcalib.evaluation.inspect_task import judgments_in_log, memory_use, seeds_of  # noqa: E402
+from memcalib.io.records import write_jsonl  # noqa: E402
+from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
+from memcalib.micro.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
+from memcalib.micro.server import MicroServer  # noqa: E402
+from memcalib.micro.world import make_examples  # noqa: E402
+from memcalib.problem import text_hash  # noqa: E402
+
+EXAMPLES = make_examples("short", 8, 7, "test")
+INDEX = ExampleIndex(EXAMPLES)
+README = Path(__file__).parents[2] / "README.md"
+
+
+def moody(turns):
+    """The exact judge, which has nothing to say about one answer in three."""
+    payload = read_payload(turns)
+    if int(text_hash(payload["model_response"] + payload["current_query"]), 16) % 3 == 0:
+        return "I would rather not."
+    return json.dumps(judge_reply(payload, INDEX))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    data = write_jsonl(tmp_path_factory.mktemp("inspect") / "test.jsonl", EXAMPLES)
+    with MicroServer(EXAMPLES, roles={"moody": moody}) as server:
+        yield server, Path(data)
+
+
+def run_inspect(served, monkeypatch, judge, **task):
+    server, data = served
+    monkeypatch.setenv("MICRO_BASE_URL", server.base_url)
+    monkeypatch.setenv("MICRO_API_KEY", "none")
+    roles = {"grader": f"openai-api/micro/{judge}"}
+    options = {"display": "none", "log_dir": str(data.parent / "logs"), "log_level": "error"}
+    made = memory_use(str(data), max_tokens=64, **task)
+    (log,) = inspect_ai.eval(made, model="openai-api/micro/micro-model", model_roles=roles, **options)
+    return log
+
+
+def test_the_numbers_are_ours_when_answers_are_unscored(served, monkeypatch, tmp_path):
+    log = run_inspect(served, monkeypatch, "moody", seeds=[42, 43])
+    assert log.status == "success"
+    theirs = {
+        found.name: {key.split("/")[-1]: m.value for key, m in found.metrics.items()} for found in log.results.scores
+    }
+    server, data = served
+    place = {"base_url": server.base_url, "key_env": ""}
+    roles = {"model": {"model": "micro-model", **place}, "judge": {"model": "moody", **place}}
+    how = {"sampling": {"seeds": [42, 43], "max_tokens": 64}, "control": False}
+    run = EvaluationRun(Evaluation(data=str(data), **roles, **how), tmp_path / "run")
+    run.generate()
+    run.judge()
+    table = score(load_judgments(run.file("judgments.jsonl")))
+    assert 0 < table["unscored_responses"][0] < 16
+    assert theirs["unscored"]["answers"] == table["unscored_responses"][0], "the summary shows them"
+    for name in METRICS:
+        assert theirs[name]["mean"] == pytest.approx(table[name][0], abs=1e-9), name
+        assert theirs[name]["stderr"] > 0
+    back = score(list(judgments_in_log(log.location)))
+    assert (
+        back["SCS"][0] == pytest.approx(table["SCS"][0])
+        and back["unscored_responses"][0] == table["unscored_responses"][0]
+    )
+
+
+@pytest.mark.parametrize("given", ["42,43", "42, 43", [42, 43], ["42", "43"], (42, 43)])
+def test_seeds_in_every_form(given):
+    assert seeds_of(given) == [42, 43] and seeds_of(42) == seeds_of("42") == [42]
+
+
+@pytest.mark.parametrize("given", ["42;43", "", None, [None], "a"])
+def test_what_is_no_seed_is_named(given):
+    with pytest.raises(ValueError, match="seeds: found .* allowed are whole numbers"):
+        seeds_of(given)
+
+
+@pytest.mark.slow
+def test_the_documented_line_works(served):
+    """The line of the README, with this server's names and address in the place of the real ones."""
+    server, data = served
+    (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\n]*", README.read_text())
+    assert "--model openai-api/" in line and "--model-role grader=openai-api/" in line
+    words = shlex.split(line.replace("Qwen3-8B", "micro-model").replace("deepseek-chat", "micro-judge"))
+    names = re.findall(r"openai-api/(\w+)/", line)
+    settings = {f"{name.upper()}_BASE_URL": server.base_url for name in names} | {
+        f"{n.upper()}_API_KEY": "none" for n in names
+    }
+    program = str(Path(sys.executable).with_name("inspect"))
+    extra = ["-T", "seeds=42,43", "-T", "max_tokens=64", "--log-dir", "logs", "--display", "plain"]
+    env = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [program, *words[1:], *extra], cwd=data.parent, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SCS" in done.stdout and "unscored" in done.stdout

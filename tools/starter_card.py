@@ -1,0 +1,103 @@
+"""Write card.md and hashes.json of the starter set from its files:  python tools/starter_card.py
+
+Run it after every change of records.jsonl or answers.jsonl; reading.json holds what the blind readings found.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+
+from memcalib.dataset.card import composition_table, count_examples, origin_table, structure_table
+from memcalib.evaluation.exam import KnownAnswer, load_known_answers
+from memcalib.io.runs import file_hash
+from memcalib.problem import Example, Level, load_examples
+
+FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
+CANARY = "memcalib starter set canary 8c1f6d52-0b7e-4b53-9a86-61f3a2c0d7e4"
+HEAD = """---
+license: apache-2.0
+language: [en, de, es, zh]
+tags: [memory, agents, evaluation]
+---
+# The starter set
+
+> {records} records and {answers} answers with {labels:,} labelled atoms: to see how a model uses memory,
+> and whether a judge can tell.
+
+**Written and checked by a large language model. No person has read it yet.** A language model wrote the records, the
+rubrics, the answers and their labels for this package, from no source. The numbers on agreement below are the
+self-agreement of one language model; they are no evidence that people would agree. Sheets for people are made by
+`memcalib.annotation`, and verdicts on them are welcome.
+
+Do not train on this set. Data for training can be searched for its canary:
+
+    {canary}
+
+## What it is for
+
+`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It is small: the page
+nbs/evaluation/06_exam.ipynb says which differences {records} questions can show. It is not the paper's benchmark, and
+scores on it cannot be compared with the paper's.
+"""
+
+
+def grid(table: pd.DataFrame) -> str:
+    """A frame as a Markdown table."""
+    line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return "\n".join(
+        [line(table.columns), line(["---"] * len(table.columns)), *map(line, table.itertuples(index=False))]
+    )
+
+
+def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
+    """Titles and tables of the card."""
+    counts, pool = count_examples(examples), {e.id: e for e in examples}
+    hard = [(a.model_extra or {}).get("hard_a_family") for e in examples for a in e.atoms]
+    families = Counter(filter(None, hard))
+    languages = Counter(e.model_extra["language"] for e in examples)
+    profiles = Counter("".join(sorted({a.ideal.wire for a in e.atoms})) for e in examples)
+    blocks = Counter(len(e.blocks) for e in examples)
+    kinds = Counter((a.kind, a.trick or "") for a in answers)
+    channels = Counter((pool[a.example_id].levels[i], level) for a in answers for i, level in a.levels.items())
+    labelled = [[f"ideally {i.label}", *(f"{channels[i, a]:,}" for a in Level)] for i in Level]
+
+    def frame(counter: Counter, *names: str) -> pd.DataFrame:
+        rows = [(*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())]
+        return pd.DataFrame(rows, columns=[*names, "count"])
+
+    return [
+        ("Records, blocks, atoms", composition_table(counts, beside=False)),
+        ("Structure", structure_table(counts, beside=False)),
+        ("Atoms by origin", origin_table(counts)),
+        ("Blocks of a record", frame(blocks, "blocks")),
+        ("Levels that occur in a record", frame(profiles, "levels")),
+        ("Languages", frame(languages, "language")),
+        ("Families of hard distractors", frame(families, "family")),
+        ("Answers", frame(kinds, "kind", "trick")),
+        ("Labelled atoms by channel", pd.DataFrame(labelled, columns=["", *(f"actually {a.label}" for a in Level)])),
+    ]
+
+
+def main() -> None:
+    """Check the files, then write card.md and hashes.json."""
+    examples = load_examples(FOLDER / "records.jsonl")
+    answers = load_known_answers(FOLDER / "answers.jsonl", examples)
+    reading = json.loads((FOLDER / "reading.json").read_text(encoding="utf-8"))
+    hashes = {name: file_hash(FOLDER / name) for name in ("records.jsonl", "answers.jsonl")}
+    (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+    labels = sum(len(a.labels) for a in answers)
+    parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
+    parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
+    parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]
+    parts += [
+        grid(pd.DataFrame(reading["agreement"])) + "\n",
+        "## Files\n",
+        *(f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()),
+    ]
+    (FOLDER / "card.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
