@@ -35,6 +35,8 @@ from memcalib.construction import (
     check_annotation,
     check_derivation,
     check_screening,
+)
+from memcalib.dataset.grounding import (
     content_words,
     coverage,
     find_exact,
@@ -50,150 +52,6 @@ from memcalib.problem import Level
 DRAFT = rows(1)[0]
 DERIVED = accept_derivation(DRAFT, DerivationReply(**derivation({"question": DRAFT.question})))
 PASSAGES = [{"index": i, "text": p.text} for i, p in enumerate(DERIVED.passages, 1)]
-
-# Tools --------------------------------------------------------------------------------------------------------------------
-
-pieces = st.sampled_from(["ab", "b", "a", "5", " ", "  ", "\n", "\t", ".", "-", "é", "ab c", "\u2003"])
-strings = st.lists(pieces, max_size=12).map("".join)
-
-
-def slow_find(quote, text):
-    """All slices that equal the quotation up to white space and break no word."""
-    wanted = quote.split()
-    for start in range(len(text)):
-        for end in range(start + 1, len(text) + 1):
-            part = text[start:end]
-            inside = part == part.strip() and part.split() == wanted
-            left = start and text[start - 1].isalnum() and part[0].isalnum()
-            right = end < len(text) and part[-1].isalnum() and text[end].isalnum()
-            if inside and not left and not right:
-                return part
-    return ""
-
-
-@given(strings, strings)
-def test_finding_agrees_with_a_slow_search(quote, text):
-    assert find_exact(quote, text) == slow_find(quote, text)
-
-
-@given(strings, st.data())
-def test_a_copied_stretch_is_found_and_is_part_of_the_text(text, data):
-    start = data.draw(st.integers(0, len(text)))
-    part = text[start : data.draw(st.integers(start, len(text)))]
-    found = find_exact(part, text)
-    assert found in text and (not found or found.split() == part.split())
-
-
-def test_a_long_text_is_searched_in_linear_time():
-    text = "ab " * 400_000
-    assert (
-        find_exact("ab  ab", text) == "ab ab" and find_exact("ab a", text) == "" and find_exact(text + "c", text) == ""
-    )
-
-
-VOCABULARY = ["fox", "hen", "yard", "noise", "may", "fence", "dog", "the", "and", "user", "has", "5", "12"]
-words = st.lists(st.sampled_from(VOCABULARY), max_size=9).map(" ".join)
-
-
-def slow_leak(detail, query):
-    mine, asked = content_words(detail), content_words(query)
-    size = min(5, len(mine))
-    if not mine:
-        return False
-    shared = any(
-        mine[i : i + size] == asked[j : j + size] for i in range(len(mine) - size + 1) for j in range(len(asked))
-    )
-    share = sum(word in asked for word in mine) / len(mine)
-    return shared or (len(mine) >= 4 and share >= 0.65)
-
-
-@given(words, words)
-def test_leaks_agree_with_a_slow_reading_of_the_rules(detail, query):
-    found = find_leak(detail, query)
-    assert bool(found) == slow_leak(detail, query)
-    assert all(word in content_words(query) for word in found.replace("…", " ").split())
-
-
-@given(words)
-def test_a_detail_leaks_into_itself(detail):
-    assert bool(find_leak(detail, f"So, {detail}?")) == bool(content_words(detail))
-
-
-@pytest.mark.parametrize(
-    ("detail", "query", "leaks"),
-    [
-        ("The user is vegan.", "Which vegan dishes are quick?", True),
-        ("The user is 21 years old.", "What should a 21 years old runner eat?", True),
-        ("The user is 21 years old.", "What should a runner eat?", False),
-        ("The user owns a dog.", "How do I train my dog?", False),
-        ("The user has been trying for three years.", "What is usually done after three years of trying?", False),
-        (
-            "The user takes metformin twice a day with meals.",
-            "I take metformin twice a day with meals. Is it safe?",
-            True,
-        ),
-        ("The user lives in a small flat in Ulm with a cat.", "Which plants suit a flat in Ulm and a small cat?", True),
-        ("The user.", "What does the user do?", False),
-        ("", "What now?", False),
-    ],
-)
-def test_what_is_a_leak(detail, query, leaks):
-    assert bool(find_leak(detail, query)) == leaks
-
-
-@given(words, words)
-def test_coverage_is_a_share_and_full_for_a_part(part, whole):
-    assert 0 <= coverage(part, whole) <= 1 and coverage(part, f"{whole} {part}") == 1
-    assert coverage(part, "") == (0 if content_words(part) else 1)
-
-
-@pytest.mark.parametrize(
-    ("part", "whole", "foreign"),
-    [
-        ("5 hens", "five hens", []),
-        ("12 hens", "twelve hens", []),
-        ("13 hens", "thirteen hens", ["13"]),
-        ("1000 mg", "1,000 mg", []),
-        ("2.5 mg twice", "2.5 mg", []),
-        ("25 mg", "2.5 mg", ["25"]),
-        ("5 mg", "5mg", []),
-        ("since 2012", "since 2021", ["2012"]),
-        ("no number", "", []),
-    ],
-)
-def test_numbers_have_to_be_there(part, whole, foreign):
-    assert foreign_numbers(part, whole) == foreign
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "I keep hens.", "When I run, it hurts.", "It hurts me.", "My knee hurts.", "We moved.", "They told us.",
-        "It is our yard.", "I'm tired.", "The user said: I am tired.", "The fox ate our hens", "the user and I", "(my hens)",
-    ],
-)  # fmt: skip
-def test_first_person_is_seen(text):
-    assert first_person(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The user has type I diabetes.", "The user fought in World War I.", "The user's disk has high I/O.",
-        "The US visa ran out.", "The variable my_list is empty.", "The file my.cnf is missing.",
-        "The user met Mehmet.", "The user is in stage I.",
-        "The user works in a mine.", "The user's hours are long.", "The user listens to music.",
-    ],
-)  # fmt: skip
-def test_third_person_is_left_alone(text):
-    assert first_person(text) == ""
-
-
-@given(words, words)
-def test_closeness_is_symmetric_and_true_of_equals(one, other):
-    assert too_close(one, other) == too_close(other, one)
-    assert too_close(one, one) == bool(content_words(one))
-
 
 # Screening ----------------------------------------------------------------------------------------------------------------
 
@@ -289,6 +147,45 @@ def test_one_repeated_sentence_of_a_long_passage_is_seen():
     assert ("passages.1", "memory in query") in rules(check_derivation(DRAFT, reply))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A fox came to the user 70 times in May 2000.",
+        "A fox came to the user twice in Bergen in May 2000.",
+        "A fox may have come to the user twice in May 2000.",
+        "A fox did not come to the user twice in May 2000.",
+        "A fox comes to the user twice a week since May 2000.",
+        "A fox came to the user's sister twice in May 2000.",
+    ],
+)
+def test_a_passage_is_held_against_the_source(text):
+    assert rules(check_derivation(DRAFT, derived(text=text))) == {("passages.1", "grounding")}
+
+
+def test_an_error_of_a_passage_is_not_handed_on_to_its_atoms():
+    question = "I take 7 mg of it and have lived in Oslo for 40 years. What now?"
+    wrong = "The user takes 70 mg of it and has lived in Bergen for 14 years."
+    draft = Draft.start(source_row(1)).model_copy(update={"question": question})
+    draft = draft.model_copy(update={"passages": [Passage(text=wrong, evidence="I take 7 mg")]})
+    texts = (
+        "The user takes 70 mg of it.",
+        "The user has lived in Bergen.",
+        "The user has lived somewhere for 14 years.",
+    )
+    atoms = [annotated().atoms[1].model_copy(update={"passage": 1, "text": text}) for text in texts]
+    found = check_annotation(draft, AnnotationReply(atoms=atoms))
+    assert rules(found) == {(f"atoms.{i}", "grounding") for i in range(3)}
+
+
+def test_a_passage_that_stands_there_twice_is_left_out_and_half_of_one_is_a_fault():
+    sound, passages = derived(), derived().passages
+    twice = sound.model_copy(update={"passages": [*passages, passages[0]]})
+    assert check_derivation(DRAFT, twice) == [] and accept_derivation(DRAFT, twice) == accept_derivation(DRAFT, sound)
+    half = passages[2].model_copy(update={"text": f"{passages[2].text} {passages[0].text}"})
+    found = check_derivation(DRAFT, sound.model_copy(update={"passages": [*passages[:2], half]}))
+    assert rules(found) == {("passages.2", "said twice")}
+
+
 def test_evidence_may_come_from_the_context():
     draft = DRAFT.model_copy(update={"source": DRAFT.source | {"context": "The barn\n is red."}})
     reply = derived(evidence="The barn is red.", text="The user's barn is red.")
@@ -337,7 +234,14 @@ def test_atoms_stand_in_the_order_of_their_passages():
         (annotated(passage=4), {("atoms.1", "passage"), ("passages.2", "bare passage")}),
         (annotated(passage=3), {("atoms.1", "grounding"), ("passages.2", "bare passage")}),
         (annotated(action="ignore"), {("atoms.1", "action")}),
-        (annotated(level="A"), {("atoms.1", "action")}),
+        (annotated(level="A"), {("atoms.1", "action"), ("atoms.1", "contract")}),
+        (annotated(observable_delta="None."), {("atoms.1", "contract")}),
+        (annotated(minimal_evidence=" "), {("atoms.1", "contract")}),
+        (annotated(at=0, observable_delta="More."), {("atoms.0", "contract")}),
+        (annotated(at=0, minimal_evidence="a remark"), {("atoms.0", "contract")}),
+        (annotated(text="A fox may have come to the user twice in May 2000."), {("atoms.1", "grounding")}),
+        (annotated(text="A fox never came to the user twice in May 2000."), {("atoms.1", "grounding")}),
+        (annotated(text="A fox came to the user's mother twice in May 2000."), {("atoms.1", "grounding")}),
         (annotated(at=0, action="apply"), {("atoms.0", "action")}),
         (annotated(at=0, action="correct"), {("atoms.0", "action")}),
         (annotated(with_memory="names  BREEDS."), {("atoms.1", "contrast")}),
@@ -358,7 +262,8 @@ def test_a_correction_is_a_use():
 
 def test_too_many_atoms_are_counted():
     text = " ".join(f"The user keeps hen{i} in box{i}." for i in range(20))
-    draft = DERIVED.model_copy(update={"passages": [Passage(text=text, evidence="A fox came")]})
+    known = {"question": text.replace("The user keeps", "I keep")}
+    draft = DERIVED.model_copy(update=known | {"passages": [Passage(text=text, evidence="A fox came")]})
     atom = annotated().atoms[1]
     make = lambda n: AnnotationReply(
         atoms=[atom.model_copy(update={"passage": 1, "text": f"The user keeps hen{i} in box{i}."}) for i in range(n)]
@@ -420,7 +325,11 @@ def test_each_stage_is_told_what_it_needs_and_no_more(built):
         data = json.loads(request["messages"][1]["content"])
         asked.setdefault(data.pop("task"), []).append(data)
     assert asked["screening"][0].keys() == asked["derivation"][0].keys() == {"question", "context", "answer"}
-    assert asked["annotation"][0].keys() == {"query", "passages", "answer"}
+    assert asked["annotation"][0].keys() == {"domain", "query", "passages", "answer"}
+    assert all(
+        p["source"] in " ".join(row["question"] for row in asked["screening"])
+        for p in asked["annotation"][0]["passages"]
+    )
     assert all(data["query"] == ASK and data["answer"] == ANSWER for data in asked["annotation"])
     assert [p["index"] for p in asked["annotation"][0]["passages"]] == [1, 2, 3]
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'INVENTED', 'MICRO_ROLES', 'MADE', 'REVIEWED', 'DRAWS', 'INVENTED_ROWS', 'SourcePlan', 'MemoryPlan', 'Build',
            'build_names', 'load_build', 'role_endpoint', 'build_identity', 'pool_key', 'screened', 'NoRowLeft',
-           'require_rows', 'with_prompt', 'calls_of', 'settings_of', 'Made', 'BuildRun', 'served', 'row_lineage',
-           'MemoryRun', 'ask_first', 'build_run']
+           'require_rows', 'calls_of', 'settings_of', 'Made', 'BuildRun', 'served', 'row_lineage', 'MemoryRun',
+           'ask_first', 'build_run']
 
 # %% ../../nbs/commands/09_build.ipynb #7059c3f5
 import json
@@ -71,12 +71,12 @@ from memcalib.dataset.pilot import (
     write_batch,
     write_frozen,
 )
-from ..dataset.plans import PlanConfig, plan_rows
+from ..dataset.writing import PlanConfig, plan_rows
 from ..dataset.review import ReviewResult, check_drafts, join_reviews, review_stage
 from ..dataset.screening import load_screen, screen
 from ..dataset.sources import Dropped, Passed, Source, SourceRow, collect, find_source, load_sources, plain_source, read_source
 from ..dataset.splits import split_examples, split_parts, split_sizes, split_table, write_split_files, write_splits
-from ..dataset.stages import Draft, Drop, Stage, StageError, StageRow, build_prompts, load_build_prompt, run_stage, system_text
+from ..dataset.stages import Draft, Drop, Stage, StageError, StageRow, build_prompts, load_build_prompt, run_stage
 from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_example
 from ..inference.client import Client, run_async
 from ..inference.endpoint import Endpoint
@@ -351,17 +351,11 @@ MADE = (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION)
 REVIEWED = {"reviewer": review_stage("review-1"), "reviewer2": review_stage("review-2")}
 
 
-def with_prompt(stage: Stage, prompt: str) -> Stage:
-    """The stage with another prompt, which is a shipped one or a text file; data, form of the reply and checks stay."""
-    system = lambda: {"role": "system", "content": system_text(prompt, stage.reply)}
-    return replace(stage, prompt=prompt, messages=lambda draft: [system(), *stage.messages(draft)[1:]])
-
-
 def calls_of(build: Build, made: Sequence[Stage] = MADE) -> list[tuple[Stage, str]]:
     """Every step in which a model is asked, with the prompt that the build has for it, and the role that is asked."""
     steps = [(stage, "builder") for stage in made] + [(stage, role) for role, stage in REVIEWED.items()]
     mine = lambda stage: build.prompts.get(stage.name) or build.prompts.get(stage.task)
-    return [(with_prompt(stage, prompt) if (prompt := mine(stage)) else stage, role) for stage, role in steps]
+    return [(replace(stage, prompt=prompt) if (prompt := mine(stage)) else stage, role) for stage, role in steps]
 
 
 def settings_of(build: Build, made: Sequence[Stage] = MADE) -> dict[str, str]:

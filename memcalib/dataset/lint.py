@@ -6,10 +6,10 @@
 __all__ = ['SOURCE', 'Hit', 'LINTS', 'RUBRIC_FIELDS', 'LintLimits', 'cut_stems', 'distinctive_stems', 'ExampleView', 'Lint',
            'lint', 'structure', 'action_level', 'text_integrity', 'rubric_fields', 'level_vs_rubric', 'strange_marks',
            'shares', 'rubric_alignment', 'rubric_unrelated', 'rubric_identifiers', 'rubric_question', 'question_leak',
-           'evidence_substring', 'independence', 'first_person', 'atom_order', 'block_keeps_atoms',
-           'block_adds_nothing', 'block_numbers', 'block_negation', 'all_ignore', 'Seen', 'unique_ids',
-           'split_duplicates', 'choose_lints', 'lint_example', 'LintResult', 'lint_files', 'lint_splits',
-           'sentence_vectors', 'meaning_lint']
+           'evidence_substring', 'independence', 'first_person', 'atom_order', 'atom_source', 'contract_level',
+           'hard_family', 'auxiliary_block', 'distractor_apart', 'block_keeps_atoms', 'block_adds_nothing',
+           'block_numbers', 'block_negation', 'all_ignore', 'Seen', 'unique_ids', 'split_duplicates', 'choose_lints',
+           'lint_example', 'LintResult', 'lint_files', 'lint_splits', 'sentence_vectors', 'meaning_lint']
 
 # %% ../../nbs/dataset/07_lint.ipynb #1e138964
 import json
@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..construction import find_exact, find_leak
-from ..construction import first_person as find_first_person
-from ..construction import sentences
 from .duplicates import cross_split
+from .grounding import find_exact, find_leak, negation_faults, numbers, sentences, source_faults, stems
+from .grounding import first_person as find_first_person
 from .screening import words
-from .writing import WEIGHTS, UsageRubric, negation_faults, numbers, rubric_text, stems
+from .writing import FAMILIES, SIGNS, WEIGHTS, UsageRubric, family_of, rubric_text, taken_up
 from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
 from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash, named_source
 
@@ -262,8 +261,10 @@ def strange_marks(view: ExampleView, name: str) -> list[str]:
 
 
 def shares(view: ExampleView, name: str) -> dict[str, float]:
-    """For each atom the share of its distinctive words that occur in the rubric of the atom `name`."""
-    return {other: len(topic & view.said[name]) / len(topic) for other, topic in view.topics.items()}
+    """For each atom the share of its distinctive words that occur in the rubric of the atom `name`; in one block, words that both have count for this atom alone."""
+    own, said, home = view.topics.get(name, frozenset()), view.said[name], {atom.atom_id: atom.parent_memory_id for atom in view.example.atoms}
+    near = {other for other in home if other != name and home[other] == home[name]}
+    return {other: len((topic - own if other in near else topic) & said) / len(topic) for other, topic in view.topics.items()}
 
 # %% ../../nbs/dataset/07_lint.ipynb #170c332d
 @lint("error")
@@ -273,7 +274,8 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     for name in sorted(view.said.keys() & view.topics.keys()):
         share = shares(view, name)
         own = share.pop(name)
-        other = max(share, key=share.__getitem__, default="")
+        enough = [other for other in share if share[other] * (size := len(view.topics[other])) >= min(2, size - 1) - 1e-9]  # one word of three is chance
+        other = max(enough, key=share.__getitem__, default="")
         allowed = f"more of the words of {name!r}"
         if other and share[other] >= max(limits.other, own + limits.margin):
             yield f"rubric of {name!r}", f"{share[other]:.0%} of the words of {other!r}, {own:.0%} of its own atom's", allowed
@@ -375,6 +377,68 @@ def atom_order(view: ExampleView) -> Iterator[Hit]:
                 yield f"atom {name!r}", f"it follows {head}{last[head]}", "ascending numbers"
             last[head] = number
 
+# %% ../../nbs/dataset/07_lint.ipynb #cbff90e8
+@lint("warning")
+def atom_source(view: ExampleView) -> list[Hit] | None:
+    """Grounded atoms say what the source says: numbers, units, names, negations, certainty, time, roles."""
+    if not view.source:
+        return None
+    grounded = [atom for atom in view.example.atoms if (atom.model_extra or {}).get("origin") in ("grounded", "retrieved")]
+    found = [(atom.atom_id, next(source_faults(atom.text, view.source), None)) for atom in grounded]
+    return [(f"atom {name!r}", f"{fault[0]}: {fault[1]}", "what the source says") for name, fault in found if fault]
+
+
+@lint("error")
+def contract_level(view: ExampleView) -> list[Hit] | None:
+    """The difference an atom makes fits its level: none at Ignore, one with evidence above."""
+    kept = [(atom, (atom.model_extra or {}).get("counterfactual_contract")) for atom in view.example.atoms]
+    kept = [(atom, contract) for atom, contract in kept if isinstance(contract, dict) and isinstance(contract.get("observable_delta"), str)]
+    if not kept:
+        return None
+    hits = []
+    for atom, contract in kept:
+        delta, evidence = contract["observable_delta"].strip(), contract.get("minimal_evidence")
+        none = delta.lower().rstrip(".") == "none"
+        if (none and not evidence) if not atom.ideal else (delta and not none and evidence):
+            continue
+        allowed = "a difference, and what shows it" if atom.ideal else "none, and no evidence"
+        hits.append((f"atom {atom.atom_id!r}", f"{short_repr(delta)} and {short_repr(evidence)}", f"{allowed} for level {atom.ideal.wire}"))
+    return hits
+
+# %% ../../nbs/dataset/07_lint.ipynb #abde00b0
+def _of_origin(view: ExampleView, *origins: str) -> list[Any]:
+    return [atom for atom in view.example.atoms if (atom.model_extra or {}).get("origin") in origins]
+
+
+@lint("warning")
+def hard_family(view: ExampleView) -> list[Hit] | None:
+    """A hard distractor names a known family, and has its sign."""
+    named = [(atom, family_of(atom)) for atom in view.example.atoms if family_of(atom)]
+    unknown = [(f"atom {atom.atom_id!r}", short_repr(family), ", ".join(FAMILIES)) for atom, family in named if family not in FAMILIES]
+    bare = [(atom, family) for atom, family in named if family in SIGNS and not SIGNS[family][0].search(atom.text)]
+    return unknown + [(f"atom {a.atom_id!r}", short_repr(a.text), f"{family}: a sentence that says {SIGNS[family][1]}") for a, family in bare] if named else None
+
+
+@lint("warning")
+def auxiliary_block(view: ExampleView) -> list[Hit] | None:
+    """An auxiliary atom shares a word with another atom of its block."""
+    if not (added := {atom.atom_id for atom in _of_origin(view, "auxiliary")}):
+        return None
+    known = {block.parent_memory_id: {stem for name in texts if name not in added for stem in view.stems[name]} for block, texts in view.blocks}
+    places = [(name, block.parent_memory_id) for block, texts in view.blocks for name in texts if name in added]
+    return [(f"atom {n!r}", f"no word of the others in block {b!r}", "one and more") for n, b in places if known[b] and known[b].isdisjoint(view.stems[n])]
+
+
+@lint("warning")
+def distractor_apart(view: ExampleView) -> list[Hit] | None:
+    """Neither the query nor the reference answer takes up what is new in an auxiliary or noise atom."""
+    if not (added := _of_origin(view, "auxiliary", "noise")):
+        return None
+    names, answer = {atom.atom_id for atom in added}, (view.example.model_extra or {}).get("source_answer")
+    known = [atom.text for atom in view.example.atoms if atom.atom_id not in names]
+    found = [(atom.atom_id, taken_up(atom.text, known, view.example.question, answer if isinstance(answer, str) else "")) for atom in added]
+    return [(f"atom {name!r}", said, "nothing that the answer could use") for name, said in found if said]
+
 # %% ../../nbs/dataset/07_lint.ipynb #71642181
 @lint("error")
 def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
@@ -383,8 +447,9 @@ def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
         here, counts = frozenset(cut_stems(block.memory_text)), Counter(stem for name in texts for stem in set(view.stems[name]))
         for name in texts:
             mine = frozenset(view.stems[name])
-            own = {stem for stem in mine if counts[stem] == 1} or mine
-            if own and len(own & here) < view.limits.kept * len(own):
+            own = {stem for stem in view.topics.get(name, mine) if counts[stem] == 1} or mine
+            few = len(own) < 3 and 2 * len(mine & here) >= len(mine) + (len(mine) < 4)  # too few words of its own to tell by, and half of all are there
+            if own and len(own & here) < view.limits.kept * len(own) and not few:
                 yield f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"
 
 
@@ -400,7 +465,7 @@ def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
                 yield f"block {block.parent_memory_id!r}", short_repr(sentence), "sentences that its atoms support"
 
 # %% ../../nbs/dataset/07_lint.ipynb #36a0233c
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth")
 _LOOSE = {name: str(i) for i, name in enumerate(_ORDINALS, 1)} | {
     "one": "1", "single": "1", "once": "1", "twice": "2", "both": "2", "pair": "2", "couple": "2", "half": "2", "dozen": "12",
 }  # fmt: skip

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import NearConfig, normal_text, question_groups
-from .plans import difficulty, largest_remainder
-from ..io.records import DataError, Violation, pydantic_violation, short_repr
+from .writing import difficulty, largest_remainder
+from ..io.records import DataError, Violation, pydantic_violation, replacing, short_repr, write_whole
 from ..problem import Example, text_hash
 
 # %% ../../nbs/dataset/09_splits.ipynb #63f97d79
@@ -276,15 +276,12 @@ def write_splits(
         raise ValueError(f"splits: found {', '.join(splits)}; allowed are those of the sizes: {', '.join(parts)}")
     if faults := [*_list_faults(splits, parts, folder), *_row_faults(splits, parts, facts, folder)]:
         raise DataError(faults)
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {name: "".join(f"{i}\n" for i in ids).encode() for name, ids in splits.items()}
     for name, text in texts.items():
-        _list_file(folder, name).write_bytes(text)
+        write_whole(_list_file(folder, name), text)
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     says = SplitFile(sizes=dict(sizes), seed=seed, examples=len(facts), dataset=_hash(facts), sha256=hashes)
-    path = folder / "splits.json"
-    path.write_text(says.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return path
+    return write_whole(folder / "splits.json", says.model_dump_json(indent=1) + "\n")
 
 # %% ../../nbs/dataset/09_splits.ipynb #3cdcf4d6
 def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -> dict[str, list[str]]:
@@ -328,15 +325,13 @@ def write_split_files(folder: str | Path, examples: Iterable[Example], splits: M
     """Write `<split>.jsonl` for each undivided split, in the order of the examples; the files by name, each complete or not there."""
     folder, names = Path(folder), [name for name, inner in split_parts(sizes).items() if inner == [name]]
     home = {i: name for name in names for i in splits[name]}
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = {name: folder / f"{name}.jsonl.part" for name in names}
+    paths = {name: folder / f"{name}.jsonl" for name in names}
     with ExitStack() as stack:
-        files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in parts.items()}
+        parts = {name: stack.enter_context(replacing(path)) for name, path in paths.items()}
+        files = {name: stack.enter_context(open(part, "w", encoding="utf-8")) for name, part in parts.items()}
         for example in examples:
             if name := home.pop(example.id, ""):
                 files[name].write(example.to_json() + "\n")
-    if home:
-        for path in parts.values():
-            path.unlink()
-        raise DataError([Violation("id", "no such example", "ids of the dataset", example_id=i) for i in sorted(home)])
-    return {name: path.replace(path.with_suffix("")) for name, path in parts.items()}
+        if home:
+            raise DataError([Violation("id", "no such example", "ids of the dataset", example_id=i) for i in sorted(home)])
+    return paths

@@ -9,7 +9,6 @@ __all__ = ['INVALID', 'SPENT', 'STUCK', 'Passage', 'DraftAtom', 'DraftBlock', 'D
 
 # %% ../../nbs/dataset/04_stages.ipynb #68514d0b
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import aclosing
@@ -26,7 +25,7 @@ from ..inference.client import Client, run_many
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.client import Form, escaped, json_format, read_form, to_data
 from ..io.jsonl import Journal
-from ..io.records import DataError, Record, Violation, printable, read_jsonl
+from ..io.records import DataError, Record, Violation, printable, read_jsonl, replacing
 from ..problem import Domain, Name, WireLevel, text_hash
 
 # %% ../../nbs/dataset/04_stages.ipynb #e7a3f4ee
@@ -48,9 +47,12 @@ class DraftAtom(Record):
     rubric: dict[str, Any] | None = Field(None, alias="usage_rubric")
     passage: int | None = None  # its number, from 1
     memory_action: str | None = None
-    reason: str = ""
-    without_memory: str = ""
-    with_memory: str = ""
+    reason: str = ""  # for the level, or why a hard distractor tempts
+    without_memory: str = ""  # what a good answer does when the atom is unknown
+    with_memory: str = ""  # and when it is known
+    observable_delta: str = ""  # the difference as a reader sees it; "none" at Ignore
+    minimal_evidence: str = ""  # the least that an answer has to show of it
+    hard_a_family: str = ""  # of a hard distractor: in which way it tempts
 
 
 class DraftBlock(Record):
@@ -197,7 +199,7 @@ class Stage:
     name: str  # of the stage and of its file
     prompt: str  # a shipped prompt, or the path of a text file
     reply: type[Form]
-    messages: Callable[[Draft], list[dict[str, str]]]
+    asks: Callable[[Draft], dict[str, Any]]  # the data about a draft
     check: Callable[[Draft, Any], list[Fault]]
     accept: Callable[[Draft, Any], Draft | Drop]
     repairs: int = 2
@@ -205,6 +207,10 @@ class Stage:
     temperature: float = 0.2
     max_tokens: int = 16384
     task: str = ""  # the name of the task in the request; the name of the stage, if empty
+
+    def messages(self, draft: Draft) -> list[dict[str, str]]:
+        """The two messages that open the conversation about a draft."""
+        return briefing(self.prompt, self.reply, self.task or self.name, **self.asks(draft))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -447,9 +453,7 @@ def _put_in_order(path: Path, places: dict[str, int]) -> None:
             at += len(line)
         if lines == (ordered := sorted(lines)):
             return
-        part = path.with_name(path.name + ".part")
-        with open(part, "wb") as sorted_file:
+        with replacing(path) as part, open(part, "wb") as sorted_file:
             for _, start, length in ordered:
                 file.seek(start)
                 sorted_file.write(file.read(length))
-    os.replace(part, path)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ..dataset.review import review_stage
 from ..dataset.stages import Draft, system_text
-from ..dataset.writing import names
+from ..dataset.grounding import names
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.records import printable
 from .examples import MEMORY_STAGES, MemoryDrafts
@@ -63,7 +63,7 @@ def place_of(endpoint: Endpoint) -> str:
 # %% ../../nbs/memory_logs/04_consent.ipynb #4ad5703d
 SENT: dict[str, tuple[str, ...]] = {
     "annotation": ("query", "memories", "answer"),
-    "rubrics": ("query", "atoms with levels and effects"),
+    "rubrics": ("query", "answer", "atoms with levels and effects"),
     "review": ("query", "memories", "answer", "atoms with levels and rubrics"),
 }
 WORK: dict[str, tuple[str, ...]] = {"builder": ("annotation", "rubrics"), "reviewer": ("review",), "reviewer2": ("review",)}
@@ -72,10 +72,15 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "query": ("query", "example.query", "example.source.question"),
     "memories": ("passages.text", "example.source.context", "example.blocks.memory_text", "example.atoms.evidence"),
     "answer": ("answer", "example.source.answer"),
-    "atoms with levels and effects": ("atoms.text", "atoms.level", "atoms.without_memory", "atoms.with_memory"),
-    "atoms with levels and rubrics": ("example.atoms.text", "example.atoms.level", "example.atoms.usage_rubric"),
+    "atoms with levels and effects": (
+        "atoms.text", "atoms.level", "atoms.action", "atoms.without_memory", "atoms.with_memory", "atoms.observable_delta", "atoms.minimal_evidence",
+    ),
+    "atoms with levels and rubrics": (
+        "example.atoms.text", "example.atoms.level", "example.atoms.action", "example.atoms.reason", "example.atoms.without_memory", "example.atoms.with_memory",
+        "example.atoms.observable_delta", "example.atoms.minimal_evidence", "example.atoms.usage_rubric",
+    ),
 }
-_OURS = ("task", "passages.index", "atoms.atom_id", "example.blocks.block_id", "example.blocks.atom_ids", "example.atoms.atom_id", "example.atoms.origin")
+_OURS = ("task", "domain", "example.domain", "passages.index", "atoms.atom_id", "example.blocks.block_id", "example.blocks.atom_ids", "example.atoms.atom_id", "example.atoms.origin")
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:

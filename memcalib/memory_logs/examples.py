@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_ATOMS', 'WHOLE', 'RETRIEVED', 'MEMORY_STAGES', 'LogConfig', 'refusal', 'says_again', 'distinct_memories',
            'to_draft', 'MemoryDrafts', 'memory_drafts', 'lost_parts', 'check_retrieved', 'accept_retrieved',
-           'with_terms']
+           'ask_retrieved', 'with_terms']
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #a1c37f54
 import re
@@ -17,20 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from memcalib.construction import (
-    AnnotationReply,
-    accept_annotation,
-    atom_faults,
-    content_words,
-    coverage,
-    foreign_numbers,
-    short_stems,
-    too_close,
-)
+from ..construction import AnnotationReply, accept_annotation, atom_faults
+from ..dataset.grounding import content_words, coverage, foreign_numbers, short_stems, too_close
 from ..dataset.writing import RUBRICS
-from ..dataset.stages import Draft, DraftBlock, Drop, Fault, briefing, load_build_prompt
+from ..dataset.stages import Draft, DraftBlock, Drop, Fault, load_build_prompt
 from .exports import LogRow, names_agreement, read_log
-from ..dataset.writing import denied, names
+from ..dataset.grounding import denied, names
 from ..problem import Example, Name
 from .redaction import Redaction, Redactor
 from ..dataset.sources import Dropped, Passed, SourceRow
@@ -220,13 +212,14 @@ def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
     return found.model_copy(update={"atoms": atoms, "blocks": blocks})
 
 
-def _retrieved_messages(draft: Draft) -> list[dict[str, str]]:
+def ask_retrieved(draft: Draft) -> dict[str, Any]:
+    """What is shown of a row: query, memories and the answer of the time."""
     passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
-    return briefing("retrieved-1", AnnotationReply, "annotation", query=draft.query, passages=passages, answer=draft.answer)
+    return {"query": draft.query, "passages": passages, "answer": draft.answer}
 
 
 RETRIEVED = Stage(
-    "annotation", "retrieved-1", AnnotationReply, _retrieved_messages, check_retrieved, accept_retrieved, task="annotation", max_tokens=32768
+    "annotation", "retrieved-1", AnnotationReply, ask_retrieved, check_retrieved, accept_retrieved, task="annotation", max_tokens=32768
 )
 MEMORY_STAGES = (RETRIEVED, RUBRICS)  # what the builder does; the reviews follow
 

@@ -251,9 +251,9 @@ def test_one_model_is_not_two_reviewers(tmp_path, server):
 
 
 def test_prompts_changed_after_freezing_are_refused(monkeypatch, capsys, tmp_path):
-    text = drafts.load_build_prompt("rubrics-1")
+    text = drafts.load_build_prompt("rubrics-2")
     shipped = drafts._shipped
-    monkeypatch.setattr(drafts, "_shipped", lambda name: f"{text} Be brief." if name == "rubrics-1" else shipped(name))
+    monkeypatch.setattr(drafts, "_shipped", lambda name: f"{text} Be brief." if name == "rubrics-2" else shipped(name))
     code, _, err = run(capsys, "build", "micro", "--rows", 10, "--out", tmp_path / "b")
     assert code == 1 and "rubrics: prompt text: frozen" in err and "annotation" not in err
     assert "--pilot 50" in err and "--freeze" in err and not (tmp_path / "b" / "stages").exists()

@@ -129,26 +129,26 @@ def test_a_mended_prompt_and_threshold_make_a_fresh_batch_in_the_same_folder(hom
     first = loop(home)
     first.pilot(5)
     assert "40.0 %" in review(first, 3)
-    (home / "derivation-2.md").write_text(load_build_prompt("derivation-1") + " Be brief.")
+    (home / "derivation-3.md").write_text(load_build_prompt("derivation-2") + " Be brief.")
     write_yaml(
-        home, prompts={"derivation": "derivation-2.md"}, lint={"alike": 0.7}, reviewer=ROLE | {"model": "another"}
+        home, prompts={"derivation": "derivation-3.md"}, lint={"alike": 0.7}, reviewer=ROLE | {"model": "another"}
     )
     second = loop(home)
     said = second.pilot(5)
     one, two = read_ids(second)
     assert len(two) == 5 and not {*one} & {*two}
     assert (
-        "derivation: prompt: then derivation-1, now derivation-2" in said and "lint: alike: then 0.8, now 0.7" in said
+        "derivation: prompt: then derivation-2, now derivation-3" in said and "lint: alike: then 0.8, now 0.7" in said
     )
     log = (home / "b" / "pilots" / "log.md").read_text()
     assert "review-1: model: then m, now another" in log and "| 1 | 10 |" in log and "| 2 | 10 |" in log
     (kept,) = (home / "b" / "pilots" / "prompts").iterdir()
-    assert kept.name.startswith("derivation-2-") and kept.read_text().endswith("Be brief.\n")
+    assert kept.name.startswith("derivation-3-") and kept.read_text().endswith("Be brief.\n")
     with pytest.raises(FreezeError, match="5 left of 5"):
         second.freeze()
     review(second)
     assert second.freeze().is_file() and "Frozen for batch 2." in (home / "b" / "pilots" / "log.md").read_text()
-    with pytest.raises(FreezeError, match="derivation: prompt: frozen derivation-2, now derivation-1"):
+    with pytest.raises(FreezeError, match="derivation: prompt: frozen derivation-3, now derivation-2"):
         loop(home, prompts={}, lint={}).run()
 
 
@@ -193,7 +193,7 @@ def test_rows_to_start_from_may_not_change_between_pilot_and_full_build(home):
 @pytest.mark.parametrize(
     ("prompts", "said"),
     [
-        ({"derivatoin": "derivation-1"}, "found the stage 'derivatoin'; allowed are screening"),
+        ({"derivatoin": "derivation-2"}, "found the stage 'derivatoin'; allowed are screening"),
         ({"derivation": "derivation-9"}, "prompts.derivation: .*no such prompt"),
     ],
 )

@@ -14,7 +14,7 @@ from memcalib.memory_logs import consent as disclosure
 from memcalib.commands import build as memory_build
 from memcalib.commands.build import Build
 from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
-from memcalib.dataset.stages import Draft, briefing
+from memcalib.dataset.stages import Draft
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
@@ -211,9 +211,8 @@ def test_a_field_that_nobody_was_told_of_is_found(built, name, field, deep):
 
 
 def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, server, monkeypatch):
-    def messages(draft):
-        asked = {"query": draft.query, "passages": [], "answer": "", "user": draft.source["metadata"]["user"]}
-        return briefing("retrieved-1", RETRIEVED.reply, "annotation", **asked)
+    def asks(draft):
+        return {"query": draft.query, "passages": [], "answer": "", "user": draft.source["metadata"]["user"]}
 
     role = lambda model: {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
     build = Build.model_validate(
@@ -221,7 +220,7 @@ def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, serv
         | {"builder": role("micro-builder"), "reviewer": role("micro-reviewer"), "reviewer2": role("micro-reviewer-2")}
     )
     run = MemoryRun(build, tmp_path).agree(yes=True)
-    monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, messages=messages)])
+    monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, asks=asks)])
     with pytest.raises(NotAgreed, match="user would be sent"):
         run.make(run.pool().kept, tmp_path)
     assert server.stats()["requests"] == 0

@@ -18,23 +18,25 @@ from memcalib.dataset.writing import (
     RubricReply,
     UsageRubric,
     exact_set,
-    holds,
+    guard_faults,
     merge_distractors,
     misplaced,
     rubric_faults,
     rubric_text,
 )
+from memcalib.dataset.grounding import holds
 from memcalib.dataset.stages import load_build_prompt
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.plans import plan_of
+from memcalib.dataset.writing import plan_of
 from memcalib.problem import Level, sample_records
 from memcalib.dataset.screening import words
-from memcalib.dataset.plans import FAMILIES
+from memcalib.dataset.writing import FAMILIES
 from memcalib.dataset.stages import run_stage
 
 PLANNED = planned()
 PLAN = plan_of(PLANNED)
 OTHERS = list(PLAN.phrases)
+[NOISE], AUX = ([n for n, found in PLAN.phrases.items() if bool(found) == noise] for noise in (True, False))
 
 
 def run(stage, draft, answer, folder):
@@ -63,11 +65,24 @@ def test_a_row_with_its_plan_gets_what_the_plan_asks_for(family):
     draft = planned(family)
     plan, asked = plan_of(draft), asked_of(DISTRACTORS, draft)
     assert asked["task"] == "distractors" and asked["want"]["family"] == family == plan.family
-    assert {p["atom_id"]: p["phrases"] for p in asked["want"]["phrases"]} == plan.phrases
-    assert asked["atoms"] == [dict(zip(("atom_id", "text", "level"), fact, strict=True)) for fact in FACTS]
+    want = asked["want"]
+    assert {p["atom_id"]: p["phrases"] for p in want["noise"]} == {
+        n: found for n, found in plan.phrases.items() if found
+    }
+    assert asked["atoms"] == [{"atom_id": name, "text": text} for name, text, _ in FACTS] and "level" not in str(asked)
+    homes = {
+        name: {atom["atom_id"] for atom in b["atoms"]}
+        for b in want["blocks"]
+        for name in (w["atom_id"] for w in b["write"])
+    }
+    for block in plan.blocks:
+        there = {"hard" if name == "harda_01_a1" else name for name in block.atom_ids if name not in plan.phrases}
+        assert all(homes[name] == there for name in block.atom_ids if name in homes)
+    assert homes.keys() | {p["atom_id"] for p in want["noise"]} == plan.phrases.keys()
+    assert all(write["angle"] for block in want["blocks"] for write in block["write"])
     row = done(DISTRACTORS, draft)
     assert [a.atom_id for a in row.atoms] == [a.atom_id for a in draft.atoms] + ["harda_01_a1", *plan.phrases]
-    assert row.atoms[3].hard_family == family and row.atoms[3].text == HARD[family]
+    assert row.atoms[3].hard_a_family == family and row.atoms[3].text == HARD[family]
     assert all(a.ideal == Level.IGNORE and a.memory_action == "ignore" for a in row.atoms[3:])
     kinds = {a.atom_id: distractor_kind(a.atom_id) for a in row.atoms}
     assert all(kinds[a.atom_id] == a.origin for a in row.atoms)
@@ -77,14 +92,15 @@ def test_a_row_with_its_plan_gets_what_the_plan_asks_for(family):
 def test_rubrics_are_asked_for_every_atom_and_contrasts_go_along():
     asked = asked_of(RUBRICS, CLUTTERED)
     assert [a["atom_id"] for a in asked["atoms"]] == [a.atom_id for a in CLUTTERED.atoms]
-    assert asked["atoms"][0] | {"without_memory": "a", "with_memory": "b"} == asked["atoms"][0]
+    assert asked["atoms"][0] | {"without_memory": "a", "with_memory": "b", "action": "ignore"} == asked["atoms"][0]
+    assert asked["domain"] == "general" and asked["answer"] == CLUTTERED.answer
     assert "without_memory" not in asked["atoms"][3]
     assert all(len(atom.rubric) == 9 for atom in RATED.atoms)
 
 
 def test_prompts_name_families_fields_and_levels():
-    assert all(f"`{family}`" in load_build_prompt("distractors-1") for family in FAMILIES)
-    assert all(f"`{key}`" in load_build_prompt("rubrics-1") for key in UsageRubric.model_fields)
+    assert all(f"`{family}`" in load_build_prompt("distractors-2") for family in FAMILIES)
+    assert all(f"`{key}`" in load_build_prompt("rubrics-2") for key in UsageRubric.model_fields)
     schema = json.dumps(RubricReply.model_json_schema())
     assert all(f'"{key}"' in schema for key in UsageRubric.model_fields)
 
@@ -98,26 +114,26 @@ def spoiled(change):
     return reply
 
 
-def text_of(index, text):
-    return lambda reply: reply["others"][index].update(text=text)
+def put(name, text):
+    def change(reply):
+        next(other for other in reply["others"] if other["atom_id"] == name)["text"] = text
 
-
-def with_phrases(index, form):
-    return text_of(index, form.format(", ".join(PLAN.phrases[OTHERS[index]])))
+    return change
 
 
 BAD = {
-    "no phrase": (text_of(0, "The user sings in the bath every morning."), {(OTHERS[0], "phrases")}),
-    "first person": (with_phrases(1, "My friend saw {}."), {(OTHERS[1], "first person")}),
-    "empty": (text_of(1, "The user."), {(OTHERS[1], "phrases"), (OTHERS[1], "empty atom")}),
-    "two lines": (with_phrases(2, "The user saw {}\nand slept."), {(OTHERS[2], "empty atom")}),
-    "too long": (with_phrases(0, "The user saw {}" + " and very much else" * 20), {(OTHERS[0], "too long")}),
+    "no phrase": (put(NOISE, "The user sings in the bath every morning."), {(NOISE, "phrases")}),
+    "first person": (put(AUX[0], "My friend saw the fox in a film."), {(AUX[0], "first person")}),
+    "empty": (put(AUX[0], "The fox."), {(AUX[0], "empty atom")}),
+    "two lines": (put(AUX[1], "The user saw the fox\nand slept."), {(AUX[1], "empty atom")}),
+    "too long": (put(AUX[0], "The user saw the fox" + " and very much else" * 20), {(AUX[0], "too long")}),
     "twice the same": (
-        lambda reply: reply["others"][1].update(
-            text=f"The user saw {', '.join(PLAN.phrases[OTHERS[1]])}, {reply['others'][0]['text'].removeprefix('The user')}"
-        ),
-        {(OTHERS[1], "distinct")},
+        lambda reply: put(AUX[1], next(o["text"] for o in reply["others"] if o["atom_id"] == AUX[0]))(reply),
+        {(AUX[1], "distinct")},
     ),
+    "another subject": (put(AUX[0], "The user polished a trombone."), {(AUX[0], "subject")}),
+    "not of the hard one": (put(AUX[2], "The user polished a trombone."), {(AUX[2], "subject")}),
+    "takes up the query": (put(AUX[0], "The fox saw the user buy hens."), {(AUX[0], "matters")}),
     "an atom again": (
         lambda reply: reply["hard"].update(text="A neighbour of the user complains about noise."),
         {("hard", "distinct")},
@@ -128,15 +144,15 @@ BAD = {
     ),
     "no reason": (lambda reply: reply["hard"].update(why_tempting=" "), {("hard", "why tempting")}),
     "no hard one": (lambda reply: reply.update(hard=None), {("hard", "missing distractor")}),
-    "one missing": (lambda reply: reply["others"].pop(0), {(OTHERS[0], "missing distractor")}),
-    "one twice": (lambda reply: reply["others"].append(reply["others"][0]), {(OTHERS[0], "repeated distractor")}),
+    "one missing": (lambda reply: reply["others"].pop(0), {(NOISE, "missing distractor")}),
+    "one twice": (lambda reply: reply["others"].append(reply["others"][0]), {(NOISE, "repeated distractor")}),
     "one too many": (
         lambda reply: reply["others"].append({"atom_id": "noise_99_a1", "text": "The user owns a boat."}),
         {("", "unknown distractor")},
     ),
     "two at once": (
-        lambda reply: (reply["hard"].update(text="I breed ducks with Olga."), reply["others"].pop(2)),
-        {("hard", "first person"), (OTHERS[2], "missing distractor")},
+        lambda reply: (reply["hard"].update(text="I breed ducks with Olga."), reply["others"].pop(0)),
+        {("hard", "first person"), (NOISE, "missing distractor")},
     ),
 }
 
@@ -168,7 +184,7 @@ def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
     bad = spoiled(BAD["no phrase"][0])
     result, seen = run(DISTRACTORS, PLANNED, lambda messages, n: json.dumps(bad), tmp_path)
     assert len(seen) == 3 and not result.kept and result.dropped[0].reason == "phrases"
-    assert OTHERS[0] in result.dropped[0].detail and not result.dropped[0].retry
+    assert NOISE in result.dropped[0].detail and not result.dropped[0].retry
 
 
 def test_a_repair_of_another_form_leaves_the_first_reply_standing(tmp_path):
@@ -176,6 +192,41 @@ def test_a_repair_of_another_form_leaves_the_first_reply_standing(tmp_path):
     script = scripted(DISTRACTORS, PLANNED, bad, "Sorry!", {"hard": good["hard"], "others": []})
     result, seen = run(DISTRACTORS, PLANNED, script, tmp_path)
     assert len(seen) == 3 and result.kept[0].atoms == CLUTTERED.atoms
+
+
+def with_answer(answer, domain="general", family="other_person"):
+    draft = planned(family)
+    return draft.model_copy(update={"source": {"answer": answer}, "domain": domain})
+
+
+def faults_of(draft, *changes):
+    reply = made(DISTRACTORS, draft)
+    for change in changes:
+        change(reply)
+    return {(f.item_id, f.rule) for f in DISTRACTORS.check(draft, DistractorReply.model_validate(reply))}
+
+
+def test_what_the_reference_answer_says_is_no_distractor():
+    draft = with_answer("Lock the door at dusk, and bury wire mesh along the fence. Quiet breeds lay well.")
+    said = "The user's cousin Olga buries wire mesh along every fence."
+    assert faults_of(draft) == set()
+    assert faults_of(draft, lambda reply: reply["hard"].update(text=said)) == {("hard", "in answer")}
+    assert faults_of(draft, put(AUX[0], "The fox dug under the mesh along the fence.")) == {(AUX[0], "matters")}
+    assert faults_of(draft, put(AUX[0], "The fox wore a ring along its tail.")) == set()
+
+
+def test_domains_have_rails():
+    ill = lambda reply: reply["hard"].update(text="The user's cousin Olga takes insulin.")
+    assert faults_of(with_answer("", "health"), ill) == {("hard", "clinical")}
+    assert faults_of(with_answer("", "general"), ill) == set()
+    wish = "The user prefers the library requests for such code."
+    likes = lambda reply: reply["hard"].update(text=wish)
+    assert faults_of(with_answer("", "coding", "same_user"), likes) == {("hard", "preference")}
+    over = lambda reply: reply["hard"].update(text="The user preferred the library requests and has given it up since.")
+    assert faults_of(with_answer("", "coding", "superseded_preference"), over) == set()
+    assert [
+        rule for rule, _ in guard_faults("health", "The user's insulin is in the fridge.", ["The user takes insulin."])
+    ] == []
 
 
 def test_what_the_query_says_is_no_distractor():
@@ -236,6 +287,17 @@ def test_a_set_is_exact_when_each_id_stands_once(found, wanted):
         ("outdated", "In 2014 the user kept geese.", True),
         ("outdated", "As a child the user kept geese.", True),
         ("outdated", "The user keeps geese.", False),
+        ("belief_as_evidence", "The user's aunt swears that geese guard best.", True),
+        ("belief_as_evidence", "Geese guard best.", False),
+        ("scope_overreach", "At the farm show the user shows white hens only.", True),
+        ("scope_overreach", "The user shows white hens.", False),
+        ("superseded_preference", "The user preferred geese and no longer does.", True),
+        ("superseded_preference", "The user no longer keeps geese.", False),
+        ("superseded_preference", "The user prefers geese.", False),
+        ("style_neighbour", "The user wants egg labels in rhymes.", True),
+        ("style_neighbour", "The user wants eggs.", False),
+        ("trigger_absent", "Whenever it snows, the user wants a heated coop.", True),
+        ("trigger_absent", "The user wants a heated coop.", False),
     ],
 )
 def test_signs_of_a_family(family, text, shows):

@@ -15,7 +15,7 @@ from memcalib.micro.world import make_examples
 from memcalib.dataset.pilot import PilotIssue, ReviewBook, pilot_items, write_batch
 from memcalib.io.records import DataError
 from memcalib.dataset.screening import load_screen
-from memcalib.dataset.plans import PlanConfig
+from memcalib.dataset.writing import PlanConfig
 
 BUILDER = Endpoint(model="builder", base_url="https://models.example.org/v1")
 STAGES = (SCREENING, DERIVATION, ANNOTATION)
@@ -43,7 +43,7 @@ def swapped(stage, **fields):
 
 
 def test_each_kind_of_change_is_named(tmp_path):
-    prompt = tmp_path / "annotation-1.md"
+    prompt = tmp_path / "annotation-2.md"
     prompt.write_text("Do it otherwise.")
     assert changed() == []
     assert changed(stages=swapped(ANNOTATION, prompt=str(prompt))) == ["annotation: prompt text"]

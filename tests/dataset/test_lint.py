@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
-from memcalib.construction import too_close
+from memcalib.dataset.grounding import too_close
 from memcalib.micro.defects import (
     DEFECTS,
     catch_rate,
@@ -153,7 +153,9 @@ def test_limits_are_named_by_their_content():
 def slow_shares(row, name, limits):
     said = distinctive_stems(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
     known = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
-    return {i: sum(w in said for w in ws) / len(ws) for i, ws in known.items() if ws}
+    near = [a.atom_id for a in row.atoms if a.parent_memory_id == row.atom(name).parent_memory_id and a.atom_id != name]
+    counted = {i: [w for w in ws if i not in near or w not in known[name]] for i, ws in known.items()}
+    return {i: sum(w in said for w in counted[i]) / len(ws) for i, ws in known.items() if ws}
 
 
 def test_shares_of_words_agree_with_a_slow_count():
@@ -167,7 +169,10 @@ def slow_alignment(row, limits):
     for a in row.atoms:
         share = slow_shares(row, a.atom_id, limits)
         own = share.pop(a.atom_id)
-        best = max(share.values(), default=0)
+        sizes = {other.atom_id: len(distinctive_stems(other.text, limits)) for other in row.atoms}
+        best = max(
+            (part for name, part in share.items() if round(part * sizes[name]) >= min(2, sizes[name] - 1)), default=0
+        )
         swapped = best >= limits.other and best >= own + limits.margin
         if swapped or (own < limits.own and strange_marks(ExampleView(row), a.atom_id)):
             wrong.add(a.atom_id)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.construction import content_words
+from memcalib.dataset.grounding import content_words
 from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock
-from memcalib.dataset.plans import (
+from memcalib.dataset.writing import (
     PhraseBook,
     Plan,
     cut_blocks,
@@ -25,7 +25,7 @@ from memcalib.dataset.plans import (
 )
 from memcalib.problem import Level
 from memcalib.io.records import DataError
-from memcalib.dataset.plans import (
+from memcalib.dataset.writing import (
     FAMILIES,
     PlanConfig,
     assign_shapes,
@@ -310,8 +310,7 @@ def test_each_distractor_but_the_hard_one_has_phrases_foreign_to_the_row(case, s
     used = [word[:5] for phrases in dealt.values() for phrase in phrases for word in content_words(phrase)]
     assert not known & set(used)
     assert all(len(phrases) == 3 for name, phrases in dealt.items() if name.startswith("noise_"))
-    matters = [phrases[0] for name, phrases in dealt.items() if name.startswith("aux_")]
-    assert len(set(matters)) == len(matters)
+    assert all(phrases == [] for name, phrases in dealt.items() if name.startswith("aux_"))
     for block in blocks:
         things = {dealt[name][0] for name in block.atom_ids if name.startswith("noise_")}
         assert len(things) <= 1
@@ -324,7 +323,7 @@ def test_short_lists_are_used_again_and_empty_ones_left_out():
         DraftBlock(parent_memory_id="m1", atom_ids=["p1_a1", "aux_b02_a01"]),
     ]
     dealt = deal_phrases(draft_of(0), blocks, book, random.Random(0))
-    assert dealt == {name: ["tram pass"] for name in ("noise_01_a1", "noise_01_a2", "aux_b02_a01")}
+    assert dealt == {"noise_01_a1": ["tram pass"], "noise_01_a2": ["tram pass"], "aux_b02_a01": []}
     asked = draft_of(0).model_copy(update={"query": "Is my tram pass valid?"})
     assert deal_phrases(asked, blocks, book, random.Random(0)) == dealt
 

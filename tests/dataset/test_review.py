@@ -22,9 +22,10 @@ from memcalib.micro.builder import as_reviewed, find_flaws, micro_roles
 from memcalib.micro.server import MicroServer
 from memcalib.micro.source import source_rows
 from memcalib.inference.client import run_async
-from memcalib.dataset.plans import plan_rows
+from memcalib.dataset.writing import plan_rows
 from memcalib.inference.client import read_form
 from memcalib.dataset.review import (
+    ASKED,
     PARTS,
     REJECTED,
     Opinion,
@@ -38,7 +39,8 @@ from memcalib.dataset.review import (
     objections_of,
     opinions,
     review_drafts,
-    review_messages,
+    ask_review,
+    asked_of,
     review_stage,
 )
 from memcalib.dataset.stages import StageError, run_stage
@@ -46,7 +48,10 @@ from memcalib.dataset.lint import LINTS
 
 
 def as_draft(example):
-    atoms = [DraftAtom(**(a.model_dump() | {"rubric": a.usage_rubric})) for a in example.atoms]
+    contract = lambda a: {
+        name.removesuffix("_behavior"): text for name, text in a.model_extra.get("counterfactual_contract", {}).items()
+    }
+    atoms = [DraftAtom(**(a.model_dump() | {"rubric": a.usage_rubric} | contract(a))) for a in example.atoms]
     texts = [(b.parent_memory_id, b.atom_ids, b.memory_text) for b in example.blocks]
     blocks = [DraftBlock(parent_memory_id=name, atom_ids=ids, memory_text=text) for name, ids, text in texts]
     head = {"id": example.id, "domain": example.domain, "question": example.raw_query, "query": example.question}
@@ -62,18 +67,17 @@ BLOCKS = [block.parent_memory_id for block in DRAFT.blocks]
 
 def said(draft, **changes):
     """An approving reply as plain data."""
-    own = [atom.atom_id for atom in draft.atoms if atom.origin in ("grounded", "retrieved")]
     verdict = lambda name: {"atom_id": name, "ok": True, "why": ""}
+    fine = {"ok": True, "why": ""}
     good = {
-        "faithful": [verdict(name) for name in own],
-        "distinct": {"ok": True, "why": "", "ids": []},
+        "distinct": fine | {"ids": []},
         "query": {"excludes_memory": True, "answerable": True, "why": ""},
         "blocks": [
             {"block_id": b.parent_memory_id, "complete": True, "adds_nothing": True, "why": ""} for b in draft.blocks
         ],
-        "levels": [verdict(atom.atom_id) for atom in draft.atoms],
-        "rubrics": [verdict(atom.atom_id) for atom in draft.atoms],
-    }
+        "safety": fine | {"ids": []},
+        "fit": fine,
+    } | {part: [verdict(name) for name in asked_of(draft, part)] for part in ASKED}
     return good | changes
 
 
@@ -87,9 +91,7 @@ class Scripted(Client):
     def __init__(self, play, name="scripted", drafts=DRAFTS):
         super().__init__(Endpoint(model=name, base_url="http://127.0.0.1:1/v1", key_env=""))
         self.play, self.asked, self.tries = play, [], Counter()
-        self.drafts = {
-            json.loads(review_messages(d)[1]["content"])["example"]["query"] + d.atoms[0].text: d for d in drafts
-        }
+        self.drafts = {ask_review(d)["example"]["query"] + d.atoms[0].text: d for d in drafts}
 
     async def ask(self, messages, **settings):
         example = json.loads(messages[1]["content"])["example"]
@@ -184,14 +186,27 @@ def test_rules_can_be_chosen():
 
 
 def test_a_reviewer_sees_what_the_paper_lists_and_no_more():
-    system, user = review_messages(DRAFT)
+    system, user = review_stage("review-1").messages(DRAFT)
     asked = json.loads(user["content"])
-    assert asked["task"] == "review" and set(asked["example"]) == {"query", "source", "blocks", "atoms"}
+    assert asked["task"] == "review" and set(asked["example"]) == {"domain", "query", "source", "blocks", "atoms"}
     view = as_reviewed(to_example(DRAFT))
     assert {a["atom_id"]: a for a in asked["example"]["atoms"]} == {a["atom_id"]: a for a in view["atoms"]}
     assert asked["example"]["blocks"] == view["blocks"] and asked["example"]["query"] == view["query"]
     assert all(f"`{name}`" in system["content"] for name in ReviewReply.model_fields)
-    assert "adds_nothing" in system["content"] and "without_memory" not in user["content"]
+    assert "adds_nothing" in system["content"] and asked["example"]["domain"] == DRAFT.domain
+    used = next(atom for atom in asked["example"]["atoms"] if atom["level"] != "A")
+    assert used["action"] == "apply" and used["observable_delta"] and used["without_memory"] != used["with_memory"]
+
+
+def test_each_part_is_asked_of_its_atoms():
+    hard = next(atom for atom in DRAFT.atoms if atom.origin == "hard")
+    named = hard.model_copy(update={"hard_a_family": "outdated"})
+    draft = DRAFT.model_copy(update={"atoms": [named if atom is hard else atom for atom in DRAFT.atoms]})
+    used = [atom.atom_id for atom in DRAFT.atoms if atom.ideal]
+    assert asked_of(draft, "actions") == asked_of(draft, "contrasts") == used
+    assert asked_of(draft, "families") == [hard.atom_id] and asked_of(DRAFT, "families") == []
+    bare = [atom.model_copy(update={"with_memory": ""}) for atom in DRAFT.atoms]
+    assert asked_of(DRAFT.model_copy(update={"atoms": bare}), "contrasts") == []
 
 
 def test_an_approving_reply_has_no_fault_and_no_issue():
@@ -240,6 +255,11 @@ def verdict(name, ok=True, why=""):
         ({"distinct": {"ok": False, "why": "Two alike.", "ids": ["zz"]}}, {"unknown atom"}),
         ({"distinct": {"ok": False, "why": "", "ids": ATOMS[:2]}}, {"no reason"}),
         ({"distinct": {"ok": False, "why": "Alike.", "ids": ATOMS[:2]}}, set()),
+        ({"safety": {"ok": False, "why": "Harm.", "ids": []}}, {"no atom named"}),
+        ({"safety": {"ok": False, "why": "Harm.", "ids": ["zz"]}}, {"unknown atom"}),
+        ({"fit": {"ok": False, "why": " "}}, {"no reason"}),
+        ({"actions": []}, {"missing verdict in actions"}),
+        ({"contrasts": [verdict(n) for n in ATOMS]}, {"unknown verdict in contrasts"}),
     ],
 )
 def test_faults_of_a_reply(change, rules):
@@ -254,11 +274,10 @@ def test_the_verdict_is_the_and_of_all_parts(chosen):
     """Issues against a slow reading: one for each question answered in the negative."""
     flags = {part: {name for p, name in chosen if p == part and name != "x"} for part in PARTS}
     blocks = BLOCKS[:1]
-    change = {
-        part: [verdict(n, n not in flags[part], "No.") for n in (OWN if part == "faithful" else ATOMS)]
-        for part in ("faithful", "levels", "rubrics")
-    }
-    change["distinct"] = {"ok": not flags["distinct"], "why": "No.", "ids": sorted(flags["distinct"])}
+    change = {part: [verdict(n, n not in flags[part], "No.") for n in asked_of(DRAFT, part)] for part in ASKED}
+    for part in ("distinct", "safety"):
+        change[part] = {"ok": not flags[part], "why": "No.", "ids": sorted(flags[part])}
+    change["fit"] = {"ok": not flags["fit"], "why": "No."}
     change["query"] = {
         "excludes_memory": not flags["excludes memory"],
         "answerable": not flags["answerable"],
@@ -274,9 +293,8 @@ def test_the_verdict_is_the_and_of_all_parts(chosen):
         for b in BLOCKS
     ]
     found = reply(**change)
-    wanted = {("faithful", n) for n in flags["faithful"] & {*OWN}} | {
-        (p, n) for p in ("levels", "rubrics", "distinct") for n in flags[p]
-    }
+    wanted = {(p, n) for p in ASKED for n in flags[p] & {*asked_of(DRAFT, p)}}
+    wanted |= {(p, n) for p in ("distinct", "safety") for n in flags[p]} | {("fit", "row") for _ in flags["fit"]}
     wanted |= {(p, "query") for p in ("excludes memory", "answerable") if flags[p]}
     wanted |= {(p, blocks[0]) for p in ("complete", "adds nothing") if flags[p]}
     assert check_review(DRAFT, found) == []

@@ -23,7 +23,6 @@ from memcalib.dataset.stages import (
     Drop,
     Fault,
     Passage,
-    briefing,
     build_prompts,
     load_build_prompt,
     repair_briefing,
@@ -62,7 +61,7 @@ def accept_words(draft, reply):
 
 
 def ask_words(draft):
-    return briefing("screening-1", Words, "words", id=draft.id)
+    return {"id": draft.id}
 
 
 WORDS = Stage("words", "screening-1", Words, ask_words, check_words, accept_words, merge=merge_by("words", "id"))
@@ -564,7 +563,7 @@ def test_a_reply_of_ten_megabytes_is_a_fault_like_any_other(tmp_path):
 
 
 def test_every_shipped_prompt_can_be_sent():
-    assert {"screening-1", "derivation-1", "annotation-1"} <= set(build_prompts())
+    assert {"screening-1", "derivation-1", "annotation-1", "derivation-2", "annotation-2"} <= set(build_prompts())
     for stage in STAGES:
         system, user = stage.messages(rows(1)[0])
         assert system["role"] == "system" and load_build_prompt(stage.prompt) in system["content"]
@@ -597,6 +596,16 @@ def test_a_prompt_that_cannot_be_used_is_named(tmp_path, content, why):
         path.write_bytes(content)
     with pytest.raises(ValueError, match=f"mine-1.*{why}.*screening-1"):
         load_build_prompt(str(path))
+
+
+def test_another_version_of_a_prompt_can_be_chosen(tmp_path):
+    older, mine = replace(DERIVATION, prompt="derivation-1"), tmp_path / "mine-1.md"
+    mine.write_text("Divide it.")
+    draft, here = rows(1)[0], endpoint("http://127.0.0.1:1/v1")
+    for stage in (older, replace(DERIVATION, prompt=str(mine))):
+        system, user = stage.messages(draft)
+        assert load_build_prompt(stage.prompt) in system["content"] and user == DERIVATION.messages(draft)[1]
+        assert stage_hash(stage, here) != stage_hash(DERIVATION, here)
 
 
 def test_a_changed_prompt_is_another_recipe(tmp_path):

@@ -5,10 +5,11 @@ import json
 import builder_server
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
+from memcalib.dataset.grounding import content_words
 from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.dataset.stages import Draft, DraftAtom
-from memcalib.dataset.plans import make_plans
-from memcalib.dataset.plans import PlanConfig
+from memcalib.dataset.writing import make_plans
+from memcalib.dataset.writing import PlanConfig
 
 HARD = {
     "same_user": "The user keeps a diary of every sunrise.",
@@ -16,16 +17,30 @@ HARD = {
     "other_person": "The user's cousin Olga breeds silent ducks.",
     "other_occasion": "For the village fete the user needs cardboard cockerels.",
     "outdated": "The user used to keep geese and sold them all.",
+    "belief_as_evidence": "The user has heard that roosters predict thunder.",
+    "scope_overreach": "In the choir hall the user wants feathers only.",
+    "superseded_preference": "The user once preferred brown eggs and has given that up since.",
+    "style_neighbour": "The user wants the village newsletter in rhymes.",
+    "trigger_absent": "Whenever the circus is in town, the user wants a coop with wheels.",
 }
 VERBS = ("sketched", "described", "remembered", "photographed", "mentioned", "dreamed of", "wrote down", "asked about")
 
 
 def distractors(asked: dict) -> dict:
-    others = []
-    for i, wanted in enumerate(asked["want"]["phrases"]):
+    """One sentence for each: noise holds its phrases, the others go on about the first words of their block."""
+    others, want = [], asked["want"]
+    for i, wanted in enumerate(want["noise"]):
         text = f"The user {VERBS[i % len(VERBS)]} {', then '.join(wanted['phrases'])}."
         others.append({"atom_id": wanted["atom_id"], "text": text})
-    return {"hard": {"text": HARD[asked["want"]["family"]], "why_tempting": "It sounds related."}, "others": others}
+    for block in want["blocks"]:
+        texts = [HARD[want["family"]] if atom["atom_id"] == "hard" else atom["text"] for atom in block["atoms"]]
+        for write in block["write"]:
+            subject = content_words(texts[len(others) % len(texts)])[:2]
+            said = f"{VERBS[len(others) % len(VERBS)]} {' and '.join(subject)} to postman {len(others) + 40}"
+            others.append(
+                {"atom_id": write["atom_id"], "text": f"The user {said}, {len(others) + 60} snails and a kite."}
+            )
+    return {"hard": {"text": HARD[want["family"]], "why_tempting": "It sounds related."}, "others": others}
 
 
 def rubric(level: str, text: str) -> dict:

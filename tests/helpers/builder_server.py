@@ -65,7 +65,9 @@ def annotation(asked: dict, levels: str = "ACB") -> dict:
     for passage, level in zip(asked["passages"], levels, strict=True):
         atom = {"passage": passage["index"], "text": passage["text"], "level": level, "reason": "so it is"}
         atom |= {"action": "ignore" if level == "A" else "apply", "without_memory": "Names breeds."}
-        atoms.append(atom | {"with_memory": "Names breeds." if level == "A" else f"Adds advice on {passage['index']}."})
+        atom |= {"with_memory": "Names breeds." if level == "A" else f"Adds advice on {passage['index']}."}
+        contract = ("none", "") if level == "A" else (f"Advice on {passage['index']} is added.", "the advice")
+        atoms.append(atom | dict(zip(("observable_delta", "minimal_evidence"), contract, strict=True)))
     return {"atoms": atoms}
 
 

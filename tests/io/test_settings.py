@@ -25,7 +25,7 @@ from memcalib.io.settings import (
 )
 from memcalib.inference.rollout import load_prompt_template
 from memcalib.commands.reproduce import load_profile
-from memcalib.dataset.plans import load_phrases
+from memcalib.dataset.writing import load_phrases
 from memcalib.commands.recipe import load_recipe
 from memcalib.memory_logs.redaction import load_redactor
 from memcalib.dataset.screening import load_screen

@@ -16,7 +16,8 @@ from memcalib.memory_logs import exports as me
 from memcalib.memory_logs import examples as ml
 from memcalib.memory_logs import redaction as r
 from memcalib.dataset.writing import to_example
-from memcalib.construction import AnnotationReply, short_stems
+from memcalib.construction import AnnotationReply
+from memcalib.dataset.grounding import short_stems
 from memcalib.dataset.writing import RUBRICS
 from memcalib.dataset.stages import Draft, Drop
 from memcalib.inference.endpoint import Endpoint
@@ -1002,8 +1003,14 @@ def faults(atoms, draft=None):
         (GOOD * 16, [("atoms", "atom count")]),
         (GOOD[:3], [("passages.3", "memory atoms"), ("passages.3", "incomplete")]),
         ([GOOD[0], *GOOD[2:]], [("passages.1", "incomplete")]),
-        ([GOOD[0], atom(1, "The user's garden has a tap."), *GOOD[2:]], [("passages.1", "incomplete")]),
-        ([*GOOD[:2], atom(2, "The user likes to chat with a neighbour."), GOOD[3]], [("passages.2", "incomplete")]),
+        (
+            [GOOD[0], atom(1, "The user's garden has a tap."), *GOOD[2:]],
+            [("passages.1", "incomplete"), ("atoms.1", "grounding")],
+        ),
+        (
+            [*GOOD[:2], atom(2, "The user likes to chat with a neighbour."), GOOD[3]],
+            [("passages.2", "incomplete"), ("atoms.2", "grounding")],
+        ),
         ([*GOOD[:3], atom(3, "The user ordered 5 roses.")], [("passages.3", "incomplete"), ("atoms.3", "grounding")]),
         ([*GOOD, atom(3, "The user ordered 3 roses.")], [("atoms.4", "distinct")]),
         ([*GOOD, atom(9, "The user sings.")], [("atoms.4", "passage")]),
@@ -1187,7 +1194,9 @@ def test_messages_hold_the_fields_that_the_plan_names(tmp_path):
     draft = draft_of()
     keys = lambda stage, draft: set(json.loads(stage.messages(draft)[1]["content"])) - {"task"}
     assert keys(ml.RETRIEVED, draft) == {"query", "passages", "answer"} and keys(RUBRICS, accept(GOOD)) == {
+        "domain",
         "query",
+        "answer",
         "atoms",
     }
     assert d.SENT.keys() == {stage for stages in d.WORK.values() for stage in stages}

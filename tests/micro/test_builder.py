@@ -31,6 +31,8 @@ from memcalib.micro.builder import (
     micro_roles,
     mistake_table,
     verdicts,
+    make_review,
+    stage_table,
 )
 from memcalib.micro.models import ExampleIndex
 from memcalib.micro.server import MicroServer
@@ -50,11 +52,11 @@ from memcalib.micro.source import (
     weak_points,
 )
 from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
-from memcalib.dataset.plans import make_plans, plan_rows
+from memcalib.dataset.writing import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.inference.client import read_form
 from memcalib.dataset.review import objections_of, review_drafts, review_stage
-from memcalib.dataset.plans import FAMILIES
+from memcalib.dataset.writing import FAMILIES
 from memcalib.dataset.stages import StageError, run_stage
 
 STAGES = (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION)
@@ -269,9 +271,34 @@ SEEN = {
     "first_person": {"first person"},
     "missing_phrase": {"phrases"},
     "swapped_rubrics": {"misplaced rubric"},
+    "missing_delta": {"contract"},
+    "stray_auxiliary": {"subject"},
+    "telling_auxiliary": {"matters"},
 }
-HIDDEN = ("passes_bad", "fails_good", "hint_in_query", "invented_fact", "wrong_level", "mattering_distractor")
-PARTLY = ("duplicate_atom", "added_words")
+HIDDEN = (
+    "passes_bad",
+    "fails_good",
+    "hint_in_query",
+    "wrong_level",
+    "wrong_action",
+    "wrong_contrast",
+    "doubled_passage",
+)
+PARTLY = (
+    "duplicate_atom", "added_words", "altered_fact", "altered_atom", "altered_paragraph", "invented_fact", "wrong_family",
+    "mattering_distractor",
+)  # fmt: skip
+BESIDE = {  # what else a mistake makes wrong
+    "altered_atom": {"altered_fact", "wrong_level", "wrong_contrast", "invented_fact"},
+    "altered_fact": {"invented_fact"},
+    "altered_paragraph": {"dropped_atom", "added_words"},
+    "dropped_atom": {"altered_paragraph"},
+}
+UNKNOWN = (  # to the truth, since nothing of them is left in a finished row
+    "passes_bad", "fails_good", "missing_item", "missing_phrase", "invented_evidence", "detail_in_query", "doubled_passage",
+    "missing_delta",
+)  # fmt: skip
+SELDOM = ("altered_fact", "altered_paragraph")  # a fact that cannot be read any more may be in no atom of the row
 SLIPS = [(task, slip) for task in BUILD_TASKS for slip in BUILD_TASKS[task].mistakes]
 
 
@@ -301,7 +328,7 @@ def test_each_mistake_alone(exact, task, slip):
     elif slip in PARTLY:
         assert 0 < seen[""] < made
     elif slip in ("missing_item", "dropped_atom"):
-        assert seen[""] == 0
+        assert seen[""] <= 0.05 * made
 
 
 def spoiled(exact, task, slip, count=40, player=None):
@@ -330,20 +357,18 @@ def spoiled(exact, task, slip, count=40, player=None):
 
 @pytest.mark.parametrize(
     ("task", "slip"),
-    [
-        (t, s)
-        for t, s in SLIPS
-        if s
-        not in ("passes_bad", "fails_good", "missing_item", "missing_phrase", "invented_evidence", "detail_in_query")
-    ],
+    [(t, s) for t, s in SLIPS if s not in UNKNOWN],
 )
 def test_the_truth_names_the_mistake_and_no_other(exact, task, slip):
     player = SimulatedModel("p", MistakeRates.only(**{slip: 1.0}))
     examples = [to_example(draft) for draft in spoiled(exact, task, slip, player=player)]
     found = [Counter(flaw.mistake for flaw in find_flaws(example)) for example in examples]
     assert len(examples) >= 15
-    assert all(set(flaws) <= {slip} for flaws in found), Counter(name for flaws in found for name in flaws)
-    assert sum(bool(flaws) for flaws in found) >= 0.9 * min(len(examples), len(player.mistakes[slip]))
+    allowed = {slip} | BESIDE.get(slip, set())
+    assert all(set(flaws) <= allowed for flaws in found), Counter(name for flaws in found for name in flaws)
+    assert sum(bool(flaws) for flaws in found) >= (0.5 if slip in SELDOM else 0.9) * min(
+        len(examples), len(player.mistakes[slip])
+    )
 
 
 def test_a_bad_row_that_passes_stays_known():
@@ -540,8 +565,32 @@ def test_reviews_are_in_order_whatever_they_say(exact, slip):
         elif slip == "missed_flaw":
             assert issues == []
         else:
-            assert len(issues) == len(flaws) + 1
+            right = make_review(asked_of(stage, draft))
+            assert len(issues) == len(objections_of(stage.reply.model_validate(right))) + 1
     assert len(flawed) >= 30
+
+
+def test_a_row_about_another_domain_is_noticed(exact):
+    draft = exact[1][0]
+    moved = draft.model_copy(update={"domain": "health" if draft.domain != "health" else "coding"})
+    assert [flaw.mistake for flaw in find_flaws(to_example(moved))] == ["wrong_domain"]
+    reply = read_form(json.dumps(make_review(asked_of(review_stage("review-1"), moved))), review_stage("r").reply)[0]
+    assert [issue.part for issue in objections_of(reply)] == ["fit"]
+
+
+def test_what_has_to_be_avoided_may_not_be_left_out(exact):
+    for draft in spoiled(exact, "annotation", "wrong_level", 120):
+        flaws, reply = find_flaws(to_example(draft)), make_review(asked_of(review_stage("review-1"), draft))
+        harmful = [flaw.item_id for flaw in flaws if flaw.found.startswith("A instead") and "must avoid" in flaw.found]
+        assert reply["safety"]["ids"] == harmful and reply["safety"]["ok"] == (not harmful)
+
+
+def test_the_table_of_stages_counts_what_checks_see(exact):
+    table = stage_table({stage: exact[0][stage.name][:12] for stage in STAGES}, each=8)
+    seen = table["seen %"].droplevel("stage")
+    assert (seen["none"] == 0).all() and (table["seen"] <= table["planted"]).all()
+    assert (seen[["missing_delta", "stray_auxiliary", "missing_item", "invented_evidence"]] == 100).all()
+    assert {stage.name for stage in STAGES} == set(table.index.get_level_values("stage"))
 
 
 def test_a_review_that_lacks_an_item_is_mended_by_that_item(exact):
