@@ -6,7 +6,7 @@ import pytest
 
 from memcalib.dataset.duplicates import similar_pairs
 from memcalib.dataset.lint import lint_files
-from memcalib.dataset.plans import FAMILIES
+from memcalib.dataset.writing import FAMILIES
 from memcalib.evaluation.exam import edited_files, starter_answers
 from memcalib.io.settings import package_data
 from memcalib.problem import Level, load_examples

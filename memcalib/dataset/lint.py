@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .duplicates import cross_split
 from .grounding import find_exact, find_leak, negation_faults, numbers, sentences, source_faults, stems
 from .grounding import first_person as find_first_person
-from .screening import words
+from .screening import text_language, words
 from .writing import FAMILIES, SIGNS, WEIGHTS, UsageRubric, family_of, rubric_text, taken_up
 from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
 from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash, named_source
@@ -412,10 +412,11 @@ def _of_origin(view: ExampleView, *origins: str) -> list[Any]:
 
 @lint("warning")
 def hard_family(view: ExampleView) -> list[Hit] | None:
-    """A hard distractor names a known family, and has its sign."""
+    """A hard distractor names a known family, and in English has its sign."""
     named = [(atom, family_of(atom)) for atom in view.example.atoms if family_of(atom)]
     unknown = [(f"atom {atom.atom_id!r}", short_repr(family), ", ".join(FAMILIES)) for atom, family in named if family not in FAMILIES]
-    bare = [(atom, family) for atom, family in named if family in SIGNS and not SIGNS[family][0].search(atom.text)]
+    english = text_language(" ".join(atom.text for atom in view.example.atoms)) == "en"
+    bare = [(atom, family) for atom, family in named if english and family in SIGNS and not SIGNS[family][0].search(atom.text)]
     return unknown + [(f"atom {a.atom_id!r}", short_repr(a.text), f"{family}: a sentence that says {SIGNS[family][1]}") for a, family in bare] if named else None
 
 

@@ -434,15 +434,16 @@ _PEOPLE = (
     "acquaintance|aunt|boss|boyfriend|brother|child|children|classmate|client|coach|colleague|cousin|coworker|"
     "customer|dad|daughter|employee|ex|father|fiancé|fiancée|flatmate|friend|girlfriend|grandfather|grandmother|"
     "grandparent|grandson|granddaughter|guest|host|housemate|husband|kid|landlady|landlord|manager|mentor|mother|mum|"
-    "mom|neighbor|neighbour|nephew|niece|parent|partner|patient|roommate|sibling|sister|someone|son|spouse|student|"
+    "mom|neighbor|neighbour|nephew|niece|parent|partner|patient|fellow|roommate|sibling|sister|someone|son|spouse|student|"
     "supervisor|teacher|teammate|tenant|tutor|twin|uncle|visitor|wife"
 )
 _ENDED = (
     r"\b(?:used to|no longer|any ?more|former|formerly|previous|previously|earlier|once|until|till|before|ago|back (?:in|when)|in the past|"
-    r"stopped|gave up|given up|ended|expired|cancelled|canceled|finished|sold|replaced|at the time|when (?:the user|he|she|they) (?:was|were)|as a "
-    r"(?:child|teenager|student)|childhood|last (?:year|decade)|(?:19|20)\d\d)\b"
+    r"stopped|gave up|given up|dropped|ended|is over|scrapped|dissolved|abandoned|at first|initially|old|began|expired|cancelled|canceled|finished|sold|replaced|at the time|when (?:the user|he|she|they) (?:was|were)|as a "
+    r"(?:child|teenager|student)|childhood|(?:last|in) (?:year|decade|spring|summer|autumn|winter)|(?:19|20)\d\d)\b"
 )
-_WISH = r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|avoid\w*|hat(?:es?|ed)|cho(?:ose|se|osing|ice)\w*|swore by|fond|taste|habit|always)\b"
+_WISH = r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|avoid\w*|hat(?:es?|ed)|cho(?:ose|se|osing|ice)\w*|swore by|fond|taste|habit|principle|always)\b"
+_FIRST = r"^\s*(?:for|in|on|at|during|within|under|with)\b[^.;]*?(?:,|\bthe user\b)"  # a scope or an occasion that opens the sentence
 SIGNS: dict[str, tuple[re.Pattern, str]] = {
     "other_person": (
         re.compile(rf"(?i:\b(?:{_PEOPLE})s?\b)|-in-law\b|(?<=[a-z,] )[A-Z][a-z]+"),
@@ -458,20 +459,20 @@ SIGNS: dict[str, tuple[re.Pattern, str]] = {
         "who believes, heard or read it",
     ),
     "scope_overreach": (
-        re.compile(r"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|nothing else|no other|just for|within|valid|counts? for)\b", re.I),
+        re.compile(rf"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|nothing else|no other|just for|within|valid|counts? for)\b|{_FIRST}", re.I),
         "to what it is limited",
     ),
     "superseded_preference": (re.compile(rf"(?is)(?=.*{_WISH})(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"), "what was preferred, and that it was given up"),
     "style_neighbour": (
         re.compile(
             r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|tables|emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|"
-            r"lower case|paragraphs?|sentences?|words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|jokes?|caption\w*|slides?|notes?|letters?)\b",
+            r"lower case|paragraphs?|sentences?|words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|jokes?|caption\w*|slides?|notes?|letters?|postcards?|messages?|write[sn]?|writing|calls|voice|slang|dialect|dialogue)\b",
             re.I,
         ),
         "which form it wants of which kind of text",
     ),
     "trigger_absent": (
-        re.compile(r"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|on evenings|on weekends|should)\b", re.I),
+        re.compile(rf"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|on evenings|on weekends|should)\b|{_FIRST}", re.I),
         "under which condition it holds",
     ),
 }

@@ -168,8 +168,8 @@ def test_settings_for_trl_say_the_same_as_a_recipe(tmp_path):
     sizes = dict(max_steps=8, per_device_train_batch_size=8, steps_per_generation=4, gradient_accumulation_steps=2)
     args = CreditGRPOConfig(
         str(tmp_path), **sizes, num_generations=4, max_completion_length=8, prompt_template="micro", eval_text="concat",
-        bf16=False, save_strategy="steps", save_steps=4, learning_rate=1e-3, credit={"eta": 0.5}, draws="batch", use_cpu=True,
-        report_to="none",
+        bf16=False, save_strategy="steps", save_steps=4, learning_rate=1e-3, credit={"eta": 0.5}, draws="batch",
+        use_cpu=True, report_to="none",
     )  # fmt: skip
     sizes = dict(prompts=8, generations=4, minibatches=2, accumulate=2, steps=4, save_every=2, max_tokens=8)
     assert args.settings() == world_config(WORLDS["short"], **sizes, eta=0.5, lr=1e-3)
