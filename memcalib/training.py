@@ -158,18 +158,17 @@ def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict
     with unwrapped as model, trainer.accelerator.autocast():
         config, options = trainer.config, dict(ends=trainer.eos_token_ids, max_tokens=trainer.max_completion_length, temperature=trainer.temperature)
         if config.draws == "batch":
-            sample = partial(sample_tokens, model, ids, **options)
+            sample = lambda: (sample_tokens(model, ids, **options), 0)
         else:
             first, longest = trainer.accelerator.process_index * len(ids), max(trainer.train_dataset["tokens"]) + trainer.max_completion_length
             seeds = [answer_seed(config.seed, trainer.state.global_step, first + row) for row in range(len(ids))]
             at_once = trainer.at_once or max(1, config.sampling_tokens // longest)
-            sample = partial(sample_in_pieces, model, ids, seeds, at_once, **options)
-        answers = trainer.signals.run(sample, keep=group_sync(model) is not None)
-        if answers is not None and config.draws == "row":
-            answers, trainer.at_once = answers
+            sample = lambda: sample_in_pieces(model, ids, seeds, at_once, **options)
+        found = trainer.signals.run(sample, keep=group_sync(model) is not None)
     number = trainer.signals.agreed()
-    if number or answers is None:
+    if number or found is None:
         raise Interrupted(number or trainer.signals.found)
+    answers, trainer.at_once = found
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {"prompt_ids": ids, "completion_ids": kept, "logprobs": None, "empty": [not answer for answer in answers]}
 
@@ -340,7 +339,7 @@ class CreditTrainer(GRPOTrainer):
 
     def noise_floor(self, model: PreTrainedModel, answers: int = 16) -> float:
         """What rounding alone changes in a log-probability, in nats: the largest change in the first answers of each process; warns if `gate` is below."""
-        asked, ids = ([row[:answers] for row in (self.judged.examples, self.judged.ids)])
+        asked, ids = self.judged.examples[:answers], self.judged.ids[:answers]
         noise = self.concatenate(batch_noise(model, [self.encode(example) for example in asked], ids, temperature=self.temperature))
         floor = noise[noise.isfinite()].max().item() if noise.isfinite().any() else math.nan
         if floor > self.config.gate:
