@@ -156,7 +156,8 @@ def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict
     ids = [known[key] for key in keys]
     unwrapped = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
     with unwrapped as model, trainer.accelerator.autocast():
-        config, options = trainer.config, dict(ends=trainer.eos_token_ids, max_tokens=trainer.max_completion_length, temperature=trainer.temperature)
+        config, limits = trainer.config, dict(max_tokens=trainer.max_completion_length, temperature=trainer.temperature)
+        options: dict[str, Any] = dict(ends=trainer.eos_token_ids, **limits)
         if config.draws == "batch":
             sample = lambda: (sample_tokens(model, ids, **options), 0)
         else:
