@@ -23,7 +23,7 @@ from .recipe import Launch, Recipe, asks_judge, method_config, preflight, read_c
 from .settings import EXACT, with_settings
 from ..judge import judge_request
 from ..problem import Example, encode_prompt, iter_examples, render
-from ..trainer.settings import METHODS
+from ..trainer.settings import training_method
 from ..trainer.distillation import teacher_messages
 
 # %% ../../nbs/commands/05_forecast.ipynb #a4fdd29f
@@ -107,7 +107,7 @@ def _counter(recipe: Recipe, config: Any) -> tuple[Any, str]:
 
 # %% ../../nbs/commands/05_forecast.ipynb #d8d63d79
 def _taught(config: Any) -> bool:
-    return METHODS[_method(config)].needs_teacher
+    return training_method(_method(config)).needs_teacher
 
 # %% ../../nbs/commands/05_forecast.ipynb #ba91092d
 def measure_texts(recipe: Recipe, config: Any) -> Texts:

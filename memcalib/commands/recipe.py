@@ -36,7 +36,7 @@ from memcalib.problem import (
     render,
     text_hash,
 )
-from ..trainer.settings import METHODS, TrainConfig, check_loggers, check_model, check_sampler, trl_config, world_config
+from ..trainer.settings import METHODS, TrainConfig, check_loggers, check_model, check_sampler, training_method, trl_config, world_config
 from ..trainer.sft import SftConfig
 
 # %% ../../nbs/commands/04_recipe.ipynb #e49f7df9
@@ -45,9 +45,11 @@ LABELS = {method.label: name for name, method in METHODS.items()}
 
 def require_method(name: str) -> None:
     """Raises `ValueError` for a name that is not a method's, with the known ones."""
-    if name not in METHODS:
+    if ":" in name:
+        training_method(name)
+    elif name not in METHODS:
         meant = nearest(name, METHODS)
-        raise ValueError(f"unknown method {short_repr(name)}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {short_repr(name)}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(METHODS)}, or package.module:name")
 
 # %% ../../nbs/commands/04_recipe.ipynb #cd417ea5
 class Start(BaseModel):
@@ -407,7 +409,7 @@ def load_start(start: Start, lora: bool = False) -> tuple[Any, Any]:
 # %% ../../nbs/commands/04_recipe.ipynb #a23102e6
 def asks_judge(method: str, config: Any, validation: int) -> bool:
     """Whether a run asks its judge, given the number of its validation examples."""
-    return METHODS[method].needs_judge or bool(validation and config.eval_every)
+    return training_method(method).needs_judge or bool(validation and config.eval_every)
 
 
 def run_judge(recipe: Recipe, examples: Examples, cache: Any = None) -> JudgeLike | None:
@@ -474,7 +476,7 @@ def preflight(recipe: Recipe, method: str, config: Any, train: int | None, valid
     if train is not None and (prompts := getattr(config, "prompts", 0)) > train:
         yield f"{place('prompts')}: found {prompts}; allowed: at most {train}, the number of training examples"
     if asks_judge(method, config, validation) and recipe.judge is None:
-        why = f"method {method} needs one" if METHODS[method].needs_judge else "validation needs one"
+        why = f"method {method} needs one" if training_method(method).needs_judge else "validation needs one"
         yield f"judge: missing, and {why}; allowed: {EXACT} (micro-world examples), an endpoint, or package.module:name"
     elif asks_judge(method, config, validation) and isinstance(recipe.judge, Endpoint):
         yield from _faults(check_key, recipe.judge, "judge.key_env")
@@ -482,9 +484,9 @@ def preflight(recipe: Recipe, method: str, config: Any, train: int | None, valid
     if isinstance(config, TrainConfig):
         yield from _faults(check_sampler, config, place=place)
     yield from _faults(_check_model, recipe, method, config, local, place)
-    if METHODS[method].needs_demonstrations:
+    if training_method(method).needs_demonstrations:
         yield from _faults(teaching_file, recipe)
-    if METHODS[method].needs_teacher and config.teacher:
+    if training_method(method).needs_teacher and config.teacher:
         yield from _faults(weights_path, config.teacher, place("teacher"))
 
 

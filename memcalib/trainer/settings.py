@@ -23,7 +23,7 @@ from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
 from ..localization import CreditConfig
-from ..io.settings import allowed, nearest
+from ..io.settings import allowed, import_object, nearest
 from ..micro.world import World
 
 # %% ../../nbs/trainer/01_settings.ipynb #06412b55
@@ -63,9 +63,9 @@ def training_method(name: str) -> TrainingMethod:
             raise ValueError(f"method {name!r}, allowed are {', '.join(map(repr, METHODS))}, or 'package.module:name'")
         return METHODS[name]
     try:
-        found = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"method {name!r}: cannot be imported ({error})") from error
+        found = import_object(name)
+    except ValueError as error:
+        raise ValueError(f"method: {error}") from error
     if not isinstance(found, TrainingMethod):
         raise ValueError(f"method {name!r}: found {type(found).__name__}, must be a TrainingMethod")
     return found
