@@ -76,3 +76,11 @@ def test_names_of_shipped_sets():
     assert len(load_examples("samples")) == 9 and len(load_examples()) == len(EXAMPLES)
     with pytest.raises(FileNotFoundError):
         load_examples("stater")
+
+
+def test_the_card_is_what_the_tool_writes():
+    """Numbers on the card come from the files."""
+    card = package_data("starter", "card.md").read_text(encoding="utf-8")
+    labels = sum(len(answer.labels) for answer in ANSWERS)
+    assert f"{len(EXAMPLES)} records and {len(ANSWERS)} answers with {labels:,} labelled atoms" in card
+    assert str(sum(label.disputed for answer in ANSWERS for label in answer.labels)) + " labels in all" in card

@@ -43,11 +43,47 @@ scores on it cannot be compared with the paper's.
 """
 
 
+GUIDE = """## How to read it
+
+The levels: **Ignore** (A) leaves no trace in a good answer, **Bound** (B) gives bounded local support, **Control** (C)
+decides what the answer mainly says. An atom is *grounded* (a fact the question may call for), *auxiliary* (belongs to its
+paragraph, of no use to the question), *noise* (a paragraph of unrelated facts), or *hard*, a distractor of a family:
+same user, near topic, other person, other occasion, outdated, belief offered as evidence, scope overreached, superseded
+preference, neighbour in style, trigger absent. A paragraph with atoms of several ideal levels is a mixed-target block.
+Tricks of adversarial answers: an atom used by implication; a use denied; a quote that steers nothing; a use inside code;
+memory followed against the query; words to the judge.
+
+A record (without its rubrics) and one of its answers:
+
+```json
+{record}
+```
+
+```json
+{answer}
+```
+
+```bash
+memcalib show starter starter_general_001     # a record as a card
+memcalib evaluate --model M --base-url URL --judge J
+memcalib exam --judge J
+```
+"""
+
+
+def as_json(row: Example | KnownAnswer) -> str:
+    """A record without rubrics, or an answer, for the card."""
+    found = json.loads(row.to_json())
+    for atom in found.get("memories", ()):
+        atom.pop("usage_rubric")
+    return json.dumps(found, indent=1, ensure_ascii=False)
+
+
 def grid(table: pd.DataFrame) -> str:
     """A frame as a Markdown table."""
-    line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
+    line = lambda cells: "| " + " | ".join(str(cell).replace("--", "–") for cell in cells) + " |"
     return "\n".join(
-        [line(table.columns), line(["---"] * len(table.columns)), *map(line, table.itertuples(index=False))]
+        [line(table.columns), "|" + "---|" * len(table.columns), *map(line, table.itertuples(index=False))]
     )
 
 
@@ -90,6 +126,7 @@ def main() -> None:
     labels = sum(len(a.labels) for a in answers)
     parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
     parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
+    parts += [GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0]))]
     parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]
     parts += [
         grid(pd.DataFrame(reading["agreement"])) + "\n",

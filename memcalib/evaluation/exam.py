@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/evaluation/06_exam.ipynb #bbdbc437
 class KnownLabel(Record):
-    """The level that an answer really gives one atom, and the places that show it; none at Ignore."""
+    """The level that an answer really gives one atom, and the places that show it; none at Ignore. `disputed`: readers of the label did not agree."""
 
     atom_id: Name
     actual: WireLevel
     quotes: list[str] = Field(default_factory=list)
+    disputed: bool = False
 
 
 class KnownAnswer(Record):
@@ -196,7 +197,10 @@ EXAM_COLUMNS = ("answer_id", "example_id", "question_id", "domain", "language", 
 
 
 def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.DataFrame":
-    """One row for each atom of each reading, with the ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read)."""
+    """One row for each atom of each reading, with the ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
+
+    Disputed labels are left out: a judge is not graded by what readers disagreed about.
+    """
     import pandas as pd
 
     found, rows = {(j.example_id, j.condition, j.sample): j for j in judgments}, []
@@ -205,7 +209,10 @@ def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.
         read = {atom.atom_id: atom for atom in judgment.atoms} if judgment else {}
         head = answer.answer_id, answer.example_id, item.example.question_id, item.example.domain
         head = *head, (item.example.model_extra or {}).get("language", ""), answer.kind, answer.trick or "", item.probe
-        for atom_id, actual in answer.levels.items():
+        for label in answer.labels:
+            atom_id, actual = label.atom_id, label.actual
+            if label.disputed:
+                continue
             atom = read.get(atom_id)
             judged = np.nan if atom is None or atom.actual is None else int(atom.actual)
             tail = (atom.grounded, atom.quote, atom.reason) if atom else (None, "", "")

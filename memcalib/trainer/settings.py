@@ -65,7 +65,7 @@ def training_method(name: str) -> TrainingMethod:
     try:
         found = import_object(name)
     except ValueError as error:
-        raise ValueError(f"method: {error}") from error
+        raise ValueError(f"method {name!r}: {error}") from error
     if not isinstance(found, TrainingMethod):
         raise ValueError(f"method {name!r}: found {type(found).__name__}, must be a TrainingMethod")
     return found
