@@ -577,8 +577,19 @@ def test_all_settings_of_learning_decide_the_result():
     """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
     pages = (settings_module._Update, settings_module._Answers, settings_module._Teacher)
     names = {name for page in pages for name in page.model_fields} | {field.name for field in fields(CreditConfig)}
-    names -= {"steps", "accumulate", "share_prompts"}
+    names -= {"steps", "accumulate", "share_prompts", "sampling_tokens"}
     config = settings_module.TrainConfig().model_dump(mode="json")
     result, memory = module.decisive(config)
     assert {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"} <= names <= result.keys() - memory.keys()
     assert not {"steps", "save_every", "report_to"} & {*result, *memory}
+
+
+def test_a_checkpoint_of_before_the_setting_drew_answers_from_one_stream():
+    """It goes on with `draws: batch`, in any pieces, and is refused where answers would be drawn otherwise."""
+    settings_of = lambda **changes: settings_module.TrainConfig(**changes).model_dump(mode="json")
+    usual, before = settings_of() | module.EARLIER, settings_of()
+    del before["draws"], before["sampling_tokens"]
+    state = lambda config: {"config": config, "examples": "x", "processes": 1}
+    module.check_same_run("run", state(before), state(settings_of(draws="batch", sampling_tokens=5)), usual)
+    with pytest.raises(CheckpointError, match="draws: nothing there, 'row' now.*other random numbers"):
+        module.check_same_run("run", state(before), state(settings_of()), usual)
