@@ -28,8 +28,8 @@ tags: [memory, agents, evaluation]
 
 **Written and checked by a large language model. No person has read it yet.** A language model wrote the records, the
 rubrics, the answers and their labels for this package, from no source. The numbers on agreement below are the
-self-agreement of one language model; they are no evidence that people would agree. Sheets for people are made by
-`memcalib.annotation`, and verdicts on them are welcome.
+self-agreement of one language model; they are no evidence that people would agree. `memcalib exam --sheet FILE`
+writes a sheet for a person to label, and `memcalib exam --labels FILE` says how far a filled one agrees.
 
 Do not train on this set. Data for training can be searched for its canary:
 

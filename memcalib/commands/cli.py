@@ -404,6 +404,8 @@ def exam(
     judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None, config: Config = None,
     full: Annotated[bool, typer.Option("--full", help="All known answers instead of 300.")] = False,
+    sheet: Annotated[Path | None, typer.Option(help="For people: write a sheet of 270 atoms to label, and ask no judge.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="For people: how far a filled sheet agrees with the known levels.")] = None,
     set_: Set = None, dry_run: DryRun = False, resume: Resume = False, cache: Cache = None, no_cache: NoCache = False,
 ) -> None:  # fmt: skip
     """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
@@ -413,9 +415,12 @@ def exam(
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
     """
-    from memcalib.commands.exam import Exam, ExamRun, exam_text
+    from memcalib.commands.exam import Exam, ExamRun, exam_text, read_label_sheet, write_label_sheet
     from memcalib.commands.settings import given, load_settings, settings_text
 
+    if sheet or labels:
+        print(write_label_sheet(sheet) if sheet else read_label_sheet(labels).round(2).to_string(index=False))
+        return
     options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
     hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
     settings = load_settings(Exam, config, given(options), [*(set_ or ()), *(["answers=null"] if full else [])], hints=hints)

@@ -144,3 +144,21 @@ def test_bad_calls_are_named(arguments, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, text = call("exam", *arguments)
     assert code != 0 and named in text
+
+
+def test_a_sheet_for_people_is_written_and_read_and_a_bad_level_is_named(tmp_path):
+    code, text = call("exam", "--sheet", tmp_path / "people.csv")
+    lines = (tmp_path / "people.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert code == 0 and "people.csv" in text and "ideal" not in lines[0] and "actual" not in lines[0]
+    import pandas as pd
+
+    sheet = pd.read_csv(tmp_path / "people.csv", dtype=str, keep_default_na=False)
+    assert len(sheet) == 270
+    sheet["level"] = "A"
+    sheet.to_csv(tmp_path / "people.csv", index=False)
+    code, text = call("exam", "--labels", tmp_path / "people.csv")
+    assert code == 0 and "Ignore" in text and "33" in text
+    sheet.loc[3, "level"] = "D"
+    sheet.to_csv(tmp_path / "people.csv", index=False)
+    code, text = call("exam", "--labels", tmp_path / "people.csv")
+    assert code != 0 and "'D'" in text and "A, B, C" in text
