@@ -273,7 +273,7 @@ GATHER: dict[str, Callable[[Lines], Lines]] = {"": lambda lines: lines, "oasst":
 
 # %% ../../nbs/dataset/01_sources.ipynb #6f637991
 def _csv_lines(path: Path) -> Lines:
-    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book; the length rules come later
+    usual = csv.field_size_limit(2**31 - 1)  # a cell may be a whole book; the length rules come later. The limit is that of the process
     opened = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         head = file.readline()
@@ -293,6 +293,8 @@ def _csv_lines(path: Path) -> Lines:
                     yield line, dict(zip(names, cells, strict=True))
         except csv.Error as error:
             yield reader.line_num, Violation("csv", str(error), "a table with one header line", line=reader.line_num, file=str(path))
+        finally:
+            csv.field_size_limit(usual)
 
 
 def _json_lines(path: Path) -> Lines:

@@ -29,10 +29,11 @@ RESULT_SCHEMA = "memcalib-result-1"
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
     """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
-    frame, manifest, rows = run.responses, run.manifest, []
-    if not run.scored:
+    manifest, rows = run.manifest, []
+    if not any(judgment.scored for judgment in run.treated):
         return rows
-    table, corrected = score(frame[frame["condition"] != "no_memory"]), judge_corrected(run)
+    treated = run.responses[run.responses["condition"] != "no_memory"]
+    table, corrected = score(treated), judge_corrected(run)
     names = source_names(table)
     for name, row in zip(names, table.to_dict("records"), strict=True):
         judgments = [j for j in run.judgments or [] if (j.model, j.condition, j.judge) == (row["model"], row["condition"], row["judge"])]
