@@ -36,7 +36,7 @@ test: setup ## guards, unit and property tests, notebooks that neither train nor
 test-core: setup ## schema, metrics, channels, localization, redistribution: in seconds
 	$(PYTEST) --hypothesis-profile core -m "not slow" $(CORE:%=tests/test_%.py)
 
-test-slow: setup ## what `test` leaves out beside notebooks: several processes, kills, whole runs through every fault
+test-slow: setup ## what `test` leaves out beside notebooks (and tests/long.txt): several processes, kills, whole runs through every fault
 	$(PYTEST) $(BY_FILE) -m slow --ignore tests/test_notebooks.py tests
 
 test-notebooks: setup ## run every library notebook from top to bottom

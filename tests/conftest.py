@@ -15,6 +15,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,8 +28,18 @@ settings.load_profile("ci")
 LONG_FIRST = ("tests/commands/", "tests/trainer/", "tests/test_notebooks.py", "tests/test_training.py", "tests/micro/")
 
 
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").split("\n")) - {""}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes longest begins first: with two workers neither waits at the end for a long file of the other one."""
+    """Cases of long.txt, each over three seconds when it was written down, are slow tests.
+
+    What takes longest begins first: with two workers neither waits at the end for a long file of the other one.
+    """
+    for item in items:
+        if item.nodeid in LONG:
+            item.add_marker(pytest.mark.slow)
     rank = lambda item: next(
         (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)), len(LONG_FIRST)
     )

@@ -285,6 +285,15 @@ def test_secret_pattern_bites():
     assert SECRETS.search("sk-" + "a1" * 10) and SECRETS.search("/home/ann/x") and not SECRETS.search("task-oriented")
 
 
+def test_every_long_case_exists():
+    """A case of long.txt that was renamed would silently become a fast one."""
+    lines = (ROOT / "tests" / "long.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        file, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), line
+
+
 def test_help_is_fast_because_nothing_heavy_is_imported():
     heavy = ("torch", "transformers", "trl", "datasets", "pandas", "matplotlib", "scipy", "seaborn")
     probe = f"import sys, memcalib.commands.cli; print([m for m in {heavy!r} if m in sys.modules])"
