@@ -267,12 +267,13 @@ class _Folded(dict):
 
 _KEPT = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
 _FOLD = _Folded()
-_ADDRESS = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)", re.M)
+_BLANKED = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M)
+_BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-": "ˉ"}
 
 
 def blanked(text: str) -> str:
-    """The text, as long as before, with spaces in the place of the addresses of Markdown links and the numbers of list items."""
-    return _ADDRESS.sub(lambda match: " " * len(match[0]), text)
+    """The text, as long as before: spaces in the place of link addresses and list numbers, a letter for a mark between two digits."""
+    return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
 
 
 def fold(text: str) -> str:
