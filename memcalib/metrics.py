@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from .io.jsonl import rows_so_far
 from .problem import Judgment, Level
-from .io.records import DataError, Violation, read_jsonl
+from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def response_frame(judgments: "Iterable[Judgment] | pd.DataFrame | str | Path") 
     else:
         rows, seen = [], set()
         for j in load_judgments(judgments) if isinstance(judgments, str | Path) else judgments:
+            if not isinstance(j, Judgment):
+                raise ValueError(f"judgments: found {short_repr(j)}; allowed: judgments, a file of them, or a frame with a row for each atom")
             if j.key in seen:
                 raise ValueError(f"response judged twice: found a second judgment for {j.key}; allowed: one for each key")
             seen.add(j.key)
