@@ -556,7 +556,7 @@ def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence
     cells = [fold(text, 50) for text in sentences]
     heights = [max(len(cell), 1) + 0.5 for cell in cells]
     tops = np.cumsum([0, *heights])
-    total, line, top = tops[-1], 0.15, 0.16 * len(head) + 0.45
+    total, line, top, widest = tops[-1], 0.15, 0.16 * len(head) + 0.32, max(shares.max(), sizes.max())
     with plot_style():
         from matplotlib.figure import Figure
 
@@ -574,14 +574,14 @@ def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence
             middle = (tops[k] + tops[k + 1]) / 2
             ax.add_patch(_strip(0, tops[k], 1, heights[k], ROLE_COLOURS[role], 0.28 if role != "irrelevant" else 0.18))
             put(ax, 0.012, middle, s=f"{k + 1}", va="center", size=7, color=SOFT)
-            put(ax, 0.055, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
+            put(ax, 0.065, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
             put(ax, 0.985, middle, s=role, va="center", ha="right", size=7, weight="bold" if role == "key" else "normal")
             bars.barh(middle, shares[k], height=0.7, color=ROLE_COLOURS[role])
             bars.plot([sizes[k]] * 2, [middle - 0.55, middle + 0.55], color=INK, lw=1.1)
-            put(bars, max(shares[k], sizes[k]) + 1.5, middle, s=f"{shares[k]:.1f}", va="center", size=7)
+            put(bars, max(shares[k], sizes[k]) + 0.03 * widest, middle, s=f"{shares[k]:.1f}", va="center", size=7)
         ax.set(xlim=(0, 1), ylim=(total, 0))
         ax.set_axis_off()
-        bars.set(xlim=(0, 1.25 * max(shares.max(), sizes.max())))
+        bars.set(xlim=(0, 1.25 * widest))
         bars.set_xlabel("share of the credit, %\n(stroke: of the tokens)", size=7.5)
         bars.tick_params(axis="y", left=False, labelleft=False)
         bars.grid(axis="y", visible=False)
