@@ -56,7 +56,7 @@ from memcalib.trainer.checkpoints import (
     unseal,
     writing,
 )
-from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset, retrying_judge
+from .trainer.rewards import ChannelRewards, assign_credit, check_context, prompt_dataset, quoting_judge, retrying_judge
 from memcalib.trainer.settings import (
     CreditGRPOConfig,
     TrainConfig,
@@ -208,7 +208,8 @@ class CreditTrainer(GRPOTrainer):
         tokenizer, examples = processing_class or AutoTokenizer.from_pretrained(getattr(model, "name_or_path", model)), _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = None if judge is None else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
-        self.judged = ChannelRewards(self.judge.as_read(config.text) if self.judge and method.needs_judge else None, examples, config.merge_over_use)
+        reads = self.judge.as_read(config.text) if self.judge and method.needs_judge else None
+        self.judged = ChannelRewards(quoting_judge(reads) if reads and config.credit.by_evidence else reads, examples, config.merge_over_use)
         self.encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
         self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
         self.thresholds = self.token_credit.thresholds
@@ -331,7 +332,7 @@ class CreditTrainer(GRPOTrainer):
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
         model, floor = self.accelerator.unwrap_model(self.model), {}
-        if config.credit.method == "memcalib-rl" and not self.state.global_step:
+        if config.credit.counterfactual and not config.credit.by_evidence and not self.state.global_step:
             floor = {"noise_floor": self.noise_floor(model)}
         options: dict[str, Any] = dict(generations=self.num_generations, temperature=self.temperature, full=known, lost=self.lost)
         self.credit, self.pairs = assign_credit(model, self.token_credit, judged, **options)

@@ -259,7 +259,7 @@ def test_a_single_point_is_seen():
 
 
 def channel_rows(**columns) -> pd.DataFrame:
-    """Steps of a method with `threshold/...` and other columns of every channel, each a function of step and channel number."""
+    """Steps of a method with columns `threshold/...` of every channel, each a function of step and channel number."""
     rows = [
         {"method": "MemCalib-RL", "seed": 1, "step": step}
         | {f"{kind}/{c}": value(step, k) for kind, value in columns.items() for k, c in enumerate(figures.CHANNEL_NAMES)}
