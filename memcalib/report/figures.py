@@ -516,20 +516,24 @@ def dots_figure(table: "pd.DataFrame", xlabel: str, styles: Mapping[str, PlotSty
     columns = min(columns, len(parts))
     rows = -(-len(parts) // columns)
     lines = max(part["label"].nunique() for part in parts.values())
+    beside = max(part.groupby("label")["series"].nunique().max() for part in parts.values())  # markers on one line
+    alike = len({tuple(dict.fromkeys(part["label"])) for part in parts.values()}) == 1
     with plot_style():
-        figure, axes = panels(rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * len(series))) + 0.45, sharex=sharex)
+        figure, axes = panels(rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * beside)) + 0.45, sharex=sharex)
         for ax in axes.flat[len(parts) :]:
             ax.set_axis_off()
-        for ax, (title, part) in zip(axes.flat, parts.items(), strict=False):
+        for place, (ax, (title, part)) in enumerate(zip(axes.flat, parts.items(), strict=False)):
             labels = list(dict.fromkeys(part["label"]))
             for k, name in enumerate(series):
                 found, style = part[part["series"] == name], styles[name]
-                y = [labels.index(label) + 0.7 * (k - (len(series) - 1) / 2) / len(series) for label in found["label"]]
+                shift = 0.7 * (k - (len(series) - 1) / 2) / len(series) if beside > 1 else 0
+                y = [labels.index(label) + shift for label in found["label"]]
                 ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
                 face = PAPER if style is _PUBLISHED else style.colour
                 ax.plot(found["value"], y, style.marker, color=style.colour, mfc=face, ms=4.5, label=plain_label(name))
             ax.set(title=plain_label(str(title)) if title else "", ylim=(len(labels) - 0.5, -0.5))
-            ax.set_yticks(range(len(labels)), [plain_label(str(label)) for label in labels])
+            shown = place % columns == 0 or not alike
+            ax.set_yticks(range(len(labels)), [plain_label(str(label)) if shown else "" for label in labels])
             ax.grid(axis="y", visible=False)
             for edge in range(1, len(labels)):
                 ax.axhline(edge - 0.5, color=GRID, lw=0.5)
