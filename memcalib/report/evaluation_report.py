@@ -251,7 +251,7 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     if any(j.settings.get("blind") is False for j in run.judgments):
         found.append("The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels.")
     for name in run.judges:
-        if not name.startswith("micro") and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
+        if not run.invented and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
             found.append(f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}.")
     measured, still = table[table["status"] == "measured"], table[table["model"] == "all Ignore"]
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
@@ -320,7 +320,7 @@ def evaluation_summary(run: Run) -> str:
     """Two sentences on what the numbers of an evaluation are, and what they are not."""
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
-    if all(judge.startswith("micro") for judge in run.judges):
+    if run.invented:
         return "A demonstration on a synthetic world of small invented memories. The numbers say nothing about real models."
     judges = ", ".join(run.judges)
     return f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of the same judge on the same data only."

@@ -92,6 +92,11 @@ class Run:
         return list(dict.fromkeys(j.judge for j in self.judgments or []))
 
     @property
+    def invented(self) -> bool:
+        """True when every judged example is of the micro-world (`make_examples`, or a build of its rows), whoever judged it."""
+        return bool(self.judgments) and all(j.example_id.startswith(("micro-", "micro:")) for j in self.judgments)
+
+    @property
     def treated(self) -> list[Judgment]:
         """The judgments of answers that were given memory."""
         return [j for j in self.judgments or [] if j.condition != "no_memory"]
