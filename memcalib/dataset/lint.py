@@ -239,7 +239,7 @@ def rubric_fields(view: ExampleView) -> list[Hit]:
 def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
     """Weight and under-use of the rubric fit the level; what stands for "not applicable" in other languages is not looked for."""
     whole = " ".join(atom.text for atom in view.example.atoms)
-    english = text_language(whole) == "en" or whole.isascii() and not text_language(whole)
+    english = text_language(whole) == "en" or (whole.isascii() and not text_language(whole))
     for atom in view.example.atoms:
         weight, under = ((atom.usage_rubric or {}).get(name) for name in ("memory_usage_weight", "under_use"))
         if _filled(weight) and weight != WEIGHTS[atom.ideal]:

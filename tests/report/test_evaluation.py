@@ -292,6 +292,27 @@ def test_evidence_counts_every_used_atom_once(tmp_path):
     assert row["no quote"] == row["not checked"] == 0
 
 
+def test_hard_distractors_are_counted_by_family(tmp_path):
+    assert "Hard distractors by family" not in evaluation.evaluation_tables(rows.load_run(play(tmp_path / "plain")))
+    folder = play(tmp_path / "named")
+    change(folder, lambda k, row: name_families(row, {"hard_01_a1": "outdated"}), "examples")
+    for name in ("judgments", "rollouts"):
+        change(folder, lambda k, row: row | {"example_hash": ""}, name)
+    run = rows.load_run(folder)
+    [row] = evaluation.evaluation_tables(run)["Hard distractors by family"].to_dict("records")
+    atoms = [a for j in run.judgments for a in j.atoms if a.atom_id == "hard_01_a1"]
+    assert row["family"] == "outdated" and row["atoms"] == len(atoms) > 9
+    assert row["over_use"] == pytest.approx(100 * sum(a.actual > a.ideal for a in atoms) / len(atoms))
+
+
+def name_families(row, families):
+    return row | {
+        "memories": [
+            m | {"hard_a_family": families[m["atom_id"]]} if m["atom_id"] in families else m for m in row["memories"]
+        ]
+    }
+
+
 def test_reasons_are_grouped_and_counted(tmp_path):
     play(tmp_path)
 
