@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .recipe import LABELS, Recipe, method_config, read_splits, recipe_faults
 from .settings import EXACT, Bar, load_settings, settings_text, shipped
+from ..io.extras import needs
 from ..io.settings import nearest, package_data
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder, holds_rows
@@ -332,6 +333,7 @@ def experiments() -> dict[str, Path]:
 # %% ../../nbs/commands/08_reproduce.ipynb #9de8c98d
 def run_notebook(notebook: Path, folder: Path, parameters: dict[str, Any]) -> Path:
     """Execute one notebook with papermill; the executed copy is `folder/notebook.ipynb`."""
+    needs("papermill", "memcalib reproduce")
     import papermill
 
     folder.mkdir(parents=True, exist_ok=True)
