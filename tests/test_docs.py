@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import memcalib
+
 from tools.check_docs import (
     Page,
     browser_faults,
@@ -16,6 +18,7 @@ from tools.check_docs import (
     read_pages,
     size_faults,
 )
+from tools.release_notes import release_notes
 from tools.show_docs import find, homes, link_names, pages, parameter_table
 from tools.site import menus, sections
 
@@ -184,3 +187,11 @@ def test_a_page_that_is_too_wide_or_complains_is_found(tmp_path):
         "390",
     }
     assert any("broken" in fault for fault in found) and any("asks for http://127.0.0.1:9" in fault for fault in found)
+
+
+def test_release_notes_are_the_section_of_a_version():
+    text = "# Changelog\n\n## 0.2.0 (2027)\n\n- new\n\n## 0.1.0\n\n- first\n\n## Imports\n\n| a |\n"
+    assert release_notes("0.2.0", text) == "- new" and release_notes("0.1.0", text) == "- first"
+    with pytest.raises(ValueError, match=r"no version '0.3.0'; allowed: 0.2.0, 0.1.0"):
+        release_notes("0.3.0", text)
+    assert release_notes(memcalib.__version__, (ROOT / "CHANGELOG.md").read_text()).startswith("- ")
