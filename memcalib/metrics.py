@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from .io.jsonl import rows_so_far
 from .problem import Judgment, Level
-from .io.records import DataError, Violation, read_jsonl
+from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
 if TYPE_CHECKING:
@@ -149,11 +149,14 @@ def response_frame(
         frame = _responses_of_atoms(judgments)
     else:
         rows, seen = [], set()
-        for j in (
-            load_judgments(judgments)
-            if isinstance(judgments, str | Path)
-            else judgments
-        ):
+        if isinstance(judgments, str | Path):
+            judgments = load_judgments(judgments)
+        for j in judgments:
+            if not isinstance(j, Judgment):
+                raise ValueError(
+                    f"judgments: found {short_repr(j)}; allowed: judgments, a file of them, "
+                    "or a frame with a row for each atom"
+                )
             if j.key in seen:
                 raise ValueError(
                     f"response judged twice: found a second judgment for {j.key}; "

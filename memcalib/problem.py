@@ -458,6 +458,7 @@ class AtomJudgment(Record):
     reason: str = ""
     parent_memory_id: str | None = None
     grounded: bool | None = None
+    spans: list[tuple[int, int]] | None = Field(default=None, exclude_if=lambda spans: spans is None)  # (first character, one past the last)
 
 # %% ../nbs/00_problem.ipynb #93de6ce8
 class Judgment(Record):

@@ -67,6 +67,7 @@ from memcalib.trainer.rewards import (
     assign_credit,
     check_context,
     prompt_dataset,
+    quoting_judge,
     retrying_judge,
 )
 from memcalib.trainer.settings import (
@@ -341,10 +342,13 @@ class CreditTrainer(GRPOTrainer):
                 self.sum_over_processes, self.signals
             )
         )
-        self.judged = ChannelRewards(
+        reads = (
             self.judge.as_read(config.text)
             if self.judge and method.needs_judge
-            else None,
+            else None
+        )
+        self.judged = ChannelRewards(
+            quoting_judge(reads) if reads and config.credit.by_evidence else reads,
             examples,
             config.merge_over_use,
         )
@@ -569,7 +573,11 @@ class CreditTrainer(GRPOTrainer):
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
         model, floor = self.accelerator.unwrap_model(self.model), {}
-        if config.credit.method == "memcalib-rl" and not self.state.global_step:
+        if (
+            config.credit.counterfactual
+            and not config.credit.by_evidence
+            and not self.state.global_step
+        ):
             floor = {"noise_floor": self.noise_floor(model)}
         options: dict[str, Any] = dict(
             generations=self.num_generations,

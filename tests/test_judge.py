@@ -211,6 +211,13 @@ ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
         ("map Ask Ana", True),
         ("man\u0303ana iremos!", True),
         ("２.5 l", True),
+        ("25 l", False),
+        ("2,5 l", False),
+        ("5 l of water", True),
+        ("Bring 2. 5 l", False),
+        ('"Bring 2.5 l" and "3 €"', True),
+        ('"3 €" and "Bring 2.5 l"', False),
+        ("3 € ... 2.5 l", False),
     ],
 )
 def test_quotes_are_compared_by_their_words(quote, found):
@@ -220,7 +227,13 @@ def test_quotes_are_compared_by_their_words(quote, found):
 @given(st.text("[]()1.2) \n*ab-é"))
 def test_blanking_moves_no_character(text):
     assert len(blanked(text)) == len(text)
-    assert all(a == b or b == " " for a, b in zip(text, blanked(text), strict=True))
+    assert all(a == b or b == " " or a in ".-" for a, b in zip(text, blanked(text), strict=True))
+
+
+@pytest.mark.parametrize("said", ["25 l", "2-5 l", "2:5 l", "2/5 l", "2.5.1 l"])
+def test_a_mark_between_digits_counts(said):
+    assert grounded([said, "2.5 l"], f"Take {said}.") == [True, False]
+    assert grounded(["10:30–11:45", "10:30-11:45"], "From **10:30-11:45**.") == [True, True]
 
 
 @given(st.text("aéİßñÅ한글ガパώ２ﬁ .!*", max_size=40))
