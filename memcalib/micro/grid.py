@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Fault', 'RUNS', 'said_once', 'FaultyJudge', 'GridRun', 'GridRow', 'policy_scores', 'derailments', 'tenths',
-           'train_one', 'Stage', 'GridPlan', 'run_grid']
+           'train_one', 'Stage', 'GridPlan', 'stored_rows', 'run_grid']
 
-# %% ../../nbs/micro/09_grid.ipynb #a201198f
+# %% ../../nbs/micro/09_grid.ipynb #92b59386
 import json
 import math
 import multiprocessing
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ..credit.tree_attention import tree_logps
 from ..inference.local import evaluate, prompt_encoder
-from ..io.jsonl import Journal
+from ..io.jsonl import Journal, rows_so_far
 from ..io.records import Record
 from ..metrics import METRICS, summary
 from .policy import load_policy
@@ -315,8 +315,13 @@ class GridPlan(BaseModel):
         """The name of a run's cell; empty for a run of another plan."""
         return next((cell for cell in ("plain", *self.cells) if self._alike(cell)(run)), "")
 
-# %% ../../nbs/micro/09_grid.ipynb #f12a27ab
+# %% ../../nbs/micro/09_grid.ipynb #2f60dc0c
 RUNS = "runs.jsonl"
+
+
+def stored_rows(folder: str | Path) -> list[GridRow]:
+    """The rows that a folder holds so far, also while a grid is running; none without a file."""
+    return [*rows_so_far(Path(folder) / RUNS, GridRow)]
 
 
 def _one_thread() -> None:
