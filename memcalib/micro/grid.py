@@ -6,7 +6,7 @@
 __all__ = ['Fault', 'RUNS', 'said_once', 'FaultyJudge', 'GridRun', 'GridRow', 'policy_scores', 'derailments', 'tenths',
            'train_one', 'Stage', 'GridPlan', 'stored_rows', 'run_grid']
 
-# %% ../../nbs/micro/09_grid.ipynb #92b59386
+# %% ../../nbs/micro/09_grid.ipynb #0c6aa536
 import json
 import math
 import multiprocessing
@@ -37,7 +37,7 @@ from ..problem import AtomJudgment, Example, Judgment, Level
 from ..trainer.callbacks import repetition
 from ..trainer.settings import TrainConfig, world_config
 
-# %% ../../nbs/micro/09_grid.ipynb #593d5bf1
+# %% ../../nbs/micro/09_grid.ipynb #c5ac83e7
 Fault = Literal["none", "elsewhere", "missing", "neighbour", "overlong", "levels", "lenient"]
 
 
@@ -99,7 +99,7 @@ class FaultyJudge:
         }[self.fault]()
         return atom.model_copy(update={"spans": spans, "quote": response[slice(*spans[0])] if spans else ""})
 
-# %% ../../nbs/micro/09_grid.ipynb #d530df4e
+# %% ../../nbs/micro/09_grid.ipynb #e341bec2
 class GridRun(BaseModel):
     """Settings of one training and its measurement; raises on unknown fields, rules and worlds."""
 
@@ -164,7 +164,7 @@ class GridRow(Record):
         """The settings."""
         return (self.run.name,)
 
-# %% ../../nbs/micro/09_grid.ipynb #bd9f9061
+# %% ../../nbs/micro/09_grid.ipynb #4f765466
 def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int, start=None, seed: int = 1) -> dict[str, float]:
     "Metrics, accuracy in percent, length in tokens, repetition and ends in percent, and divergence from `start` in nats a token."
     options = dict(text="concat", prompt_template="micro")
@@ -185,7 +185,7 @@ def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int
         found["divergence"] = gap / count
     return found
 
-# %% ../../nbs/micro/09_grid.ipynb #44b36d10
+# %% ../../nbs/micro/09_grid.ipynb #e3a6e0e8
 def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | None]) -> list[str]:
     "Why a run counts as derailed, in words; empty where it does not."
     now, then = ({name: math.nan if value is None else value for name, value in each.items()} for each in (scores, start))
@@ -198,7 +198,7 @@ def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | 
     }
     return [name for name, found in checks.items() if found]
 
-# %% ../../nbs/micro/09_grid.ipynb #a2796730
+# %% ../../nbs/micro/09_grid.ipynb #628a0322
 @cache
 def _at_start(policy: str | Path, world: World, split: str, tests: int) -> tuple[list[Example], dict[str, float]]:
     examples = make_examples(world, tests, 1000, split)
@@ -212,7 +212,7 @@ def tenths(values: Sequence[float]) -> list[float | None]:
 
 
 def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
-    """Train by these settings and measure; a training whose numbers stop being finite is a row without scores.
+    """Train by these settings and measure; a training whose numbers stop being finite is a row with SCS 0 and no other score.
 
     `policies` is a folder of starting policies beside the shipped ones.
     """
@@ -230,7 +230,7 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
         lost = ["a number is not finite"]
     spent = {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
     if lost:
-        return GridRow(run=run, scores=spent, derailed=lost)
+        return GridRow(run=run, scores=spent | {"SCS": 0.0}, derailed=lost)
     scores = policy_scores(model.eval(), tokenizer, examples, world.max_new_tokens, original)
     path = {name: tenths([row[name] for row in rows]) for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl") if rows}
     closing = [row["closing_advantage"] for row in rows if math.isfinite(row["closing_advantage"])]
@@ -238,7 +238,7 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
     rounded = {name: round(value, 4) if math.isfinite(value) else None for name, value in scores.items()}
     return GridRow(run=run, scores=rounded, path=path, derailed=derailments(scores, before) if run.steps else [])
 
-# %% ../../nbs/micro/09_grid.ipynb #762ba9b4
+# %% ../../nbs/micro/09_grid.ipynb #d50ae0fd
 class Stage(BaseModel):
     """A block of runs: every combination of what it lists. `more_seeds` are further seeds of single rules."""
 
@@ -315,7 +315,7 @@ class GridPlan(BaseModel):
         """The name of a run's cell; empty for a run of another plan."""
         return next((cell for cell in ("plain", *self.cells) if self._alike(cell)(run)), "")
 
-# %% ../../nbs/micro/09_grid.ipynb #2f60dc0c
+# %% ../../nbs/micro/09_grid.ipynb #f69b1b8a
 RUNS = "runs.jsonl"
 
 
