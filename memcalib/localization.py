@@ -50,11 +50,9 @@ def localization_rule(mode: str = "ordered", under_use: str = "suppressed") -> R
     "The rule of this name, or at this import path `package.module:name`; `ValueError` where there is none. By evidence, d is the signal itself."
     if ":" in mode:
         try:
-            rule = import_object(mode)
+            rule = import_object(mode, Mapping)
         except ValueError as error:
-            raise ValueError(f"mode {mode!r}: cannot be imported ({error})") from error
-        if not isinstance(rule, Mapping):
-            raise ValueError(f"mode {mode!r}: found {type(rule).__name__}, must be a mapping from channels to functions of d")
+            raise ValueError(f"mode: {error} from channels to functions of d") from None
         if unknown := rule.keys() - {*CHANNELS[1:]}:
             raise ValueError(f"mode {mode!r}: channel {min(unknown)!r}, allowed are {', '.join(CHANNELS[1:])}")
     elif mode in RULES | BY_EVIDENCE:

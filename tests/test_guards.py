@@ -245,7 +245,9 @@ def wheel(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("source")
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone"):
-        if (ROOT / name).is_file() and not name.startswith(("nbs/", "runs/", "tests/")):
+        if (ROOT / name).is_file() and (
+            name.startswith("nbs/experiments/") or not name.startswith(("nbs/", "runs/", "tests/"))
+        ):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, place / name)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist"]
@@ -262,6 +264,7 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     subprocess.run([*pip, wheel], check=True, timeout=240)
     package = tmp_path / "site" / "memcalib"
     kept = {path.relative_to(LIB) for path in LIB.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    kept |= {Path("data", "experiments", path.name) for path in EXPERIMENTS}
     found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
     assert {path for path in found if "__pycache__" not in path.parts} == kept and Path("py.typed") in kept
     points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()

@@ -724,8 +724,11 @@ def reproduce(
     profile: Profile = "micro", out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
 ) -> None:  # fmt: skip
-    """Run experiment notebooks with papermill into OUT/PROFILE/NAME/ (from a checkout, which holds the notebooks)."""
-    from memcalib.commands.reproduce import reproduce_experiments
+    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/, and write an index of all labels.
+
+    What is done and still valid is not done again; a run that was stopped resumes where it was.
+    """
+    from memcalib.commands.experiments import reproduce_experiments
 
     reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
 

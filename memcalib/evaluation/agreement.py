@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_figure', 'item_id', 'judged_atoms', 'allocate',
            'sample_atoms', 'cell_counts', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments',
-           'level_agreement', 'method_agreement']
+           'level_agreement', 'method_agreement', 'simulated_audits', 'coverage_table']
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
@@ -347,3 +347,40 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
         pair = [float(test(values["a"], values["b"])[0]) if usable else np.nan for test in (spearmanr, pearsonr)]
         found.append({"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]})
     return pd.DataFrame(found)
+
+# %% ../../nbs/evaluation/02_agreement.ipynb #34604337
+def simulated_audits(atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0) -> "pd.DataFrame":
+    """Repeated audits of `n` rows of `judged_atoms` that has a column `first`, the level a careful person reads.
+
+    A row for each audit and measure: `estimate` of the percent of atoms read alike, `low`, `high` (95 %), and `truth`, that of the whole file.
+    """
+    import pandas as pd
+
+    scored = atoms.dropna(subset=["judged", "first"]).assign(second=lambda rows: rows["judged"])
+    truth, rows = 100 * float((scored["first"] == scored["second"]).mean()), []
+    face_value = lambda drawn: (int((drawn["first"] == drawn["second"]).sum()), len(drawn))
+    for audit in range(audits):
+        natural, stratified = (sample_atoms(scored, n, scheme, seed * audits + audit) for scheme in ("natural", "stratified"))
+        weighted = natural_estimate(stratified)
+        found = {"natural, Wilson": natural, "stratified, at face value": stratified}
+        estimates = {name: (100 * a / m, *wilson(a, m)) for name, (a, m) in ((name, face_value(drawn)) for name, drawn in found.items())}
+        estimates["stratified, reweighted"] = weighted["exact"], weighted["low"], weighted["high"]
+        rows += [(audit, name, *values, truth) for name, values in estimates.items()]
+    return pd.DataFrame(rows, columns=["audit", "measure", "estimate", "low", "high", "truth"])
+
+
+def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
+    """For each measure of repeated audits: the truth, mean of the estimates, where 95 % of them lie, mean width of the intervals.
+
+    `covered` is the percent of intervals that hold the truth, with its own Wilson bounds.
+    """
+    import pandas as pd
+
+    rows = []
+    for measure, part in audits.groupby("measure", sort=False):
+        holds = (part["low"] <= part["truth"]) & (part["truth"] <= part["high"])
+        low, high = wilson(int(holds.sum()), len(part))
+        spread = np.percentile(part["estimate"], [2.5, 97.5])
+        row = {"measure": measure, "audits": len(part), "truth": part["truth"].iloc[0], "mean": part["estimate"].mean(), "from": spread[0], "to": spread[1]}
+        rows.append(row | {"width": (part["high"] - part["low"]).mean(), "covered": 100 * holds.mean(), "covered_low": low, "covered_high": high})
+    return pd.DataFrame(rows)

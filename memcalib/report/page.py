@@ -15,7 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.records import Violation, iter_rows, printable
+from ..io.records import Violation, iter_rows, printable, write_whole
 from ..judge import locate
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
@@ -40,10 +40,7 @@ def render_page(template: str, figures: Mapping[str, str] | None = None, **value
 
 def write_page(path: str | Path, text: str) -> Path:
     """Write a page, replacing an old one only once all of it is written."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return part.replace(path)
+    return write_whole(path, text, errors="backslashreplace")
 
 # %% ../../nbs/report/04_page.ipynb #625f00c1
 @dataclass(frozen=True)

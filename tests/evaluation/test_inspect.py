@@ -102,7 +102,9 @@ def test_the_documented_line_works(served):
     }
     program = str(Path(sys.executable).with_name("inspect"))
     extra = ["-T", "seeds=42,43", "-T", "max_tokens=64", "--log-dir", "logs", "--display", "plain"]
-    env = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    # Inspect finds the installed package; with the checkout on PYTHONPATH it would read memcalib.egg-info, which does
+    # not say that the install is editable, and would not know the task's package.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     done = subprocess.run(
         [program, *words[1:], *extra], cwd=data.parent, env=env, capture_output=True, text=True, timeout=240
     )
