@@ -1,18 +1,38 @@
 """Package metadata read from settings.ini, the one place where it is written."""
 
+import shutil
 from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
 with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
     config.read_file(settings)
 cfg = config["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "inspect", "vllm")}
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("train", "build", "notebook", "inspect", "vllm")}
+extras["dev"] = [
+    *cfg["dev_requirements"].split(),
+    *(need for name in extras if name != "vllm" for need in extras[name]),
+]
+
+
+class BuildWithNotebooks(build_py):
+    """The experiment notebooks travel as data of the package, so that `memcalib reproduce` finds them from a wheel."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "memcalib" / "data" / "experiments"
+            target.mkdir(parents=True, exist_ok=True)
+            for notebook in sorted((ROOT / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
+                shutil.copy(notebook, target)
+
 
 setup(
+    cmdclass={"build_py": BuildWithNotebooks},
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],
@@ -32,6 +52,7 @@ setup(
     entry_points={
         "console_scripts": [cfg["console_scripts"]],
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
+        "nbdev": ["memcalib = memcalib._modidx:d"],
     },
     zip_safe=False,
     classifiers=[
@@ -39,5 +60,7 @@ setup(
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
     ],
 )

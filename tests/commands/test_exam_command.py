@@ -30,6 +30,10 @@ def call(*arguments):
     )
 
 
+def examine(server, *options):
+    return call("exam", "--judge", "micro-judge", "--judge-url", server.base_url, *options)
+
+
 @pytest.fixture(scope="module")
 def sat(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exam")
@@ -71,18 +75,7 @@ def test_a_stated_confusion_matrix_comes_back(tmp_path):
 def test_the_exit_code_is_the_verdict(table, verdict, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with MicroServer([], practice=c.practice_judge(np.asarray(table, float).tolist())) as server:
-        code, text = call(
-            "exam",
-            "--judge",
-            "micro-judge",
-            "--judge-url",
-            server.base_url,
-            "--no-cache",
-            "--set",
-            "probes=5",
-            "--set",
-            "answers=270",
-        )
+        code, text = examine(server, "--no-cache", "--set", "probes=5", "--set", "answers=270")
     assert (code, f": {verdict}" in text) == (0 if verdict == "passed" else 3, True), text
     stored = json.loads((tmp_path / "runs/exam/micro-judge/exam.json").read_text())
     assert stored["verdict"] == verdict and find_exam(stored["judge"])["date"] == stored["date"]
@@ -124,16 +117,7 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
 def test_a_dry_run_asks_nothing_and_writes_nothing(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = server.stats()["requests"]
-    code, text = call(
-        "exam",
-        "--judge",
-        "micro-judge",
-        "--judge-url",
-        server.base_url,
-        "--dry-run",
-        "--set",
-        "judge.price={prompt: 1, completion: 2}",
-    )
+    code, text = examine(server, "--dry-run", "--set", "judge.price={prompt: 1, completion: 2}")
     assert code == 0 and "$" in text and server.stats()["requests"] == asked and not list(tmp_path.iterdir())
 
 
