@@ -351,7 +351,7 @@ def locate(quotes: Sequence[str], response: str, stretch: int = 1024, every: boo
 
     return [places(quote) for quote in quotes]
 
-# %% ../nbs/02_judge.ipynb #2dd15d86
+# %% ../nbs/02_judge.ipynb #71975b98
 def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
     """Characters of the response in which each atom shows: empty where it left no trace, `None` where no quote of it is in the response."""
     lost = [atom for atom in judgment.atoms if atom.spans is None and atom.quote.strip()]
