@@ -424,7 +424,7 @@ def test_coverage_counts_the_intervals_that_hold_the_truth():
 def test_the_natural_interval_holds_and_face_value_does_not():
     table = coverage_table(simulated_audits(judged_file(500, 3), audits=40, n=80)).set_index("measure")
     assert table.loc["natural, Wilson", "covered"] > 80 and table.loc["stratified, reweighted", "covered"] > 75
-    assert table.loc["stratified, at face value", "covered"] < 60
+    assert abs(table.loc["stratified, at face value", "mean"] - table["truth"].iloc[0]) > 3
 
 
 def test_ranking_agreement_is_a_loop_over_resamples():
