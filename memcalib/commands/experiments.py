@@ -26,6 +26,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from .paper_runs import is_paper_profile, load_paper_runs, run_paper
 from .reproduce import Profile, load_profile, main_trainings, profile_names, training_grid
 from .settings import Bar, settings_text
 from .trainings import Training, TrainingStore, code_hash
@@ -376,8 +377,8 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
 
 def item_files(experiment: Experiment, label: str) -> list[str]:
     """The files of an experiment that regenerate a label, relative to its folder."""
-    stem, folder = label.replace(":", "-"), "tables" if label.startswith("tab:") else "figures"
-    found = [*experiment.folder.glob(f"{folder}/{stem}.*"), *experiment.folder.glob(f"{folder}/{stem}-*.*")]
+    stem = label.replace(":", "-")
+    found = [file for folder in ("tables", "figures") for form in (f"{stem}.*", f"{stem}-*.*") for file in experiment.folder.glob(f"{folder}/{form}")]
     return sorted(file.relative_to(experiment.folder).as_posix() for file in found)
 
 
@@ -498,6 +499,9 @@ def reproduce_experiments(
     Raises `ValueError` for an unknown experiment, profile or setting, naming the known ones, before anything runs, and `RuntimeError` at
     the end naming the experiments that failed, and how to go on.
     """
+    if is_paper_profile(profile):
+        run_paper(load_paper_runs(profile, settings), out, names, dry_run)
+        return []
     for name in names:
         find_experiment(name)
     run = open_run(profile, out, settings, write=not dry_run)

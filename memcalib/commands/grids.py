@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Grid', 'seed_scores', 'start_scores', 'spread_table', 'paired_table', 'grid_steps', 'published_spread',
-           'side_by_side', 'spread_rows', 'published_rows']
+           'side_by_side', 'spread_rows', 'published_rows', 'sweep_figure']
 
-# %% ../../nbs/commands/14_grids.ipynb #2f878f31
+# %% ../../nbs/commands/14_grids.ipynb #6ad6a209
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ import numpy as np
 from .trainings import Training, TrainingStore
 from ..metrics import HIGHER_IS_BETTER, METRICS, summary
 from ..problem import Judgment
+from ..report.figures import PAPER, SOFT, WIDTH, method_styles, panels, plain_label, plot_style
 from ..report.tables import published
 
-# %% ../../nbs/commands/14_grids.ipynb #65125457
+# %% ../../nbs/commands/14_grids.ipynb #7852384d
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Grid = Mapping[tuple[str, str, int], Training]
 
@@ -144,3 +146,25 @@ def published_rows(name: str, by: Sequence[str], metrics: Sequence[str] = METRIC
     label = [", ".join(map(str, values)) for values in rows[list(by)].itertuples(index=False)]
     frame = rows.assign(panel=[_arrow(m) for m in rows["metric"]], label=label, series=f"published, {model}", value=rows["mean"], low=rows["mean"] - rows["std"], high=rows["mean"] + rows["std"])
     return frame[["panel", "label", "series", "value", "low", "high"]].reset_index(drop=True)
+
+# %% ../../nbs/commands/14_grids.ipynb #0c7abf2c
+def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
+    """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`, a line for each `series`, the intervals as bars."""
+    parts, series = dict(list(rows.groupby("panel", sort=False))), list(dict.fromkeys(rows["series"]))
+    styles = method_styles([name for name in series if not name.startswith("published")])
+    columns = min(columns, len(parts))
+    height = -(-len(parts) // columns)
+    with plot_style():
+        figure, axes = panels(height, columns, WIDTH, 1.65 * height + 0.5, sharex=True)
+        for ax in axes.flat[len(parts) :]:
+            ax.set_axis_off()
+        for ax, (title, part) in zip(axes.flat, parts.items(), strict=False):
+            for name in series:
+                found = part[part["series"] == name]
+                x, y, shipped = found["label"].astype(float), found["value"], name.startswith("published")
+                colour, marker = (SOFT, "D") if shipped else (styles[name].colour, styles[name].marker)
+                ax.errorbar(x, y, yerr=[(y - found["low"]).fillna(0), (found["high"] - y).fillna(0)], color=colour, ls="--" if shipped else "-", lw=1.1, marker=marker, ms=4, mfc=PAPER if shipped else colour, capsize=2, label=plain_label(name))
+            ax.set(title=plain_label(title), xticks=sorted(set(part["label"].astype(float))))
+        figure.supxlabel(xlabel, size=8)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3, handlelength=1.8)
+        return figure
