@@ -267,12 +267,13 @@ class _Folded(dict):
 
 _KEPT = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
 _FOLD = _Folded()
-_ADDRESS = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)", re.M)
+_BLANKED = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M)
+_BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-": "ˉ"}
 
 
 def blanked(text: str) -> str:
-    """The text, as long as before, with spaces in the place of the addresses of Markdown links and the numbers of list items."""
-    return _ADDRESS.sub(lambda match: " " * len(match[0]), text)
+    """The text, as long as before: spaces in the place of link addresses and list numbers, a letter for a mark between two digits."""
+    return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
 
 
 def fold(text: str) -> str:
@@ -350,7 +351,7 @@ def locate(quotes: Sequence[str], response: str, stretch: int = 1024, every: boo
 
     return [places(quote) for quote in quotes]
 
-# %% ../nbs/02_judge.ipynb #2dd15d86
+# %% ../nbs/02_judge.ipynb #71975b98
 def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
     """Characters of the response in which each atom shows: empty where it left no trace, `None` where no quote of it is in the response."""
     lost = [atom for atom in judgment.atoms if atom.spans is None and atom.quote.strip()]

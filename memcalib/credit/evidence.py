@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['evidence_tokens', 'evidence_pairs', 'token_divergences']
 
-# %% ../../nbs/credit/07_evidence.ipynb #a93ba937
+# %% ../../nbs/credit/07_evidence.ipynb #96fcd870
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -22,7 +22,7 @@ from ..localization import PAPER, CreditConfig, Evidence, Pairs, channel_atoms, 
 from ..metrics import CHANNELS, UNDER
 from ..problem import Example, Judgment, remove_atoms
 
-# %% ../../nbs/credit/07_evidence.ipynb #08a42f84
+# %% ../../nbs/credit/07_evidence.ipynb #80f50fbf
 def evidence_tokens(
     spans: Sequence[tuple[int, int]],  # characters of the answer: (first, one past the last)
     ends: Sequence[int],  # character at which each token ends
@@ -36,7 +36,7 @@ def evidence_tokens(
         touched |= (starts < last) & (ends > first) & (ends > starts)
     return torch.isin(units, units[torch.from_numpy(touched).to(units.device)])
 
-# %% ../../nbs/credit/07_evidence.ipynb #3370c11c
+# %% ../../nbs/credit/07_evidence.ipynb #07862530
 def evidence_pairs(
     examples: Sequence[Example],  # one per row, as are the next four
     judgments: Sequence[Judgment],  # unscored ones give no pair
@@ -79,7 +79,7 @@ def evidence_pairs(
     parts = torch.tensor(shares, dtype=torch.float64).reshape(len(shares), 2)
     return pairs, Evidence(marks, parts, torch.where(parts[:, 1:] > 0, torch.nan, 0.0).expand(marks.shape)), counts
 
-# %% ../../nbs/credit/07_evidence.ipynb #e6b2fc4e
+# %% ../../nbs/credit/07_evidence.ipynb #d01d4639
 def _divergences(head, full: Tensor, less: Tensor, temperature: float, logit_chunk: int) -> Tensor:
     "KL(full || less) in nats of the distributions that a head makes of two equally long lists of hidden states."
     step, wide, parts = max(1, logit_chunk // (2 * vocabulary_size(head, full))), wide_weights(head), []

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..io.extras import needs
 from ..io.records import display_text, printable
 from ..metrics import SUPPORT, UNDER
 from ..problem import Example
@@ -172,6 +173,7 @@ class TraceViewer:
     """A widget for JupyterLab: choose step, answer, channel and measure; hover over a token for its numbers."""
 
     def __init__(self, folder: str | Path):
+        needs("ipywidgets", "TraceViewer")
         import ipywidgets as w
 
         self.folder, self._busy = Path(folder), False

@@ -237,7 +237,7 @@ def as_read(judge: JudgeLike, text: str) -> JudgeLike:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
-# %% ../../nbs/trainer/04_rewards.ipynb #46f78aab
+# %% ../../nbs/trainer/04_rewards.ipynb #6af993de
 def quoting_judge(judge: JudgeLike) -> JudgeLike:
     """A judge to be asked for every place at which an atom shows, which is the same judge where it cannot choose; raises `ValueError` for one without quotes."""
     if not getattr(judge, "gives_quotes", False):

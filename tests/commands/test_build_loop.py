@@ -389,7 +389,7 @@ def test_after_a_withdrawal_a_mended_pipeline_starts_over_in_the_folder(home):
 
 
 def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
-    own = frozen(home)
+    frozen(home)
     write_yaml(home, near={"threshold": 0.9})
     loop(home).pilot(5)
     write_yaml(home)
@@ -398,7 +398,7 @@ def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
 
 
 def test_a_later_batch_of_other_settings_leaves_a_frozen_pipeline_alone(home):
-    own = frozen(home)
+    frozen(home)
     write_yaml(home, near={"threshold": 0.9})
     other = loop(home)
     other.pilot(5)

@@ -1,6 +1,7 @@
 """The exam: its statistics against simulation and slow reference code, its data checks, its verdicts on bad judges."""
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -211,7 +212,7 @@ def test_bad_labels_are_named_by_line(tmp_path):
     rows[3]["example_id"] = "nobody's"
     rows[4]["labels"][0]["actual"] = "D"
     file = tmp_path / "answers.jsonl"
-    file.write_text("".join(f"{x.KnownAnswer.model_construct(**row).model_dump_json()}\n" for row in rows))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(DataError) as caught:
         x.load_known_answers(file, EXAMPLES)
     text = str(caught.value)
@@ -224,8 +225,6 @@ def test_bad_labels_are_named_by_line(tmp_path):
 
 
 def test_an_edited_file_is_named(tmp_path):
-    import json
-
     from memcalib.io.runs import file_hash
 
     (tmp_path / "records.jsonl").write_text("{}\n")
@@ -233,3 +232,23 @@ def test_an_edited_file_is_named(tmp_path):
     assert x.edited_files(tmp_path) == []
     (tmp_path / "records.jsonl").write_text("{} \n")
     assert "records.jsonl" in x.edited_files(tmp_path)[0]
+
+
+def test_judgments_are_misread_at_the_stated_rates():
+    examples, answers = known_set(120, right=0.5)
+    truth = x.known_judgments(examples, answers)
+    shares = np.array([[0.9, 0.1, 0.0], [0.0, 0.7, 0.3], [0.2, 0.2, 0.6]])
+    read = x.misread_judgments(truth, shares, seed=1, judge="noisy")
+    assert [j.key[:-1] for j in read] == [j.key[:-1] for j in truth] and {j.judge for j in read} == {"noisy"}
+    pairs = [
+        (a.actual, b.actual) for j, k in zip(truth, read, strict=True) for a, b in zip(j.atoms, k.atoms, strict=True)
+    ]
+    for actual in Level:
+        seen = [b for a, b in pairs if a == actual]
+        assert [seen.count(level) / len(seen) for level in Level] == pytest.approx(shares[actual], abs=0.06)
+    assert x.misread_judgments(truth, shares, seed=1, judge="noisy") == read
+    blank = truth[0].atoms[0].model_copy(update={"actual": None})
+    (left,) = x.misread_judgments([truth[0].model_copy(update={"atoms": [blank, *truth[0].atoms[1:]]})], shares)
+    assert left.atoms[0].actual is None
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
+        x.misread_judgments(truth, np.eye(2))
