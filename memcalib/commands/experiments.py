@@ -99,7 +99,7 @@ class Run:
         return {name: Experiment(name, notebook, self) for name, notebook in self.notebooks.items()}
 
     def chosen(self, names: Sequence[str] = ()) -> "list[Experiment]":
-        """The named experiments (all without names) and those they read, each after what it reads."""
+        """The named experiments (without names those that regenerate a label of the paper) and those they read, each after what it reads."""
         order: dict[str, Experiment] = {}
 
         def add(name: str) -> None:
@@ -108,7 +108,8 @@ class Run:
                 add(other)
             order.setdefault(name, self.experiments[name])
 
-        for name in names or self.experiments:
+        labelled = {name for _, parts in PAPER_ITEMS.values() for name in parts}
+        for name in names or [name for name in self.experiments if name in labelled]:
             add(name)
         return list(order.values())
 
