@@ -29,7 +29,7 @@ from typing import Any
 from .reproduce import Profile, load_profile, main_trainings, profile_names, training_grid
 from .settings import Bar, settings_text
 from .trainings import Training, TrainingStore, code_hash
-from ..io.records import one_line, short_repr, write_whole
+from ..io.records import one_line, write_whole
 from ..io.runs import manifest, git_state, write_manifest
 from ..io.settings import nearest, package_data
 from ..problem import text_hash
