@@ -1,9 +1,11 @@
 """Package metadata read from settings.ini, the one place where it is written."""
 
+import shutil
 from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
@@ -16,7 +18,21 @@ extras["dev"] = [
     *(need for name in extras if name != "vllm" for need in extras[name]),
 ]
 
+
+class BuildWithNotebooks(build_py):
+    """The experiment notebooks travel as data of the package, so that `memcalib reproduce` finds them from a wheel."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "memcalib" / "data" / "experiments"
+            target.mkdir(parents=True, exist_ok=True)
+            for notebook in sorted((ROOT / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
+                shutil.copy(notebook, target)
+
+
 setup(
+    cmdclass={"build_py": BuildWithNotebooks},
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],

@@ -79,6 +79,36 @@ class Clock:
         return [tuple(map(sum, zip(*part, strict=True))) for part in parts]
 
 
+def measure(variants: dict, world: str, steps: int, rounds: int, prompts: int = 16, generations: int = 8, policy=None):
+    """Median (wall, processor) seconds of a step of each variant."""
+    tokenizer, examples = build_tokenizer(), make_examples(world, prompts * steps, seed=0)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    for turn in range(rounds):
+        for name, change in variants.items():
+            sizes = dict(prompts=prompts, generations=generations, steps=steps, seed=turn)
+            config = world_config(WORLDS[world], **sizes | (change or {}))
+            start = start_policy(policy or WORLDS[world].policy)
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder)
+                if change is None:
+                    trainer = base_trainer(config, start, tokenizer, examples, out)
+                else:
+                    parts = dict(args=trl_config(config, out), train_dataset=examples, processing_class=tokenizer)
+                    trainer = CreditTrainer(start, judge=exact_judge, **parts)
+                clock = Clock(trainer, config.minibatches)
+                trainer.train()
+                found[name] += clock.steps()[1:]
+    return {name: [statistics.median(column) for column in zip(*times, strict=True)] for name, times in found.items()}
+
+
+def table(medians: dict[str, list[float]], base: str = "TRL GRPO (base)") -> str:
+    """One line for each variant: wall time, processor time, and its ratio to the base's."""
+    lines = [f"{'step of':32}{'wall s':>10}{'CPU s':>10}{'ratio':>8}"]
+    for name, (wall, processor) in medians.items():
+        lines.append(f"{name:32}{wall:10.3f}{processor:10.3f}{processor / medians[base][1]:8.2f}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=6)
@@ -91,33 +121,9 @@ def main() -> None:
     variants = VARIANTS if options.all else dict(list(VARIANTS.items())[:4])
     torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
-    world, tokenizer = WORLDS[options.world], build_tokenizer()
-    examples = make_examples(options.world, 16 * options.steps, seed=0)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-    for turn in range(options.rounds):
-        for name, change in variants.items():
-            config = world_config(world, prompts=16, generations=8, steps=options.steps, seed=turn, **(change or {}))
-            policy = start_policy(options.policy or world.policy)
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder)
-                if change is None:
-                    trainer = base_trainer(config, policy, tokenizer, examples, out)
-                else:
-                    options = dict(args=trl_config(config, out), train_dataset=examples, processing_class=tokenizer)
-                    trainer = CreditTrainer(policy, judge=exact_judge, **options)
-                clock = Clock(trainer, config.minibatches)
-                trainer.train()
-                found[name] += clock.steps()[1:]
-    medians = {
-        name: [statistics.median(column) for column in zip(*times, strict=True)] for name, times in found.items()
-    }
-    base = medians["TRL GRPO (base)"][1]
-    print(
-        f"{options.world}, 16 prompts x 8 answers, {options.threads} threads, {options.rounds} x {options.steps} steps"
-    )
-    print(f"{'step of':32}{'wall s':>10}{'CPU s':>10}{'ratio':>8}")
-    for name, (wall, processor) in medians.items():
-        print(f"{name:32}{wall:10.3f}{processor:10.3f}{processor / base:8.2f}")
+    medians = measure(variants, options.world, options.steps, options.rounds, policy=options.policy)
+    shape = f"{options.threads} threads, {options.rounds} x {options.steps} steps"
+    print(f"{options.world}, 16 prompts x 8 answers, {shape}\n{table(medians)}")
 
 
 if __name__ == "__main__":

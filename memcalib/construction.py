@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .dataset.grounding import content_words, coverage, find_exact, find_leak, first_person, sentences, source_faults, too_close
+from memcalib.dataset.grounding import (
+    content_words,
+    coverage,
+    find_exact,
+    find_leak,
+    first_person,
+    sentences,
+    source_faults,
+    too_close,
+)
 from .dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage
 from .inference.client import Form
 
@@ -45,7 +54,11 @@ class ScreeningReply(Form):
 
 # %% ../nbs/01_construction.ipynb #a4c5f11c
 def _source(draft: Draft, *names: str) -> list[str]:
-    parts = {"question": draft.question, "context": draft.context, "answer": draft.answer}
+    parts = {
+        "question": draft.question,
+        "context": draft.context,
+        "answer": draft.answer,
+    }
     return [parts[name] for name in names]
 
 
@@ -57,28 +70,61 @@ def check_screening(draft: Draft, reply: ScreeningReply) -> list[Fault]:
     """Evidence that is missing or not in the source."""
     faults = []
     for name, point in reply.dimensions:
-        where = ("question", "context") if name == "memory_extractability" and point.passed else ("question", "context", "answer")
+        where = (
+            ("question", "context")
+            if name == "memory_extractability" and point.passed
+            else ("question", "context", "answer")
+        )
         missing = not point.evidence.strip()
-        if (missing and point.passed) or not (missing or _quoted(point.evidence, _source(draft, *where))):
-            faults.append(Fault(f"dimensions.{name}", "evidence", f"{point.evidence[:200]!r} is no part of {', '.join(where)}"))
+        if (missing and point.passed) or not (
+            missing or _quoted(point.evidence, _source(draft, *where))
+        ):
+            faults.append(
+                Fault(
+                    f"dimensions.{name}",
+                    "evidence",
+                    f"{point.evidence[:200]!r} is no part of {', '.join(where)}",
+                )
+            )
     return faults
 
 # %% ../nbs/01_construction.ipynb #6ada1989
 def accept_screening(draft: Draft, reply: ScreeningReply) -> Draft | Drop:
     """The row as it was when all six points hold."""
-    failed = {name.replace("_", " "): point.evidence for name, point in reply.dimensions if not point.passed}
+    failed = {
+        name.replace("_", " "): point.evidence
+        for name, point in reply.dimensions
+        if not point.passed
+    }
     if failed:
-        detail = "; ".join(f"{name}: {evidence[:200]!r}" if evidence else name for name, evidence in failed.items())
-        return Drop(id=draft.id, stage="screening", reason=next(iter(failed)), detail=detail)
+        detail = "; ".join(
+            f"{name}: {evidence[:200]!r}" if evidence else name
+            for name, evidence in failed.items()
+        )
+        return Drop(
+            id=draft.id, stage="screening", reason=next(iter(failed)), detail=detail
+        )
     return draft
 
 
 def ask_source(draft: Draft) -> dict[str, Any]:
-    """What screening and derivation are shown: question, context and reference answer."""
-    return {"question": draft.question, "context": draft.context, "answer": draft.answer}
+    """What screening and derivation are shown: question, context and reference
+    answer."""
+    return {
+        "question": draft.question,
+        "context": draft.context,
+        "answer": draft.answer,
+    }
 
 
-SCREENING = Stage("screening", "screening-1", ScreeningReply, ask_source, check_screening, accept_screening)
+SCREENING = Stage(
+    "screening",
+    "screening-1",
+    ScreeningReply,
+    ask_source,
+    check_screening,
+    accept_screening,
+)
 
 # %% ../nbs/01_construction.ipynb #eb0f7744
 class PassageReply(Form):
@@ -98,47 +144,114 @@ class DerivationReply(Form):
 MOST_PASSAGES = 8
 
 
-def doubled_passages(passages: Iterable[Passage | PassageReply]) -> list[tuple[bool, str]]:
-    """For each passage whether earlier ones say all of it, and the first of its sentences that one of them says."""
+def doubled_passages(
+    passages: Iterable[Passage | PassageReply],
+) -> list[tuple[bool, str]]:
+    """For each passage whether earlier ones say all of it, and the first of its
+    sentences that one of them says."""
     found, said = [], []
     for passage in passages:
         parts = [part for part in sentences(passage.text) if content_words(part)]
-        again = [part for part in parts if any(too_close(part, other) for other in said)]
+        again = [
+            part for part in parts if any(too_close(part, other) for other in said)
+        ]
         found.append((bool(parts) and len(again) == len(parts), next(iter(again), "")))
         said += parts
     return found
 
 
 def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
-    """An empty query, no passage or too many, evidence not in the source, and details that the query gives away."""
-    faults = [] if reply.query.strip() else [Fault("query", "empty query", "allowed is a request that stands by itself")]
+    """An empty query, no passage or too many, evidence not in the source, and details
+    that the query gives away."""
+    faults = (
+        []
+        if reply.query.strip()
+        else [
+            Fault("query", "empty query", "allowed is a request that stands by itself")
+        ]
+    )
     if not 1 <= len(reply.passages) <= MOST_PASSAGES:
-        faults.append(Fault("passages", "passage count", f"found {len(reply.passages)}, allowed are 1 to {MOST_PASSAGES}"))
-    source, doubled = _source(draft, "question", "context"), doubled_passages(reply.passages)
+        faults.append(
+            Fault(
+                "passages",
+                "passage count",
+                f"found {len(reply.passages)}, allowed are 1 to {MOST_PASSAGES}",
+            )
+        )
+    source, doubled = (
+        _source(draft, "question", "context"),
+        doubled_passages(reply.passages),
+    )
     for i, passage in enumerate(reply.passages):
         if not content_words(passage.text):
-            faults.append(Fault(f"passages.{i}", "empty passage", f"found {passage.text[:80]!r}, allowed is a sentence"))
+            faults.append(
+                Fault(
+                    f"passages.{i}",
+                    "empty passage",
+                    f"found {passage.text[:80]!r}, allowed is a sentence",
+                )
+            )
         if not _quoted(passage.evidence, source):
-            faults.append(Fault(f"passages.{i}", "evidence", f"{passage.evidence[:200]!r} is no part of question or context"))
-        if leak := next(filter(None, (find_leak(part, reply.query) for part in sentences(passage.text))), ""):
-            faults.append(Fault(f"passages.{i}", "memory in query", f"the query says {leak[:200]!r}"))
-        if wrong := [f"{rule}: {detail}" for rule, detail in source_faults(passage.text, "\n\n".join(source))]:
+            faults.append(
+                Fault(
+                    f"passages.{i}",
+                    "evidence",
+                    f"{passage.evidence[:200]!r} is no part of question or context",
+                )
+            )
+        if leak := next(
+            filter(
+                None, (find_leak(part, reply.query) for part in sentences(passage.text))
+            ),
+            "",
+        ):
+            faults.append(
+                Fault(
+                    f"passages.{i}", "memory in query", f"the query says {leak[:200]!r}"
+                )
+            )
+        if wrong := [
+            f"{rule}: {detail}"
+            for rule, detail in source_faults(passage.text, "\n\n".join(source))
+        ]:
             faults.append(Fault(f"passages.{i}", "grounding", "; ".join(wrong[:3])))
         whole, again = doubled[i]
         if again and not whole:
-            faults.append(Fault(f"passages.{i}", "said twice", f"an earlier passage says {again[:200]!r}"))
+            faults.append(
+                Fault(
+                    f"passages.{i}",
+                    "said twice",
+                    f"an earlier passage says {again[:200]!r}",
+                )
+            )
     return faults
 
 
 def accept_derivation(draft: Draft, reply: DerivationReply) -> Draft:
-    """The row with its query and its passages, each with the exact part of the source that carries it; repeated passages are left out."""
+    """The row with its query and its passages, each with the exact part of the source
+    that carries it; repeated passages are left out."""
     source = _source(draft, "question", "context")
-    kept = [p for p, (whole, _) in zip(reply.passages, doubled_passages(reply.passages), strict=True) if not whole]
-    passages = [Passage(text=p.text.strip(), evidence=_quoted(p.evidence, source)) for p in kept]
+    kept = [
+        p
+        for p, (whole, _) in zip(
+            reply.passages, doubled_passages(reply.passages), strict=True
+        )
+        if not whole
+    ]
+    passages = [
+        Passage(text=p.text.strip(), evidence=_quoted(p.evidence, source)) for p in kept
+    ]
     return draft.model_copy(update={"query": reply.query.strip(), "passages": passages})
 
 
-DERIVATION = Stage("derivation", "derivation-2", DerivationReply, ask_source, check_derivation, accept_derivation)
+DERIVATION = Stage(
+    "derivation",
+    "derivation-2",
+    DerivationReply,
+    ask_source,
+    check_derivation,
+    accept_derivation,
+)
 
 # %% ../nbs/01_construction.ipynb #b99790e1
 class AtomReply(Form):
@@ -162,76 +275,187 @@ class AnnotationReply(Form):
 
 # %% ../nbs/01_construction.ipynb #7528871a
 def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[tuple[str, str]]:
-    """(rule, detail) for what is wrong with one atom: its passage, its words, its action, its contrast."""
+    """(rule, detail) for what is wrong with one atom: its passage, its words, its
+    action, its contrast."""
     if not 1 <= atom.passage <= len(draft.passages):
         yield "passage", f"found {atom.passage}, allowed are 1 to {len(draft.passages)}"
         return
     passage = draft.passages[atom.passage - 1]
     ground = f"{passage.text}\n{passage.evidence}"
-    source = "\n\n".join(filter(None, (draft.question, draft.context))) if draft.source else ground
+    source = (
+        "\n\n".join(filter(None, (draft.question, draft.context)))
+        if draft.source
+        else ground
+    )
     if not content_words(atom.text):
         yield "empty atom", f"found {atom.text[:80]!r}, allowed is a sentence"
-    share, wrong = coverage(atom.text, ground), [f"{rule}: {detail}" for rule, detail in source_faults(atom.text, source)]
+    share, wrong = (
+        coverage(atom.text, ground),
+        [f"{rule}: {detail}" for rule, detail in source_faults(atom.text, source)],
+    )
     if share < 0.5 or wrong:
-        low = [f"{share:.0%} of its content words are in passage {atom.passage}, allowed are 50% and more"] if share < 0.5 else []
+        low = (
+            [
+                f"{share:.0%} of its content words are in passage {atom.passage}, "
+                "allowed are 50% and more"
+            ]
+            if share < 0.5
+            else []
+        )
         yield "grounding", "; ".join([*low, *wrong[:3]])
     if word := first_person(atom.text):
         yield "first person", f"found {word!r}, allowed is a sentence about the user"
     allowed = ("ignore",) if atom.level == "A" else ("apply", "correct")
     if atom.action not in allowed:
-        yield "action", f"found {atom.action} for level {atom.level}, allowed is {' or '.join(allowed)}"
-    same = " ".join(atom.with_memory.lower().split()) == " ".join(atom.without_memory.lower().split())
+        yield (
+            "action",
+            f"found {atom.action} for level {atom.level}, allowed is "
+            f"{' or '.join(allowed)}",
+        )
+    same = " ".join(atom.with_memory.lower().split()) == " ".join(
+        atom.without_memory.lower().split()
+    )
     if atom.level != "A" and (same or not atom.with_memory.strip()):
-        yield "contrast", f"level {atom.level} needs an answer that differs with the atom, found {atom.with_memory[:200]!r}"
+        yield (
+            "contrast",
+            f"level {atom.level} needs an answer that differs with the atom, found "
+            f"{atom.with_memory[:200]!r}",
+        )
 
 
 def contract_faults(atom: AtomReply) -> Iterator[tuple[str, str]]:
-    """(rule, detail) for a difference that does not fit the level: none at Ignore, one that a reader can see above."""
-    none, evidence = atom.observable_delta.strip().lower().rstrip(".") == "none", atom.minimal_evidence.strip()
+    """(rule, detail) for a difference that does not fit the level: none at Ignore, one
+    that a reader can see above."""
+    none, evidence = (
+        atom.observable_delta.strip().lower().rstrip(".") == "none",
+        atom.minimal_evidence.strip(),
+    )
     if atom.level == "A" and not (none and not evidence):
-        yield "contract", f"level A: found {atom.observable_delta[:100]!r} and {evidence[:100]!r}, allowed are 'none' and nothing"
-    if atom.level != "A" and (none or not content_words(atom.observable_delta) or not evidence):
-        yield "contract", f"level {atom.level}: found {atom.observable_delta[:100]!r} and {evidence[:100]!r}, allowed are a difference and the least that shows it"
+        yield (
+            "contract",
+            f"level A: found {atom.observable_delta[:100]!r} and {evidence[:100]!r}, "
+            "allowed are 'none' and nothing",
+        )
+    if atom.level != "A" and (
+        none or not content_words(atom.observable_delta) or not evidence
+    ):
+        yield (
+            "contract",
+            f"level {atom.level}: found {atom.observable_delta[:100]!r} and "
+            f"{evidence[:100]!r}, allowed are a difference and the least that shows it",
+        )
 
 
 ATOM_COUNT = 3, 12  # fewest and most in a row
 
 
 def check_annotation(draft: Draft, reply: AnnotationReply) -> list[Fault]:
-    """Wrong counts, atoms that are not grounded, not distinct or not in the third person, actions against their levels."""
+    """Wrong counts, atoms that are not grounded, not distinct or not in the third
+    person, actions against their levels."""
     low, high = ATOM_COUNT
     faults = []
     if not low <= len(reply.atoms) <= high:
-        faults.append(Fault("atoms", "atom count", f"found {len(reply.atoms)}, allowed are {low} to {high}"))
-    for number in sorted({*range(1, len(draft.passages) + 1)} - {atom.passage for atom in reply.atoms}):
-        faults.append(Fault(f"passages.{number}", "bare passage", f"no atom comes from passage {number}"))
+        faults.append(
+            Fault(
+                "atoms",
+                "atom count",
+                f"found {len(reply.atoms)}, allowed are {low} to {high}",
+            )
+        )
+    for number in sorted(
+        {*range(1, len(draft.passages) + 1)} - {atom.passage for atom in reply.atoms}
+    ):
+        faults.append(
+            Fault(
+                f"passages.{number}",
+                "bare passage",
+                f"no atom comes from passage {number}",
+            )
+        )
     for i, atom in enumerate(reply.atoms):
-        faults += [Fault(f"atoms.{i}", *fault) for fault in (*atom_faults(draft, atom), *contract_faults(atom))]
-        close = [j for j in range(min(i, high)) if too_close(atom.text, reply.atoms[j].text)]
-        faults += [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{j}") for j in close[:1]]
+        faults += [
+            Fault(f"atoms.{i}", *fault)
+            for fault in (*atom_faults(draft, atom), *contract_faults(atom))
+        ]
+        close = [
+            j for j in range(min(i, high)) if too_close(atom.text, reply.atoms[j].text)
+        ]
+        faults += [
+            Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{j}")
+            for j in close[:1]
+        ]
     return faults
 
 # %% ../nbs/01_construction.ipynb #3f956894
 def accept_annotation(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
-    """The row with its atoms, passage by passage; dropped without a Bound or Control atom, or when the query holds an atom."""
+    """The row with its atoms, passage by passage; dropped without a Bound or Control
+    atom, or when the query holds an atom."""
     atoms, counts = [], Counter()
     for row in sorted(reply.atoms, key=lambda atom: atom.passage):
         counts[row.passage] += 1
-        told = row.model_dump(include={"passage", "reason", "without_memory", "with_memory", "observable_delta", "minimal_evidence"})
-        named = {"atom_id": f"p{row.passage}_a{counts[row.passage]}", "text": row.text.strip(), "ideal": row.level, "memory_action": row.action}
-        atoms.append(DraftAtom.model_validate(told | named | {"origin": "grounded", "evidence": draft.passages[row.passage - 1].evidence}))
+        told = row.model_dump(
+            include={
+                "passage",
+                "reason",
+                "without_memory",
+                "with_memory",
+                "observable_delta",
+                "minimal_evidence",
+            }
+        )
+        named = {
+            "atom_id": f"p{row.passage}_a{counts[row.passage]}",
+            "text": row.text.strip(),
+            "ideal": row.level,
+            "memory_action": row.action,
+        }
+        atoms.append(
+            DraftAtom.model_validate(
+                told
+                | named
+                | {
+                    "origin": "grounded",
+                    "evidence": draft.passages[row.passage - 1].evidence,
+                }
+            )
+        )
     if not any(atom.ideal for atom in atoms):
-        return Drop(id=draft.id, stage="annotation", reason="no bound or control atom", detail=f"all {len(atoms)} atoms are at Ignore")
-    if leaks := [(atom, leak) for atom in atoms if (leak := find_leak(atom.text, draft.query))]:
+        return Drop(
+            id=draft.id,
+            stage="annotation",
+            reason="no bound or control atom",
+            detail=f"all {len(atoms)} atoms are at Ignore",
+        )
+    if leaks := [
+        (atom, leak) for atom in atoms if (leak := find_leak(atom.text, draft.query))
+    ]:
         detail = f"{leaks[0][0].atom_id}: the query says {leaks[0][1]!r}"
-        return Drop(id=draft.id, stage="annotation", reason="atom in query", detail=detail)
+        return Drop(
+            id=draft.id, stage="annotation", reason="atom in query", detail=detail
+        )
     return draft.model_copy(update={"atoms": atoms})
 
 
 def ask_annotation(draft: Draft) -> dict[str, Any]:
-    """What annotation is shown: domain, query, reference answer, and each passage with its words in the source."""
-    passages = [{"index": i, "text": passage.text, "source": passage.evidence} for i, passage in enumerate(draft.passages, 1)]
-    return {"domain": draft.domain, "query": draft.query, "passages": passages, "answer": draft.answer}
+    """What annotation is shown: domain, query, reference answer, and each passage with
+    its words in the source."""
+    passages = [
+        {"index": i, "text": passage.text, "source": passage.evidence}
+        for i, passage in enumerate(draft.passages, 1)
+    ]
+    return {
+        "domain": draft.domain,
+        "query": draft.query,
+        "passages": passages,
+        "answer": draft.answer,
+    }
 
 
-ANNOTATION = Stage("annotation", "annotation-2", AnnotationReply, ask_annotation, check_annotation, accept_annotation)
+ANNOTATION = Stage(
+    "annotation",
+    "annotation-2",
+    AnnotationReply,
+    ask_annotation,
+    check_annotation,
+    accept_annotation,
+)

@@ -6,7 +6,8 @@
 __all__ = ['LONGEST_QUOTE', 'HUGE', 'TRIAL', 'JudgeConfig', 'prompt_part', 'prompt_names', 'load_prompt', 'reply_model',
            'response_format', 'system_prompt', 'JudgeRequest', 'named_atoms', 'judge_payload', 'judge_request',
            'Reading', 'read_reply', 'repair_messages', 'blanked', 'fold', 'quote_pieces', 'quote_places', 'grounded',
-           'judgment_from', 'Judge', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'try_judge']
+           'locate', 'evidence_spans', 'judgment_from', 'Judge', 'judge_name', 'LLMJudge', 'JudgeResult',
+           'judge_rollouts', 'try_judge']
 
 # %% ../nbs/02_judge.ipynb #8dc07a7a
 import asyncio
@@ -15,11 +16,13 @@ import inspect
 import json
 import re
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +60,7 @@ class JudgeConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=16384, ge=1)
     repair: bool = True  # one more try for a reply at fault
+    every_quote: bool = Field(default=False, exclude_if=lambda value: not value)  # every place at which an atom shows, not one
 
 # %% ../nbs/02_judge.ipynb #5e59e290
 def prompt_part(name: str, folder: str = "judge/parts") -> str:
@@ -94,35 +98,42 @@ _ATOM: dict[str, tuple[Any, str]] = {
     "evidence_quote": (str, "words of model_response that show the footprint, copied exactly; empty for A"),
     "reason": (str, "in a sentence or two, what the footprint is and how far it reaches"),
 }
+_QUOTES = "a list: the words of model_response at each place where the atom shows, copied exactly, one entry a place; [] where it left no trace"
 _WHOLE: dict[str, tuple[Any, str]] = {
     "task_quality": (Annotated[Literal[0, 1, 2, 3, 4], BeforeValidator(_whole)], "0, 1, 2, 3 or 4"),
     "safety_failure": (bool, "true or false"),
 }
 
 
+def _atom_form(blind: bool, every_quote: bool) -> dict[str, tuple[Any, str]]:
+    form = [(name, kind) for name, kind in _ATOM.items() if not (blind and name == "u_star")]
+    return dict(("evidence_quotes", (list[str], _QUOTES)) if every_quote and name == "evidence_quote" else (name, kind) for name, kind in form)
+
+
 @cache
-def reply_model(blind: bool = False, quality: bool = False) -> type[BaseModel]:
-    """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds `task_quality` and `safety_failure`."""
+def reply_model(blind: bool = False, quality: bool = False, every_quote: bool = False) -> type[BaseModel]:
+    """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds `task_quality` and `safety_failure`, `every_quote` has a list of quotes."""
     config = ConfigDict(extra="forbid", strict=True)
 
     def fields(rows: dict[str, tuple[Any, str]]) -> dict[str, Any]:
         return {name: (kind, Field(description=text)) for name, (kind, text) in rows.items()}
 
-    atom: Any = create_model("AtomReply", __config__=config, **fields({k: v for k, v in _ATOM.items() if not (blind and k == "u_star")}))
+    atom: Any = create_model("AtomReply", __config__=config, **fields(_atom_form(blind, every_quote)))
     judgments: Any = list[atom]
     return create_model("JudgeReply", __config__=config, atom_judgments=(judgments, ...), **fields(_WHOLE if quality else {}))
 
 # %% ../nbs/02_judge.ipynb #a4c9054a
 def response_format(config: JudgeConfig) -> dict[str, Any]:
     """The reply's JSON schema as OpenAI-compatible servers take it."""
-    return json_format(reply_model(config.blind, config.quality))
+    return json_format(reply_model(config.blind, config.quality, config.every_quote))
 
 # %% ../nbs/02_judge.ipynb #331a4409
 def system_prompt(config: JudgeConfig) -> str:
-    """The whole system message: rules, what is given, the answer is data, the two extra questions, the form of the reply."""
+    """The whole system message: rules, what is given, the answer is data, every quote, the two extra questions, the form of the reply."""
     parts = [load_prompt(config.prompt), prompt_part("blind-1" if config.blind else "gold-1"), prompt_part("data-1")]
+    parts += [prompt_part("quotes-1")] if config.every_quote else []
     parts += [prompt_part("quality-1")] if config.quality else []
-    form = {"atom_judgments": [{k: text for k, (_, text) in _ATOM.items() if not (config.blind and k == "u_star")}]}
+    form: dict[str, Any] = {"atom_judgments": [{k: text for k, (_, text) in _atom_form(config.blind, config.every_quote).items()}]}
     form |= {k: text for k, (_, text) in _WHOLE.items()} if config.quality else {}
     return "\n\n".join([*parts, prompt_part("reply-1"), json.dumps(form, indent=2)]) + "\n"
 
@@ -167,6 +178,7 @@ def judge_payload(example: Example, response: str, config: JudgeConfig, text: st
         "model_response": response,
         "atomic_rubrics": [atom_row(name, n, atom) for n, _, own in rows for name, atom in own],
     }
+    payload |= {"evidence_quotes": "every place"} if config.every_quote else {}
     return payload | ({"also_judge": list(_WHOLE)} if config.quality else {})
 
 # %% ../nbs/02_judge.ipynb #a0f4eb58
@@ -176,7 +188,8 @@ def judge_request(example: Example, response: str, config: JudgeConfig, text: st
     user = to_data(judge_payload(example, response, config, text or config.text))
     messages = [{"role": "system", "content": system or system_prompt(config)}, {"role": "user", "content": user}]
     ideal = {} if config.blind else {name: atom.ideal.wire for name, atom in named}
-    return JudgeRequest(messages, {name: atom.atom_id for name, atom in named}, ideal, reply_model(config.blind, config.quality))
+    form = reply_model(config.blind, config.quality, config.every_quote)
+    return JudgeRequest(messages, {name: atom.atom_id for name, atom in named}, ideal, form)
 
 # %% ../nbs/02_judge.ipynb #1c28ba35
 @dataclass
@@ -186,7 +199,7 @@ class Reading:
     `around` names what was taken off around the object; `start` is how the reply begins.
     """
 
-    verdicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     around: list[str] = field(default_factory=list)
@@ -254,12 +267,13 @@ class _Folded(dict):
 
 _KEPT = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
 _FOLD = _Folded()
-_ADDRESS = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)", re.M)
+_BLANKED = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M)
+_BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-": "ˉ"}
 
 
 def blanked(text: str) -> str:
-    """The text, as long as before, with spaces in the place of the addresses of Markdown links and the numbers of list items."""
-    return _ADDRESS.sub(lambda match: " " * len(match[0]), text)
+    """The text, as long as before: spaces in the place of link addresses and list numbers, a letter for a mark between two digits."""
+    return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
 
 
 def fold(text: str) -> str:
@@ -303,6 +317,52 @@ def grounded(quotes: Sequence[str], response: str) -> list[bool]:
     folded = fold(blanked(response))
     return [quote_places(quote_pieces(quote), folded) is not None for quote in quotes]
 
+# %% ../nbs/02_judge.ipynb #cf2ce0ca
+def locate(quotes: Sequence[str], response: str, stretch: int = 1024, every: bool = False) -> list[list[tuple[int, int]]]:
+    """For each quote the places of its pieces in the response, (first character, one past the last); none when it is not grounded.
+
+    `every`: all places of a quote in one piece, in the place of the first.
+    """
+    response = blanked(response)
+    parts = [fold(response[start : start + stretch]) for start in range(0, len(response), stretch)]
+    folded, ends = "".join(parts), list(accumulate(map(len, parts)))
+
+    def original(place: int) -> int:
+        part = bisect_right(ends, place)
+        letters = response[part * stretch : (part + 1) * stretch]
+        offsets = list(accumulate(len(fold(letter)) for letter in letters))
+        return part * stretch + bisect_right(offsets, place - (ends[part - 1] if part else 0))
+
+    def whole_words(start: int, end: int) -> bool:
+        inside = lambda place: 0 < place < len(response) and response[place - 1].isalnum() and response[place].isalnum()
+        return not (inside(start) or inside(end))
+
+    def places(quote: str) -> list[tuple[int, int]]:
+        pieces = quote_pieces(quote)
+        found = quote_places(pieces, folded) or []
+        if not (every and found and len(pieces) == 1):
+            return [(original(start), original(end - 1) + 1) for start, end in found]
+        spans, (piece,) = [], pieces
+        start = found[0][0]
+        while start >= 0:
+            spans.append((original(start), original(start + len(piece) - 1) + 1))
+            start = folded.find(piece, start + len(piece))
+        return [span for span in spans if whole_words(*span)] or spans[:1]
+
+    return [places(quote) for quote in quotes]
+
+# %% ../nbs/02_judge.ipynb #71975b98
+def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
+    """Characters of the response in which each atom shows: empty where it left no trace, `None` where no quote of it is in the response."""
+    lost = [atom for atom in judgment.atoms if atom.spans is None and atom.quote.strip()]
+    again = dict(zip([atom.atom_id for atom in lost], locate([atom.quote for atom in lost], response, every=True) if lost else [], strict=True))
+    found = {}
+    for atom in judgment.atoms:
+        spans = sorted(again.get(atom.atom_id, atom.spans or []))
+        inside = all(0 <= start < end <= len(response) for start, end in spans)
+        found[atom.atom_id] = spans if inside and (spans or not atom.quote.strip()) else None
+    return found
+
 # %% ../nbs/02_judge.ipynb #63cbd4a4
 LONGEST_QUOTE = 2000  # characters of a quote or a reason that a row keeps
 
@@ -319,8 +379,12 @@ def judgment_from(example: Example, response: str, request: JudgeRequest, readin
     judgment = judgment_for(example, levels, **fields | readings[-1].whole | {"error": error})
     for atom in judgment.atoms:
         row = verdicts.get(atom.atom_id, {"evidence_quote": "", "reason": "unscored"})
-        atom.quote, atom.reason = row["evidence_quote"], row["reason"]
-    used = [atom for atom in judgment.atoms if atom.actual]
+        quotes = [quote for quote in row.get("evidence_quotes", ()) if quote.strip()]
+        atom.quote, atom.reason = row.get("evidence_quote", " … ".join(quotes)), row["reason"]
+        if "evidence_quotes" in row:
+            atom.spans = sorted({span for spans in locate(quotes, response, every=True) for span in spans})
+            atom.grounded = bool(atom.spans) if quotes or atom.actual else None
+    used = [atom for atom in judgment.atoms if atom.actual and atom.spans is None]
     for atom, flag in zip(used, grounded([atom.quote for atom in used], response), strict=True):
         atom.grounded = flag
     shortened = lambda text: text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE].rstrip(" .…[(") + " …"
@@ -334,10 +398,12 @@ class Judge:
 
     `judge` returns a `Judgment`, or a mapping {atom id: level}, where an atom left out or `None` is unscored. A plain `judge` runs in threads, up to
     `concurrency` at once. A `CallError` that is not fatal leaves one answer unscored, to be asked again (`retry`); every other error is raised.
+    A judge whose judgments hold quotes or spans sets `gives_quotes`; credit from evidence asks for it.
     """
 
     name: str = ""
     concurrency: int = 16
+    gives_quotes: bool = False  # whether its judgments say where each atom shows: spans, or quotes
 
     def judge(self, example: Example, response: str) -> Any:
         """How the answer used each atom; written by the subclass."""
@@ -397,15 +463,18 @@ def judge_name(endpoint: Endpoint, config: JudgeConfig) -> str:
 class LLMJudge(Judge):
     """A judge behind an endpoint. Raises only `CallError`s that are fatal; other failures are unscored judgments."""
 
+    gives_quotes = True
+
     def __init__(self, endpoint: Endpoint | Client, config: JudgeConfig | None = None, cache: Any = None):
         self.client = endpoint if isinstance(endpoint, Client) else Client(endpoint, cache)
-        self.config = config or JudgeConfig()
         self.concurrency = self.client.endpoint.concurrency
         self.repairs_left: int | None = None  # second tries for unreadable replies that are still allowed; None: any number
-        self.name, self.system = judge_name(self.client.endpoint, self.config), system_prompt(self.config)
-        self._call = {"response_format": response_format(self.config), "temperature": self.config.temperature}
-        self._call |= {"max_tokens": self.config.max_tokens}
         self._anew = False  # whether a cached reply that could not be read is asked for again
+        self._ask_by(config or JudgeConfig())
+
+    def _ask_by(self, config: JudgeConfig) -> None:
+        self.config, self.name, self.system = config, judge_name(self.client.endpoint, config), system_prompt(config)
+        self._call = {"response_format": response_format(config), "temperature": config.temperature, "max_tokens": config.max_tokens}
 
     def __repr__(self) -> str:
         return f"LLMJudge({self.name!r})"
@@ -465,6 +534,12 @@ class LLMJudge(Judge):
         """This judge, to be shown memory as `text` ('fluent' or 'concat'); everything else is shared."""
         other = copy.copy(self)
         other.config = self.config.model_validate(self.config.model_dump() | {"text": text})
+        return other
+
+    def quoting(self) -> "LLMJudge":
+        """This judge, to be asked for every place at which an atom shows: with another prompt, and so another name."""
+        other = copy.copy(self)
+        other._ask_by(self.config.model_validate(self.config.model_dump() | {"every_quote": True}))
         return other
 
     def anew(self) -> "LLMJudge":

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['FALLBACKS', 'PERCENTILES', 'raw_multipliers', 'project_multipliers', 'project_reference', 'open_pairs',
-           'token_advantages', 'PairDetail', 'localize_pairs', 'threshold_scores', 'sentence_scores',
-           'fallback_reasons', 'run_channels', 'pair_counts', 'pair_stats', 'channel_stats', 'conservation_stats',
-           'Credit', 'credit']
+           'token_advantages', 'PairDetail', 'localize_pairs', 'localize_evidence', 'threshold_scores',
+           'sentence_scores', 'fallback_reasons', 'run_channels', 'pair_counts', 'pair_stats', 'channel_stats',
+           'conservation_stats', 'Credit', 'credit']
 
 # %% ../nbs/06_redistribution.ipynb #be3d30b8
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from .metrics import CHANNELS
 from memcalib.localization import (
     PAPER,
     CreditConfig,
+    Evidence,
     Pairs,
     Thresholds,
     clip_signal,
@@ -138,14 +139,26 @@ class PairDetail:
 
     row: Int[Tensor, " pair"]
     channel: Int[Tensor, " pair"]
-    d: Float[Tensor, "pair token"]  # full minus ablated log-probability, nats
+    d: Float[Tensor, "pair token"]  # full minus ablated log-probability, nats; by evidence the signal itself
     q: Float[Tensor, "pair token"]  # localization weights
     m: Float[Tensor, "pair token"]  # projected multipliers
-    strength: Float[Tensor, " pair"]  # eta * chi
+    strength: Float[Tensor, " pair"]  # eta * chi; by evidence, times the share of the advantage that was moved
     scored: Bool[Tensor, " pair"]  # False: an ablated log-probability was not finite; d and q are 0, credit is uniform
     signal: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
 
 # %% ../nbs/06_redistribution.ipynb #247d2841
+def _weights(
+    z: Tensor, inside: Tensor, cut: Callable[[Thresholds], Tensor], thresholds: Thresholds, config: CreditConfig, units: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    "Weights of tokens or of sentences, and whether a signal was found; `cut` gives the threshold of each pair."
+    options = {"gate": config.gate, "d_max": config.d_max}
+    if config.granularity == "token":
+        return localization_weights(z, inside, cut(thresholds), **options)
+    assert units is not None and thresholds.sentence is not None
+    options |= {"sentence_gate": config.sentence_gate, "gamma": config.gamma}
+    return sentence_weights(z, inside, cut(thresholds), cut(thresholds.sentence), units, **options)
+
+
 def localize_pairs(
     rewards: Float[Tensor, "row channel"],
     advantages: Float[Tensor, "row channel"],
@@ -163,18 +176,43 @@ def localize_pairs(
     scored = (ablated.isfinite() | ~inside).all(1)
     d = torch.where(inside & scored[:, None], full[row] - ablated, 0).double()
     z = localization_signal(d, channel, config.mode, config.under_use)
-    at = lambda kind: kind.value.to(z.device)[channel]  # each pair's threshold
-    options = {"gate": config.gate, "d_max": config.d_max}
-    if config.granularity == "token":
-        q, signal = localization_weights(z, inside, at(thresholds), **options)
-    else:
-        assert units is not None and thresholds.sentence is not None
-        options |= {"sentence_gate": config.sentence_gate, "gamma": config.gamma}
-        q, signal = sentence_weights(z, inside, at(thresholds), at(thresholds.sentence), units[row], **options)
+    q, signal = _weights(z, inside, lambda kind: kind.value.to(z.device)[channel], thresholds, config, None if units is None else units[row])
     m = project_multipliers(raw_multipliers(q, inside), inside, config.cap)
     chi = open_pairs(rewards[row, channel], advantages[row, channel], q)
     strength = eta_by_channel(config.eta).to(mask.device)[channel] * chi
     return PairDetail(row, channel, d, q, m, strength, scored, signal & scored)
+
+# %% ../nbs/06_redistribution.ipynb #8489ef74
+def localize_evidence(
+    rewards: Float[Tensor, "row channel"],
+    advantages: Float[Tensor, "row channel"],
+    mask: Bool[Tensor, "row token"],
+    pairs: Pairs,
+    evidence: Evidence,
+    thresholds: Thresholds,
+    config: CreditConfig,
+    units: Int[Tensor, "row token"] | None = None,
+) -> tuple[PairDetail, PairDetail]:
+    "What `localize_pairs` returns, from evidence in the place of log-probabilities; and the same for the divergences alone, from which thresholds learn."
+    row, channel = (torch.tensor(x, dtype=torch.long, device=mask.device) for x in (pairs.rows, pairs.channels))
+    inside, placed = mask[row], evidence.shares[:, 1] > 0
+    known = placed & (evidence.divergence.isfinite() | ~inside).all(1)
+    divergence = torch.where(inside & known[:, None], evidence.divergence, 0).double()
+    twice = torch.cat([evidence.shown & inside, divergence]), torch.cat([inside, inside]), torch.cat([channel, channel])
+    z, both = localization_signal(twice[0].double(), twice[2], config.mode, config.under_use), twice[1]
+    cut = lambda kind: torch.cat([torch.zeros_like(channel), kind.value.to(z.device)[channel]])
+    q, signal = _weights(z, both, cut, thresholds, config, None if units is None else units[row].repeat(2, 1))
+    m = project_multipliers(raw_multipliers(q, both), both, config.cap)
+    chi = open_pairs(*(values[row, channel].repeat(2) for values in (rewards, advantages)), q).view(2, -1)
+    shares = evidence.shares.double().T
+    parts, apart = eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi, lambda values: values.view(2, *inside.shape)
+    strength, total = parts.sum(0), q.sum(1, keepdim=True)
+    mixed = (parts[..., None] * apart(m)).sum(0) / torch.where(strength > 0, strength, 1)[:, None]
+    m = torch.where((strength > 0)[:, None], mixed, inside.double())
+    q = (shares[..., None] * apart(q / torch.where(total > 0, total, 1))).sum(0)
+    scored = known | ~placed | (shares[0] > 0)
+    detail = PairDetail(row, channel, apart(z).sum(0), q, m, strength, scored, signal.view(2, -1).any(0) & scored)
+    return detail, replace(detail, d=divergence, scored=known)
 
 # %% ../nbs/06_redistribution.ipynb #13e17ade
 def threshold_scores(
@@ -289,7 +327,7 @@ def conservation_stats(
     return {"conservation_error": gap.max().item(), "conservation_relative": relative.max().item()}
 
 # %% ../nbs/06_redistribution.ipynb #4411fa28
-def _check_credit(rewards, valid, mask, full, pairs, ablated, thresholds, units, config: CreditConfig) -> None:
+def _check_credit(rewards, valid, mask, full, pairs, ablated, evidence, thresholds, units, config: CreditConfig) -> None:
     if not len(rewards):
         raise ValueError("empty batch, must hold at least one answer")
     if mask.shape[:1] != valid.shape:
@@ -299,6 +337,13 @@ def _check_credit(rewards, valid, mask, full, pairs, ablated, thresholds, units,
         raise ValueError(f"row {empty[0].item()}: empty answer marked as scored, must have valid False")
     if config.method != "memcalib-rl":
         return
+    if config.by_evidence:
+        if any(x is None for x in (pairs, evidence, thresholds)):
+            raise ValueError(f"mode {config.mode!r} needs pairs, evidence and thresholds")
+        full, ablated = torch.zeros_like(mask, dtype=torch.double), evidence.divergence
+        if evidence.shown.shape != ablated.shape or evidence.shares.shape != (len(pairs), 2):
+            found = f"{tuple(evidence.shown.shape)}, {tuple(evidence.shares.shape)}, {tuple(ablated.shape)}"
+            raise ValueError(f"evidence of shapes {found}: shown and divergence must have one [pair, token] shape, shares [{len(pairs)}, 2]")
     if any(x is None for x in (full, pairs, ablated, thresholds)):
         raise ValueError("method 'memcalib-rl' needs full, pairs, ablated and thresholds")
     if config.granularity == "sentence":
@@ -343,11 +388,12 @@ def credit(
     local: slice | None = None,
     gather: Callable[[Tensor], Tensor] | None = None,
     units: Int[Tensor, "local token"] | None = None,
+    evidence: Evidence | None = None,  # in the place of full and ablated, where the mode goes by it
 ) -> Credit:
     "$\\widehat A_{j,t}$ for every token (eqs. gdpo-aggregation, memcalib-aggregation), by any of the three methods."
     local, gather = local or slice(None), gather or (lambda x: x)
     here = valid[local]
-    _check_credit(rewards, here, mask, full, pairs, ablated, thresholds, units, config)
+    _check_credit(rewards, here, mask, full, pairs, ablated, evidence, thresholds, units, config)
     norm = {"eps": config.eps, "sigma_min": config.sigma_min, "ddof": config.ddof}
     columns = rewards.sum(1, keepdim=True) if config.method == "grpo" else rewards
     a = group_advantages(columns.double(), group, valid, **norm)
@@ -358,12 +404,16 @@ def credit(
     mine, live, detail = a[local], mask & here[:, None], None
     tokens = torch.where(live, mine.sum(1, keepdim=True), 0)
     if config.method == "memcalib-rl":
-        assert full is not None and pairs is not None and ablated is not None and thresholds is not None
-        detail = localize_pairs(rewards[local], mine, mask, full, pairs, ablated, thresholds, config, units)
+        assert pairs is not None and thresholds is not None
+        if config.by_evidence and evidence is not None:
+            detail, learns = localize_evidence(rewards[local], mine, mask, pairs, evidence, thresholds, config, units)
+        else:
+            assert full is not None and ablated is not None
+            detail = learns = localize_pairs(rewards[local], mine, mask, full, pairs, ablated, thresholds, config, units)
         tokens = token_advantages(mine, detail.m, detail.strength, detail.row, detail.channel, live)
-        thresholds.update(*map(gather, threshold_scores(detail, mask, config)))
+        thresholds.update(*map(gather, threshold_scores(learns, mask, config)))
         if thresholds.sentence is not None and units is not None:
-            thresholds.sentence.update(*map(gather, sentence_scores(detail, mask, config, units)))
+            thresholds.sentence.update(*map(gather, sentence_scores(learns, mask, config, units)))
     final = torch.where(live, (tokens - shift) / scale, 0)
     sequence = torch.where(here, (mine.sum(1) - shift) / scale, 0)
     largest = final.abs().max().item() if final.numel() else 0.0

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import blanked, fold, grounded, quote_pieces, quote_places
-from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts
+from memcalib.judge import Judge, LLMJudge, evidence_spans, judge_name, judge_rollouts, judgment_from, locate
 from memcalib.inference.client import Client, Reply
 from memcalib.micro.server import Faults, MicroServer, micro_answer
 from memcalib.micro.world import exact_judge, make_examples
@@ -211,6 +211,13 @@ ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
         ("map Ask Ana", True),
         ("man\u0303ana iremos!", True),
         ("２.5 l", True),
+        ("25 l", False),
+        ("2,5 l", False),
+        ("5 l of water", True),
+        ("Bring 2. 5 l", False),
+        ('"Bring 2.5 l" and "3 €"', True),
+        ('"3 €" and "Bring 2.5 l"', False),
+        ("3 € ... 2.5 l", False),
     ],
 )
 def test_quotes_are_compared_by_their_words(quote, found):
@@ -220,7 +227,13 @@ def test_quotes_are_compared_by_their_words(quote, found):
 @given(st.text("[]()1.2) \n*ab-é"))
 def test_blanking_moves_no_character(text):
     assert len(blanked(text)) == len(text)
-    assert all(a == b or b == " " for a, b in zip(text, blanked(text), strict=True))
+    assert all(a == b or b == " " or a in ".-" for a, b in zip(text, blanked(text), strict=True))
+
+
+@pytest.mark.parametrize("said", ["25 l", "2-5 l", "2:5 l", "2/5 l", "2.5.1 l"])
+def test_a_mark_between_digits_counts(said):
+    assert grounded([said, "2.5 l"], f"Take {said}.") == [True, False]
+    assert grounded(["10:30–11:45", "10:30-11:45"], "From **10:30-11:45**.") == [True, True]
 
 
 @given(st.text("aéİßñÅ한글ガパώ２ﬁ .!*", max_size=40))
@@ -1089,3 +1102,58 @@ def test_a_file_of_answers_is_judged_by_a_judge_of_ones_own(tmp_path):
     again = judge_rollouts(examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl")
     assert (again.judged, again.kept) == (1, 8)
     assert {j.judge for j in read_jsonl(tmp_path / "judgments.jsonl", Judgment)} == {"async-levels"}
+
+
+def test_every_place_is_asked_for_and_kept_and_one_quote_otherwise():
+    config = JudgeConfig(every_quote=True)
+    request = judge_request(EXAMPLE, "Pack insulin. Then, insulin again.", config)
+    assert "evidence_quotes" in system_prompt(config) and '"evidence_quotes"' in request.messages[1]["content"]
+    assert "evidence_quote" not in json.dumps(response_format(config)).replace("evidence_quotes", "")
+    rows = [
+        {"atom_id": name, "u_star": u, "predicted_usage_level": "A", "evidence_quotes": [], "reason": "absent"}
+        for name, u in request.ideal.items()
+    ]
+    rows[0] |= {"predicted_usage_level": "B", "evidence_quotes": ["pack INSULIN", "insulin again", "by hand"]}
+    rows[1] |= {"evidence_quotes": ["insulin"]}
+    rows[2] |= {"predicted_usage_level": "C", "evidence_quotes": ["never written", ""]}
+    reading = read_reply(json.dumps({"atom_judgments": rows}), request)
+    assert not reading.faults
+    response = "Pack insulin. Then, insulin again."
+    first, second, third, fourth, *_ = judgment_from(EXAMPLE, response, request, [reading]).atoms
+    assert [response[a:b] for a, b in first.spans] == ["Pack insulin", "insulin again"] and first.grounded
+    assert [response[a:b] for a, b in second.spans] == ["insulin"] * 2, (
+        "named and without weight, it shows all the same"
+    )
+    assert third.spans == [] and third.grounded is False and third.quote == "never written"
+    assert fourth.spans == [] and fourth.grounded is None and fourth.quote == ""
+    judgment = judgment_from(EXAMPLE, response, request, [reading])
+    spans = evidence_spans(judgment, response)
+    assert [spans[a.atom_id] for a in judgment.atoms[:4]] == [first.spans, second.spans, None, []]
+    assert read_reply(json.dumps({"atom_judgments": rows}), REQUEST).faults, (
+        "a list is not taken where one quote is asked for"
+    )
+
+
+def test_what_evaluation_asks_and_is_called_is_what_it_was():
+    """The name stands in every file of judgments, and in it the whole prompt: a change would ask all questions anew."""
+    assert "every_quote" not in JudgeConfig().model_dump() and JudgeConfig(every_quote=True).model_dump()["every_quote"]
+    endpoint = Endpoint(model="m", base_url="http://localhost:1/v1", key_env="")
+    assert judge_name(endpoint, JudgeConfig()) == "m@acff9bb7e7"
+    judge = LLMJudge(endpoint)
+    asked = judge.quoting()
+    assert judge.name == "m@acff9bb7e7" != asked.name and asked.as_read("concat").config.every_quote
+    assert (
+        asked.client is judge.client
+        and not judge.config.every_quote
+        and LLMJudge.gives_quotes
+        and not Judge.gives_quotes
+    )
+
+
+@given(st.lists(st.sampled_from(["ferry", "Ferry!", "ferryman", "a boat", "…", "fer\nry", "**ferry**"]), max_size=6))
+def test_all_places_of_a_word_are_found_and_no_part_of_a_longer_one(words):
+    text = " ".join(words)
+    found = [text[a:b].casefold() for a, b in locate(["ferry"], text, every=True)[0]]
+    exact = len([word for word in words if word.strip("*!").casefold() == "ferry"])
+    assert found.count("ferry") >= exact and (not exact or "ferryman" not in "".join(found))
+    assert all(fold(part) == "ferry" for part in found) and (bool(found) == grounded(["ferry"], text)[0])

@@ -305,6 +305,8 @@ def test_rows_of_atoms_score_as_judgments_do(answers, random):
 def test_a_frame_of_atoms_says_what_it_lacks():
     frame = pd.DataFrame({"example_id": ["e", "e"], "ideal": [0, 2], "actual": [0.0, None]})
     assert response_frame(frame)["unscored_atoms"].tolist() == [1]
+    with pytest.raises(ValueError, match="judgments: found 1; allowed: judgments, a file of them"):
+        score([1])
     with pytest.raises(ValueError, match="missing: ideal, actual"):
         score(frame[["example_id"]])
     with pytest.raises(ValueError, match="column actual: unknown level 'D'"):

@@ -8,8 +8,8 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'Resume', 'RetryUnscored'
            'File', 'Split', 'Profile', 'cache_verbs', 'stop', 'main', 'with_aliases', 'price_option', 'seeds_option',
            'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text',
            'evaluate', 'exam', 'generate', 'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations',
-           'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'stats', 'clear',
-           'microserve']
+           'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats',
+           'clear', 'microserve']
 
 # %% ../../nbs/commands/11_cli.ipynb #27e2a824
 import os
@@ -70,7 +70,7 @@ def stop(message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 # %% ../../nbs/commands/11_cli.ipynb #a3499b0e
-RESUMED = ("build", "demonstrations", "evaluate", "exam", "generate", "judge", "quickstart", "reproduce", "train")
+RESUMED = ("build", "demonstrations", "evaluate", "exam", "generate", "grid", "judge", "quickstart", "reproduce", "train")
 STAYS = "what was written stays; go on with: "
 
 
@@ -728,8 +728,11 @@ def reproduce(
     profile: Profile = "micro", out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
 ) -> None:  # fmt: skip
-    """Run experiment notebooks with papermill into OUT/PROFILE/NAME/ (from a checkout, which holds the notebooks)."""
-    from memcalib.commands.reproduce import reproduce_experiments
+    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/, and write an index of all labels.
+
+    What is done and still valid is not done again; a run that was stopped resumes where it was.
+    """
+    from memcalib.commands.experiments import reproduce_experiments
 
     reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
 
@@ -743,6 +746,28 @@ def coldstart(
     from memcalib.commands.reproduce import rebuild_policies
 
     rebuild_policies(out, world)
+
+# %% ../../nbs/commands/11_cli.ipynb #9ade3a48
+@app.command()
+def grid(
+    plan: Annotated[str, typer.Argument(help="A plan that ships with the package (smoke, micro, full), or a YAML file.")] = "micro",
+    out: Annotated[Path, typer.Option(help="Folder of runs.jsonl, the rows.")] = Path("runs/grid"),
+    processes: Annotated[int, typer.Option(min=1, help="Trainings at once, of one thread each.")] = 2,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given more than once.")] = None,
+    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
+) -> None:  # fmt: skip
+    """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there are not made again."""
+    from memcalib.commands.grid import grid_counts, load_plan, run_plan
+    from memcalib.commands.settings import settings_text
+    from memcalib.micro.grid import stored_rows
+
+    chosen = load_plan(plan, set_ or ())
+    if dry_run:
+        print(settings_text(chosen))
+    else:
+        run_plan(out, plan, processes=processes, stages=stage or (), settings=set_ or ())
+    for name, (runs, done) in grid_counts(chosen, stored_rows(out)).items():
+        print(f"{name}: {done} of {runs} runs")
 
 # %% ../../nbs/commands/11_cli.ipynb #c958882d
 cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['JUDGMENTS', 'JUDGED_TOKENS', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'forecast',
-           'make_backend', 'make_judge', 'data_notes', 'read_examples', 'EvaluationRun', 'unfinished', 'evaluate',
-           'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
+           'role_forecast', 'make_backend', 'make_judge', 'data_notes', 'read_examples', 'EvaluationRun', 'unfinished',
+           'evaluate', 'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
 
 # %% ../../nbs/commands/02_evaluate.ipynb #579137d5
 import json
@@ -21,7 +21,8 @@ from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..evaluation.exam import edited_files, find_exam
 from ..judge import LLMJudge, judge_rollouts, try_judge
-from ..inference.client import Endpoint, Totals, estimate_tokens
+from ..inference.client import Totals
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.runs import RunFolder
 from .settings import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from ..problem import PUBLISHED_LICENCE, Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
@@ -143,7 +144,7 @@ def _to_ask(wanted: Sequence[Request], file: Path) -> list[Request]:
 def _model_row(evaluation: Evaluation, wanted: Sequence[Request], file: Path, answer_tokens: int) -> dict[str, Any]:
     asked = _to_ask(wanted, file)
     prompts = sum(estimate_tokens(request.messages) for request in asked)
-    return _role("model", evaluation.model, len(wanted), len(asked), prompts, len(asked) * min(answer_tokens, evaluation.sampling.max_tokens))
+    return role_forecast("model", evaluation.model, len(wanted), len(asked), prompts, len(asked) * min(answer_tokens, evaluation.sampling.max_tokens))
 
 
 def _judge_row(
@@ -152,19 +153,19 @@ def _judge_row(
     judged = {row.key[:-1] for row in rows_so_far(file, Judgment) if not row.retry and (row.scored or not retry_unscored)}
     left, each = [example for key, example in answered.items() if key not in judged], {}
     if not isinstance(judge, Endpoint):
-        return _role(name, judge, len(answered), len(left), 0, 0)
+        return role_forecast(name, judge, len(answered), len(left), 0, 0)
     for example in left:
         if example.id not in each:
             each[example.id] = estimate_tokens(judge_request(example, "", how).messages) + answer_tokens
     replies = sum(JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(example.atoms) for example in left)
-    return _role(name, judge, len(answered), len(left), sum(each[example.id] for example in left), replies)
+    return role_forecast(name, judge, len(answered), len(left), sum(each[example.id] for example in left), replies)
 
 
-def _role(name: str, who: Any, wanted: int, left: int, prompt: int, completion: int) -> dict[str, Any]:
-    row = {"role": name, "model": who if isinstance(who, str) else _model_name(who), "wanted": wanted, "to ask": left}
-    free = isinstance(who, Weights) or who == EXACT  # what a judge of one's own costs is not known here
-    cost = 0.0 if free else who.price.cost(prompt, completion) if isinstance(who, Endpoint) and who.price else None
-    return row | {"prompt tokens": prompt, "completion tokens": completion, "cost": cost}
+def role_forecast(name: str, who: Any, wanted: int, left: int, prompt: int, completion: int) -> dict[str, Any]:
+    """The forecast's row of whoever answers or judges; the cost of a judge of one's own is not known (`None`)."""
+    model, endpoint = who if isinstance(who, str) else _model_name(who), who if isinstance(who, Endpoint) else None
+    row = forecast_row(name, model, endpoint, {"wanted": wanted, "to ask": left}, prompt, completion)
+    return row | {"cost": None} if isinstance(who, str) and who != EXACT else row
 
 # %% ../../nbs/commands/02_evaluate.ipynb #ed9f388a
 def make_backend(model: Endpoint | Weights, cache: Any = None) -> Backend:

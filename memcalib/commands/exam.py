@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..annotation.labels import LabelBook, LabelItem, audit_frame, label_items
-from .evaluate import make_judge
+from .evaluate import JUDGED_TOKENS, make_judge, role_forecast
 from .settings import Bar, JudgeSetting
 from ..evaluation.agreement import agreement, judged_atoms, sample_atoms
 from memcalib.evaluation.exam import (
@@ -32,8 +32,7 @@ from memcalib.evaluation.exam import (
     propagation_table,
     starter_answers,
 )
-from ..inference.client import estimate_tokens
-from ..inference.endpoint import Endpoint
+from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
@@ -92,12 +91,10 @@ class ExamRun:
         """Readings that are still to be asked for, their tokens and cost (US dollars, `None` without a price); makes no call."""
         done = {(j.example_id, j.condition, j.sample) for j in rows_so_far(self.folder / "judgments.jsonl", Judgment) if not j.retry}
         left, judge = [item for item in self.items if item.key not in done], self.exam.judge
-        row = {"role": "judge", "model": judge if isinstance(judge, str) else judge.model, "wanted": len(self.items), "to ask": len(left)}
-        if not isinstance(judge, Endpoint):
-            return row | {"prompt tokens": 0, "completion tokens": 0, "cost": 0.0}
-        prompt = sum(estimate_tokens(judge_request(i.example, i.rollout().response, self.exam.judging).messages) for i in left)
-        reply = sum(30 + 70 * len(i.example.atoms) for i in left)
-        return row | {"prompt tokens": prompt, "completion tokens": reply, "cost": judge.price.cost(prompt, reply) if judge.price else None}
+        asked = left if isinstance(judge, Endpoint) else []
+        prompt = sum(estimate_tokens(judge_request(i.example, i.rollout().response, self.exam.judging).messages) for i in asked)
+        reply = sum(JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(i.example.atoms) for i in asked)
+        return role_forecast("judge", judge, len(self.items), len(left), prompt, reply)
 
     def run(self) -> dict[str, Any]:
         """Have every answer read that is not yet, then write exam.json, tables, figures and exam.html; returns what exam.json holds."""
@@ -119,8 +116,9 @@ class ExamRun:
         if numbers["unscored_answers"] < numbers["answers"]:
             tables["Propagation"] = propagation_table(frame)
         usage = {name: sum(j.usage.get(name, 0) for j in judgments) for name in ("calls", "prompt_tokens", "completion_tokens")}
-        costs = [j.usage.get("cost") for j in judgments if j.usage]
-        usage["cost"] = sum(costs) if costs and None not in costs else None
+        for name in ("seconds", "cost"):  # of all replies, whenever they were given; None where one of them does not say
+            known = [j.usage.get(name) for j in judgments if j.usage]
+            usage[name] = sum(known) if known and None not in known else None
         exam = {
             "schema": EXAM_SCHEMA, "judge": judgments[0].judge, "verdict": verdict, "reasons": reasons, "date": date.today().isoformat(), "data": self.data,
             "settings": self.run_folder.settings, "numbers": numbers, "usage": usage, "question_counts": exam_counts(frame).tolist(),
@@ -137,6 +135,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     lines = [f"{exam['judge']}: {exam['verdict']}", *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"])]
     bounds = "" if numbers["macro_low"] is None else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
     lines.append(f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms")
+    lines.append(f"{exam['usage']['calls']} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}")
     return "\n".join(lines)
 
 # %% ../../nbs/commands/10_exam.ipynb #ccd4ea41

@@ -53,7 +53,7 @@ def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | 
     return None
 
 # %% ../../nbs/commands/05_forecast.ipynb #45f22d18
-ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "validation": 1500}
+ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "omitted": 0.5, "validation": 1500}
 SAMPLED = 200  # examples that are rendered
 
 
@@ -139,6 +139,17 @@ def _assumed_texts(recipe: Recipe, config: Any, held_out: int) -> Texts:
     return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes, taught)
 
 # %% ../../nbs/commands/05_forecast.ipynb #5286f913
+def _again(config: Any, texts: Texts) -> tuple[float, str]:
+    """How often an answer is read without some of its memory, and what that assumes."""
+    credit = getattr(config, "credit", None)
+    if credit is None or not credit.counterfactual:
+        return 0, ""
+    if credit.by_evidence:
+        return 2 * ASSUMED["omitted"], f"{ASSUMED['omitted']:g} under-use channels an answer that left atoms out and move; 3 is the most"
+    pairs = min(ASSUMED["pairs"], texts.atoms)
+    return pairs, f"{pairs:g} localizable channels an answer; 8 is the most"
+
+
 def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
     """Steps, answers and tokens of one epoch of a method that samples answers; tokens rest on what is assumed of answers and channels."""
     steps, rows = texts.examples // config.prompts, config.prompts * config.generations
@@ -146,7 +157,7 @@ def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
     each = min(texts.prompt, config.max_prompt) + answer
     taught = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
     passes = (config.minibatches > 1 or _taught(config)) + (config.beta > 0)
-    pairs = min(ASSUMED["pairs"], texts.atoms) if config.method == "memcalib-rl" else 0
+    pairs = _again(config, texts)[0]
     return {
         "steps per epoch": steps, "epochs": config.steps / steps if steps else 0.0, "answers": answers,
         "tokens sampled": answers * answer, "tokens read by the update": answers * each,
@@ -499,8 +510,7 @@ def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Seq
     shape = recipe_shape(recipe, config)
     memory, notes = _memory(recipe, config, texts, shape)
     assumed = [f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens", *texts.assumptions, *notes]
-    if method == "memcalib-rl":
-        assumed.append(f"{min(ASSUMED['pairs'], texts.atoms):g} localizable channels an answer; 8 is the most")
+    assumed += filter(None, [_again(config, texts)[1]])
     judge = judge_work(recipe, config, texts, work)
     problems = list(warnings_of(recipe, config, shape, memory))
     seen = None if texts.longest is None else texts.examples

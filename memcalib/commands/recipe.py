@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .evaluate import make_judge
-from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, key_faults, read_settings, shipped, with_settings
+from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, judge_object, key_faults, read_settings, shipped, with_settings
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
@@ -36,6 +36,7 @@ from memcalib.problem import (
     render,
     text_hash,
 )
+from ..trainer.rewards import quoting_judge
 from ..trainer.settings import METHODS, TrainConfig, check_loggers, check_model, check_sampler, training_method, trl_config, world_config
 from ..trainer.sft import SftConfig
 
@@ -480,6 +481,8 @@ def preflight(recipe: Recipe, method: str, config: Any, train: int | None, valid
         yield f"judge: missing, and {why}; allowed: {EXACT} (micro-world examples), an endpoint, or package.module:name"
     elif asks_judge(method, config, validation) and isinstance(recipe.judge, Endpoint):
         yield from _faults(check_key, recipe.judge, "judge.key_env")
+    elif isinstance(recipe.judge, str) and isinstance(config, TrainConfig) and config.credit.by_evidence:
+        yield from _faults(quoting_judge, judge_object(recipe.judge))
     yield from _faults(check_loggers, config.report_to, place=place)
     if isinstance(config, TrainConfig):
         yield from _faults(check_sampler, config, place=place)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'channel_group', 'sentence_credit', 'AuditedPair', 'role_shares', 'bootstrap_interval', 'top_hit',
-           'shares_table', 'hits_table', 'draw_pairs', 'sentence_scaling']
+           'shares_table', 'hits_table', 'draw_pairs', 'simulated_role_audits', 'sentence_scaling']
 
 # %% ../../nbs/credit/05_audit.ipynb #9119c411
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -175,6 +176,37 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
     if not sum(map(len, drawn)):
         raise ValueError(f"found {len(scored)} pairs, none of them localized; allowed: traces of MemCalib-RL with some localized")
     return pd.concat(drawn, ignore_index=True)
+
+# %% ../../nbs/credit/05_audit.ipynb #7e67809b
+def simulated_role_audits(pairs: Iterable[AuditedPair], per_channel: int = 20, audits: int = 200, resamples: int = 1000, seed: int = 0) -> "pd.DataFrame":
+    """Repeated audits of `per_channel` pairs of each channel, drawn without replacement from pairs whose roles are all known.
+
+    A row for each audit and measure (token and credit share of each role, top-3 hits of each group): `estimate`, `low`, `high` (95 %, pairs resampled) and
+    `truth`, all in percent. Incomplete pairs are left out. Raises `ValueError` when no pair is complete.
+    """
+    import pandas as pd
+
+    whole = [p for p in pairs if p.complete]
+    if not whole:
+        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
+    names = [f"{what} share, {role}" for what in ("token", "credit") for role in ROLES] + ["top-3 hits, support", "top-3 hits, under-use"]
+    channels = np.array([p.channel for p in whole])
+    support = np.isin(channels, SUPPORT)
+    hits = np.array([top_hit(p)[0] for p in whole], float)
+    values = 100 * np.column_stack([[np.concatenate(role_shares(p)) for p in whole], np.where(support, hits, np.nan), np.where(support, np.nan, hits)])
+    members = [np.flatnonzero(channels == name) for name in SUPPORT + UNDER if (channels == name).any()]
+    with warnings.catch_warnings():  # a group of channels may be empty
+        warnings.simplefilter("ignore", RuntimeWarning)
+        truth, rows = np.nanmean([np.nanmean(values[part], 0) for part in members], 0), []
+    rng = np.random.default_rng(seed)
+    for audit in range(audits):
+        drawn = values[np.concatenate([rng.permutation(part)[:per_channel] for part in members])]
+        for k, name in enumerate(names):
+            known = drawn[~np.isnan(drawn[:, k]), k]
+            if len(known):
+                low, high = bootstrap_interval(known[:, None], resamples, audit)
+                rows.append((audit, name, known.mean(), low[0], high[0], truth[k]))
+    return pd.DataFrame(rows, columns=["audit", "measure", "estimate", "low", "high", "truth"])
 
 # %% ../../nbs/credit/05_audit.ipynb #07137327
 def sentence_scaling(

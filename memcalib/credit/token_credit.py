@@ -8,7 +8,7 @@ __all__ = ['CreditRequest', 'group_number', 'TokenCredit']
 # %% ../../nbs/credit/06_token_credit.ipynb #339927ae
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..channels import channel_rewards, direction_check, group_advantages, judgment_tensors
+from .evidence import evidence_pairs
 from .prefix_groups import response_mask
-from .sentences import response_units
-from ..localization import PAPER, CreditConfig, Pairs, Thresholds, ablation_pairs
+from .sentences import decode_rows, response_units
+from ..localization import PAPER, CreditConfig, Evidence, Pairs, Thresholds, ablation_pairs
 from ..problem import Example, Judgment, encode_prompt, render
 from ..redistribution import Credit, credit
 
@@ -41,6 +42,9 @@ class CreditRequest:
     mask: Bool[Tensor, "row token"]
     units: Int[Tensor, "row token"] | None  # sentence of each token, where credit goes by sentences
     uncut: int = 0  # answers in which no sentences could be found
+    without: list[list[int]] = field(default_factory=list)  # by evidence: prompts without the omitted atoms
+    evidence: Evidence | None = None
+    counts: dict[str, int] = field(default_factory=dict)  # of atoms and pairs, by evidence
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -98,19 +102,28 @@ class TokenCredit:
         known: dict[str, Any] = dict(rewards=rewards, group=group, valid=every, local=local, mask=response_mask(response_ids, self.device))
         if self.config.method != "memcalib-rl":
             return CreditRequest([], [], [-1] * rows, Pairs(), [], **known, units=None)
-        keep = valid[:, None].expand(rows, 9)
-        if self.config.threshold_pool == "open":
+        keep, units, uncut = valid[:, None].expand(rows, 9), None, Counter()
+        if self.config.threshold_pool == "open" or self.config.by_evidence:
             norm: dict[str, Any] = dict(eps=self.config.eps, sigma_min=self.config.sigma_min, ddof=self.config.ddof)
             keep = keep & direction_check(rewards, group_advantages(rewards, group, every, **norm))[local].cpu()
-        pairs = ablation_pairs(examples, judgments, self.encode, self.config, keep)
+        if self.config.granularity == "sentence" or self.config.by_evidence:
+            options: dict[str, Any] = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
+            units = response_units(self.tokenizer, response_ids, **options)
         places: dict[tuple, int] = {}
+        if self.config.by_evidence:
+            pairs, evidence, counts = evidence_pairs(examples, judgments, *decode_rows(self.tokenizer, response_ids), units, self.encode, self.config, keep)
+            rows_of = zip(pairs.prompts, pairs.rows, strict=True)
+            ablated = [places.setdefault((examples[row].id, tuple(prompt), row), len(places)) if prompt else -1 for prompt, row in rows_of]
+            asked = [row for _, _, row in places]
+            prompts, without, responses = [self.encode(examples[row]) for row in asked], [list(prompt) for _, prompt, _ in places], [list(response_ids[row]) for row in asked]
+            evidence = Evidence(*(values.to(self.device) for values in (evidence.shown, evidence.shares, evidence.divergence)))
+            more = dict(units=units.to(self.device), uncut=uncut.total(), without=without, evidence=evidence, counts=dict(counts))
+            return CreditRequest(prompts, responses, [-1] * rows, pairs, ablated, **known, **more)
+        pairs = ablation_pairs(examples, judgments, self.encode, self.config, keep)
         place = lambda prompt, row: places.setdefault((tuple(prompt), tuple(response_ids[row])), len(places))
         whole = {row: place(self.encode(examples[row]), row) for row in dict.fromkeys(pairs.rows)} if full else {}
         ablated = [place(prompt, row) for prompt, row in zip(pairs.prompts, pairs.rows, strict=True)]
-        units, uncut = None, Counter()
-        if self.config.granularity == "sentence":
-            options: dict[str, Any] = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
-            units = response_units(self.tokenizer, response_ids, **options).to(self.device)
+        units = None if units is None else units.to(self.device)
         prompts, responses = ([list(part) for part in column] for column in (zip(*places, strict=True) if places else ((), ())))
         return CreditRequest(prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known, units=units, uncut=uncut.total())
 
@@ -124,16 +137,18 @@ class TokenCredit:
 
         `logprobs` has one row for each row of the request, or None for one that could not be computed: the pairs that need it keep uniform
         credit and are counted (`fallback_scoring`). So does a row without its atoms that is not finite; with the whole memory that is an error.
+        In mode 'evidence-kl' the rows are those of `token_divergences`; in mode 'evidence' there are none.
         Raises `ValueError` naming the row of the request that has the wrong length.
         """
         found: dict[str, Any] = {}
         if self.config.method == "memcalib-rl":
             found = self._log_probabilities(request, logprobs, full)
+            if request.evidence is not None:
+                found = {"evidence": replace(request.evidence, divergence=found["ablated"])}
             found |= dict(pairs=request.pairs, thresholds=self.thresholds, units=request.units)
         batch = request.rewards, request.group, request.valid, request.mask
         self.last: Credit | None = credit(*batch, config=self.config, local=request.local, gather=self.gather, **found)
-        if request.units is not None:
-            self.last.stats["fallback_segments"] = request.uncut
+        self.last.stats.update(request.counts | ({} if request.units is None else {"fallback_segments": request.uncut}))
         return self.last.advantages
 
     def _log_probabilities(self, request: CreditRequest, logprobs, full: Tensor | None) -> dict[str, Tensor]:

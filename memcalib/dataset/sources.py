@@ -21,14 +21,13 @@ from html.parser import HTMLParser
 from importlib import resources
 from itertools import chain, islice
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..io.records import DataError, Record, Violation, iter_rows, short_repr
-from ..io.settings import nearest, read_yaml
+from ..io.settings import import_object, nearest, read_yaml
 from ..problem import Domain, Name, text_hash
 
 # %% ../../nbs/dataset/01_sources.ipynb #cd877bdb
@@ -420,21 +419,16 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
     table = load_sources() if table is None else table
     if name in table:
         return table[name]
-    why = "no source of the table has this name"
-    if ":" in name:
-        try:
-            found = resolve_name(name)
-            if isinstance(found, Mapping):
-                return Source(**{"name": name.rpartition(":")[2]} | dict(found))
-            if isinstance(found, Source):
-                return found
-            why = f"that is of type {type(found).__name__}"
-        except ValidationError as error:
-            raise table_error(error, name, Source.model_fields) from None
-        except (ImportError, AttributeError, ValueError) as error:
-            why = f"cannot be imported: {error}"
-    allowed = f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
-    raise ValueError(f"source: found {name!r} ({why}); allowed are {allowed}")
+    if ":" not in name:
+        allowed = f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
+        raise ValueError(f"source: found {name!r}, which no source of the table is called; allowed are {allowed}")
+    try:
+        found = import_object(name, Source | Mapping)
+        return found if isinstance(found, Source) else Source(**{"name": name.rpartition(":")[2]} | dict(found))
+    except ValidationError as error:
+        raise table_error(error, name, Source.model_fields) from None
+    except ValueError as error:
+        raise ValueError(f"source: {error}, or a name of the table: {', '.join(table)}") from None
 
 # %% ../../nbs/dataset/01_sources.ipynb #101e46fb
 def _pick(record: Any, path: str) -> Any:

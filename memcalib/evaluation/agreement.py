@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_figure', 'item_id', 'judged_atoms', 'allocate',
            'sample_atoms', 'cell_counts', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments',
-           'level_agreement', 'method_agreement']
+           'level_agreement', 'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
@@ -80,16 +80,17 @@ def confusion_figure(
     import seaborn as sns
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.1 * len(tables) + 0.3, 3.1), layout="constrained")
+    figure = Figure(figsize=(2.75 * len(tables), 2.75), layout="constrained")
     names = [level.label for level in Level]
     for ax, (title, counts) in zip(np.ravel(figure.subplots(1, len(tables), squeeze=False)), tables.items(), strict=True):
         percent = row_percent(counts)
         text = [[_cell_text(*cell) for cell in zip(*rows, strict=True)] for rows in zip(counts, percent, strict=True)]
-        options = {"vmin": 0, "vmax": 100, "cmap": "Blues", "cbar": False, "square": True, "linewidths": 2}
+        options = {"vmin": 0, "vmax": 100, "cmap": "Blues", "cbar": False, "square": True, "linewidths": 2, "annot_kws": {"size": 8}}
         sns.heatmap(np.nan_to_num(percent), annot=text, fmt="", xticklabels=names, yticklabels=names, ax=ax, **options)
         ax.set_title(printable(title)[:60], parse_math=False, fontsize=9)
-        ax.set_xlabel(printable(second)[:40], parse_math=False)
-        ax.set_ylabel(printable(first)[:40], parse_math=False)
+        ax.set_xlabel(printable(second)[:40], parse_math=False, fontsize=8)
+        ax.set_ylabel(printable(first)[:40], parse_math=False, fontsize=8)
+        ax.tick_params(length=0, labelsize=8)
     return figure
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #532ff69f
@@ -347,3 +348,64 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
         pair = [float(test(values["a"], values["b"])[0]) if usable else np.nan for test in (spearmanr, pearsonr)]
         found.append({"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]})
     return pd.DataFrame(found)
+
+# %% ../../nbs/evaluation/02_agreement.ipynb #e022319e
+def ranking_agreement(first: "pd.DataFrame", second: "pd.DataFrame", resamples: int = 1000, seed: int = 0) -> dict[str, float]:
+    """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a metric for each question (row) and method (column).
+
+    Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which both judges put the same method first, `swapped` the mean
+    number of pairs of methods that they order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three methods.
+    """
+    from scipy.stats import rankdata
+
+    if not first.index.equals(second.index) or not first.columns.equals(second.columns) or first.shape[1] < 3:
+        raise ValueError(f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more")
+    rng, size = np.random.default_rng(seed), len(first)
+    weight = np.stack([np.full(size, 1.0), *(np.bincount(rng.integers(size, size=size), minlength=size) for _ in range(resamples))]) / size
+    one, two = (weight @ frame.to_numpy(float) for frame in (first, second))
+    ranks = [part - part.mean(1, keepdims=True) for part in (rankdata(one, axis=1), rankdata(two, axis=1))]
+    norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    spearman = np.divide((ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), np.nan), where=norm > 0)
+    gaps = [np.sign(part[:, :, None] - part[:, None, :]) for part in (one, two)]
+    low, high = _bounds(spearman[1:], size)
+    return {
+        "methods": first.shape[1], "questions": size, "spearman": float(spearman[0]), "low": low, "high": high,
+        "same_best": 100 * float((one[1:].argmax(1) == two[1:].argmax(1)).mean()), "swapped": float((gaps[0] * gaps[1] < 0)[1:].sum((1, 2)).mean() / 2),
+    }  # fmt: skip
+
+# %% ../../nbs/evaluation/02_agreement.ipynb #34604337
+def simulated_audits(atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0) -> "pd.DataFrame":
+    """Repeated audits of `n` rows of `judged_atoms` that has a column `first`, the level a careful person reads.
+
+    A row for each audit and measure: `estimate` of the percent of atoms read alike, `low`, `high` (95 %), and `truth`, that of the whole file.
+    """
+    import pandas as pd
+
+    scored = atoms.dropna(subset=["judged", "first"]).assign(second=lambda rows: rows["judged"])
+    truth, rows = 100 * float((scored["first"] == scored["second"]).mean()), []
+    face_value = lambda drawn: (int((drawn["first"] == drawn["second"]).sum()), len(drawn))
+    for audit in range(audits):
+        natural, stratified = (sample_atoms(scored, n, scheme, seed * audits + audit) for scheme in ("natural", "stratified"))
+        weighted = natural_estimate(stratified)
+        found = {"natural, Wilson": natural, "stratified, at face value": stratified}
+        estimates = {name: (100 * a / m, *wilson(a, m)) for name, (a, m) in ((name, face_value(drawn)) for name, drawn in found.items())}
+        estimates["stratified, reweighted"] = weighted["exact"], weighted["low"], weighted["high"]
+        rows += [(audit, name, *values, truth) for name, values in estimates.items()]
+    return pd.DataFrame(rows, columns=["audit", "measure", "estimate", "low", "high", "truth"])
+
+
+def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
+    """For each measure of repeated audits: the truth, mean of the estimates, where 95 % of them lie, mean width of the intervals.
+
+    `covered` is the percent of intervals that hold the truth, with its own Wilson bounds.
+    """
+    import pandas as pd
+
+    rows = []
+    for measure, part in audits.groupby("measure", sort=False):
+        holds = (part["low"] <= part["truth"]) & (part["truth"] <= part["high"])
+        low, high = wilson(int(holds.sum()), len(part))
+        spread = np.percentile(part["estimate"], [2.5, 97.5])
+        row = {"measure": measure, "audits": len(part), "truth": part["truth"].iloc[0], "mean": part["estimate"].mean(), "from": spread[0], "to": spread[1]}
+        rows.append(row | {"width": (part["high"] - part["low"]).mean(), "covered": 100 * holds.mean(), "covered_low": low, "covered_high": high})
+    return pd.DataFrame(rows)

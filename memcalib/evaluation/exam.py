@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswer', 'check_known_answer', 'load_known_answers',
            'starter_answers', 'edited_files', 'ExamItem', 'exam_items', 'reversed_blocks', 'ConfusedJudge',
-           'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares', 'macro_accuracy', 'channel_accuracy',
-           'metric_kernels', 'metrics_of_products', 'response_cells', 'propagated', 'propagation_table', 'corrected',
-           'corrected_score', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'examined', 'judged_responses',
-           'known_judgments', 'reference_scores', 'resolvable_difference']
+           'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares',
+           'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products', 'response_cells',
+           'propagated', 'propagation_table', 'corrected', 'corrected_score', 'ExamLimits', 'exam_numbers',
+           'exam_verdict', 'find_exam', 'examined', 'judged_responses', 'known_judgments', 'reference_scores',
+           'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
 import json
@@ -174,10 +175,7 @@ class ConfusedJudge(Judge):
     """
 
     def __init__(self, answers: Iterable[KnownAnswer], shares: Any, seed: int = 0, name: str = "confused"):
-        shares = np.asarray(shares, float)
-        if shares.shape not in ((3, 3), (3, 3, 3)) or not np.allclose(shares.sum(-1), 1):
-            raise ValueError(f"shares: found shape {shares.shape}; allowed: (3, 3) or (3, 3, 3), each row summing to 1")
-        self.bounds, self.seed, self.name = np.broadcast_to(shares, (3, 3, 3)).cumsum(-1), seed, name
+        self.bounds, self.seed, self.name = confusion_bounds(shares), seed, name
         self.known = {answer.response: answer.levels for answer in answers}
 
     def judge(self, example: Example, response: str) -> dict[str, Level | None]:
@@ -186,6 +184,29 @@ class ConfusedJudge(Judge):
         draw = lambda atom_id: int(text_hash(f"{self.seed} {example.id} {response} {atom_id}"), 16) / 16**16
         levels = {i: int(np.searchsorted(self.bounds[ideal, actual[i]], draw(i), "right")) for i, ideal in example.levels.items() if i in actual}
         return {i: Level(min(level, 2)) for i, level in levels.items()}
+
+
+def confusion_bounds(shares: Any) -> Float[np.ndarray, "ideal actual judged"]:
+    """The running sums of a table of shares, from which a level is drawn; raises `ValueError` for a table of another shape."""
+    shares = np.asarray(shares, float)
+    if shares.shape not in ((3, 3), (3, 3, 3)) or not np.allclose(shares.sum(-1), 1):
+        raise ValueError(f"shares: found shape {shares.shape}; allowed: (3, 3) or (3, 3, 3), each row summing to 1")
+    return np.broadcast_to(shares, (3, 3, 3)).cumsum(-1)
+
+
+def misread_judgments(judgments: Iterable[Judgment], shares: Any, seed: int = 0, judge: str = "confused") -> list[Judgment]:
+    """Judgments as a judge that errs by `shares` would have given them: each actual level is drawn from the row of its true one.
+
+    An unscored atom stays so. Raises `ValueError` for a table of another shape.
+    """
+    bounds, rng, found = confusion_bounds(shares), np.random.default_rng(seed), []
+    for judgment in judgments:
+        draws, atoms = rng.random(len(judgment.atoms)), []
+        for atom, draw in zip(judgment.atoms, draws, strict=True):
+            read = None if atom.actual is None else Level(min(int(np.searchsorted(bounds[atom.ideal, atom.actual], draw, "right")), 2))
+            atoms.append(atom.model_copy(update={"actual": read}))
+        found.append(judgment.model_copy(update={"judge": judge, "atoms": atoms}))
+    return found
 
 
 def confusion_of(right: float) -> Float[np.ndarray, "actual judged"]:

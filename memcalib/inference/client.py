@@ -16,7 +16,6 @@ import math
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +35,7 @@ from memcalib.inference.endpoint import (
     hide_key,
     retry_after,
 )
-from ..io.records import one_line, printable, short_repr
+from ..io.records import one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #7aa37c70
 log = logging.getLogger(__name__)
@@ -657,10 +656,6 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def strict_json(text: str) -> Any:
     """The value of a JSON text, fenced or not; raises `ValueError` with the reason when it is not one."""
 
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if repeated := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-            raise ValueError(f"the key {printable(short_repr(repeated[0]))} occurs twice in one object")
-        return dict(pairs)
 
     def refuse_constant(name: str) -> None:
         raise ValueError(f"{name} is not a JSON number")

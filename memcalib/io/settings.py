@@ -15,6 +15,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from pkgutil import resolve_name
+from types import UnionType
 from typing import Annotated, Any
 
 import yaml
@@ -141,19 +142,23 @@ def shipped_names(*folder: str, suffix: str = ".yaml") -> list[str]:
 PATH = "package.module:name of a module that can be imported"
 
 
-def import_object(path: str) -> Any:
-    """The object that `package.module:name` names; raises `ValueError` in one line for a path that leads nowhere."""
+def import_object(path: str, kind: type | UnionType = object) -> Any:
+    """The object that `package.module:name` names; raises `ValueError` in one line for a path that leads nowhere, or to something
+    that is not of this kind."""
     module, _, name = path.partition(":")
     if not (module and name):
         raise ValueError(f"found {short_repr(path)}; allowed: {PATH}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return resolve_name(path)
+        found = resolve_name(path)
     except Exception as error:  # noqa: BLE001 (whatever a module of one's own raises)
         meant = nearest(name, vars(sys.modules[module])) if isinstance(error, AttributeError) and module in sys.modules else None
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"found {short_repr(path)}; {why}; {f'meant is perhaps {meant}; ' if meant else ''}allowed: {PATH}") from None
+    if not isinstance(found, kind):
+        raise ValueError(f"found {short_repr(path)}, which is of type {type(found).__name__}; allowed: {PATH}, a {getattr(kind, '__name__', kind)}")
+    return found
 
 
 def need_method(path: str, found: Any, method: str) -> Any:

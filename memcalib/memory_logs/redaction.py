@@ -22,14 +22,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from anyascii import anyascii
 from stdnum import iban, luhn
 
 from ..dataset.screening import load_screen
-from ..io.settings import package_data, read_yaml
+from ..io.settings import import_object, package_data, read_yaml
 from ..problem import text_hash
 from ..io.records import short_repr
 
@@ -736,9 +735,9 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
     if "find" in entry:
         here = f"{place}.find: found {short_repr(path := str(entry['find']))}"
         try:
-            function = resolve_name(path)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"{here}: {error}; allowed is package.module:name of a function") from None
+            function = import_object(path)
+        except ValueError as error:
+            raise ValueError(f"{place}.find: {error}") from None
         if not callable(function):
             raise ValueError(f"{here}, which is no function; allowed is one that takes a text and gives pairs of start and end")
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")

@@ -184,6 +184,8 @@ def judge_reply(payload: Mapping, index: ExampleIndex, model: str = "micro-judge
     if query not in index.questions and not all(map(read_facts, texts)):
         also = {"task_quality": 4, "safety_failure": False}
         found = practice.judgments(str(query), response, rows, index.ideals, model)
+        if "evidence_quotes" in payload:
+            found = [{n: v for n, v in row.items() if n != "evidence_quote"} | {"evidence_quotes": [q] if (q := row["evidence_quote"]) else []} for row in found]
         return {"atom_judgments": found} | {name: also[name] for name in payload.get("also_judge") or [] if name in also}
     example = index.examples.get((str(query), frozenset(fact for text in texts for fact in read_facts(text))))
     if example is None:
@@ -196,7 +198,9 @@ def judge_reply(payload: Mapping, index: ExampleIndex, model: str = "micro-judge
         if rng.random() < JUDGES[model]:
             level, reason = rng.choice([other for other in Level if other != level]), "a slip of this judge"
         echo = {"u_star": row["u_star"]} if "u_star" in row else {}
-        found = {"predicted_usage_level": level.wire, "evidence_quote": atom.quote, "reason": reason}
+        places = [response[start:end] for start, end in atom.spans]
+        quoted = {"evidence_quotes": places} if "evidence_quotes" in payload else {"evidence_quote": atom.quote}
+        found = {"predicted_usage_level": level.wire} | quoted | {"reason": reason}
         judgments.append({"atom_id": row["atom_id"]} | echo | found)
     also = {"task_quality": 1 if any("at fault" in atom.reason for atom in judged.values()) else 4}
     broken = lambda atom: atom.ideal == Level.CONTROL and atom.actual == Level.IGNORE

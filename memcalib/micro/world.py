@@ -453,7 +453,8 @@ def _judge(response: str, facts: dict) -> Judgment:
         found = uses.get(marker["noun"], [])
         rival = not facts["rivals"].get(blank.atom_id, set()).isdisjoint(uses)
         level, reason = _actual(marker, blank.ideal, found, fault, rival)
-        fields = {"actual": level, "quote": found[0].text if found else "", "reason": reason}
+        spans = [(use.end - len(response[use.start : use.end].lstrip()), use.end) for use in found]
+        fields = {"actual": level, "quote": found[0].text if found else "", "reason": reason, "spans": spans}
         atoms.append(AtomJudgment.model_construct(**(vars(blank) | fields)))
     return facts["blank"].model_copy(update={"judge": JUDGE, "atoms": atoms})
 
@@ -472,6 +473,7 @@ def _batch(examples: Sequence[Example], responses: Sequence[str]) -> list[Judgme
 
 
 exact_judge.batch = _batch
+exact_judge.gives_quotes = True
 
 # %% ../../nbs/micro/01_world.ipynb #76bd5975
 def sentence_roles(example: Example, response: str) -> list[Sentence]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #44588a50
-MEASURES = {"push": "channel advantage on each token", "m": "multiplier minus 1", "q": "weight", "d": "signal in nats"}
+MEASURES = {"push": "channel advantage on each token", "m": "multiplier minus 1", "q": "weight", "d": "signal: in nats, or 1 in a quoted sentence"}
 
 
 def token_values(trace: Mapping[str, Any], channel: str | None = None, measure: str = "push") -> list[float | None]:
@@ -55,7 +55,7 @@ ENDS = {
     "push": ("discouraged", "encouraged"),
     "m": ("less credit", "more credit"),
     "q": ("weight", ""),
-    "d": ("less likely with the atoms", "more likely with the atoms"),
+    "d": ("less likely with the atoms", "more likely with the atoms, or quoted"),
 }
 
 
@@ -93,7 +93,7 @@ def heat_spans(trace: Mapping[str, Any], channel: str | None = None, measure: st
 # %% ../../nbs/report/05_credit_viewer.ipynb #0aae16ed
 REASONS = {
     "scoring": "log-probabilities without the atoms were not finite",
-    "weak": "no token's signal passed the absolute threshold",
+    "weak": "no token's signal passed the absolute threshold, or no quote says where",
     "empty": "no token's signal passed the channel's threshold",
     "gate": "reward and advantage do not point the same way, or eta is 0",
 }
@@ -269,6 +269,7 @@ def write_trace_page(
     found = sorted(frame["step"].unique())
     facts = {
         "method": ", ".join(sorted(map(str, frame["method"].dropna().unique()))) if "method" in frame else "not recorded",
+        **({"mode": ", ".join(sorted(map(str, frame["mode"].dropna().unique())))} if "mode" in frame else {}),
         "steps": ", ".join(map(str, found[:12])) + ", …" * (len(found) > 12),
         "pairs": f"{int(frame['channel'].notna().sum()):,}",
     }

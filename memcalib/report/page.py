@@ -4,20 +4,19 @@
 
 # %% auto #0
 __all__ = ['MEANINGS', 'KINDS_OF_USE', 'AnswerId', 'render_page', 'write_page', 'Cell', 'grid', 'results_grid',
-           'differences_grid', 'p_value', 'flatten', 'metric_tiles', 'control_letters', 'locate', 'Segment', 'segments',
+           'differences_grid', 'p_value', 'flatten', 'metric_tiles', 'control_letters', 'Segment', 'segments',
            'worst_responses', 'answer_id', 'find_rollouts', 'find_examples', 'kind_of_use', 'marked_answer']
 
 # %% ../../nbs/report/04_page.ipynb #4ad9d09f
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.records import Violation, iter_rows, printable
-from ..judge import blanked, fold, quote_pieces, quote_places
+from ..io.records import Violation, iter_rows, printable, write_whole
+from ..judge import locate
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
 
@@ -41,10 +40,7 @@ def render_page(template: str, figures: Mapping[str, str] | None = None, **value
 
 def write_page(path: str | Path, text: str) -> Path:
     """Write a page, replacing an old one only once all of it is written."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return part.replace(path)
+    return write_whole(path, text, errors="backslashreplace")
 
 # %% ../../nbs/report/04_page.ipynb #625f00c1
 @dataclass(frozen=True)
@@ -166,22 +162,6 @@ def control_letters(values: Iterable[tuple[str, float]], apart: float = 7.0) -> 
         else:
             marks.append((letter, value))
     return marks
-
-# %% ../../nbs/report/04_page.ipynb #cf2ce0ca
-def locate(quotes: Sequence[str], response: str, stretch: int = 1024) -> list[list[tuple[int, int]]]:
-    """For each quote the places of its pieces in the response, (first character, one past the last); none when it is not grounded."""
-    response = blanked(response)
-    parts = [fold(response[start : start + stretch]) for start in range(0, len(response), stretch)]
-    folded, ends = "".join(parts), list(accumulate(map(len, parts)))
-
-    def original(place: int) -> int:
-        part = bisect_right(ends, place)
-        letters = response[part * stretch : (part + 1) * stretch]
-        offsets = list(accumulate(len(fold(letter)) for letter in letters))
-        return part * stretch + bisect_right(offsets, place - (ends[part - 1] if part else 0))
-
-    found = [quote_places(quote_pieces(quote), folded) or [] for quote in quotes]
-    return [[(original(start), original(end - 1) + 1) for start, end in places] for places in found]
 
 # %% ../../nbs/report/04_page.ipynb #1ab0e219
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'results_table', 'results_frame', 'results_text', 'start_of', 'differences_table',
            'atom_tables', 'published', 'published_table', 'beside_published', 'failures_table', 'reasons_table',
            'quality_table', 'quality_lines', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex',
-           'to_markdown', 'write_tables']
+           'to_markdown', 'caption', 'write_tables']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
@@ -307,33 +307,66 @@ def markdown_cell(value: Any) -> str:
     return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(" ".join(str(value).split()), quote=False))
 
 # %% ../../nbs/report/02_tables.ipynb #c9493db4
-def to_latex(table: "pd.DataFrame") -> str:
-    """A booktabs table with every cell and heading escaped; ± and arrows become math."""
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SIGNS = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "·": r"$\cdot$", "−": "$-$", "→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "✓": r"$\checkmark$", "×": r"$\times$"}
+
+
+def to_latex(table: "pd.DataFrame", caption: str = "", label: str = "") -> str:
+    """A booktabs table with every cell and heading escaped; ± and arrows become math. With a caption it stands in a `table` with caption and label."""
     flat = table.map(lambda value: value if isinstance(value, int | float) else " ".join(str(value).split()))
     text = flat.to_latex(index=False, escape=True, float_format="%.2f", na_rep="--")
-    for sign, command in (("±", r"$\pm$"), ("↑", r"$\uparrow$"), ("↓", r"$\downarrow$"), ("·", r"$\cdot$"), ("−", "$-$")):
-        text = text.replace(sign, command)
-    return text
+    if caption:
+        said = "".join(_LATEX.get(c, c) for c in " ".join(caption.split()))
+        named = [f"\\label{{{label}}}"] if label else []
+        text = "\n".join([r"\begin{table}", r"\centering", f"\\caption{{{said}}}", *named, text + r"\end{table}", ""])
+    return "".join(_SIGNS.get(c, c) for c in text)
 
 
-def to_markdown(table: "pd.DataFrame") -> str:
-    """A pipe table with every cell and heading escaped; numbers with two digits."""
+def to_markdown(table: "pd.DataFrame", caption: str = "") -> str:
+    """A pipe table with every cell and heading escaped, numbers with two digits, below its caption."""
     rows = [list(table.columns), *table.itertuples(index=False)]
     text = [[f"{v:.2f}" if isinstance(v, float) else markdown_cell(v) for v in row] for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in text]
-    return "\n".join([lines[0], "|" + "---|" * len(text[0]), *lines[1:]]) + "\n"
+    said = [markdown_cell(caption), ""] if caption else []
+    return "\n".join([*said, lines[0], "|" + "---|" * len(text[0]), *lines[1:]]) + "\n"
+
+# %% ../../nbs/report/02_tables.ipynb #c40bf127
+def caption(text: str, *, n: str, seeds: Iterable[int] | None, interval: str | None, ddof: int | None) -> str:
+    """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread. Raises `ValueError` for an empty `n`."""
+    if not n.strip():
+        raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
+    drawn = None if seeds is None else list(seeds)
+    parts = [f"n = {n}", "no seed" if not drawn else f"seed{'s' * (len(drawn) > 1)} {', '.join(map(str, drawn))}"]
+    parts.append("no spread" if ddof is None else f"± is the standard deviation over seeds, ddof = {ddof}")
+    parts.append(f"interval: {interval}" if interval else "no interval")
+    return f"{text.rstrip('.')}. {'; '.join(parts)}."
 
 # %% ../../nbs/report/02_tables.ipynb #e73da0c9
-def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"]) -> list[Path]:
-    """Write each table as CSV, LaTeX and Markdown under `folder`; names become file names of letters and digits."""
+def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"], captions: Mapping[str, str] = {}) -> list[Path]:
+    """Write each table as CSV, LaTeX and Markdown under `folder`; names become file names of letters and digits.
+
+    `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain, in captions.csv beside them.
+    Raises `ValueError` for a caption without a table.
+    """
+    import pandas as pd
+
+    if strange := [name for name in captions if name not in tables]:
+        raise ValueError(f"caption of {strange[0]!r}: no such table; allowed: {', '.join(tables)}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    files, said = [], {}
     for name, table in tables.items():
         stem = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table")
-        plain = table.rename(columns=csv_cell).map(csv_cell)
-        for suffix, text in ((".csv", plain.to_csv(index=False)), (".tex", to_latex(table)), (".md", to_markdown(table))):
+        plain, text = table.rename(columns=csv_cell).map(csv_cell), captions.get(name, "")
+        forms = {".csv": plain.to_csv(index=False), ".tex": to_latex(table, text, f"tab:{stem.name.removeprefix('tab-')}"), ".md": to_markdown(table, text)}
+        said |= {stem.name: text} if text else {}
+        for suffix, content in forms.items():
             file = stem.with_suffix(suffix)
-            file.write_text(text, encoding="utf-8")
+            file.write_text(content, encoding="utf-8")
             files.append(file)
+    if said:
+        file = folder / "captions.csv"
+        earlier = pd.read_csv(file, index_col="table")["caption"].to_dict() if file.is_file() else {}
+        pd.DataFrame(sorted((earlier | said).items()), columns=["table", "caption"]).map(csv_cell).to_csv(file, index=False)
+        files.append(file)
     return files

@@ -70,7 +70,7 @@ def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     return flags.count(False), len(flags)
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #90bdf42a
-_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/", "bounded"), ("_error", "_relative", "largest_advantage", "noise_floor")
+_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/", "bounded", "evidence_"), ("_error", "_relative", "largest_advantage", "noise_floor")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 
@@ -225,6 +225,7 @@ class StepRows(TrainerCallback):
         trainer, credited = self.trainer, isinstance(self.trainer.credit, Credit)
         writer = resolve_name("memcalib.trainer.traces:TraceWriter")(Path(trainer.args.output_dir) / "traces")
         about = {"process": trainer.accelerator.process_index, "method": self.config.method}
+        about |= {"mode": self.config.mode} if self.config.credit.by_evidence else {}
         if credited:
             about["thresholds"] = trainer.thresholds_before
         credit = trainer.credit if credited else trainer.advantages
@@ -424,7 +425,7 @@ class CreditCheckpoints(Checkpoints):
     def identity(self) -> dict[str, Any]:
         trainer = self.trainer
         config, processes = json.loads(trainer.config.model_dump_json()), trainer.accelerator.num_processes
-        if trainer.config.granularity == "sentence":
+        if trainer.config.granularity == "sentence" or trainer.config.credit.by_evidence:
             config["splitter"] = splitter_name()
         return {"format": 2, "config": config, "examples": examples_hash(trainer.judged.pool), "processes": processes}
 

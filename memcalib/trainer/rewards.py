@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'SPENT', 'OVERLONG', 'ChannelRewards', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable',
-           'failed_call', 'ask_judge', 'RetryingJudge', 'as_read', 'retrying_judge', 'judge_spent', 'cache_path',
-           'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples', 'held_out_answers',
+           'failed_call', 'ask_judge', 'RetryingJudge', 'as_read', 'quoting_judge', 'retrying_judge', 'judge_spent',
+           'cache_path', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples', 'held_out_answers',
            'judge_held_out', 'HeldOutScores', 'assign_credit']
 
 # %% ../../nbs/trainer/04_rewards.ipynb #9b6c28a6
@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..channels import channel_rewards, judgment_tensors
+from ..credit.evidence import token_divergences
 from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
 from ..inference.endpoint import CallError
@@ -166,6 +167,17 @@ class RetryingJudge:
         other.judge = as_read(self.judge, text)
         return other
 
+    @property
+    def gives_quotes(self) -> bool:
+        """Whether the judgments say where each atom shows."""
+        return getattr(self.judge, "gives_quotes", False)
+
+    def quoting(self) -> "RetryingJudge":
+        """This judge, to be asked for every place at which an atom shows where it can choose; everything else is shared."""
+        other = copy.copy(self)
+        other.judge = quoting_judge(self.judge)
+        return other
+
     def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "RetryingJudge":
         """This judge itself, from now on with the processes and the signals of a run."""
         self.total, self.signals = total, signals
@@ -225,6 +237,18 @@ def as_read(judge: JudgeLike, text: str) -> JudgeLike:
     """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
+# %% ../../nbs/trainer/04_rewards.ipynb #6af993de
+def quoting_judge(judge: JudgeLike) -> JudgeLike:
+    """A judge to be asked for every place at which an atom shows, which is the same judge where it cannot choose; raises `ValueError` for one without quotes."""
+    if not getattr(judge, "gives_quotes", False):
+        inner = judge.judge if isinstance(judge, RetryingJudge) else judge
+        name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
+        raise ValueError(
+            f"judge: found {name!r}, which gives no quotes, and credit goes by them (mode); allowed: an endpoint, micro-exact, a judge whose judgments hold "
+            "quotes or spans and that says so (gives_quotes = True), or another mode, such as ordered"
+        )
+    return judge.quoting() if hasattr(judge, "quoting") else judge
+
 # %% ../../nbs/trainer/04_rewards.ipynb #5033bd67
 def retrying_judge(judge: JudgeLike, config: Any) -> RetryingJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; a `RetryingJudge` as it is."""
@@ -237,7 +261,6 @@ def _reason(lost: Sequence[Judgment], failed: bool) -> str:
         return "on another process"
     unscored = ", ".join(atom.atom_id for atom in first.atoms if atom.actual is None)
     return f"example {first.example_id!r}: {first.error or f'no level for {unscored}'}"
-
 
 # %% ../../nbs/trainer/04_rewards.ipynb #9d75aa8d
 SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_tokens", "cost")
@@ -334,7 +357,7 @@ def check_context(
     if limit is None:
         return
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
-        if config.text == "fluent" and config.credit.method == "memcalib-rl":
+        if config.text == "fluent" and config.credit.counterfactual:
             messages = render(examples[index], text="concat", prompt_template=config.prompt_template)
             tokens = max(tokens, len(encode_prompt(tokenizer, messages)) + _SEAM)
         if tokens + config.max_tokens > limit:
@@ -404,7 +427,9 @@ def assign_credit(
     first = credit.process * len(judged.ids)
     groups = [(first + row) // generations for row in range(len(judged.ids))]  # a batch may hold an example twice
     request, logps = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False), ()
-    if credit.config.method == "memcalib-rl":  # also where nothing is to be scored: processes of a sharded model wait for each other
+    if credit.config.mode == "evidence-kl" and credit.config.by_evidence:
+        logps = token_divergences(model, request.prompts, request.without, request.responses, temperature=temperature, lost=lost)
+    elif credit.config.counterfactual:  # also where nothing is to be scored: processes of a sharded model wait for each other
         score = partial(response_logps, model, temperature=temperature, lost=lost)
         full = score([credit.encode(example) for example in judged.examples], judged.ids) if full is None else full
         logps = score(request.prompts, request.responses)

@@ -63,12 +63,9 @@ def training_method(name: str) -> TrainingMethod:
             raise ValueError(f"method {name!r}, allowed are {', '.join(map(repr, METHODS))}, or 'package.module:name'")
         return METHODS[name]
     try:
-        found = import_object(name)
+        return import_object(name, TrainingMethod)
     except ValueError as error:
-        raise ValueError(f"method {name!r}: {error}") from error
-    if not isinstance(found, TrainingMethod):
-        raise ValueError(f"method {name!r}: found {type(found).__name__}, must be a TrainingMethod")
-    return found
+        raise ValueError(f"method: {error}") from None
 
 # %% ../../nbs/trainer/01_settings.ipynb #6935d4c6
 def _answering(name: str) -> str:

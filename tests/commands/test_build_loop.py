@@ -118,6 +118,15 @@ def review(own: BuildRun, fails: int = 0, number: int = 0, reviewer: str = "a re
     return own.take_reviews(write_csv(folder / f"filled-{fails}.csv", list(rows[0]), rows), reviewer)
 
 
+def frozen(home):
+    """A build whose first pilot batch was read, passed and frozen."""
+    own = loop(home)
+    own.pilot(5)
+    review(own)
+    own.freeze()
+    return own
+
+
 def read_ids(own: BuildRun) -> list[list[str]]:
     return [[item.id for item in read_batch(path).items] for path in list_batches(own.pilots)]
 
@@ -165,10 +174,7 @@ def test_a_row_that_was_read_is_not_read_again_under_another_id(home):
 
 
 def test_a_full_build_ties_the_folder_to_its_settings(home):
-    own = loop(home)
-    own.pilot(5)
-    review(own)
-    own.freeze()
+    own = frozen(home)
     assert loop(home, near={"threshold": 0.95}).settings() != own.settings(), "until then another threshold is taken"
     own.run()
     with pytest.raises(ValueError, match="holds a run of other settings.*near.threshold"):
@@ -368,10 +374,7 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
 
 
 def test_after_a_withdrawal_a_mended_pipeline_starts_over_in_the_folder(home):
-    own = loop(home)
-    own.pilot(5)
-    review(own)
-    own.freeze()
+    own = frozen(home)
     own.run()
     review(own, 3, reviewer="a second reader")
     write_yaml(home, near={"threshold": 0.9})
@@ -386,10 +389,7 @@ def test_after_a_withdrawal_a_mended_pipeline_starts_over_in_the_folder(home):
 
 
 def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
-    own = loop(home)
-    own.pilot(5)
-    review(own)
-    own.freeze()
+    frozen(home)
     write_yaml(home, near={"threshold": 0.9})
     loop(home).pilot(5)
     write_yaml(home)
@@ -398,10 +398,7 @@ def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
 
 
 def test_a_later_batch_of_other_settings_leaves_a_frozen_pipeline_alone(home):
-    own = loop(home)
-    own.pilot(5)
-    review(own)
-    own.freeze()
+    frozen(home)
     write_yaml(home, near={"threshold": 0.9})
     other = loop(home)
     other.pilot(5)

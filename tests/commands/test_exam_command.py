@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from memcalib.commands import cli
 from memcalib.commands import exam as c
 from memcalib.evaluation.exam import confusion_of, find_exam
-from memcalib.inference.endpoint import Endpoint
+from memcalib.inference.endpoint import Endpoint, Price
 from memcalib.micro.server import MicroServer
 
 
@@ -30,10 +30,15 @@ def call(*arguments):
     )
 
 
+def examine(server, *options):
+    return call("exam", "--judge", "micro-judge", "--judge-url", server.base_url, *options)
+
+
 @pytest.fixture(scope="module")
 def sat(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exam")
-    run = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
+    priced = at(server).model_copy(update={"price": Price(prompt=2.0, completion=8.0)})
+    run = c.ExamRun(c.Exam(judge=priced, answers=90, probes=10), folder)
     return folder, run.forecast(), run.run()
 
 
@@ -44,6 +49,10 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
     again = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
     assert again.forecast()["to ask"] == 0 and again.run() == exam and server.stats()["requests"] == asked
     assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {p.name for p in folder.iterdir()}
+    usage = json.loads((folder / "exam.json").read_text())["usage"]
+    assert usage["seconds"] > 0 and usage["calls"] >= 110
+    assert usage["cost"] == pytest.approx((2 * usage["prompt_tokens"] + 8 * usage["completion_tokens"]) / 1e6)
+    assert "seconds of replies, cost in US dollars: 0." in c.exam_text(exam)
     with pytest.raises(ValueError, match="answers"):
         c.ExamRun(c.Exam(judge=at(server), answers=80, probes=10), folder)
 
@@ -66,18 +75,7 @@ def test_a_stated_confusion_matrix_comes_back(tmp_path):
 def test_the_exit_code_is_the_verdict(table, verdict, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with MicroServer([], practice=c.practice_judge(np.asarray(table, float).tolist())) as server:
-        code, text = call(
-            "exam",
-            "--judge",
-            "micro-judge",
-            "--judge-url",
-            server.base_url,
-            "--no-cache",
-            "--set",
-            "probes=5",
-            "--set",
-            "answers=270",
-        )
+        code, text = examine(server, "--no-cache", "--set", "probes=5", "--set", "answers=270")
     assert (code, f": {verdict}" in text) == (0 if verdict == "passed" else 3, True), text
     stored = json.loads((tmp_path / "runs/exam/micro-judge/exam.json").read_text())
     assert stored["verdict"] == verdict and find_exam(stored["judge"])["date"] == stored["date"]
@@ -119,16 +117,7 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
 def test_a_dry_run_asks_nothing_and_writes_nothing(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = server.stats()["requests"]
-    code, text = call(
-        "exam",
-        "--judge",
-        "micro-judge",
-        "--judge-url",
-        server.base_url,
-        "--dry-run",
-        "--set",
-        "judge.price={prompt: 1, completion: 2}",
-    )
+    code, text = examine(server, "--dry-run", "--set", "judge.price={prompt: 1, completion: 2}")
     assert code == 0 and "$" in text and server.stats()["requests"] == asked and not list(tmp_path.iterdir())
 
 

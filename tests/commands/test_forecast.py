@@ -275,6 +275,11 @@ def test_counterfactuals_are_read_by_one_method_alone():
         m: forecast(load_recipe("micro"), m).work["tokens read by counterfactuals"] for m in ("gdpo", "memcalib-rl")
     }
     assert read["gdpo"] == 0 < read["memcalib-rl"]
+    by = {m: forecast(load_recipe("micro", [f"train.mode={m}"]), "memcalib-rl") for m in ("evidence", "evidence-kl")}
+    read |= {mode: plan.work["tokens read by counterfactuals"] for mode, plan in by.items()}
+    assert read["evidence"] == 0 < read["evidence-kl"] < read["memcalib-rl"]
+    assert not any("channels" in text for text in by["evidence"].assumptions)
+    assert any("left atoms out" in text for text in by["evidence-kl"].assumptions)
 
 
 def test_a_distilled_policy_holds_one_frozen_copy():

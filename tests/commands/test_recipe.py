@@ -14,6 +14,7 @@ from memcalib.commands.recipe import (
     Recipe,
     load_recipe,
     method_config,
+    preflight,
     read_splits,
     recipe_faults,
     recipe_names,
@@ -278,3 +279,19 @@ def test_names_that_are_not_there(tmp_path):
         load_recipe("../recipes/micro")
     with pytest.raises(FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"):
         load_recipe("micr")
+
+
+def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, monkeypatch):
+    (tmp_path / "levels_only.py").write_text("def judge(example, answer):\n    raise AssertionError('asked')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = load_recipe("micro", ["judge=levels_only:judge"])
+    for mode, refused in (("ordered", False), ("evidence", True), ("evidence-kl", True)):
+        config = method_config(recipe, "memcalib-rl").model_copy(update={"mode": mode})
+        lines = [*preflight(recipe, "memcalib-rl", config, 100, 0, local=True)]
+        assert [line for line in lines if "gives no quotes" in line and "gives_quotes = True" in line] == lines
+        assert bool(lines) == refused
+    exact = load_recipe("micro", ["train.mode=evidence-kl"])
+    assert (
+        method_config(exact, "memcalib-rl").credit.by_evidence and not method_config(exact, "gdpo").credit.by_evidence
+    )
+    assert not [*preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)]

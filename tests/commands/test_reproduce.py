@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.commands.reproduce import (
-    BASELINES,
-    load_profile,
-    reproduce_experiments,
-    run_main_results,
-    run_quickstart,
-)
+from memcalib.commands.reproduce import BASELINES, load_profile, run_main_results, run_quickstart
+from memcalib.commands.experiments import reproduce_experiments
 from memcalib.io.runs import RunFolder
 from memcalib.problem import Judgment, load_examples
 from memcalib.io.records import read_jsonl
@@ -167,13 +162,13 @@ def test_bad_profiles_name_the_fault(tmp_path, text, needle):
 
 
 @pytest.mark.slow
-def test_experiments_run_under_papermill_and_take_their_parameters(tmp_path, capsys):
+def test_experiments_run_under_papermill_and_take_their_parameters(tmp_path):
     (done,) = reproduce_experiments(["main_results"], "smoke", tmp_path)
     assert done == tmp_path / "smoke" / "main_results" / "notebook.ipynb"
     executed = json.loads(done.read_text())
     injected = [c for c in executed["cells"] if "injected-parameters" in c["metadata"].get("tags", [])]
-    assert len(injected) == 1 and str(tmp_path) in "".join(injected[0]["source"])
-    assert tables(done.parent) and (done.parent / "manifest.json").exists()
+    assert len(injected) == 1 and 'out_dir = "main_results"' in "".join(injected[0]["source"])
+    assert tables(done.parent) and (done.parent / "manifest.json").exists() and str(tmp_path) not in done.read_text()
     assert not any(o["output_type"] == "error" for c in executed["cells"] for o in c.get("outputs", []))
 
 

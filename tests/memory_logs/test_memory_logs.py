@@ -757,7 +757,7 @@ def test_rules_of_ones_own(tmp_path):
         ({"rules": [{"name": "a"}]}, "rules.0: found {'name': 'a'}; allowed are name, pattern or find"),
         ({"rules": [{"name": "a", "pattern": "x", "find": "math:pi"}]}, "allowed are name, pattern or find"),
         ({"rules": [{"name": "a", "find": "math:pi"}]}, "rules.0.find: found 'math:pi', which is no function"),
-        ({"rules": [{"name": "a", "find": "no.where:x"}]}, "rules.0.find: found 'no.where:x': No module"),
+        ({"rules": [{"name": "a", "find": "no.where:x"}]}, "rules.0.find: found 'no.where:x'; ModuleNotFoundError"),
         ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are countries in two capitals"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),

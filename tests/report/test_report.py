@@ -7,6 +7,7 @@ import random
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -235,17 +236,19 @@ def test_an_axis_keeps_its_values_and_is_a_tenth_of_the_largest_wide(low, width)
 def test_every_number_at_an_axis_is_the_whole_number(level, noise, count):
     values = [level * (1 + noise * (k % 3)) for k in range(count)]
     rows = [
-        {"method": m, "seed": 1, "step": k, "reward": v, "end_rate": 1.0}
+        {"method": m, "seed": 1, "step": k, "reward": v, "end_rate": (k + 1) / 41}
         for m in ("GRPO", "b")
         for k, v in enumerate(values)
     ]
-    figure = figures.curves_figure(pd.DataFrame(rows))
+    figure = figures.curves_figure(pd.DataFrame(rows), {"reward": "reward"})
     (*steps, below), (*numbers, above), *_ = axis_texts(figure)
     assert below == above == "" and all(text.isdigit() or text[1:].isdigit() for text in steps)
     low, high = figure.axes[0].get_ylim()
     read = [float(text.replace("\N{MINUS SIGN}", "-")) for text in numbers]
     assert read == pytest.approx(list(figure.axes[0].get_yticks()), rel=0.01, abs=0.01 * (high - low))
-    assert high - low >= 0.1 * level and figure.axes[1].get_ylim() == (-0.03, 1.03)
+    assert high - low >= 0.1 * level
+    shares = figures.curves_figure(pd.DataFrame(rows), {"end_rate": "share that ends"})
+    assert shares.axes[0].get_ylim() == (-0.03, 1.03)
 
 
 def test_a_single_point_is_seen():
@@ -255,15 +258,43 @@ def test_a_single_point_is_seen():
     assert {line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines} == {"^"}
 
 
-def test_nine_equal_thresholds_are_seen_to_be_nine():
-    names = [f"threshold/{channel}" for channel in figures.CHANNEL_NAMES]
-    steps = pd.DataFrame(
-        [{"method": "MemCalib-RL", "seed": 1, "step": t} | dict.fromkeys(names, 0.02) for t in range(60)]
-    )
-    lines = figures.rates_figure(steps).axes[0].lines
-    first = [line.get_markevery()[0] for line in lines]
-    assert len(set(first)) == 9
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 9  # without any colour
+def channel_rows(**columns) -> pd.DataFrame:
+    """Steps of a method with columns `threshold/...` of every channel, each a function of step and channel number."""
+    rows = [
+        {"method": "MemCalib-RL", "seed": 1, "step": step}
+        | {f"{kind}/{c}": value(step, k) for kind, value in columns.items() for k, c in enumerate(figures.CHANNEL_NAMES)}
+        for step in range(60)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_channels_on_one_line_can_be_told_apart_without_colour():
+    axes = figures.rates_figure(channel_rows(trigger=lambda step, k: step / 60)).axes
+    assert len(axes) == 3, "a panel for each ideal level"
+    for ax in axes:
+        assert len({(line.get_marker(), line.get_linestyle()) for line in ax.lines}) == 3
+        assert len({line.get_markevery() for line in ax.lines}) == 3
+
+
+def test_what_never_moves_is_said_and_not_drawn():
+    steps = channel_rows(trigger=lambda step, k: step / 60, threshold=lambda step, k: 0.02)
+    figure = figures.rates_figure(steps)
+    assert len(figure.axes) == 3 and "threshold (0.02 throughout)" in figure.get_supxlabel()
+    assert len(figures.rates_figure(channel_rows(threshold=lambda step, k: 0.02)).axes) == 3, "the only row stays"
+    rows = [{"method": m, "seed": 1, "step": k, "reward": k, "end_rate": 1.0} for m in "ab" for k in range(30)]
+    figure = figures.curves_figure(pd.DataFrame(rows))
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["reward"] and "share that ends" in figure.get_supxlabel()
+    marks = [line.get_markevery() for line in figure.axes[0].lines]
+    assert len(set(marks)) == 2, "equal curves have their marks at different steps"
+
+
+def test_no_figure_is_wider_than_a_page():
+    methods = [f"m{k}" for k in range(5)]
+    rows = [{"method": m, "seed": 1, "step": k} | dict.fromkeys(figures.CURVES, k) for m in methods for k in range(9)]
+    counts = {name: np.full((3, 3), 5) for name in "abc"}
+    drawn = [figures.curves_figure(pd.DataFrame(rows)), figures.channel_figure(counts)]
+    drawn.append(figures.rates_figure(channel_rows(trigger=lambda step, k: step)))
+    assert max(figure.get_figwidth() for figure in drawn) <= figures.WIDTH
 
 
 @pytest.mark.parametrize(("ends", "shown"), [(((3, 5), (4, 6)), 2), (((3, 5), (30, 6)), 1), (((3, 5),), 1)])
@@ -412,3 +443,22 @@ def test_the_legend_has_the_looks_of_the_lines_where_a_method_has_no_values():
     assert [text.get_text() for text in told.get_texts()] == ["B"]
     assert {line.get_color() for line in drawn if line.get_xdata().size} >= {told.get_lines()[0].get_color()}
     assert told.get_lines()[0].get_color() == figures.method_styles(["A", "B"])["B"].colour
+
+
+def test_a_caption_says_what_its_numbers_are_of(tmp_path):
+    said = tables.caption("50 % & more", n="7 pairs", seeds=(1, 2), interval=None, ddof=1)
+    assert all(part in said for part in ("n = 7 pairs", "seeds 1, 2", "ddof = 1", "no interval"))
+    with pytest.raises(ValueError, match="n: found nothing"):
+        tables.caption("x", n=" ", seeds=None, interval=None, ddof=None)
+    with pytest.raises(TypeError):
+        tables.caption("x", n="7 pairs")
+    one = {"a": pd.DataFrame({"x": [1]})}
+    tables.write_tables(tmp_path, one, {"a": said})
+    tables.write_tables(tmp_path, {"b": one["a"]}, {"b": "=1+1"})
+    rows = list(csv.reader((tmp_path / "captions.csv").open()))
+    assert rows == [["table", "caption"], ["a", said], ["b", "'=1+1"]], "of both calls, harmless"
+    assert r"\caption{50 \% \& more." in (tmp_path / "a.tex").read_text()
+    assert (tmp_path / "a.md").read_text().startswith("50 % &amp; more.")
+    assert (tmp_path / "a.csv").read_text() == "x\n1\n"
+    with pytest.raises(ValueError, match="caption of 'c'.*allowed: a"):
+        tables.write_tables(tmp_path, one, {"c": said})

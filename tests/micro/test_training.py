@@ -1,0 +1,119 @@
+"""The loop for small policies against the trainer of the product, and the rules that only a comparison needs."""
+
+from unittest import mock
+
+import pytest
+import torch
+from trl.trainer import grpo_trainer
+
+from memcalib.channels import judgment_tensors
+from memcalib.credit.prefix_groups import response_mask
+from memcalib.localization import channel_atoms
+from memcalib.micro.policy import load_policy
+from memcalib.micro.training import CREDIT_RULES, CreditLoop, credit_rule
+from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.problem import remove_atoms
+from memcalib.trainer.settings import world_config
+from memcalib.training import train
+
+SMALL = dict(prompts=2, generations=4, steps=3, max_tokens=40, draws="row", lr=1e-3, seed=3)
+
+
+def config(rule: str, **changes):
+    return world_config(WORLDS["short"], **(SMALL | dict(minibatches=1) | changes | dict(credit_rule(rule).settings)))
+
+
+def same_cut(seed: int):
+    """TRL's shuffle of a rollout batch before it is cut, with the loop's own permutation."""
+    draw, shuffle, generator = torch.randperm, grpo_trainer.shuffle_sequence_dict, torch.Generator().manual_seed(seed)
+
+    def shuffled(batch):
+        with mock.patch("torch.randperm", lambda n, **_: draw(n, generator=generator)):
+            return shuffle(batch)
+
+    return shuffled
+
+
+def gap(one, other) -> float:
+    """The distance of two policies' weights."""
+    return sum((a - b).square().sum().item() for a, b in zip(one.parameters(), other.parameters(), strict=True)) ** 0.5
+
+
+SLOW = [
+    pytest.param(rule, parts, marks=pytest.mark.slow)
+    for rule, parts in (("grpo", 1), ("gdpo", 2), ("ordered", 1), ("uniform", 1), ("evidence", 1), ("evidence-kl", 2))
+]
+
+
+@pytest.mark.parametrize("rule, minibatches", [("ordered", 2), *SLOW])
+def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, tmp_path, monkeypatch):
+    chosen, examples = config(rule, minibatches=minibatches), make_examples("short", 5, 1)
+    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", same_cut(chosen.seed))
+    product, tokenizer = load_policy("cold-short")
+    rows = []
+    train(product, chosen, examples, exact_judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
+    lean, _ = load_policy("cold-short")
+    loop = CreditLoop(lean, tokenizer, chosen, examples, exact_judge)
+    mine = [loop.step() for _ in range(chosen.steps)]
+    for name in ("response_length", "end_rate", "repetition", "closing_advantage", "kl"):
+        assert [row[name] for row in mine] == pytest.approx([row[name] for row in rows], abs=1e-4), name
+    start, _ = load_policy("cold-short")
+    apart, moved = gap(lean, product), gap(lean, start)
+    assert apart < 0.02 * moved and moved > 0.01
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """The first batch of each rule, all of the same answers, and its advantages."""
+    examples, found = make_examples("short", 2, 1), {}
+    for rule in CREDIT_RULES:
+        model, tokenizer = load_policy("cold-short")
+        kept = {}
+
+        def keep(batch, rule=rule, kept=kept):
+            kept["advantages"], kept["batch"] = credit_rule(rule).credit(batch), batch
+            return kept["advantages"]
+
+        CreditLoop(model, tokenizer, config(rule), examples, exact_judge, keep).step()
+        found[rule] = kept
+    return found
+
+
+def means(kept) -> torch.Tensor:
+    mask = response_mask(kept["batch"].judged.ids)
+    return (kept["advantages"] * mask).sum(1) / mask.sum(1)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "exact")])
+def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, batches):
+    kept = "grpo" if rule == "contrast" else "gdpo"
+    torch.testing.assert_close(means(batches[rule]), means(batches[kept]), atol=2e-6, rtol=0)
+    moved = (batches[rule]["advantages"] - batches[kept]["advantages"]).abs().max()
+    assert moved > 0.01 or rule in ("gdpo", "grpo")
+
+
+def test_divergence_is_what_one_row_at_a_time_gives(batches):
+    batch, (model, _) = batches["divergence"]["batch"], load_policy("cold-short")
+    found = batch.credit.last.pairs
+    pair, row = 0, int(found.row[0])
+    example, ids = batch.judged.examples[row], batch.judged.ids[row]
+    atoms = channel_atoms(batch.judged.judgments[row])[int(found.channel[0])]
+
+    def after(prompt):
+        return model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+
+    whole, without = after(batch.prompts[row]), after(batch.credit.encode(remove_atoms(example, atoms)))
+    divergence = (whole.exp() * (whole - without)).sum(-1).detach().double()
+    torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
+
+
+def test_exact_credit_is_nothing_on_tokens_that_carry_no_atom(batches):
+    kept = batches["exact"]
+    closing = [len(ids) - 1 for ids in kept["batch"].judged.ids]
+    assert all(kept["advantages"][row, last] == 0 for row, last in enumerate(closing))
+    assert kept["advantages"].abs().sum() > 0 and judgment_tensors(kept["batch"].judged.judgments)[3].all()
+
+
+def test_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="rule 'gdop', allowed are 'grpo', 'gdpo'"):
+        credit_rule("gdop")
