@@ -217,7 +217,8 @@ OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
 
 def test_every_import_is_declared():
     """An imported package stands in settings.ini; an optional one is imported in a function, or by the page of Inspect."""
-    declared = distributions(settings()["requirements"])
+    needed = [settings()[f"{kind}requirements"] for kind in ("", "train_", "build_", "notebook_")]
+    declared = distributions(" ".join(needed))
     missing = {}
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -235,7 +236,10 @@ def test_constraints_pin_what_settings_ask_for():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    asked = [distributions(settings()[f"{kind}requirements"]) for kind in ("", "dev_", "inspect_")]
+    asked = [
+        distributions(settings()[f"{kind}requirements"])
+        for kind in ("", "train_", "build_", "notebook_", "dev_", "inspect_")
+    ]
     assert [name for group in asked for name in group if name not in pins] == []
     assert [name for group in asked for name, allowed in group.items() if pins[name] not in allowed] == []
 

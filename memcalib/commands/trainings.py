@@ -8,16 +8,12 @@ __all__ = ['TRAINED_BY', 'ANSWER_SECONDS', 'START_SECONDS', 'code_modules', 'cod
 
 # %% ../../nbs/commands/12_trainings.ipynb #b9c2e3e9
 import ast
-import hashlib
 import json
-import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,7 @@ from .recipe import Examples, Recipe, method_config, read_splits
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import file_hash
 from ..io.settings import package_data
-from ..problem import Judgment, Rollout, text_hash
+from ..problem import Judgment, text_hash
 from ..trainer.settings import METHODS
 
 # %% ../../nbs/commands/12_trainings.ipynb #cb88c0b4
@@ -252,15 +248,27 @@ class TrainingStore:
 
         `name` takes the place of the method's name as that of the model.
         """
+        return self._judged(self.make(training) / "test", training, lambda: self.policy(training), seed, name or training.label)
+
+    def start_judgments(self, training: Training, seed: int, name: str = "Cold-start") -> list[Judgment]:
+        """The same for the policy that a training begins with."""
+        from memcalib.micro.policy import load_policy
+
+        start = training.recipe.begins(training.method)[1].model
+        keyed = text_hash(json.dumps(training.facts | {"method": "", "seed": 0, "config": {}, "examples": training.recipe.data.world.seed}, sort_keys=True), 12)
+        return self._judged(self.path / f"start-{Path(start).name}-{keyed}", training, lambda: load_policy(start), seed, name)
+
+    def _judged(self, folder: Path, training: Training, policy: Callable[[], tuple[Any, Any]], seed: int, name: str) -> list[Judgment]:
         import torch
 
         from memcalib.inference.local import evaluate
         from memcalib.micro.world import exact_judge
 
-        file = self.make(training) / "test" / f"{training.recipe.data.world.test}-{seed}.jsonl"
+        file = folder / f"{training.recipe.data.world.test}-{seed}.jsonl"
         if not file.is_file():
             torch.set_num_threads(1)
-            model, tokenizer = self.policy(training)
+            model, tokenizer = policy()
             tests = read_splits(training.recipe).test
-            write_jsonl(file, evaluate(model, tokenizer, tests, exact_judge, seed=seed, name=training.label, **answering(training.recipe))[1])
-        return [judgment.model_copy(update={"model": name or training.label}) for judgment in read_jsonl(file, Judgment)]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(file, evaluate(model, tokenizer, tests, exact_judge, seed=seed, **answering(training.recipe))[1])
+        return [judgment.model_copy(update={"model": name}) for judgment in read_jsonl(file, Judgment)]
