@@ -198,7 +198,7 @@ def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | 
     }
     return [name for name, found in checks.items() if found]
 
-# %% ../../nbs/micro/09_grid.ipynb #c4bd6fe1
+# %% ../../nbs/micro/09_grid.ipynb #628a0322
 @cache
 def _at_start(policy: str | Path, world: World, split: str, tests: int) -> tuple[list[Example], dict[str, float]]:
     examples = make_examples(world, tests, 1000, split)
@@ -212,7 +212,7 @@ def tenths(values: Sequence[float]) -> list[float | None]:
 
 
 def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
-    """Train by these settings and measure; a training whose numbers stop being finite is a row without scores.
+    """Train by these settings and measure; a training whose numbers stop being finite is a row with SCS 0 and no other score.
 
     `policies` is a folder of starting policies beside the shipped ones.
     """
@@ -230,7 +230,7 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
         lost = ["a number is not finite"]
     spent = {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
     if lost:
-        return GridRow(run=run, scores=spent, derailed=lost)
+        return GridRow(run=run, scores=spent | {"SCS": 0.0}, derailed=lost)
     scores = policy_scores(model.eval(), tokenizer, examples, world.max_new_tokens, original)
     path = {name: tenths([row[name] for row in rows]) for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl") if rows}
     closing = [row["closing_advantage"] for row in rows if math.isfinite(row["closing_advantage"])]
