@@ -56,7 +56,7 @@ def test_the_command_line_says_the_same(capsys, tmp_path):
     )
     assert code == 0 and "memcalib train qwen3-8b --method memcalib-rl" in out and "Missing on this machine" in out
     code, _, err = call(capsys, "reproduce", "diagrams", "--profile", "paper", "--dry-run")
-    assert code == 1 and "no runs at the paper's size; allowed are main_results" in err
+    assert code == 1 and "no runs at the paper's size; allowed are channel_proportions" in err
 
 
 @pytest.mark.parametrize(
