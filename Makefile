@@ -61,10 +61,8 @@ lint: setup ## ruff on the package, tests, tools and benchmarks
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright
 
-docs: setup ## the Quarto site in _docs (needs the quarto program)
-	PYTHONPATH=. $(BIN)/nbdev_proc_nbs
-	cd _proc && quarto render --no-execute
-	rm -rf _docs && mv _proc/_docs _docs
+docs: setup ## check every page of the site in headless Chromium; with Quarto on the path, build it in _docs
+	PYTHONPATH=. $(BIN)/python -m tools.site
 
 lab: setup ## JupyterLab in nbs/
 	$(BIN)/jupyter lab --notebook-dir nbs

@@ -12,7 +12,11 @@ config = ConfigParser(delimiters=["="])
 with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
     config.read_file(settings)
 cfg = config["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("dev", "inspect", "vllm")}
+extras = {name: cfg[f"{name}_requirements"].split() for name in ("train", "build", "notebook", "inspect", "vllm")}
+extras["dev"] = [
+    *cfg["dev_requirements"].split(),
+    *(need for name in extras if name != "vllm" for need in extras[name]),
+]
 
 
 class BuildWithNotebooks(build_py):
@@ -48,6 +52,7 @@ setup(
     entry_points={
         "console_scripts": [cfg["console_scripts"]],
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
+        "nbdev": ["memcalib = memcalib._modidx:d"],
     },
     zip_safe=False,
     classifiers=[
@@ -55,5 +60,7 @@ setup(
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
     ],
 )

@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memcalib.io.extras import explain_imports
+
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -20,6 +22,7 @@ _MODULES = {
     "trainer.settings": ("CreditGRPOConfig",),
     "training": ("CreditTrainer",),
 }
+explain_imports(__name__)
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "__version__",

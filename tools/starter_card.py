@@ -3,11 +3,16 @@
 Run it after every change of records.jsonl or answers.jsonl; reading.json holds what the blind readings found.
 """
 
+import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
 
 from memcalib.dataset.card import composition_table, count_examples, origin_table, structure_table
 from memcalib.evaluation.exam import KnownAnswer, load_known_answers
@@ -71,6 +76,18 @@ memcalib exam --judge J
 """
 
 
+SURFACE = """### Does the form of a sentence tell its level?
+
+A distractor must not be known by its wording. A logistic regression on words, neighbouring words and the opening of each
+atom in English, without query, memory or rubric, guesses the levels of records that it was not fitted to:
+
+{table}
+
+Before the sentences were worded anew it was right in 78.9 % (74.7 % by level) of the first guess and 70.7 % (50.3 %) of
+the second. What is left is partly subject matter: an atom that counts often names a limit or a thing to use.
+"""
+
+
 def as_json(row: Example | KnownAnswer) -> str:
     """A record without rubrics, or an answer, for the card."""
     found = json.loads(row.to_json())
@@ -85,6 +102,50 @@ def grid(table: pd.DataFrame) -> str:
     return "\n".join(
         [line(table.columns), "|" + "---|" * len(table.columns), *map(line, table.itertuples(index=False))]
     )
+
+
+def surface_cues(text: str) -> set[str]:
+    """The words of a sentence, pairs of neighbours, and its opening; figures count as one word."""
+    words = ["<start>", *re.findall(r"[a-z]+|#", re.sub(r"\d+", "#", text.lower().replace("'s", "s")))]
+    return {*words, *(" ".join(pair) for pair in itertools.pairwise(words))}
+
+
+def fit_levels(cues: csr_matrix, levels: np.ndarray, kinds: int, ridge: float = 3.0) -> np.ndarray:
+    """Weights (cues + 1, kinds) of a logistic regression with an intercept and a ridge penalty."""
+    wanted = np.eye(kinds)[levels]
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = flat.reshape(-1, kinds)
+        scores = cues @ weights[:-1] + weights[-1]
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        odds /= odds.sum(1, keepdims=True)
+        miss = odds - wanted
+        slope = np.vstack([cues.T @ miss + ridge * weights[:-1], miss.sum(0)])
+        return -np.log((odds * wanted).sum(1) + 1e-12).sum() + ridge / 2 * (weights[:-1] ** 2).sum(), slope.ravel()
+
+    return minimize(loss, np.zeros((cues.shape[1] + 1) * kinds), jac=True, method="L-BFGS-B").x.reshape(-1, kinds)
+
+
+def surface_table(examples: list[Example]) -> pd.DataFrame:
+    """How often the level of an atom in English is guessed from its form alone, each record left out in turn."""
+    english = [e for e in examples if e.model_extra["language"] == "en"]
+    rows = [(i, surface_cues(a.text), int(a.ideal)) for i, e in enumerate(english) for a in e.atoms]
+    counts = Counter(cue for _, found, _ in rows for cue in found)
+    place = {cue: k for k, cue in enumerate(sorted(cue for cue, n in counts.items() if n >= 3))}
+    cells = [(row, place[cue]) for row, (_, found, _) in enumerate(rows) for cue in sorted(found) if cue in place]
+    cues = csr_matrix((np.ones(len(cells)), tuple(zip(*cells, strict=True))), shape=(len(rows), len(place)))
+    fold, ideal, found = np.array([i for i, _, _ in rows]), np.array([u for _, _, u in rows]), []
+    for what, levels in (("Ignore or not", np.minimum(ideal, 1)), ("three levels", ideal)):
+        kinds = int(levels.max()) + 1
+        guessed = np.zeros_like(levels)
+        for k in range(len(english)):
+            weights = fit_levels(cues[fold != k], levels[fold != k], kinds)
+            guessed[fold == k] = (cues[fold == k] @ weights[:-1] + weights[-1]).argmax(1)
+        shares = (np.bincount(levels).max() / len(levels), (guessed == levels).mean())
+        shares = (*shares, np.mean([(guessed[levels == u] == u).mean() for u in range(kinds)]), 1 / kinds)
+        found.append((what, len(levels), *(f"{100 * share:.1f}" for share in shares)))
+    names = ["guess", "atoms", "largest level, %", "right, %", "right by level, %", "chance by level, %"]
+    return pd.DataFrame(found, columns=names)
 
 
 def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
@@ -126,6 +187,7 @@ def main() -> None:
     labels = sum(len(a.labels) for a in answers)
     parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
     parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
+    parts += [SURFACE.format(table=grid(surface_table(examples)))]
     parts += [GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0]))]
     parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]
     parts += [

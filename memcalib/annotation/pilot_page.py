@@ -212,9 +212,9 @@ class PilotPage(WidgetPage):
     """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
 
     def __init__(self, batch: Batch, reviewer: str = ""):
+        super().__init__(PilotSession(batch, reviewer))
         import ipywidgets as w
 
-        super().__init__(PilotSession(batch, reviewer))
         self._stage = w.Dropdown(description="stage", options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())])
         self._about = w.Dropdown(description="about")
         self._issue = w.Textarea(description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem"))

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from ..io.decisions import Book, rows_that_count
+from ..io.extras import needs
 from ..io.records import Record, Violation, display_text, printable
 from ..io.decisions import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
 from ..problem import Name
@@ -322,6 +323,7 @@ class WidgetPage:
     """A page for JupyterLab around a walk; a subclass adds its widgets, and calls `lay_out`."""
 
     def __init__(self, session: Walk):
+        needs("ipywidgets", type(self).__name__)
         import ipywidgets as w
 
         self.session = session
@@ -364,9 +366,9 @@ class KeyPage(WidgetPage):
     """A page to answer a questionnaire with single keys; goes on where the file stops, saves every decision at once."""
 
     def __init__(self, book: Questionnaire):
+        super().__init__(KeySession(book))
         import ipywidgets as w
 
-        super().__init__(KeySession(book))
         self._drawing, self._emptied, self._rest = False, "", None
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
         self._keys = w.Textarea(description="keys", placeholder=f"{' '.join(self.session.words)} · {' '.join(MOVES)}", rows=1)

@@ -24,6 +24,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ..io.extras import explained
+
 # %% ../../nbs/commands/11_cli.ipynb #797d0f8d
 app = typer.Typer(
     name="memcalib",
@@ -55,7 +57,7 @@ def _message(error: Exception) -> str:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
-    known = isinstance(error, ValueError | OSError | KeyError) or type(error).__module__.startswith("memcalib.")
+    known = isinstance(error, ValueError | OSError | KeyError) or "memcalib[" in str(error) or type(error).__module__.startswith("memcalib.")
     return str(text) if known else f"unexpected {type(error).__name__}: {text} (MEMCALIB_DEBUG=1 shows where)"
 
 # %% ../../nbs/commands/11_cli.ipynb #d2aea7b8
@@ -95,7 +97,9 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except Exception as error:  # noqa: BLE001 (the outermost frame)
-        mistake = isinstance(error, ValueError | KeyError | FileNotFoundError) or hasattr(error, "exit_code")
+        if isinstance(error, ModuleNotFoundError):
+            error = explained(error, "this command")
+        mistake = isinstance(error, ValueError | KeyError | FileNotFoundError | ModuleNotFoundError) or hasattr(error, "exit_code")
         stop(_message(error) + ("" if mistake else _go_on(arguments)), getattr(error, "exit_code", 1))
     if code == 130:
         stop("interrupted" + _go_on(arguments), 130)

@@ -116,8 +116,9 @@ class ExamRun:
         if numbers["unscored_answers"] < numbers["answers"]:
             tables["Propagation"] = propagation_table(frame)
         usage = {name: sum(j.usage.get(name, 0) for j in judgments) for name in ("calls", "prompt_tokens", "completion_tokens")}
-        costs = [j.usage.get("cost") for j in judgments if j.usage]
-        usage["cost"] = sum(costs) if costs and None not in costs else None
+        for name in ("seconds", "cost"):  # of all replies, whenever they were given; None where one of them does not say
+            known = [j.usage.get(name) for j in judgments if j.usage]
+            usage[name] = sum(known) if known and None not in known else None
         exam = {
             "schema": EXAM_SCHEMA, "judge": judgments[0].judge, "verdict": verdict, "reasons": reasons, "date": date.today().isoformat(), "data": self.data,
             "settings": self.run_folder.settings, "numbers": numbers, "usage": usage, "question_counts": exam_counts(frame).tolist(),
@@ -134,6 +135,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     lines = [f"{exam['judge']}: {exam['verdict']}", *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"])]
     bounds = "" if numbers["macro_low"] is None else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
     lines.append(f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms")
+    lines.append(f"{exam['usage']['calls']} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}")
     return "\n".join(lines)
 
 # %% ../../nbs/commands/10_exam.ipynb #ccd4ea41

@@ -29,6 +29,7 @@ from typing import Any
 from .reproduce import Profile, load_profile, main_trainings, profile_names, training_grid
 from .settings import Bar, settings_text
 from .trainings import Training, TrainingStore, code_hash
+from ..io.extras import needs
 from ..io.records import one_line, write_whole
 from ..io.runs import manifest, git_state, write_manifest
 from ..io.settings import nearest, package_data
@@ -218,6 +219,7 @@ def run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], cw
 
     Raises `RuntimeError` with the number of the cell that failed, the error, and where the cells before it can be read.
     """
+    needs("papermill", "memcalib reproduce")
     import papermill
     from papermill.exceptions import PapermillExecutionError
 

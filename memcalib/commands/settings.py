@@ -10,6 +10,7 @@ __all__ = ['Settings', 'EXACT', 'JudgeSetting', 'merged', 'with_settings', 'give
 # %% ../../nbs/commands/01_settings.ipynb #d31942ea
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -255,10 +256,12 @@ class Bar:
 
     def __enter__(self) -> "Bar":
         from datasets import disable_progress_bars
-        from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bars()
-        disable_progress_bar()
+        if find_spec("transformers"):  # with the extra `train` only
+            from transformers.utils.logging import disable_progress_bar
+
+            disable_progress_bar()
         self.bar.start()
         return self
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['HUB_LICENCES', 'mixed_blocks', 'Counts', 'count_examples', 'domain_title', 'composition_table', 'structure_table',
-           'origin_table', 'attrition_table', 'hub_licences', 'source_table', 'consent_table', 'hub_configs',
-           'stage_table', 'review_table', 'CardFacts', 'card_warnings', 'card_header', 'dataset_card', 'write_card',
-           'withdraw_on_card', 'lay_out']
+           'origin_table', 'family_table', 'attrition_table', 'hub_licences', 'source_table', 'consent_table',
+           'hub_configs', 'stage_table', 'review_table', 'CardFacts', 'card_warnings', 'card_header', 'dataset_card',
+           'write_card', 'withdraw_on_card', 'lay_out']
 
 # %% ../../nbs/dataset/11_card.ipynb #49484be6
 from collections import Counter, defaultdict
@@ -19,6 +19,7 @@ from .pilot import Frozen, check_frozen
 from .sources import Dropped, Passed, Source
 from .splits import Sizes, split_parts
 from .stages import Drop
+from .writing import family_of
 from ..evaluation.breakdown import distractor_kind
 from ..problem import Block, Example, Level
 from ..io.records import printable, write_whole
@@ -42,6 +43,7 @@ class Counts:
     domains: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     levels: Counter[Level] = field(default_factory=Counter)
     origins: Counter[tuple[str, Level]] = field(default_factory=Counter)  # by origin of the atom and ideal level
+    families: Counter[str] = field(default_factory=Counter)  # of hard distractors
     sources: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by source, domain and licence
     mixed_blocks: int = 0
     mixed_examples: int = 0
@@ -65,6 +67,7 @@ class Counts:
         self.levels.update(example.levels.values())
         for atom in example.atoms:
             self.origins[(atom.model_extra or {}).get("origin") or distractor_kind(atom.atom_id), atom.ideal] += 1
+            self.families.update(filter(None, [family_of(atom)]))
         extra = example.model_extra or {}
         licence = str(extra.get("source_license") or "").strip() or "unknown"
         self.sources[str(extra.get("source_dataset") or ""), example.domain, licence] += 1
@@ -141,6 +144,13 @@ def origin_table(counts: Counts) -> "pd.DataFrame":
     rows = [(origin, *(counts.origins[origin, level] for level in Level)) for origin in names]
     table = pd.DataFrame(rows, columns=["origin", *(level.label for level in Level)])
     return table.assign(all=table.iloc[:, 1:].sum(axis=1))
+
+
+def family_table(counts: Counts) -> "pd.DataFrame":
+    """Hard distractors by family, the way in which they tempt; no row when no atom names one."""
+    import pandas as pd
+
+    return pd.DataFrame(sorted(counts.families.items()), columns=["family", "atoms"])
 
 # %% ../../nbs/dataset/11_card.ipynb #8542ada2
 def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iterable[Drop]]], before: Passed | None = None) -> "pd.DataFrame":
@@ -412,6 +422,7 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     file = f"{split_parts(facts.sizes)[names[-1]][-1]}.jsonl" if names else "examples.jsonl"
     yield _LOADING.format(config=f', split="{names[-1].replace("-", "_") if names else "train"}"', file=file)
     parts = {"Examples, blocks and atoms by domain": composition_table, "Ideal levels and memory structure": structure_table, "Origins of atoms": origin_table}
+    parts |= {"Families of hard distractors": family_table} if facts.counts.families else {}
     tables = [f"### {title}\n\n{_grid(table(facts.counts))}" for title, table in parts.items()]
     yield f"## Composition\n\n{_COMPOSITION_TEXT}\n\n" + "\n".join(tables)
     yield f"## Sources and licences\n\n{_SOURCES_TEXT}\n\n{_grid(source_table(facts.counts, facts.sources))}"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .screening import ScreenConfig, screen, words
 from .sources import Dropped, Passed, SourceRow, collect
+from ..io.extras import needs
 from ..problem import text_hash
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #568742c1
@@ -69,6 +70,7 @@ class Sketch:
 
 def sketch_texts(texts: Sequence[str], config: NearConfig) -> list[Sketch]:
     """Sketch many texts at once, which is much quicker than one by one."""
+    needs("rensa", "a search for near duplicates")
     from rensa import RMinHash
 
     found = [words(text) for text in texts]
@@ -89,6 +91,7 @@ class NearIndex:
     """Texts by number, in the order they were added, with a search for near duplicates of another text."""
 
     def __init__(self, config: NearConfig | None = None):
+        needs("rensa", "a search for near duplicates")
         from rensa import RMinHashLSH
 
         self.config = config = config or NearConfig()

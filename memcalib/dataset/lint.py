@@ -237,12 +237,15 @@ def rubric_fields(view: ExampleView) -> list[Hit]:
 
 @lint("error")
 def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
-    """Weight and under-use of the rubric fit the level."""
+    """Weight and under-use of the rubric fit the level; what stands for "not applicable" in other languages is not looked for."""
+    whole = " ".join(atom.text for atom in view.example.atoms)
+    english = text_language(whole) == "en" or (whole.isascii() and not text_language(whole))
     for atom in view.example.atoms:
         weight, under = ((atom.usage_rubric or {}).get(name) for name in ("memory_usage_weight", "under_use"))
         if _filled(weight) and weight != WEIGHTS[atom.ideal]:
             yield f"atom {atom.atom_id!r}", f"weight {short_repr(weight)}", f"{WEIGHTS[atom.ideal]} for level {atom.ideal.wire}"
-        if isinstance(under, str) and under.strip() and bool(_FILLER.match(under)) != (atom.ideal == Level.IGNORE):
+        filler = isinstance(under, str) and bool(_FILLER.match(under))
+        if isinstance(under, str) and under.strip() and (not filler and english if atom.ideal == Level.IGNORE else filler):
             allowed = "not applicable" if atom.ideal == Level.IGNORE else "what an answer misses"
             yield f"atom {atom.atom_id!r}", f"under_use {short_repr(under)}", f"{allowed} for level {atom.ideal.wire}"
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from .grounding import content_words, find_leak, first_person, holds, sentences, short_stems, stems, text_faults, too_close
 from .screening import words
-from .stages import Draft, DraftAtom, DraftBlock, Fault, Stage, merge_by
+from .stages import Draft, DraftAtom, DraftBlock, Fault, Stage, merge_by, other_language
 from ..inference.client import Form
 from ..io.records import DataError, Record, Violation, read_jsonl, short_repr, write_jsonl
 from ..io.settings import read_yaml
@@ -551,7 +551,7 @@ def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
         faults.append(Fault("hard", "missing distractor", "it is not in the reply"))
     else:
         pattern, sign = SIGNS.get(plan.family, (None, ""))
-        if pattern and not pattern.search(reply.hard.text):
+        if pattern and not other_language(draft.question) and not pattern.search(reply.hard.text):
             faults.append(Fault("hard", "family", f"{plan.family}: found {short_repr(reply.hard.text)}, allowed is a sentence that says {sign}"))
         if not reply.hard.why_tempting.strip():
             faults.append(Fault("hard", "why tempting", "found nothing, allowed is a sentence"))

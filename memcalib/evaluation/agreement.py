@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_figure', 'item_id', 'judged_atoms', 'allocate',
            'sample_atoms', 'cell_counts', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments',
-           'level_agreement', 'method_agreement', 'simulated_audits', 'coverage_table']
+           'level_agreement', 'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
@@ -80,16 +80,17 @@ def confusion_figure(
     import seaborn as sns
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.1 * len(tables) + 0.3, 3.1), layout="constrained")
+    figure = Figure(figsize=(2.75 * len(tables), 2.75), layout="constrained")
     names = [level.label for level in Level]
     for ax, (title, counts) in zip(np.ravel(figure.subplots(1, len(tables), squeeze=False)), tables.items(), strict=True):
         percent = row_percent(counts)
         text = [[_cell_text(*cell) for cell in zip(*rows, strict=True)] for rows in zip(counts, percent, strict=True)]
-        options = {"vmin": 0, "vmax": 100, "cmap": "Blues", "cbar": False, "square": True, "linewidths": 2}
+        options = {"vmin": 0, "vmax": 100, "cmap": "Blues", "cbar": False, "square": True, "linewidths": 2, "annot_kws": {"size": 8}}
         sns.heatmap(np.nan_to_num(percent), annot=text, fmt="", xticklabels=names, yticklabels=names, ax=ax, **options)
         ax.set_title(printable(title)[:60], parse_math=False, fontsize=9)
-        ax.set_xlabel(printable(second)[:40], parse_math=False)
-        ax.set_ylabel(printable(first)[:40], parse_math=False)
+        ax.set_xlabel(printable(second)[:40], parse_math=False, fontsize=8)
+        ax.set_ylabel(printable(first)[:40], parse_math=False, fontsize=8)
+        ax.tick_params(length=0, labelsize=8)
     return figure
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #532ff69f
@@ -347,6 +348,30 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
         pair = [float(test(values["a"], values["b"])[0]) if usable else np.nan for test in (spearmanr, pearsonr)]
         found.append({"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]})
     return pd.DataFrame(found)
+
+# %% ../../nbs/evaluation/02_agreement.ipynb #e022319e
+def ranking_agreement(first: "pd.DataFrame", second: "pd.DataFrame", resamples: int = 1000, seed: int = 0) -> dict[str, float]:
+    """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a metric for each question (row) and method (column).
+
+    Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which both judges put the same method first, `swapped` the mean
+    number of pairs of methods that they order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three methods.
+    """
+    from scipy.stats import rankdata
+
+    if not first.index.equals(second.index) or not first.columns.equals(second.columns) or first.shape[1] < 3:
+        raise ValueError(f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more")
+    rng, size = np.random.default_rng(seed), len(first)
+    weight = np.stack([np.full(size, 1.0), *(np.bincount(rng.integers(size, size=size), minlength=size) for _ in range(resamples))]) / size
+    one, two = (weight @ frame.to_numpy(float) for frame in (first, second))
+    ranks = [part - part.mean(1, keepdims=True) for part in (rankdata(one, axis=1), rankdata(two, axis=1))]
+    norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    spearman = np.divide((ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), np.nan), where=norm > 0)
+    gaps = [np.sign(part[:, :, None] - part[:, None, :]) for part in (one, two)]
+    low, high = _bounds(spearman[1:], size)
+    return {
+        "methods": first.shape[1], "questions": size, "spearman": float(spearman[0]), "low": low, "high": high,
+        "same_best": 100 * float((one[1:].argmax(1) == two[1:].argmax(1)).mean()), "swapped": float((gaps[0] * gaps[1] < 0)[1:].sum((1, 2)).mean() / 2),
+    }  # fmt: skip
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #34604337
 def simulated_audits(atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0) -> "pd.DataFrame":

@@ -112,10 +112,12 @@ def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
     return next((kind for kind, pattern in kinds.items() if re.match(pattern, atom_id)), "other")
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #d3052bd5
-def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS) -> "pd.DataFrame":
+def atom_frame(
+    judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS, families: Mapping[tuple[str, str], str] | None = None
+) -> "pd.DataFrame":
     """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
 
-    A frame of this kind is returned as it is.
+    `families` has the families of hard distractors by (example id, atom id), which judgments do not say. A frame of this kind is returned as it is.
     """
     import pandas as pd
 
@@ -128,8 +130,9 @@ def atom_frame(judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[st
         for atom in j.atoms:
             block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
             levels = {"ideal": int(atom.ideal), "actual": np.nan if atom.actual is None else int(atom.actual)}
-            rows.append(head | {"atom_id": atom.atom_id, "block": block} | levels | {"quoted": bool(atom.quote), "grounded": atom.grounded})
-    frame = pd.DataFrame(rows, columns=["model", "condition", "judge", "domain", "question_id", "atoms", "atom_id", "block", "ideal", "actual", "quoted", "grounded"])
+            family = (families or {}).get((j.example_id, atom.atom_id))
+            rows.append(head | {"atom_id": atom.atom_id, "family": family, "block": block} | levels | {"quoted": bool(atom.quote), "grounded": atom.grounded})
+    frame = pd.DataFrame(rows, columns=["model", "condition", "judge", "domain", "question_id", "atoms", "atom_id", "family", "block", "ideal", "actual", "quoted", "grounded"])
     frame["kind"] = frame["atom_id"].map({i: distractor_kind(i, kinds) for i in set(frame["atom_id"])})
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
@@ -149,7 +152,7 @@ def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, flo
     return row | {"atoms": len(frame), "unscored_atoms": len(frame) - len(scored)}
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #51006803
-SLICES = ("domain", "kind", "block_size", "atom_count", "ideal")
+SLICES = ("domain", "kind", "block_size", "atom_count", "ideal", "family")
 
 
 def atom_table(

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..io.extras import needs
 from ..io.records import display_text, printable
 from ..metrics import SUPPORT, UNDER
 from ..problem import Example
@@ -54,14 +55,15 @@ ENDS = {
     "push": ("discouraged", "encouraged"),
     "m": ("less credit", "more credit"),
     "q": ("weight", ""),
-    "d": ("less likely with the atoms", "more likely with the atoms, or quoted"),
+    "d": ("less likely with the atoms", "more likely with the atoms"),
+    "evidence": ("signal", ""),
 }
 
 
 def colour_legend(measure: str, scale: float) -> dict[str, Any]:
     """Texts of the two ends of a measure's colours, `scale` being the strongest, and whether there is a side below 0."""
     low, high = ENDS[measure]
-    if measure == "q":
+    if measure in ("q", "evidence"):
         return {"low": f"{low} 0", "high": f"{scale:.3f}", "signed": False}
     numbers = (f"{-scale:+.3f}", f"{scale:+.3f}") if scale else ("0", "0")
     return {"low": f"{low} {numbers[0]}", "high": f"{numbers[1]} {high}", "signed": True}
@@ -116,7 +118,8 @@ def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[
     from markupsafe import Markup
 
     spans, scale = heat_spans(trace, channel, measure)
-    view = {"heat": Markup(spans), "even": False} | colour_legend(measure if channel else "push", scale)
+    by_evidence = measure == "d" and trace.get("mode", "").startswith("evidence")
+    view = {"heat": Markup(spans), "even": False} | colour_legend("evidence" if channel and by_evidence else measure if channel else "push", scale)
     if channel is None:
         credited = None not in trace["advantage"]
         words = [reward_text(trace["reward"], credited)] if "reward" in trace else []
@@ -172,6 +175,7 @@ class TraceViewer:
     """A widget for JupyterLab: choose step, answer, channel and measure; hover over a token for its numbers."""
 
     def __init__(self, folder: str | Path):
+        needs("ipywidgets", "TraceViewer")
         import ipywidgets as w
 
         self.folder, self._busy = Path(folder), False

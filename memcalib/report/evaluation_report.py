@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
-           'judge_corrected', 'judgments_by_source', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
-           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
-           'evaluation_text']
+           'judge_corrected', 'judgments_by_source', 'family_tables', 'evaluation_tables', 'protocol', 'settings_text',
+           'notices', 'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary',
+           'write_evaluation_report', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
-from ..evaluation.breakdown import compare
+from ..evaluation.breakdown import atom_table, compare
 from ..evaluation.exam import corrected_score, examined, judged_responses
 from ..io.runs import file_hash
 from ..io.records import printable
@@ -159,6 +159,16 @@ def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
     return found
 
 
+def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
+    """Hard distractors by family: how often they are left alone, and used; empty where the examples name no family."""
+    frame = run.atoms[(run.atoms["condition"] != "no_memory") & run.atoms["family"].notna()]
+    if not frame["actual"].notna().any():
+        return {}
+    table = atom_table(frame, "family")
+    table.insert(0, "name", source_names(table))
+    return {"Hard distractors by family": table.drop(columns=list(SOURCE))}
+
+
 def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables = {}
@@ -166,7 +176,7 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         table = results_table(run)
         tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run), "Judge-corrected": judge_corrected(run)} | breakdown_tables(run)
     if run.judgments:
-        tables |= atom_tables(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
+        tables |= atom_tables(run) | family_tables(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
         try:
             tables |= second_judge(run)
         except ValueError as error:
@@ -251,7 +261,7 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     if any(j.settings.get("blind") is False for j in run.judgments):
         found.append("The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels.")
     for name in run.judges:
-        if not name.startswith("micro") and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
+        if not run.invented and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
             found.append(f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}.")
     measured, still = table[table["status"] == "measured"], table[table["model"] == "all Ignore"]
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
@@ -320,7 +330,7 @@ def evaluation_summary(run: Run) -> str:
     """Two sentences on what the numbers of an evaluation are, and what they are not."""
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
-    if all(judge.startswith("micro") for judge in run.judges):
+    if run.invented:
         return "A demonstration on a synthetic world of small invented memories. The numbers say nothing about real models."
     judges = ", ".join(run.judges)
     return f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of the same judge on the same data only."

@@ -516,20 +516,24 @@ def dots_figure(table: "pd.DataFrame", xlabel: str, styles: Mapping[str, PlotSty
     columns = min(columns, len(parts))
     rows = -(-len(parts) // columns)
     lines = max(part["label"].nunique() for part in parts.values())
+    beside = max(part.groupby("label")["series"].nunique().max() for part in parts.values())  # markers on one line
+    alike = len({tuple(dict.fromkeys(part["label"])) for part in parts.values()}) == 1
     with plot_style():
-        figure, axes = panels(rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * len(series))) + 0.45, sharex=sharex)
+        figure, axes = panels(rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * beside)) + 0.45, sharex=sharex)
         for ax in axes.flat[len(parts) :]:
             ax.set_axis_off()
-        for ax, (title, part) in zip(axes.flat, parts.items(), strict=False):
+        for place, (ax, (title, part)) in enumerate(zip(axes.flat, parts.items(), strict=False)):
             labels = list(dict.fromkeys(part["label"]))
             for k, name in enumerate(series):
                 found, style = part[part["series"] == name], styles[name]
-                y = [labels.index(label) + 0.7 * (k - (len(series) - 1) / 2) / len(series) for label in found["label"]]
+                shift = 0.7 * (k - (len(series) - 1) / 2) / len(series) if beside > 1 else 0
+                y = [labels.index(label) + shift for label in found["label"]]
                 ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
                 face = PAPER if style is _PUBLISHED else style.colour
                 ax.plot(found["value"], y, style.marker, color=style.colour, mfc=face, ms=4.5, label=plain_label(name))
             ax.set(title=plain_label(str(title)) if title else "", ylim=(len(labels) - 0.5, -0.5))
-            ax.set_yticks(range(len(labels)), [plain_label(str(label)) for label in labels])
+            shown = place % columns == 0 or not alike
+            ax.set_yticks(range(len(labels)), [plain_label(str(label)) if shown else "" for label in labels])
             ax.grid(axis="y", visible=False)
             for edge in range(1, len(labels)):
                 ax.axhline(edge - 0.5, color=GRID, lw=0.5)
@@ -556,7 +560,7 @@ def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence
     cells = [fold(text, 50) for text in sentences]
     heights = [max(len(cell), 1) + 0.5 for cell in cells]
     tops = np.cumsum([0, *heights])
-    total, line, top = tops[-1], 0.15, 0.16 * len(head) + 0.45
+    total, line, top, widest = tops[-1], 0.15, 0.16 * len(head) + 0.32, max(shares.max(), sizes.max())
     with plot_style():
         from matplotlib.figure import Figure
 
@@ -574,14 +578,14 @@ def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence
             middle = (tops[k] + tops[k + 1]) / 2
             ax.add_patch(_strip(0, tops[k], 1, heights[k], ROLE_COLOURS[role], 0.28 if role != "irrelevant" else 0.18))
             put(ax, 0.012, middle, s=f"{k + 1}", va="center", size=7, color=SOFT)
-            put(ax, 0.055, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
+            put(ax, 0.065, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
             put(ax, 0.985, middle, s=role, va="center", ha="right", size=7, weight="bold" if role == "key" else "normal")
             bars.barh(middle, shares[k], height=0.7, color=ROLE_COLOURS[role])
             bars.plot([sizes[k]] * 2, [middle - 0.55, middle + 0.55], color=INK, lw=1.1)
-            put(bars, max(shares[k], sizes[k]) + 1.5, middle, s=f"{shares[k]:.1f}", va="center", size=7)
+            put(bars, max(shares[k], sizes[k]) + 0.03 * widest, middle, s=f"{shares[k]:.1f}", va="center", size=7)
         ax.set(xlim=(0, 1), ylim=(total, 0))
         ax.set_axis_off()
-        bars.set(xlim=(0, 1.25 * max(shares.max(), sizes.max())))
+        bars.set(xlim=(0, 1.25 * widest))
         bars.set_xlabel("share of the credit, %\n(stroke: of the tokens)", size=7.5)
         bars.tick_params(axis="y", left=False, labelleft=False)
         bars.grid(axis="y", visible=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from ..dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
 from ..io.jsonl import rows_so_far, torn_line
 from ..io.jsonl import read_rows
@@ -68,6 +69,7 @@ class Run:
     answers: "pd.DataFrame | None" = None  # `answer_frame`
     settings: list[dict] = field(default_factory=list)  # the different settings of the answers, 20 at most
     versions: dict[str, str] | None = None  # example id -> hash of its content
+    families: dict[tuple[str, str], str] = field(default_factory=dict)  # of hard distractors, by example and atom id
     steps: "pd.DataFrame | None" = None
     path: "pd.DataFrame | None" = None
     traces: list[dict] | None = None
@@ -92,6 +94,11 @@ class Run:
         return list(dict.fromkeys(j.judge for j in self.judgments or []))
 
     @property
+    def invented(self) -> bool:
+        """True when every judged example is of the micro-world (`make_examples`, or a build of its rows), whoever judged it."""
+        return bool(self.judgments) and all(j.example_id.startswith(("micro-", "micro:")) for j in self.judgments)
+
+    @property
     def treated(self) -> list[Judgment]:
         """The judgments of answers that were given memory."""
         return [j for j in self.judgments or [] if j.condition != "no_memory"]
@@ -104,7 +111,7 @@ class Run:
     @cached_property
     def atoms(self) -> "pd.DataFrame":
         """The `atom_frame` of all judgments."""
-        return atom_frame(self.judgments or [])
+        return atom_frame(self.judgments or [], families=self.families)
 
 # %% ../../nbs/report/01_run_data.ipynb #cc91742a
 METHOD_LABELS = {
@@ -155,7 +162,10 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
         raise FileNotFoundError(f"{folder}: holds no run; looked for {', '.join(needed)}")
     run.manifest, run.parameters, run.exam = (_read_noted(run, name) for name in ("manifest.json", "parameters.json", "exam.json"))
     if file := _rows_file(run, "examples.jsonl"):
-        run.versions = {example.id: example.content_hash for example in rows_so_far(file, Example)}
+        run.versions = {}
+        for example in rows_so_far(file, Example):
+            run.versions[example.id] = example.content_hash
+            run.families |= {(example.id, atom.atom_id): family for atom in example.atoms if (family := family_of(atom))}
     place = {name: at for at, name in enumerate(run.versions or {})}
     if file := _rows_file(run, "judgments.jsonl"):
         run.judgments = in_order(load_judgments(file), place)

@@ -358,7 +358,7 @@ def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"], capti
     for name, table in tables.items():
         stem = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table")
         plain, text = table.rename(columns=csv_cell).map(csv_cell), captions.get(name, "")
-        forms = {".csv": plain.to_csv(index=False), ".tex": to_latex(table, text, f"tab:{stem.name}"), ".md": to_markdown(table, text)}
+        forms = {".csv": plain.to_csv(index=False), ".tex": to_latex(table, text, f"tab:{stem.name.removeprefix('tab-')}"), ".md": to_markdown(table, text)}
         said |= {stem.name: text} if text else {}
         for suffix, content in forms.items():
             file = stem.with_suffix(suffix)

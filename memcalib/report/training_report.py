@@ -77,7 +77,7 @@ def run_summary(run: Run) -> str:
     judges = sorted({j.judge for j in run.judgments or []})
     if not judges:
         return "Nothing was judged in this run, so there are no scores on this page."
-    if all(judge.startswith("micro") for judge in judges):
+    if run.invented:
         return DEMONSTRATION
     return f"Measured with the judge {', '.join(judges)}. A score belongs to its judge: compare it with scores of the same judge only."
 

@@ -116,7 +116,8 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
     texts = {"example_id": answer["example_id"], "question": answer["question"], "response": answer["response"]}
     numbers = {"reward": float(answer["reward"]), "sequence": float(answer["advantage"])}
     lists = {"tokens": answer["tokens"].tolist(), "ends": answer["ends"].tolist(), "advantage": advantage}
-    return {"step": step, "row": row} | texts | numbers | lists | {"channels": channels}
+    known = {"mode": answer["mode"]} if isinstance(answer.get("mode"), str) else {}
+    return {"step": step, "row": row} | known | texts | numbers | lists | {"channels": channels}
 
 # %% ../../nbs/trainer/05_trace_files.ipynb #02b5a9b5
 def drop_traces(folder: str | Path, after: int) -> list[str]:

@@ -30,7 +30,7 @@ from ..localization import Pairs, carrying_tokens
 from ..micro.world import sentence_roles
 from ..problem import Example, JudgeLike
 from ..redistribution import Credit, PairDetail, fallback_reasons
-from .rewards import ChannelRewards, assign_credit
+from .rewards import ChannelRewards, assign_credit, quoting_judge
 from .settings import TrainConfig
 from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
 
@@ -66,7 +66,7 @@ def credit_answers(
     judge: JudgeLike, config: TrainConfig,
 ) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    judged = ChannelRewards(judge, examples, config.merge_over_use)
+    judged = ChannelRewards(quoting_judge(judge) if config.credit.by_evidence else judge, examples, config.merge_over_use)
     judged.read(list(examples), tokenizer.batch_decode(answers, skip_special_tokens=True), list(answers))
     credit = TokenCredit(tokenizer, config.credit, prompt_encoder(tokenizer, config.text, config.prompt_template))
     return judged, *assign_credit(model, credit, judged, generations=config.generations, temperature=config.temperature)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from memcalib.commands import cli
 from memcalib.commands import exam as c
 from memcalib.evaluation.exam import confusion_of, find_exam
-from memcalib.inference.endpoint import Endpoint
+from memcalib.inference.endpoint import Endpoint, Price
 from memcalib.micro.server import MicroServer
 
 
@@ -37,7 +37,8 @@ def examine(server, *options):
 @pytest.fixture(scope="module")
 def sat(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exam")
-    run = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
+    priced = at(server).model_copy(update={"price": Price(prompt=2.0, completion=8.0)})
+    run = c.ExamRun(c.Exam(judge=priced, answers=90, probes=10), folder)
     return folder, run.forecast(), run.run()
 
 
@@ -48,6 +49,10 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
     again = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
     assert again.forecast()["to ask"] == 0 and again.run() == exam and server.stats()["requests"] == asked
     assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {p.name for p in folder.iterdir()}
+    usage = json.loads((folder / "exam.json").read_text())["usage"]
+    assert usage["seconds"] > 0 and usage["calls"] >= 110
+    assert usage["cost"] == pytest.approx((2 * usage["prompt_tokens"] + 8 * usage["completion_tokens"]) / 1e6)
+    assert "seconds of replies, cost in US dollars: 0." in c.exam_text(exam)
     with pytest.raises(ValueError, match="answers"):
         c.ExamRun(c.Exam(judge=at(server), answers=80, probes=10), folder)
 

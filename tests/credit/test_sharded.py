@@ -11,6 +11,7 @@ from small_models import tiny
 
 from memcalib.inference.local import group_sync, sample_tokens
 from memcalib.trainer.distillation import teacher_logps
+from memcalib.credit.evidence import token_divergences
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.tree_attention import tree_logps, trees_agree
@@ -46,6 +47,12 @@ def process(rank: int, port: int, queue) -> None:
             found[f"share {share}"] = (out - wanted).abs().max().item()
         out = response_logps(model, *(rows(rank) if rank == 0 else ([], [])), token_budget=20)
         found["nothing to do"] = (out - wanted).abs().max().item() if rank == 0 else out.numel()
+        without = [prompt[:2] + prompt[3:] for prompt in prompts]
+        for held in (2**27, 600):  # at once, and in turns of which the processes have not equally many
+            both = [token_divergences(each, prompts, without, responses, held=held) for each in (model, whole)]
+            found[f"divergences {held}"] = (both[0] - both[1]).abs().max().item()
+        out = token_divergences(model, *((prompts, without, responses) if rank == 0 else ([], [], [])))
+        found["no divergences"] = (out - both[1]).abs().max().item() if rank == 0 else out.numel()
         lessons = [teacher_logps(each, prompts, responses, 4, token_budget=30) for each in (model, whole)]
         found["lesson"] = max((a - b).abs().max().item() for a, b in zip(*lessons, strict=True))
         limits = [3 + rank * 4 + k for k in range(len(prompts))]

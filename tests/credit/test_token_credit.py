@@ -9,6 +9,7 @@ import pytest
 import torch
 from micro_policy import EXAMPLES, TOKENIZER, policy
 
+from memcalib.credit.evidence import token_divergences
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder, sample_tokens
@@ -194,12 +195,20 @@ def test_prompts_may_come_from_a_function(batch):
     assert TokenCredit(TOKENIZER).requests(asked, judged, answers).prompts != one.prompts
 
 
-@pytest.mark.parametrize("cut", [4, 6])
-def test_two_processes_give_what_one_gives(batch, cut):
+@pytest.mark.parametrize(("cut", "mode"), [(4, "ordered"), (6, "ordered"), (6, "evidence"), (6, "evidence-kl")])
+def test_two_processes_give_what_one_gives(batch, cut, mode):
     """Each holds some of the rows, of one group perhaps; statistics and thresholds are those of all."""
     model, asked, judged, answers = batch
-    config = CreditConfig(granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL)
-    whole, _, expected = used(batch, config)
+    config = CreditConfig(mode=mode, granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL)
+    measured = lambda r: (
+        token_divergences(model, r.prompts, r.without, r.responses)
+        if r.without
+        else plain(model, r.prompts, r.responses)
+    )
+    whole = TokenCredit(TOKENIZER, config, "micro")
+    asking = whole.requests(asked, judged, answers)
+    expected = whole.assign(asking, measured(asking))
+    assert whole.last.stats["localized"] > 0
     held, barrier, found = [None, None], threading.Barrier(2), [None, None]
 
     def gather(process, values):
@@ -223,7 +232,7 @@ def test_two_processes_give_what_one_gives(batch, cut):
 
     def logps(request):
         with lock:
-            return plain(model, request.prompts, request.responses)
+            return measured(request)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
     for thread in threads:

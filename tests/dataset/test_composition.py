@@ -83,6 +83,14 @@ def test_origins_are_recorded_or_told_by_id():
     assert table.loc["retrieved", "all"] == 2 and table["all"].sum() == len(record.atoms)
 
 
+def test_families_of_hard_distractors_are_counted_where_they_are_named():
+    assert not len(c.family_table(c.count_examples(sample_records())))
+    record = sample_records()[0]
+    named = [atom.model_copy(update={"hard_a_family": "outdated"}) for atom in record.atoms[:2]]
+    counts = c.count_examples([record.model_copy(update={"atoms": named + record.atoms[2:]}), record])
+    assert c.family_table(counts).to_dict("list") == {"family": ["outdated"], "atoms": [2]}
+
+
 # ---- attrition
 
 DOMAINS = st.sampled_from(["health", "coding", "law"])

@@ -215,6 +215,16 @@ def test_what_the_reference_answer_says_is_no_distractor():
     assert faults_of(draft, put(AUX[0], "The fox wore a ring along its tail.")) == set()
 
 
+def test_signs_of_a_family_are_looked_for_in_english_rows_alone():
+    draft = planned("belief_as_evidence")
+    german = draft.model_copy(
+        update={"question": "Wie halte ich im Garten den Fuchs von den Hühnern fern, die mir so lieb sind?"}
+    )
+    said = "Der Nutzer ist überzeugt, dass Hennen bei Vollmond goldene Federn bekommen."
+    put_hard = lambda reply: reply["hard"].update(text=said)
+    assert ("hard", "family") in faults_of(draft, put_hard) and ("hard", "family") not in faults_of(german, put_hard)
+
+
 def test_domains_have_rails():
     ill = lambda reply: reply["hard"].update(text="The user's cousin Olga takes insulin.")
     assert faults_of(with_answer("", "health"), ill) == {("hard", "clinical")}

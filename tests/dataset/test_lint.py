@@ -311,6 +311,22 @@ def test_level_against_rubric(level, weight, under, wrong):
     assert len(lint_example(row, ["level_vs_rubric"])) == wrong
 
 
+@pytest.mark.parametrize(
+    "text, under",
+    [
+        ("Der Nutzer hat ein Kajak, das er mit der Familie von nebenan auf dem See fährt.", "Entfällt."),
+        ("用户有一条皮划艇，是和邻居一起买的。", "不适用。"),
+        ("У пользователя есть каяк, и он стоит в гараже.", "Не применимо."),
+    ],
+)
+def test_other_languages_say_not_applicable_in_their_own_words(text, under):
+    row = example(text)
+    for level, weight, said, wrong in (("A", "none", under, 0), ("B", "supporting", "Not applicable.", 1)):
+        rubric = {"memory_usage_weight": weight, "under_use": said}
+        other = with_atom(row, row.atoms[0], ideal=Level.parse(level), usage_rubric=rubric)
+        assert len(lint_example(other, ["level_vs_rubric"])) == wrong
+
+
 @pytest.mark.parametrize("name", RUBRIC_FIELDS)
 @pytest.mark.parametrize("value", [None, "", "  ", [], [" "], 3])
 def test_every_rubric_field_is_needed(name, value):

@@ -572,6 +572,23 @@ def test_every_shipped_prompt_can_be_sent():
         assert "JSON object" in system["content"] and "<" not in user["content"]
 
 
+@pytest.mark.parametrize(
+    ("question", "language"),
+    [
+        ("Wie werde ich den Geruch in der Küche los, der nach dem Kochen mit Fisch bleibt?", "German"),
+        ("¿Cómo puedo quitar el olor que queda en la cocina después de freír pescado?", "Spanish"),
+        ("做完鱼以后厨房里的味道怎么才能去掉？", "Chinese"),
+        ("How do I get rid of the smell in the kitchen after frying fish?", ""),
+    ],
+)
+def test_a_row_in_another_language_names_it(question, language):
+    draft = rows(1)[0].model_copy(update={"question": question})
+    for stage in STAGES:
+        plain, named = (stage.messages(d)[0]["content"] for d in (rows(1)[0], draft))
+        assert (plain == named) == (not language) and language in named
+        assert json.loads(named.rsplit("\n\n", 1)[1])["title"] == stage.reply.__name__
+
+
 def test_what_is_asked_for_is_explained():
     assert all(
         name in load_build_prompt("screening-1")

@@ -23,6 +23,7 @@ from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables
 from memcalib.report import evaluation_report as evaluation
 from memcalib.report import run_data as rows
+from memcalib.report import training_report as training
 from memcalib.evaluation.breakdown import TORN
 from memcalib.io.runs import manifest, write_manifest
 from memcalib.io.settings import package_data
@@ -291,6 +292,27 @@ def test_evidence_counts_every_used_atom_once(tmp_path):
     assert row["no quote"] == row["not checked"] == 0
 
 
+def test_hard_distractors_are_counted_by_family(tmp_path):
+    assert "Hard distractors by family" not in evaluation.evaluation_tables(rows.load_run(play(tmp_path / "plain")))
+    folder = play(tmp_path / "named")
+    change(folder, lambda k, row: name_families(row, {"hard_01_a1": "outdated"}), "examples")
+    for name in ("judgments", "rollouts"):
+        change(folder, lambda k, row: row | {"example_hash": ""}, name)
+    run = rows.load_run(folder)
+    [row] = evaluation.evaluation_tables(run)["Hard distractors by family"].to_dict("records")
+    atoms = [a for j in run.judgments for a in j.atoms if a.atom_id == "hard_01_a1"]
+    assert row["family"] == "outdated" and row["atoms"] == len(atoms) > 9
+    assert row["over_use"] == pytest.approx(100 * sum(a.actual > a.ideal for a in atoms) / len(atoms))
+
+
+def name_families(row, families):
+    return row | {
+        "memories": [
+            m | {"hard_a_family": families[m["atom_id"]]} if m["atom_id"] in families else m for m in row["memories"]
+        ]
+    }
+
+
 def test_reasons_are_grouped_and_counted(tmp_path):
     play(tmp_path)
 
@@ -438,6 +460,17 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None)
     source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert "One seed" in source and "Only 1 questions" in source
+
+
+def test_a_demonstration_is_told_by_its_data_and_not_by_the_name_of_its_judge(tmp_path):
+    run = rows.load_run(play(tmp_path, judge="micro-judge@1"))
+    assert evaluation.evaluation_summary(run).startswith("Judged by micro-judge@1")
+    assert training.run_summary(run).startswith("Measured with the judge micro-judge@1")
+    assert any("not examined" in text for text in evaluation.notices(run, evaluation.evaluation_tables(run)["Scores"]))
+    for judgment in run.judgments:
+        judgment.example_id, judgment.judge = f"micro-long-rl-1-{judgment.example_id}", "j@1"
+    assert evaluation.evaluation_summary(run).startswith("A demonstration on a synthetic world")
+    assert training.run_summary(run) == training.DEMONSTRATION
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -84,3 +84,8 @@ def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it()
     assert told[3] == [
         "step 3: end_rate moved from 0.75 in the first 2 steps to 0.125 in the last 2; the limit is a change of -0.25"
     ]
+
+
+def test_counts_of_evidence_are_added_up_over_processes():
+    parts = [{"evidence_shown": 3, "evidence_omitted": 1, "evidence_everywhere": 0, "rms": 0.5}] * 2
+    assert merge_stats(parts) == {"evidence_shown": 6, "evidence_omitted": 2, "evidence_everywhere": 0, "rms": 0.5}

@@ -10,7 +10,7 @@ from memcalib.inference.endpoint import Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.report.credit_viewer import write_trace_page
+from memcalib.report.credit_viewer import answer_view, write_trace_page
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.trace_files import read_traces, trace_of
 from memcalib.training import train
@@ -70,6 +70,8 @@ def test_rows_and_traces_say_what_the_quotes_were_good_for(straight):
         assert len(channel["d"]) == len(channel["m"]) == len(trace["tokens"])
         assert sum(channel["m"]) / len(channel["m"]) == pytest.approx(1, abs=1e-5)
     assert "evidence-kl" in write_trace_page(out).read_text(encoding="utf-8")
+    [panel] = answer_view(trace, [next(iter(trace["channels"]))], "d")["panels"]
+    assert panel["low"] == "signal 0" and not panel["signed"], "a quote is there or not: nothing is less likely"
 
 
 @pytest.mark.slow
