@@ -492,7 +492,7 @@ def differences_figure(
             ax.locator_params(axis="x", nbins=5)
         figure.supxlabel("difference in points; better is to the right where ↑, to the left where ↓", size=7.5)
         if len(runs) > 1:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
         return figure
 
 # %% ../../nbs/report/03_figures.ipynb #335c04fd
