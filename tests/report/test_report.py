@@ -262,7 +262,11 @@ def channel_rows(**columns) -> pd.DataFrame:
     """Steps of a method with columns `threshold/...` of every channel, each a function of step and channel number."""
     rows = [
         {"method": "MemCalib-RL", "seed": 1, "step": step}
-        | {f"{kind}/{c}": value(step, k) for kind, value in columns.items() for k, c in enumerate(figures.CHANNEL_NAMES)}
+        | {
+            f"{kind}/{c}": value(step, k)
+            for kind, value in columns.items()
+            for k, c in enumerate(figures.CHANNEL_NAMES)
+        }
         for step in range(60)
     ]
     return pd.DataFrame(rows)
@@ -283,7 +287,9 @@ def test_what_never_moves_is_said_and_not_drawn():
     assert len(figures.rates_figure(channel_rows(threshold=lambda step, k: 0.02)).axes) == 3, "the only row stays"
     rows = [{"method": m, "seed": 1, "step": k, "reward": k, "end_rate": 1.0} for m in "ab" for k in range(30)]
     figure = figures.curves_figure(pd.DataFrame(rows))
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["reward"] and "share that ends" in figure.get_supxlabel()
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [
+        "reward"
+    ] and "share that ends" in figure.get_supxlabel()
     marks = [line.get_markevery() for line in figure.axes[0].lines]
     assert len(set(marks)) == 2, "equal curves have their marks at different steps"
 
