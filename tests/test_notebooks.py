@@ -16,9 +16,10 @@ NBS = Path(__file__).parents[1] / "nbs"
 PAGES = [
     line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
 ]
-EXTRA = ["public_api", "glossary", "paper_index"]  # pages without a module
+EXTRA = ["public_api", "glossary", "paper_index", "architecture", "extend"]  # pages without a module
+EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 LONG = re.compile(
-    r"07_training|(trainer|micro|commands)/.*|.*_(local|sentence_roles|agreement|inspect|exam)|report/.*_(report|evaluation|figures|comparison)"
+    r"07_training|extend|(trainer|micro|commands|tutorials)/.*|.*_(local|sentence_roles|agreement|inspect|exam)|report/.*_(report|evaluation|figures|comparison)"
 )
 
 

@@ -162,7 +162,7 @@ def stages() -> Picture:
 
 
 def judge() -> Picture:
-    told = "The judge reads query, atoms with rubrics and the answer, and returns a level with a quote for each atom; code keeps a level only if the quote stands in the answer, else the atom is unscored."
+    told = "The judge reads query, atoms with rubrics and the answer, and returns a level with a quote for each atom; code looks each quote up in the answer and flags those that are not there; a reply that cannot be read twice is unscored."
     p = Picture(
         "judge.svg",
         860,
@@ -195,14 +195,14 @@ def judge() -> Picture:
     for y, words, colour in (
         (104, "in the answer: kept", "#2f7d32"),
         (152, "in the answer: kept", "#2f7d32"),
-        (200, "not in it: asked again,", LEVEL["Control"]),
-        (216, "else unscored", LEVEL["Control"]),
+        (200, "not in it: kept,", LEVEL["Control"]),
+        (216, "flagged, counted", LEVEL["Control"]),
     ):
         p.text(668, y, words, size=12, colour=colour, weight="600")
     p.text(
         430,
         254,
-        "Missing is not zero: an unscored atom leaves the six metrics and is counted beside them.",
+        "A reply that cannot be read is asked for once more. What is still missing is unscored: never zero, always counted.",
         size=12,
         colour=SOFT,
         anchor="middle",

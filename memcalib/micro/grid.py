@@ -198,7 +198,7 @@ def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | 
     }
     return [name for name, found in checks.items() if found]
 
-# %% ../../nbs/micro/09_grid.ipynb #c4bd6fe1
+# %% ../../nbs/micro/09_grid.ipynb #628a0322
 @cache
 def _at_start(policy: str | Path, world: World, split: str, tests: int) -> tuple[list[Example], dict[str, float]]:
     examples = make_examples(world, tests, 1000, split)
@@ -212,7 +212,7 @@ def tenths(values: Sequence[float]) -> list[float | None]:
 
 
 def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
-    """Train by these settings and measure; a training whose numbers stop being finite is a row without scores.
+    """Train by these settings and measure; a training whose numbers stop being finite is a row with SCS 0 and no other score.
 
     `policies` is a folder of starting policies beside the shipped ones.
     """
@@ -230,7 +230,7 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
         lost = ["a number is not finite"]
     spent = {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
     if lost:
-        return GridRow(run=run, scores=spent, derailed=lost)
+        return GridRow(run=run, scores=spent | {"SCS": 0.0}, derailed=lost)
     scores = policy_scores(model.eval(), tokenizer, examples, world.max_new_tokens, original)
     path = {name: tenths([row[name] for row in rows]) for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl") if rows}
     closing = [row["closing_advantage"] for row in rows if math.isfinite(row["closing_advantage"])]
@@ -324,16 +324,25 @@ def stored_rows(folder: str | Path) -> list[GridRow]:
     return [*rows_so_far(Path(folder) / RUNS, GridRow)]
 
 
-def _one_thread() -> None:
+def _alone() -> None:
+    "What a process does before its first run."
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     torch.set_num_threads(1)
 
 
 def _finished(runs: Sequence[GridRun], processes: int, policies: Path) -> Iterator[GridRow]:
     "Rows as they come; with several processes in no particular order."
     if processes == 1:
-        yield from (train_one(run, policies) for run in runs)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from (train_one(run, policies) for run in runs)
+        finally:
+            torch.set_num_threads(threads)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
         try:
             for done in as_completed([pool.submit(train_one, run, policies) for run in runs]):
                 yield done.result()

@@ -23,7 +23,7 @@ from memcalib.problem import text_hash  # noqa: E402
 
 EXAMPLES = make_examples("short", 8, 7, "test")
 INDEX = ExampleIndex(EXAMPLES)
-README = Path(__file__).parents[2] / "README.md"
+TUTORIAL = Path(__file__).parents[2] / "nbs" / "tutorials" / "evaluate_your_model.ipynb"
 
 
 def moody(turns):
@@ -91,9 +91,9 @@ def test_what_is_no_seed_is_named(given):
 
 @pytest.mark.slow
 def test_the_documented_line_works(served):
-    """The line of the README, with this server's names and address in the place of the real ones."""
+    """The line of the tutorial, with this server's names and address in the place of the real ones."""
     server, data = served
-    (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\n]*", README.read_text())
+    (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\\\n]*", TUTORIAL.read_text())
     assert "--model openai-api/" in line and "--model-role grader=openai-api/" in line
     words = shlex.split(line.replace("Qwen3-8B", "micro-model").replace("deepseek-chat", "micro-judge"))
     names = re.findall(r"openai-api/(\w+)/", line)
