@@ -64,8 +64,8 @@ types: setup ## pyright on the public API, the chapters and credit (settings in 
 docs: setup ## check every page of the site in headless Chromium; with Quarto on the path, build it in _docs
 	PYTHONPATH=. $(BIN)/python -m tools.site
 
-lab: setup ## JupyterLab in nbs/
-	$(BIN)/jupyter lab --notebook-dir nbs
+lab: setup ## JupyterLab, opened at the start page
+	$(BIN)/jupyter lab --notebook-dir . --LabApp.default_url=/lab/tree/nbs/start.ipynb
 
 clean: ## remove what the verbs made, keep committed runs
 	rm -rf $(VENV) _proc _docs build *.egg-info .pytest_cache .ruff_cache .hypothesis runs/quickstart runs/smoke

@@ -9,11 +9,11 @@ __all__ = ['LabelItem', 'label_items', 'item_html', 'Label', 'read_labels', 'Lab
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from .questionnaire import Answer, Questionnaire, rubric_lines
+from .questionnaire import Answer, Questionnaire, blind_rubric, rubric_lines
 from ..evaluation.agreement import ANSWER, judged_atoms
 from ..io.decisions import latest, of_one_person
 from ..io.records import DataError, Record, Violation, display_text, read_jsonl
@@ -56,7 +56,7 @@ def label_items(
     sample: "pd.DataFrame",
     examples: Iterable[Example],
     rollouts: Iterable[Rollout] | str | Path,
-    rubric: bool = True,  # False hides the rubric, to check a judge that did not see one either
+    rubric: bool | Literal["blind"] = "blind",  # without what gives the ideal level away; True is all of it, False none
 ) -> list[LabelItem]:
     """What a person reads for each row of `sample_atoms`, in the sample's order, without the judge's decisions.
 
@@ -83,7 +83,7 @@ def label_items(
             block=blocks_by_atom(example)[row.atom_id].number,
             response=rollout.response,
             atom=atom.text,
-            rubric=atom.usage_rubric if rubric else None,
+            rubric=blind_rubric(atom.usage_rubric) if rubric == "blind" else atom.usage_rubric if rubric else None,
         )
         items.append(item)
     return items

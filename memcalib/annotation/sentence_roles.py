@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from .questionnaire import Answer, Questionnaire, rubric_lines
+from .questionnaire import Answer, Questionnaire, blind_rubric, rubric_lines
 from ..credit.audit import ROLES, AuditedPair, channel_group, sentence_credit
 from ..credit.sentences import segment
 from ..io.decisions import latest, rows_that_count
@@ -91,7 +91,7 @@ def role_items(drawn: "pd.DataFrame", traces: "pd.DataFrame", examples: Iterable
     for pair in pairs:
         answer, example = answers[pair.step, pair.row], known[pair.example_id]
         firsts, texts = cut_sentences(answer.response, answer.ends)
-        atoms = [Target(atom_id=name, text=example.atom(name).text, rubric=example.atom(name).usage_rubric) for name in pair.atom_ids]
+        atoms = [Target(atom_id=name, text=example.atom(name).text, rubric=blind_rubric(example.atom(name).usage_rubric)) for name in pair.atom_ids]
         head = {"item": f"{pair.step}/{pair.row}/{pair.channel}", "step": pair.step, "row": pair.row, "channel": pair.channel}
         names = {"example_id": example.id, "example_hash": example.content_hash, "question": answer.question}
         items.append(RoleItem(**head, **names, atoms=atoms, sentences=texts, firsts=firsts, tokens=len(answer.ends)))

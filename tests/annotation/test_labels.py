@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memcalib as mc
 from memcalib.evaluation.agreement import judged_atoms, sample_atoms
-from memcalib.annotation.labels import Label, LabelBook, LabelItem, audit_frame, item_html, label_items, read_labels
-from memcalib.annotation.questionnaire import rubric_lines
+from memcalib.annotation.labels import (
+    Label,
+    LabelBook,
+    LabelItem,
+    audit_frame,
+    item_html,
+    label_items,
+    read_labels,
+)
+from memcalib.annotation.questionnaire import blind_rubric, rubric_lines
 from memcalib.io.records import display_text
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import Level, Rollout, judgment_for
@@ -59,11 +68,28 @@ def test_items_hold_what_the_model_and_the_judge_read():
         assert item.question == example.question and item.atom == example.atom(item.atom_id).text
         assert item.memory == [(b.number, b.memory_text) for b in example.blocks]
         assert item.atom_id in example.blocks[item.block - 1].atom_ids
-        assert item.rubric == example.atom(item.atom_id).usage_rubric
+        assert item.rubric == blind_rubric(example.atom(item.atom_id).usage_rubric)
         assert item.response == next(
             r.response for r in ROLLOUTS if (r.example_id, r.seed) == (item.example_id, item.seed)
         )
     assert all(item.rubric is None for item in items_of(judged(), rubric=False))
+    whole = items_of(judged(), rubric=True)
+    assert [i.rubric for i in whole] == [
+        next(e for e in EXAMPLES if e.id == i.example_id).atom(i.atom_id).usage_rubric for i in whole
+    ]
+
+
+def test_the_card_does_not_give_the_ideal_level_away():
+    """As in the shipped records, whose rubrics say so in three entries, and in others by 'not applicable'."""
+    (record, *_) = mc.load_examples("samples")
+    rubrics = {atom.atom_id: blind_rubric(atom.usage_rubric) for atom in record.atoms}
+    item = ITEMS[0]
+    for atom in record.atoms:
+        shown = item_html(item.model_copy(update={"rubric": rubrics[atom.atom_id]})).lower()
+        assert "observable checks" in shown and "over use" in shown
+        for telling in ("memory usage weight", "failure direction", "expected answer", "not applicable"):
+            assert telling not in shown
+        assert "memory usage weight" in item_html(item.model_copy(update={"rubric": atom.usage_rubric}))
 
 
 def test_items_show_exact_atoms_where_the_run_did():
