@@ -56,3 +56,15 @@ def test_data_and_commands_of_tables_and_figures_exist():
     assert {name for name in re.findall(r"`memcalib (\w+)", CELLS[2])} <= verbs
     named = {name for name in re.findall(r"`([a-z]\w*_[a-z_]+)`", CELLS[2])}
     assert all(any(name in path.read_text() for path in package_data().parent.rglob("*.py")) for name in named)
+
+
+def test_every_label_has_its_notebook_and_command():
+    """Each of the paper's 21 labels stands in a row with the notebooks that regenerate it, linked, and their command."""
+    from memcalib.commands.experiments import PAPER_ITEMS, experiments
+
+    rows = [line for line in CELLS[2].splitlines() if line.startswith("| ")]
+    for label, (_, parts) in PAPER_ITEMS.items():
+        mine = [row for row in rows if re.search(rf"(?<![\w:-]){label}(?![\w-])", row)]
+        for name in parts:
+            [row] = [row for row in mine if f"`memcalib reproduce {name}`" in row]
+            assert f"experiments/{experiments()[name].name}" in row, (label, name)

@@ -757,7 +757,7 @@ def grid(
     set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
 ) -> None:  # fmt: skip
     """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there are not made again."""
-    from memcalib.commands.grid import grid_counts, load_plan, run_plan
+    from memcalib.commands.rule_grid import grid_counts, load_plan, run_plan
     from memcalib.commands.settings import settings_text
     from memcalib.micro.grid import stored_rows
 

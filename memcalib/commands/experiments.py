@@ -26,6 +26,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from .paper_runs import is_paper_profile, load_paper_runs, run_paper
 from .reproduce import Profile, load_profile, main_trainings, profile_names, training_grid
 from .settings import Bar, settings_text
 from .trainings import Training, TrainingStore, code_hash
@@ -98,7 +99,7 @@ class Run:
         return {name: Experiment(name, notebook, self) for name, notebook in self.notebooks.items()}
 
     def chosen(self, names: Sequence[str] = ()) -> "list[Experiment]":
-        """The named experiments (all without names) and those they read, each after what it reads."""
+        """The named experiments (without names those that regenerate a label of the paper) and those they read, each after what it reads."""
         order: dict[str, Experiment] = {}
 
         def add(name: str) -> None:
@@ -107,7 +108,8 @@ class Run:
                 add(other)
             order.setdefault(name, self.experiments[name])
 
-        for name in names or self.experiments:
+        labelled = {name for _, parts in PAPER_ITEMS.values() for name in parts}
+        for name in names or [name for name in self.experiments if name in labelled]:
             add(name)
         return list(order.values())
 
@@ -376,8 +378,8 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
 
 def item_files(experiment: Experiment, label: str) -> list[str]:
     """The files of an experiment that regenerate a label, relative to its folder."""
-    stem, folder = label.replace(":", "-"), "tables" if label.startswith("tab:") else "figures"
-    found = [*experiment.folder.glob(f"{folder}/{stem}.*"), *experiment.folder.glob(f"{folder}/{stem}-*.*")]
+    stem = label.replace(":", "-")
+    found = [file for folder in ("tables", "figures") for form in (f"{stem}.*", f"{stem}-*.*") for file in experiment.folder.glob(f"{folder}/{form}")]
     return sorted(file.relative_to(experiment.folder).as_posix() for file in found)
 
 
@@ -498,6 +500,9 @@ def reproduce_experiments(
     Raises `ValueError` for an unknown experiment, profile or setting, naming the known ones, before anything runs, and `RuntimeError` at
     the end naming the experiments that failed, and how to go on.
     """
+    if is_paper_profile(profile):
+        run_paper(load_paper_runs(profile, settings), out, names, dry_run)
+        return []
     for name in names:
         find_experiment(name)
     run = open_run(profile, out, settings, write=not dry_run)

@@ -324,16 +324,25 @@ def stored_rows(folder: str | Path) -> list[GridRow]:
     return [*rows_so_far(Path(folder) / RUNS, GridRow)]
 
 
-def _one_thread() -> None:
+def _alone() -> None:
+    "What a process does before its first run."
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     torch.set_num_threads(1)
 
 
 def _finished(runs: Sequence[GridRun], processes: int, policies: Path) -> Iterator[GridRow]:
     "Rows as they come; with several processes in no particular order."
     if processes == 1:
-        yield from (train_one(run, policies) for run in runs)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from (train_one(run, policies) for run in runs)
+        finally:
+            torch.set_num_threads(threads)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
         try:
             for done in as_completed([pool.submit(train_one, run, policies) for run in runs]):
                 yield done.result()

@@ -72,13 +72,13 @@ def build_tokenizer():
     return tokenizer
 
 # %% ../../nbs/micro/02_policy.ipynb #3e6f6681
-def build_policy(seed: int = 0):
-    """An untrained Qwen3-architecture policy of about 220 thousand parameters (hidden 64, 4 layers, tied embeddings)."""
+def build_policy(seed: int = 0, width: int = 64, layers: int = 4):
+    """An untrained Qwen3-architecture policy with tied embeddings, of about 220 thousand parameters; `width` is a multiple of 32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = build_tokenizer()
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 32,
         num_key_value_heads=1, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
@@ -144,13 +144,13 @@ def _stream(worlds: Sequence[str], size: int, flip: float, rng: random.Random, p
 
 def pretrain(
     worlds: Sequence[str] = ("short", "long"), steps: int = 3400, seed: int = 0, flip: float = 0.5, size: int = 24,
-    pool: int = 4000, report: Report | None = None,
+    pool: int = 4000, report: Report | None = None, width: int = 64, layers: int = 4,
 ):  # fmt: skip
     """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
 
     The last 14 % of the steps flip levels with probability `flip` in answers; audits stay true throughout.
     """
-    model, rng = build_policy(seed), random.Random(f"pretrain-{seed}")
+    model, rng = build_policy(seed, width, layers), random.Random(f"pretrain-{seed}")
 
     def batches():
         for names, noise, count in ((worlds[:1], 0.0, steps * 36 // 100), (worlds, 0.0, steps // 2), (worlds, flip, steps)):

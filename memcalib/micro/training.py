@@ -174,7 +174,7 @@ class CreditRule:
 CREDIT_RULES: dict[str, CreditRule] = {
     "grpo": CreditRule("GRPO", {"method": "grpo"}),
     "gdpo": CreditRule("GDPO", {"method": "gdpo"}),
-    "ordered": CreditRule("MemCalib-RL (ordered)", {"method": "memcalib-rl"}),
+    "ordered": CreditRule("MemCalib-RL", {"method": "memcalib-rl"}),
     "absolute": CreditRule("absolute", {"method": "memcalib-rl", "mode": "absolute"}),
     "uniform": CreditRule("ordered, under-use uniform", {"method": "memcalib-rl", "under_use": "uniform"}),
     "evidence": CreditRule("evidence", {"method": "memcalib-rl", "mode": "evidence"}),

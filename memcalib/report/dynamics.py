@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# %% ../../nbs/report/13_dynamics.ipynb #196125b5
+# %% ../../nbs/report/13_dynamics.ipynb #87d3a73e
 PHASES = ("early", "middle", "late")
 CHANNEL_GROUPS = {"correct use": ("B+", "C+"), "corrective": tuple(name for name in (*SUPPORT, *UNDER) if name.endswith("-"))}
 OUTCOMES = {"all_best": "all maximum", "mixed": "mixed", "all_worst": "all minimum", "all_middle": "uniform, between"}
@@ -35,8 +35,8 @@ def phase_of(steps: "pd.Series") -> "pd.Series":
     import pandas as pd
 
     last = int(steps.max())
-    cuts = [round(last * k / 3) for k in range(4)]
-    return pd.cut(steps, cuts, labels=list(PHASES))
+    codes = np.digitize(steps, [round(last / 3) + 1, round(last * 2 / 3) + 1])
+    return pd.Series(pd.Categorical.from_codes(codes, list(PHASES), ordered=True), steps.index)
 
 
 def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":

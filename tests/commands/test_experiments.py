@@ -47,6 +47,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     notebook(folder / "e01_first.ipynb", *FIRST)
     notebook(folder / "e02_second.ipynb", *SECOND)
     items = {"tab:eta-sweep": ("sweep", {"first": ""}), "tab:judge-stability": ("ranks", {"second": ""})}
+    items |= {"tab:third": ("another", {"third": ""})}
     monkeypatch.setattr(driver, "PAPER_ITEMS", PAPER_ITEMS | items)
     monkeypatch.chdir(folder.parents[1])
     return folder.parents[1]
@@ -184,6 +185,14 @@ def test_rows_that_are_not_kept_are_made_again_only_for_those_that_read_them(che
     assert in_process == ["first", "second"], "all is shown and valid"
     driver.reproduce_experiments(["second"], "smoke", "runs", settings=["experiments.second.factor=1"])
     assert in_process == ["first", "second", "first", "second"]
+
+
+def test_what_goes_beyond_the_paper_runs_only_when_it_is_named(checkout, in_process):
+    notebook(checkout / "nbs/experiments/e04_more.ipynb", *FIRST)
+    driver.reproduce_experiments([], "smoke", "runs")
+    assert in_process == ["first", "second"]
+    driver.reproduce_experiments(["more"], "smoke", "runs")
+    assert in_process == ["first", "second", "more"]
 
 
 @pytest.mark.parametrize(

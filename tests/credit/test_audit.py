@@ -21,6 +21,7 @@ from memcalib.credit.audit import (
     sentence_credit,
     sentence_scaling,
     shares_table,
+    simulated_role_audits,
     top_hit,
 )
 
@@ -211,3 +212,38 @@ def test_scaling_is_weighted_by_tokens(drawn):
         per_token += [0.25 + 0.75 * mean[u] for u in unit]
     assert found["mean"] == pytest.approx(np.mean(per_token))
     assert found["p50"] == pytest.approx(sorted(per_token)[int(np.ceil(len(per_token) / 2)) - 1])
+
+
+def population(seed: int = 0) -> list[AuditedPair]:
+    """Pairs of three channels, one of them rare and unlike the others."""
+    rng, made = np.random.default_rng(seed), []
+    for channel, size, favour in (("B+", 60, 6), ("C+", 40, 3), ("CA-", 12, 1)):
+        for _ in range(size):
+            credit = rng.dirichlet([favour, 1, 1, 1])
+            roles = ["key", *rng.choice(["partial", "irrelevant"], 3)]
+            made.append(AuditedPair(channel, rng.integers(2, 9, 4), credit, roles))
+    return made
+
+
+def test_repeated_audits_aim_at_the_mean_over_channels():
+    made = population()
+    found = simulated_role_audits(made, per_channel=10, audits=5, resamples=50)
+    for k, role in enumerate(ROLES):
+        for j, what in enumerate(("token", "credit")):
+            channels = [[100 * role_shares(p)[j][k] for p in made if p.channel == c] for c in ("B+", "C+", "CA-")]
+            truth = np.mean([np.mean(values) for values in channels])
+            assert found.loc[found["measure"] == f"{what} share, {role}", "truth"].tolist() == pytest.approx(
+                [truth] * 5
+            )
+    hits = found[found["measure"] == "top-3 hits, under-use"]["truth"].iloc[0]
+    assert hits == pytest.approx(100 * np.mean([top_hit(p)[0] for p in made if p.channel == "CA-"]))
+    assert (found["low"] <= found["estimate"]).all() and (found["estimate"] <= found["high"]).all()
+
+
+def test_an_audit_of_everything_finds_the_mean_of_what_it_read():
+    made = [p for p in population() if p.channel == "B+"]
+    found = simulated_role_audits(made, per_channel=100, audits=2, resamples=20)
+    assert found["estimate"].to_numpy() == pytest.approx(found["truth"].to_numpy())
+    assert "top-3 hits, under-use" not in set(found["measure"]), "no pair of that group"
+    with pytest.raises(ValueError, match="no pair has a label"):
+        simulated_role_audits([AuditedPair("B+", np.ones(1), np.ones(1), [None])])

@@ -17,6 +17,7 @@ from memcalib.evaluation.agreement import (
     cell_counts,
     confusion,
     confusion_figure,
+    coverage_table,
     item_id,
     judged_atoms,
     kappa,
@@ -24,9 +25,11 @@ from memcalib.evaluation.agreement import (
     method_agreement,
     natural_estimate,
     pair_judgments,
+    ranking_agreement,
     resampled_counts,
     row_percent,
     sample_atoms,
+    simulated_audits,
     wilson,
 )
 from memcalib.io.records import write_jsonl
@@ -379,3 +382,68 @@ def test_confusion_figure_shows_names_as_plain_text():
     assert title.get_text() == r"$x$ _a\x1b[0m" and not title.get_parse_math()
     texts = [t.get_text() for ax in figure.axes for t in ax.texts]
     assert len(texts) == 18 and texts[0] == "1\n100.0 %" and texts[-1] == "0\nnone"
+
+
+def judged_file(n: int, seed: int = 0) -> pd.DataFrame:
+    """Atoms with the level a careful person reads, and a judge that reads Bound and Control less surely than Ignore."""
+    rng = np.random.default_rng(seed)
+    first = rng.choice(3, n, p=[0.7, 0.15, 0.15])
+    wrong = rng.random(n) < np.array([0.02, 0.3, 0.2])[first]
+    judged = np.where(wrong, (first + rng.integers(1, 3, n)) % 3, first)
+    return pd.DataFrame(
+        {"item": [f"i{k}" for k in range(n)], "ideal": rng.choice(3, n), "first": first, "judged": judged}
+    )
+
+
+def test_repeated_audits_are_single_audits():
+    file = judged_file(400)
+    found = simulated_audits(file, audits=3, n=60, seed=2)
+    assert found["truth"].unique().tolist() == pytest.approx([100 * (file["first"] == file["judged"]).mean()])
+    for audit, rows in found.groupby("audit"):
+        rows = rows.set_index("measure")
+        for scheme, name in (("natural", "natural, Wilson"), ("stratified", "stratified, at face value")):
+            drawn = sample_atoms(file, 60, scheme, 2 * 3 + audit)
+            agreed = int((drawn["first"] == drawn["judged"]).sum())
+            expected = [100 * agreed / 60, *wilson(agreed, 60)]
+            assert rows.loc[name, ["estimate", "low", "high"]].tolist() == pytest.approx(expected)
+        weighted = natural_estimate(
+            sample_atoms(file, 60, "stratified", 6 + audit).assign(second=lambda r: r["judged"])
+        )
+        assert rows.loc["stratified, reweighted", "estimate"] == pytest.approx(weighted["exact"])
+
+
+def test_coverage_counts_the_intervals_that_hold_the_truth():
+    rows = [("a", 50 + k, 48 + k, 52 + k, 50.0) for k in range(5)] + [("b", 1.0, 0.0, 2.0, 9.0)] * 4
+    columns = ["measure", "estimate", "low", "high", "truth"]
+    table = coverage_table(pd.DataFrame(rows, columns=columns)).set_index("measure")
+    assert table["covered"].tolist() == [60.0, 0.0] and table["audits"].tolist() == [5, 4]
+    assert table.loc["a", ["mean", "width"]].tolist() == [52.0, 4.0]
+    assert table.loc["b", ["covered_low", "covered_high"]].tolist() == pytest.approx(wilson(0, 4))
+
+
+def test_the_natural_interval_holds_and_face_value_does_not():
+    table = coverage_table(simulated_audits(judged_file(500, 3), audits=40, n=80)).set_index("measure")
+    assert table.loc["natural, Wilson", "covered"] > 80 and table.loc["stratified, reweighted", "covered"] > 75
+    assert abs(table.loc["stratified, at face value", "mean"] - table["truth"].iloc[0]) > 3
+
+
+def test_ranking_agreement_is_a_loop_over_resamples():
+    from scipy.stats import spearmanr
+
+    rng = np.random.default_rng(0)
+    first = pd.DataFrame(rng.normal([0, 0.2, 0.4, 0.6], 1, (30, 4)), columns=list("abcd"))
+    second = first + rng.normal(0, 0.6, first.shape)
+    found = ranking_agreement(first, second, resamples=40, seed=7)
+    rng, slow, best, swapped = np.random.default_rng(7), [], 0, 0
+    for _ in range(40):
+        rows = rng.integers(30, size=30)
+        one, two = (table.iloc[rows].mean() for table in (first, second))
+        slow.append(spearmanr(one, two)[0])
+        best += one.idxmax() == two.idxmax()
+        pairs = [(x, y) for x in "abcd" for y in "abcd" if x < y]
+        swapped += sum((one[x] - one[y]) * (two[x] - two[y]) < 0 for x, y in pairs)
+    assert found["spearman"] == pytest.approx(spearmanr(first.mean(), second.mean())[0])
+    assert [found["low"], found["high"]] == pytest.approx(np.percentile(slow, [2.5, 97.5]))
+    assert found["same_best"] == pytest.approx(100 * best / 40) and found["swapped"] == pytest.approx(swapped / 40)
+    with pytest.raises(ValueError, match="the same questions and methods"):
+        ranking_agreement(first, second.iloc[1:])

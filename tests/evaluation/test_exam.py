@@ -232,3 +232,23 @@ def test_an_edited_file_is_named(tmp_path):
     assert x.edited_files(tmp_path) == []
     (tmp_path / "records.jsonl").write_text("{} \n")
     assert "records.jsonl" in x.edited_files(tmp_path)[0]
+
+
+def test_judgments_are_misread_at_the_stated_rates():
+    examples, answers = known_set(120, right=0.5)
+    truth = x.known_judgments(examples, answers)
+    shares = np.array([[0.9, 0.1, 0.0], [0.0, 0.7, 0.3], [0.2, 0.2, 0.6]])
+    read = x.misread_judgments(truth, shares, seed=1, judge="noisy")
+    assert [j.key[:-1] for j in read] == [j.key[:-1] for j in truth] and {j.judge for j in read} == {"noisy"}
+    pairs = [
+        (a.actual, b.actual) for j, k in zip(truth, read, strict=True) for a, b in zip(j.atoms, k.atoms, strict=True)
+    ]
+    for actual in Level:
+        seen = [b for a, b in pairs if a == actual]
+        assert [seen.count(level) / len(seen) for level in Level] == pytest.approx(shares[actual], abs=0.06)
+    assert x.misread_judgments(truth, shares, seed=1, judge="noisy") == read
+    blank = truth[0].atoms[0].model_copy(update={"actual": None})
+    (left,) = x.misread_judgments([truth[0].model_copy(update={"atoms": [blank, *truth[0].atoms[1:]]})], shares)
+    assert left.atoms[0].actual is None
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
+        x.misread_judgments(truth, np.eye(2))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.io import runs
-from memcalib.report import credit_viewer, figures, page, tables
+from memcalib.report import credit_viewer, diagrams, figures, page, tables
 from memcalib.report import training_report as report
 from memcalib.report.run_data import load_run
 from memcalib.problem import Level, Rollout, judgment_for, sample_records
@@ -468,3 +468,73 @@ def test_a_caption_says_what_its_numbers_are_of(tmp_path):
     assert (tmp_path / "a.csv").read_text() == "x\n1\n"
     with pytest.raises(ValueError, match="caption of 'c'.*allowed: a"):
         tables.write_tables(tmp_path, one, {"c": said})
+
+
+def dots(**changes) -> pd.DataFrame:
+    rows = [
+        {"label": label, "series": s, "value": k, "low": k - 1, "high": None}
+        for k, label in enumerate("ab")
+        for s in ("x", "y")
+    ]
+    return pd.DataFrame(rows).assign(**changes)
+
+
+def test_markers_of_one_line_do_not_cover_each_other():
+    figure = figures.dots_figure(dots(value=1.0), "points")
+    heights = [tuple(line.get_ydata()) for line in figure.axes[0].lines[:2]]
+    assert not set(heights[0]) & set(heights[1]) and figure.get_figwidth() == figures.WIDTH
+    alone = figures.dots_figure(dots().drop_duplicates("label"), "points")
+    assert alone.axes[0].lines[0].get_ydata().tolist() == [0, 1] and not alone.legends
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [(dots().drop(columns="low"), "column 'low'"), (dots().iloc[:0], "no rows")],
+)
+def test_dots_of_nothing_are_an_error(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.dots_figure(table, "points")
+
+
+def test_published_values_are_hollow():
+    figure = figures.dots_figure(dots(series=["measured", "published"] * 2), "points")
+    measured, published = figure.axes[0].lines[:2]
+    assert published.get_markerfacecolor() == figures.PAPER != measured.get_markerfacecolor()
+
+
+def test_a_case_shows_shares_and_takes_no_text_as_markup(tmp_path):
+    said = ["$x_1$ and " + "long " * 60, HOSTILE]
+    about = {"title": "$C+$", "atoms": [HOSTILE], "question": "_q_"}
+    figure = figures.case_figure(said, ["key", "irrelevant"], [3, 1], [10, 30], **about)
+    assert [bar.get_width() for bar in figure.axes[1].patches] == [75, 25]
+    figures.save_figure(figure, tmp_path / "case")
+    with pytest.raises(ValueError, match="2 sentences, 1 roles"):
+        figures.case_figure(said, ["key"], [1, 1], [1, 1], **about)
+    with pytest.raises(ValueError, match="role 'main'; allowed: key, partial, irrelevant"):
+        figures.case_figure(said, ["key", "main"], [1, 1], [1, 1], **about)
+
+
+def test_scores_in_the_overview_are_computed():
+    answer = lambda *ranks: ("mine", "An answer.", ranks)
+    content = {
+        "question": "q",
+        "memory": [("m", Level.CONTROL), ("n", Level.IGNORE)],
+        "answers": [answer(2, 0), answer(0, 1)],
+    }
+    texts = [text.get_text() for text in diagrams.overview_diagram(content).axes[0].texts]
+    assert "SCS 100   over 0   under 0" in texts and "SCS 12   over 50   under 75" in texts
+    with pytest.raises(ValueError, match="answer 'mine': found 1 levels; allowed: one for each of 2"):
+        diagrams.overview_diagram(content | {"answers": [answer(2)]})
+
+
+def test_the_method_is_drawn_from_a_trace():
+    part = {"d": [0.0, 2.0, -1.0], "m": [0.5, 2.0, 0.5]}
+    trace = {"tokens": ["Keep", " $Thai", "."], "channels": {"B+": part}}
+    figure = diagrams.method_diagram(trace, "B+")
+    bars = [[bar.get_height() for bar in ax.patches] for ax in figure.axes[2:]]
+    assert bars == [part["d"], part["m"]]
+    assert len(diagrams.method_diagram(trace, "B+", most=2).axes[2].patches) == 2
+    with pytest.raises(ValueError, match=r"channel 'C\+': not in this trace; allowed: B\+"):
+        diagrams.method_diagram(trace, "C+")
+    with pytest.raises(ValueError, match="found 1 stages; allowed: six"):
+        diagrams.data_diagram([("a", "b")])

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from memcalib.micro.grid import GridPlan, GridRow, Stage
-from memcalib.report.grid import (
+from memcalib.report.rule_grid import (
     equal_time,
     grid_frame,
     headroom_table,
@@ -87,16 +87,16 @@ def test_headroom_and_shares(frame):
 
 def test_tables_name_what_was_chosen_and_what_derailed(frame):
     rates = rates_table(frame)
-    assert all(cell.endswith("*") for cell in rates["0.001"]) and "(2)" in rates.loc["MemCalib-RL (ordered)", "0.002"]
+    assert all(cell.endswith("*") for cell in rates["0.001"]) and "(2)" in rates.loc["MemCalib-RL", "0.002"]
     rules = rules_table(frame)
     assert (rules["seeds"] == 5).all() and (rules["lr"] == "0.001").all() and (rules["accuracy"] == "").all()
 
 
 def test_verdicts_and_equal_time(frame):
     found = verdicts(paired_differences(frame))
-    assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc[
-        "plain", "MemCalib-RL (ordered)"
-    ].startswith("hurts -")
+    assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc["plain", "MemCalib-RL"].startswith(
+        "hurts -"
+    )
     assert found.loc["few atoms", "exact per-atom credit"].startswith("ties")
     timed = equal_time(frame).set_index("rule")
     assert abs(timed.loc["evidence-kl", "difference"] - 1) < 0.6

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalib.commands.cli import main
-from memcalib.commands.grid import grid_counts, load_plan, plan_names, run_plan
+from memcalib.commands.rule_grid import grid_counts, load_plan, plan_names, run_plan
 from memcalib.micro import grid
 from memcalib.micro.grid import GridRow, stored_rows
 
