@@ -53,7 +53,7 @@ def shell(monkeypatch):
 
 
 @pytest.mark.parametrize("path", map(_marked, [*PAGES, *EXTRA]))
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # a tutorial trains and serves
 def test_notebook_runs(path, monkeypatch, registers, shell):
     monkeypatch.chdir(path.parent)
     passed, _ = execute_notebook(path, basepath=NBS)
