@@ -765,7 +765,7 @@ def grid(
     if dry_run:
         print(settings_text(chosen))
     else:
-        run_plan(out, plan, processes=processes, stages=stage or (), settings=set_ or ())
+        run_plan(out, plan, processes=processes, stages=stage or (), settings=set_ or (), tell=lambda line: print(line, flush=True))
     for name, (runs, done) in grid_counts(chosen, stored_rows(out)).items():
         print(f"{name}: {done} of {runs} runs")
 

@@ -7,7 +7,7 @@ __all__ = ['LARGE', 'plan_names', 'load_plan', 'grid_counts', 'make_large_policy
 
 # %% ../../nbs/commands/17_rule_grid.ipynb #8cfb6f0c
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .settings import Bar, load_settings, shipped
@@ -63,9 +63,10 @@ def make_large_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> P
 
 # %% ../../nbs/commands/17_rule_grid.ipynb #8384dd2a
 def run_plan(
-    out: str | Path, plan: str | Path = "micro", *, processes: int = 2, stages: Sequence[str] = (), settings: Sequence[str] = ()
+    out: str | Path, plan: str | Path = "micro", *, processes: int = 2, stages: Sequence[str] = (), settings: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:  # fmt: skip
-    """Run a plan (or some of its stages) into a folder and return it: a row for each run in `runs.jsonl`, and the manifest.
+    """Run a plan (or some of its stages) into a folder and return it: a row for each run in `runs.jsonl`, and the manifest. `tell` gets a line about each new run.
 
     What is there is kept, so a stopped grid goes on. Raises `ValueError` for a bad plan or stage, `OSError` where another process writes the rows.
     """
@@ -80,6 +81,9 @@ def run_plan(
 
             def note(row: GridRow, number: int, missing: int, name=name, known=known) -> None:
                 bar.name(f"{name}: run {number} of {missing}")
+                score, seconds = row.scores.get("SCS"), row.scores["wall_seconds"] or 0
+                lost = f", derailed ({'; '.join(row.derailed)})" if row.derailed else ""
+                tell(f"{name}, {number} of {missing}: SCS {score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, {row.run.name}")
                 bar.add(1)
                 known["seen"] = missing
 

@@ -17,7 +17,7 @@ def fast(monkeypatch):
 
     def one(run, policies=""):
         made.append(run)
-        return GridRow(run=run, scores={"SCS": 10.0})
+        return GridRow(run=run, scores={"SCS": 10.0, "wall_seconds": 1.0})
 
     monkeypatch.setattr(grid, "train_one", one)
     return made
@@ -50,7 +50,12 @@ def test_micro_first_and_full_later_pays_for_the_rest_only(fast, tmp_path):
 
 def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
     assert run("grid", "smoke", "--out", tmp_path, "--processes", 1, "--stage", "rates") == 0
-    assert "rates: 8 of 8 runs\nrules: 0 of 8 runs" in capsys.readouterr().out and len(stored_rows(tmp_path)) == 8
+    out = capsys.readouterr().out
+    assert (
+        "rates: 8 of 8 runs\nrules: 0 of 8 runs" in out
+        and "rates, 8 of 8: SCS 10.0, 1 s, {" in out
+        and len(stored_rows(tmp_path)) == 8
+    )
     assert grid_counts(load_plan("smoke"), stored_rows(tmp_path))["rates"] == (8, 8)
 
 
