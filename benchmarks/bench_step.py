@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
@@ -55,7 +56,9 @@ def base_trainer(config: TrainConfig, policy, tokenizer, examples, out: Path) ->
     policy.save_pretrained(out / "reference")
     policy.config._name_or_path = str(out / "reference")
     dataset = prompt_dataset(config, tokenizer, examples)
-    return GRPOTrainer(policy, [total], trl_config(config, out), dataset, processing_class=tokenizer)
+    trainer = GRPOTrainer(policy, [total], trl_config(config, out), dataset, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 class Clock:

@@ -265,15 +265,12 @@ def localize_evidence(
     inside, placed = mask[row], evidence.shares[:, 1] > 0
     known = placed & (evidence.divergence.isfinite() | ~inside).all(1)
     divergence = torch.where(inside & known[:, None], evidence.divergence, 0).double()
-    twice = (
-        torch.cat([evidence.shown & inside, divergence]),
+    # each pair twice: with the tokens that show its atoms, then with the divergence of those that left no trace
+    signals, both = (
+        torch.cat([(evidence.shown & inside).double(), divergence]),
         torch.cat([inside, inside]),
-        torch.cat([channel, channel]),
     )
-    z, both = (
-        localization_signal(twice[0].double(), twice[2], config.mode, config.under_use),
-        twice[1],
-    )
+    z = localization_signal(signals, channel.repeat(2), config.mode, config.under_use)
     cut = lambda kind: torch.cat(
         [torch.zeros_like(channel), kind.value.to(z.device)[channel]]
     )
@@ -287,25 +284,28 @@ def localize_evidence(
     )
     m = project_multipliers(raw_multipliers(q, both), both, config.cap)
     chi = open_pairs(
-        *(values[row, channel].repeat(2) for values in (rewards, advantages)), q
-    ).view(2, -1)
-    shares = evidence.shares.double().T
-    parts, apart = (
-        eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi,
-        lambda values: values.view(2, *inside.shape),
+        rewards[row, channel].repeat(2), advantages[row, channel].repeat(2), q
     )
-    strength, total = parts.sum(0), q.sum(1, keepdim=True)
-    mixed = (parts[..., None] * apart(m)).sum(0) / torch.where(
-        strength > 0, strength, 1
-    )[:, None]
+    total = q.sum(1, keepdim=True)
+    z, q, m = (
+        values.view(2, *inside.shape)
+        for values in (z, q / torch.where(total > 0, total, 1), m)
+    )
+    shares = evidence.shares.double().T
+    parts = (
+        eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi.view(2, -1)
+    )
+    strength = parts.sum(0)
+    mixed = (parts[..., None] * m).sum(0) / torch.where(strength > 0, strength, 1)[
+        :, None
+    ]
     m = torch.where((strength > 0)[:, None], mixed, inside.double())
-    q = (shares[..., None] * apart(q / torch.where(total > 0, total, 1))).sum(0)
     scored = known | ~placed | (shares[0] > 0)
     detail = PairDetail(
         row,
         channel,
-        apart(z).sum(0),
-        q,
+        z.sum(0),
+        (shares[..., None] * q).sum(0),
         m,
         strength,
         scored,

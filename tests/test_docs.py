@@ -14,6 +14,7 @@ from tools.check_docs import (
     browser_faults,
     configuration_faults,
     link_faults,
+    links,
     picture_faults,
     read_pages,
     size_faults,
@@ -195,3 +196,12 @@ def test_release_notes_are_the_section_of_a_version():
     with pytest.raises(ValueError, match=r"no version '0.3.0'; allowed: 0.2.0, 0.1.0"):
         release_notes("0.3.0", text)
     assert release_notes(memcalib.__version__, (ROOT / "CHANGELOG.md").read_text()).startswith("- ")
+
+
+def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
+    """Quarto searches the text of sections nearly word by word."""
+    (start,) = [found for found in notebooks if found.path == "start.ipynb"]
+    text = "\n".join(text for _, text in start.texts()).lower()
+    for wish in ("evaluate my own model", "train a model", "build a benchmark", "label answers", "reproduce a table"):
+        assert wish in text
+    assert {"tutorials/evaluate_your_model.ipynb", "lab/label_answers.ipynb"} <= {target for _, target in links(start)}

@@ -53,7 +53,7 @@ def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | 
     return None
 
 # %% ../../nbs/commands/05_forecast.ipynb #45f22d18
-ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "omitted": 0.5, "validation": 1500}
+ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "omitted": 0.8, "validation": 1500}
 SAMPLED = 200  # examples that are rendered
 
 

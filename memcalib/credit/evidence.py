@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['evidence_tokens', 'evidence_pairs', 'token_divergences']
 
-# %% ../../nbs/credit/07_evidence.ipynb #96fcd870
+# %% ../../nbs/credit/07_evidence.ipynb #9bf73f2b
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -16,32 +16,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .prefix_groups import head_logits, in_one_call, split_model, vocabulary_size, wide_weights
+from .prefix_groups import head_logits, in_one_call, response_mask, split_model, vocabulary_size, wide_weights
 from ..judge import evidence_spans
 from ..localization import PAPER, CreditConfig, Evidence, Pairs, channel_atoms, localization_rule
 from ..metrics import CHANNELS, UNDER
 from ..problem import Example, Judgment, remove_atoms
 
-# %% ../../nbs/credit/07_evidence.ipynb #80f50fbf
+# %% ../../nbs/credit/07_evidence.ipynb #2ef58b20
 def evidence_tokens(
     spans: Sequence[tuple[int, int]],  # characters of the answer: (first, one past the last)
-    ends: Sequence[int],  # character at which each token ends
+    ends: Sequence[int] | np.ndarray,  # character at which each token ends
     units: Int[Tensor, " token"],  # sentence of each token
 ) -> Bool[Tensor, " token"]:
     "Tokens of the sentences that one of the spans reaches into; a token without text reaches nowhere, and goes with its sentence."
-    ends = np.asarray(ends, dtype=np.int64)
-    starts = np.concatenate([[0], ends])[: len(ends)]
-    touched = np.zeros(len(ends), dtype=bool)
+    stops = np.asarray(ends, dtype=np.int64)
+    starts = np.concatenate([[0], stops])[: len(stops)]
+    touched = np.zeros(len(stops), dtype=bool)
     for first, last in spans:
-        touched |= (starts < last) & (ends > first) & (ends > starts)
+        touched |= (starts < last) & (stops > first) & (stops > starts)
     return torch.isin(units, units[torch.from_numpy(touched).to(units.device)])
 
-# %% ../../nbs/credit/07_evidence.ipynb #07862530
+# %% ../../nbs/credit/07_evidence.ipynb #ff58b142
 def evidence_pairs(
     examples: Sequence[Example],  # one per row, as are the next four
     judgments: Sequence[Judgment],  # unscored ones give no pair
     responses: Sequence[str],
-    ends: Sequence[Sequence[int]],  # character of the response at which each token ends
+    ends: Sequence[Sequence[int] | np.ndarray],  # character of the response at which each token ends
     units: Int[Tensor, "row token"],  # sentence of each token, -1 at padding
     encode: Callable[[Example], list[int]],
     config: CreditConfig = PAPER,
@@ -58,7 +58,8 @@ def evidence_pairs(
         for channel, atoms in channel_atoms(judgment, config.merge_over_use).items():
             if CHANNELS[channel] not in rule:
                 continue
-            seen, omitted = {atom: spans[atom] for atom in atoms if spans[atom]}, tuple(atom for atom in atoms if spans[atom] == [])
+            seen = {atom: places for atom in atoms if (places := spans[atom])}
+            omitted = tuple(atom for atom in atoms if spans[atom] == [])
             meeting = [(a, b) for a, b in combinations(seen, 2) if any(s < y and x < e for s, e in seen[a] for x, y in seen[b])]
             tokens = evidence_tokens([span for places in seen.values() for span in places], ends[row], units[row, : len(ends[row])])
             everywhere = bool(tokens.all())
@@ -79,7 +80,7 @@ def evidence_pairs(
     parts = torch.tensor(shares, dtype=torch.float64).reshape(len(shares), 2)
     return pairs, Evidence(marks, parts, torch.where(parts[:, 1:] > 0, torch.nan, 0.0).expand(marks.shape)), counts
 
-# %% ../../nbs/credit/07_evidence.ipynb #d01d4639
+# %% ../../nbs/credit/07_evidence.ipynb #d7cbf827
 def _divergences(head, full: Tensor, less: Tensor, temperature: float, logit_chunk: int) -> Tensor:
     "KL(full || less) in nats of the distributions that a head makes of two equally long lists of hidden states."
     step, wide, parts = max(1, logit_chunk // (2 * vocabulary_size(head, full))), wide_weights(head), []
@@ -109,10 +110,10 @@ def token_divergences(
 
     check_rows(prompts, responses, temperature=temperature)
     check_rows(without, responses)
-    kind = torch.promote_types(model.dtype, torch.float32)
+    kind, sharded = torch.promote_types(model.dtype, torch.float32), isinstance(model, FSDPModule)
     out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
-    head, heads = split_model(model, options.get("head", "auto"))[1], []
-    width = model.config.get_text_config().vocab_size if head is None else model.config.get_text_config().hidden_size
+    text, own, heads = model.config.get_text_config(), split_model(model, options.get("head", "auto"))[1] is None, []
+    width = text.vocab_size if own else text.hidden_size
 
     def read(head, states: Tensor, targets: Tensor) -> Tensor:
         heads[:] = [head]
@@ -131,5 +132,5 @@ def token_divergences(
         rows = [(i, full, less) for i, full, less in zip(part, states, states[len(part) :], strict=False) if full is not None and less is not None]
         out[[i for i in part if i not in {row[0] for row in rows}]] = torch.nan
         with evaluating(model):
-            in_one_call(model, work) if isinstance(model, FSDPModule) else work()
-    return out.masked_fill(torch.arange(out.shape[1], device=out.device) >= torch.tensor([[len(y)] for y in responses], device=out.device).reshape(-1, 1), 0)
+            in_one_call(model, work) if sharded else work()
+    return out.masked_fill(~response_mask(responses, out.device), 0)

@@ -80,6 +80,7 @@ class TokenCredit:
         response_ids: Sequence[Sequence[int]],
         group_ids: Sequence[int | str] | None = None,  # None = the ids of the examples
         full: bool = True,  # False: the caller has the log-probabilities with the whole memory
+        texts: Sequence[str] | None = None,  # the responses as they were judged, for quotes; None = the decoded tokens
     ) -> CreditRequest:
         "What must be scored. `ValueError` names the row of a judgment that is another example's."
         rows = len(response_ids)
@@ -109,23 +110,30 @@ class TokenCredit:
         if self.config.granularity == "sentence" or self.config.by_evidence:
             options: dict[str, Any] = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
             units = response_units(self.tokenizer, response_ids, **options)
-        places: dict[tuple, int] = {}
-        if self.config.by_evidence:
-            pairs, evidence, counts = evidence_pairs(examples, judgments, *decode_rows(self.tokenizer, response_ids), units, self.encode, self.config, keep)
-            rows_of = zip(pairs.prompts, pairs.rows, strict=True)
-            ablated = [places.setdefault((examples[row].id, tuple(prompt), row), len(places)) if prompt else -1 for prompt, row in rows_of]
-            asked = [row for _, _, row in places]
-            prompts, without, responses = [self.encode(examples[row]) for row in asked], [list(prompt) for _, prompt, _ in places], [list(response_ids[row]) for row in asked]
-            evidence = Evidence(*(values.to(self.device) for values in (evidence.shown, evidence.shares, evidence.divergence)))
-            more = dict(units=units.to(self.device), uncut=uncut.total(), without=without, evidence=evidence, counts=dict(counts))
-            return CreditRequest(prompts, responses, [-1] * rows, pairs, ablated, **known, **more)
-        pairs = ablation_pairs(examples, judgments, self.encode, self.config, keep)
+        known |= dict(units=None if units is None else units.to(self.device), uncut=uncut.total())
+        if self.config.by_evidence and units is not None:
+            return self._by_evidence(examples, judgments, response_ids, texts, units, keep, known)
+        pairs, places = ablation_pairs(examples, judgments, self.encode, self.config, keep), dict[tuple, int]()
         place = lambda prompt, row: places.setdefault((tuple(prompt), tuple(response_ids[row])), len(places))
         whole = {row: place(self.encode(examples[row]), row) for row in dict.fromkeys(pairs.rows)} if full else {}
         ablated = [place(prompt, row) for prompt, row in zip(pairs.prompts, pairs.rows, strict=True)]
-        units = None if units is None else units.to(self.device)
         prompts, responses = ([list(part) for part in column] for column in (zip(*places, strict=True) if places else ((), ())))
-        return CreditRequest(prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known, units=units, uncut=uncut.total())
+        return CreditRequest(prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known)
+
+    def _by_evidence(self, examples, judgments, response_ids, texts: Sequence[str] | None, units: Tensor, moves: Tensor, known: dict[str, Any]) -> CreditRequest:
+        decoded, ends = decode_rows(self.tokenizer, response_ids)
+        if texts is not None:  # where the judged text begins in the decoded one; no text where it is not there
+            first = [whole.find(part) for whole, part in zip(decoded, texts, strict=True)]
+            decoded = [part if place >= 0 else "" for place, part in zip(first, texts, strict=True)]
+            ends = [each - max(place, 0) for place, each in zip(first, ends, strict=True)]
+        pairs, evidence, counts = evidence_pairs(examples, judgments, decoded, ends, units, self.encode, self.config, moves)
+        places: dict[tuple, int] = {}
+        asked = zip(pairs.prompts, pairs.rows, strict=True)
+        ablated = [places.setdefault((tuple(prompt), row), len(places)) if prompt else -1 for prompt, row in asked]
+        prompts, responses = [self.encode(examples[row]) for _, row in places], [list(response_ids[row]) for _, row in places]
+        evidence = Evidence(*(values.to(self.device) for values in (evidence.shown, evidence.shares, evidence.divergence)))
+        more: dict[str, Any] = dict(without=[list(prompt) for prompt, _ in places], evidence=evidence, counts=dict(counts))
+        return CreditRequest(prompts, responses, [-1] * len(response_ids), pairs, ablated, **known | more)
 
     def assign(
         self,

@@ -39,6 +39,9 @@ def needs(package: str, what: str) -> None:
 class ExplainingLoader(SourceFileLoader):
     """Python's loader of source files; where a package is missing, the error names the extra."""
 
+    def __init__(self, fullname: str, path: str):
+        super().__init__(fullname, path)
+
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's source."""
         try:

@@ -175,6 +175,7 @@ def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int
     found["length"] = float(np.mean([len(answer) for answer in ids]))
     found["repetition"] = 100 * float(np.mean([repetition(answer) for answer in ids]))
     found["repeated"] = 100 * sum(n > 1 for counts in named for n in counts.values()) / max(1, sum(map(len, named)))
+    found["named"] = float(np.mean([len(counts) for counts in named]))
     found["end_rate"] = 100 * float(np.mean([r.finish_reason == "stop" for r in rollouts]))
     if start is not None:
         encode = prompt_encoder(tokenizer, **options)

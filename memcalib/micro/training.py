@@ -155,11 +155,11 @@ def contrast_credit(batch: Batch) -> Float[Tensor, "row token"]:
 
 # %% ../../nbs/micro/08_training.ipynb #c1488657
 def exact_credit(batch: Batch) -> Float[Tensor, "row token"]:
-    "Per-atom credit from the world's own truth, on the sentences that name an atom; an atom that is not named gives nothing."
-    judged, valid = batch.judged, batch.judged.valid
+    "GDPO's advantages, of which the share `eta` is replaced by per-atom credit from the world's own truth; `eta` must be one number."
+    judged, config = batch.judged, batch.credit.config
     total = exact_advantages(batch.tokenizer, judged, batch.generations)
-    _, scale = rms_scale(total.sum(1) / response_mask(judged.ids).sum(1), valid, eps=batch.credit.config.eps_scale)
-    return total / scale.float()
+    _, scale = rms_scale(total.sum(1) / response_mask(judged.ids).sum(1), judged.valid, eps=config.eps_scale)
+    return (1 - config.eta) * method_credit(batch) + config.eta * total / scale.float()
 
 # %% ../../nbs/micro/08_training.ipynb #08b80186
 @dataclass(frozen=True)
@@ -176,12 +176,12 @@ CREDIT_RULES: dict[str, CreditRule] = {
     "gdpo": CreditRule("GDPO", {"method": "gdpo"}),
     "ordered": CreditRule("MemCalib-RL", {"method": "memcalib-rl"}),
     "absolute": CreditRule("absolute", {"method": "memcalib-rl", "mode": "absolute"}),
-    "uniform": CreditRule("ordered, under-use uniform", {"method": "memcalib-rl", "under_use": "uniform"}),
+    "uniform": CreditRule("under-use uniform", {"method": "memcalib-rl", "under_use": "uniform"}),
     "evidence": CreditRule("evidence", {"method": "memcalib-rl", "mode": "evidence"}),
     "evidence-kl": CreditRule("evidence-kl", {"method": "memcalib-rl", "mode": "evidence-kl"}),
     "divergence": CreditRule("divergence alone", {"method": "memcalib-rl", "mode": "memcalib.micro.training:ALWAYS_SUPPORTED"}, divergence_credit),
-    "contrast": CreditRule("whole memory or none", {"method": "grpo"}, contrast_credit),
-    "exact": CreditRule("exact per-atom credit", {"method": "gdpo"}, exact_credit),
+    "contrast": CreditRule("all memory or none", {"method": "grpo"}, contrast_credit),
+    "exact": CreditRule("exact credit", {"method": "gdpo"}, exact_credit),
 }
 
 

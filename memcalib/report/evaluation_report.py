@@ -299,7 +299,7 @@ def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[
         constant = table["model"].str.startswith("all ") & (table["condition"] == "control")
         answered = table[(table["status"] != "not run") & ~constant]
         bare = answered.loc[answered["status"] == "control", "model"]
-        figures["plane"] = plane_figure(answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant], enlarged=False)
+        figures["plane"] = plane_figure(answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant])
     if "Channel proportions" in tables:
         names = source_names(run.responses)
         groups = {n: [j for j, name in zip(run.judgments, names, strict=True) if name == n] for n in names[run.responses["condition"] != "no_memory"].unique()[:4]}

@@ -200,9 +200,13 @@ def _bounds(row: Mapping[str, Any]) -> np.ndarray:
 def inset_square(rows: "pd.DataFrame", start: str | None, top: float) -> "tuple[float, float, float] | None":
     """Left, lower end and side of the square around two or more end points with their intervals.
 
-    `None` where they take up more than a fourth of `top`, the length of the axes, with and without the start.
+    Around all of them, or all but the start, or the most that lie near one of them, if those are three or more. `None` where each of these takes up more
+    than a fourth of `top`, the length of the axes.
     """
-    for part in (rows, rows[rows["model"] != start]):
+    places = rows[["sMOS", "sMUS"]].to_numpy(float)
+    near = np.abs(places[:, None] - places[None]).max(2) < top / 12
+    crowd = rows[near[near.sum(1).argmax()]] if len(rows) else rows
+    for part in (rows, rows[rows["model"] != start], crowd if len(crowd) > 2 else crowd[:0]):
         if len(part) > 1:
             spans = np.array([_bounds(row) for row in part.to_dict("records")])
             low, high = spans[:, :, 0].min(0), spans[:, :, 1].max(0)
@@ -492,7 +496,7 @@ def differences_figure(
             ax.locator_params(axis="x", nbins=5)
         figure.supxlabel("difference in points; better is to the right where ↑, to the left where ↓", size=7.5)
         if len(runs) > 1:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
         return figure
 
 # %% ../../nbs/report/03_figures.ipynb #335c04fd

@@ -72,7 +72,7 @@ def learning_rates_figure(frame: "pd.DataFrame", score: str = "SCS", cell: str =
         return figure
 
 # %% ../../nbs/report/14_rule_grid.ipynb #2efc5df0
-COLUMNS = ("SCS", "Exact", "accuracy", "sMOS", "sMUS", "AOR", "AUR", "divergence", "length", "repetition", "repeated", "end_rate", "closing_advantage", "processor_seconds")
+COLUMNS = ("SCS", "Exact", "accuracy", "sMOS", "sMUS", "AOR", "AUR", "divergence", "length", "repetition", "repeated", "named", "end_rate", "closing_advantage", "processor_seconds")
 
 
 def measured_runs(frame: "pd.DataFrame", cell: str = "plain", fault: str = "none", rate: float = 0.0) -> "pd.DataFrame":

@@ -426,7 +426,7 @@ def assign_credit(
     """
     first = credit.process * len(judged.ids)
     groups = [(first + row) // generations for row in range(len(judged.ids))]  # a batch may hold an example twice
-    request, logps = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False), ()
+    request, logps = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False, texts=judged.texts), ()
     if credit.config.mode == "evidence-kl" and credit.config.by_evidence:
         logps = token_divergences(model, request.prompts, request.without, request.responses, temperature=temperature, lost=lost)
     elif credit.config.counterfactual:  # also where nothing is to be scored: processes of a sharded model wait for each other

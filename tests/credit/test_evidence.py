@@ -203,6 +203,24 @@ def test_a_judgment_from_before_spans_gives_the_same_credit():
     assert torch.equal(*found) and found[0].any()
 
 
+def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
+    """As where a thought stands before the answer: the judge has not seen it, and counts characters without it."""
+    asked, judged, answers = batch(4)
+    thought = TOKENIZER("Take it step by step. ", add_special_tokens=False).input_ids
+    longer, texts = [[*thought, *ids] for ids in answers], TOKENIZER.batch_decode(answers, skip_special_tokens=True)
+    shown = []
+    for ids, responses in ((answers, None), (longer, [text.strip() for text in texts]), (longer, ["not in it"] * 8)):
+        credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
+        request = credit.requests(asked, judged, ids, texts=responses)
+        rows = zip(request.pairs.rows, request.evidence.shown, strict=True)
+        held = [[i for i, here in zip(ids[row], tokens.tolist(), strict=False) if here] for row, tokens in rows]
+        shown.append([text.strip() for text in TOKENIZER.batch_decode(held, skip_special_tokens=True)])
+    assert any(shown[0]) and not any(shown[2])
+    whole = [text.strip() for text in texts]
+    for alone, behind, row in zip(shown[0], shown[1], request.pairs.rows, strict=True):
+        assert alone == behind or (not alone and behind == whole[row]), "quoted everywhere: everything but the thought"
+
+
 def test_quotes_at_fault_are_uniform_and_counted():
     example = EXAMPLES[0]
     text = answer(example, random.Random(0))
@@ -288,6 +306,7 @@ def test_the_trainers_reward_step_is_that_of_a_plain_loop():
         ]
         desk = ChannelRewards(lambda e, text: judged[int(text)], EXAMPLES)
         desk.read(asked, [str(k) for k in range(len(answers))], answers)
+        desk.texts = TOKENIZER.batch_decode(answers, skip_special_tokens=True)
         found, pairs = assign_credit(model, theirs, desk, generations=4)
         assert (
             torch.allclose(mine.assign(request, slow), found.advantages, atol=1e-4) and pairs.rows == request.pairs.rows

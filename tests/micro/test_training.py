@@ -6,7 +6,6 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
-from memcalib.channels import judgment_tensors
 from memcalib.credit.prefix_groups import response_mask
 from memcalib.localization import channel_atoms
 from memcalib.micro.policy import load_policy
@@ -107,11 +106,15 @@ def test_divergence_is_what_one_row_at_a_time_gives(batches):
     torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
 
 
-def test_exact_credit_is_nothing_on_tokens_that_carry_no_atom(batches):
-    kept = batches["exact"]
-    closing = [len(ids) - 1 for ids in kept["batch"].judged.ids]
-    assert all(kept["advantages"][row, last] == 0 for row, last in enumerate(closing))
-    assert kept["advantages"].abs().sum() > 0 and judgment_tensors(kept["batch"].judged.judgments)[3].all()
+def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(batches):
+    kept, uniform = batches["exact"], means(batches["gdpo"])
+    closing = torch.stack(
+        [row[len(ids) - 1] for row, ids in zip(kept["advantages"], kept["batch"].judged.ids, strict=True)]
+    )
+    torch.testing.assert_close(closing, 0.25 * uniform, atol=1e-6, rtol=0)
+    exact = (kept["advantages"] - 0.25 * uniform[:, None]) * response_mask(kept["batch"].judged.ids)
+    size = exact.sum(1) / response_mask(kept["batch"].judged.ids).sum(1) / 0.75
+    assert size.square().mean().item() == pytest.approx(1, abs=1e-3)
 
 
 def test_unknown_rule_is_named():

@@ -97,7 +97,7 @@ def test_verdicts_and_equal_time(frame):
     assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc["plain", "MemCalib-RL"].startswith(
         "hurts -"
     )
-    assert found.loc["few atoms", "exact per-atom credit"].startswith("ties")
+    assert found.loc["few atoms", "exact credit"].startswith("ties")
     timed = equal_time(frame).set_index("rule")
     assert abs(timed.loc["evidence-kl", "difference"] - 1) < 0.6
 
