@@ -132,7 +132,7 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
         cells = [made for cell in page.cells if (made := as_page(cell))]
         body, _ = exporter.from_notebook_node(nbformat.v4.new_notebook(cells=cells))
         head = heads[page.path]
-        shown = {name: html.escape(str(head.get(name, ""))) for name in ("title", "description")}
+        shown = {name: READER.renderInline(str(head.get(name, ""))) for name in ("title", "description")}
         text = outline.render(
             **shown, top=top, css=style, bar=bar, side=entries, part=side["title"], body=to_html_links(body)
         )

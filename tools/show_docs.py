@@ -1,6 +1,6 @@
 """What nbdev does to a page before Quarto sees it, where this project wants something else; settings.ini names these parts.
 
-`Renderer` shows an annotation that cannot be evaluated as it is written. `fold_plumbing` keeps the code of plumbing
+`Renderer` shows an annotation that cannot be evaluated as it is written. `FoldPlumbing` keeps the code of plumbing
 on the page, folded. `Names` adds parameter tables, and links each name of the package to its definition and source.
 """
 
@@ -247,16 +247,18 @@ class Names(Processor):
 
 
 class FoldPlumbing(Processor):
-    """Exported plumbing stays on the page: what it is first, its code folded below; imports and set-up are left out."""
+    """What a cell exports is described above it, in the order of definition; plumbing is folded, imports are left out."""
 
     def begin(self) -> None:
         cells = self.nb.cells
-        for cell in [c for c in cells if c.cell_type == "code" and c.source and self.is_plumbing(c)]:
+        for cell in [
+            c for c in cells if c.cell_type == "code" and c.source and {*(c.directives_ or {})} & {"export", "exports"}
+        ]:
             place = cells.index(cell)
-            while place + 1 < len(cells) and getattr(cells[place + 1], "has_sd", False):
-                cells[place], cells[place + 1] = cells[place + 1], cells[place]
-                place += 1
-            cell.source = f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n{cell.source}'
+            end = next((k for k in range(place + 1, len(cells)) if not getattr(cells[k], "has_sd", False)), len(cells))
+            cells[place:end] = [*reversed(cells[place + 1 : end]), cell]  # nbdev puts the last definition first
+            if self.is_plumbing(cell):
+                cell.source = f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n{cell.source}'
 
     def cell(self, cell) -> None:
         marks = cell.directives_.keys() if cell.directives_ else set()

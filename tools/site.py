@@ -39,8 +39,9 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
     folders = list(dict.fromkeys(page.split("/")[0] for page in more if "/" in page))
     inside = lambda folder, among: [page for page in among if page.startswith(f"{folder}/")]
     reference = ["public_api.ipynb", "glossary.ipynb"]
-    start = [page for page in more if "/" not in page and page not in (*reference, "index.ipynb", "paper_index.ipynb")]
-    found = {"Start": ["index.ipynb", *start]}
+    first = ["index.ipynb", "start.ipynb"]
+    start = [page for page in more if "/" not in page and page not in (*first, *reference, "paper_index.ipynb")]
+    found = {"Start": [*(page for page in first if page in more), *start]}
     found |= {name.capitalize(): inside(name, more) for name in FIRST if name in folders}
     found["The method"] = chapters
     found |= {name.capitalize(): inside(name, more) for name in folders if name not in (*FIRST, *parts)}
