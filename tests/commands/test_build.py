@@ -314,4 +314,4 @@ def test_the_experiment_on_benchmark_statistics_runs_under_papermill(tmp_path):
     assert run_notebook(experiments()["benchmark_statistics"], folder, given).is_file()
     for name in ("from_sources", "from_log"):
         assert (folder / name / "examples.jsonl").stat().st_size and (folder / name / "README.md").is_file()
-    assert "published" in (folder / "tables" / "structure.md").read_text()
+    assert "published" in (folder / "tables" / "tab-benchmark-structure.md").read_text()

@@ -93,7 +93,8 @@ def test_what_is_no_seed_is_named(given):
 def test_the_documented_line_works(served):
     """The line of the tutorial, with this server's names and address in the place of the real ones."""
     server, data = served
-    (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\\\n]*", TUTORIAL.read_text())
+    text = "".join("".join(cell["source"]) for cell in json.loads(TUTORIAL.read_text())["cells"]).replace("\\\n", " ")
+    (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\n]*", text)
     assert "--model openai-api/" in line and "--model-role grader=openai-api/" in line
     words = shlex.split(line.replace("Qwen3-8B", "micro-model").replace("deepseek-chat", "micro-judge"))
     names = re.findall(r"openai-api/(\w+)/", line)
