@@ -135,7 +135,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     lines = [f"{exam['judge']}: {exam['verdict']}", *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"])]
     bounds = "" if numbers["macro_low"] is None else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
     lines.append(f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms")
-    lines.append(f"{exam['usage']['calls']} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}")
+    lines.append(f"{exam['usage']['calls']:.0f} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}")
     return "\n".join(lines)
 
 # %% ../../nbs/commands/10_exam.ipynb #ccd4ea41
