@@ -46,7 +46,7 @@ def start_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int], na
     """The same rows for the policy that the trainings of each world begin with, under each evaluation seed."""
     import pandas as pd
 
-    first = {world: training for (world, _, _), training in reversed(list(grid.items()))}
+    first = {world: training for (world, _, _), training in reversed(list(grid.items())) if training.method != "sft"}  # which begins elsewhere
     rows = []
     for world, training in sorted(first.items(), key=lambda item: [w for w, _, _ in grid].index(item[0])):
         for seed in eval_seeds:

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['WITH_MAIN', 'Speed', 'PaperRuns', 'is_paper_profile', 'load_paper_runs', 'Work', 'missing_weights', 'missing_files',
-           'missing_key', 'training_work', 'evaluation_work', 'paper_work', 'paper_text', 'run_paper']
+           'missing_key', 'training_work', 'evaluation_work', 'second_judge_work', 'paper_work', 'paper_text',
+           'run_paper']
 
 # %% ../../nbs/commands/10_paper_runs.ipynb #67651370
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ def evaluation_work(
     missing = [*more, *([] if Path(data).exists() else [f"{data} is not there"]), *([] if judge is None else missing_key(judge, "judge.key_env"))]
     return Work(experiments, what, shlex.join(command), hours, answers, *tokens, _dollars(plan.price, *tokens), missing)
 
+
+def second_judge_work(plan: PaperRuns, name: str, method: str) -> Work:
+    """The second judge reads the answers that the first one has read, so that the two differ in the judge alone."""
+    first, who = evaluation_work(plan, f"{name}: evaluate {method}", [], (), plan.judge2, data=plan.test, examples=plan.examples), plan.judge2
+    answers, out = f"{plan.out}/{name}/evaluate-{method}/rollouts.jsonl", f"{plan.out}/{name}/second-judge-{method}/judgments.jsonl"
+    command = ["memcalib", "judge", answers, "--data", plan.test, "--model", who.model, "--base-url", who.url, "--key-env", who.key_env, "--out", out]
+    return replace(first, experiments=("judge_stability",), what=f"{name}: second judge {method}", command=shlex.join(command))
+
 # %% ../../nbs/commands/10_paper_runs.ipynb #c883f40c
 WITH_MAIN = ("main_results", "channel_proportions", "judge_audit", "training_dynamics", "localization_audit")  # they read the main results' runs
 
@@ -162,14 +171,16 @@ def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
         raise ValueError(f"experiment {strange[0]!r} has no runs at the paper's size; allowed are {', '.join(sorted(known))}")
     wanted = lambda experiments: not names or not {*names}.isdisjoint(experiments)
     judges = {name: judge if isinstance(judge := load_recipe(name).judge, Endpoint) else None for name in plan.recipes}
+    cold = lambda name: f"{plan.out}/{name}/sft/policy"  # what the command of SFT leaves, and every other method begins with
+    begins = lambda name, method: [f"start.model={cold(name)}"] if "sft" in plan.methods and method != "sft" else []
     trained: list[tuple[str, str, tuple[str, ...], str, list[str]]] = []  # recipe, method, experiments, arm, settings
     for name in plan.recipes:
         for method in plan.methods:
             more = (*plan.arms,) if method in ("memcalib-rl", "gdpo") else ()
-            trained.append((name, method, (*WITH_MAIN, "rpeval_transfer", "judge_stability", *more) if name == first else ("main_results",), method, []))
+            trained.append((name, method, (*WITH_MAIN, "rpeval_transfer", "judge_stability", *more) if name == first else ("main_results",), method, begins(name, method)))
     for experiment, arms in plan.arms.items():
         for arm, settings in arms.items():
-            trained.append((first, "memcalib-rl", (experiment,), arm, [f"methods.memcalib-rl.{key}={value}" for key, value in settings.items()]))
+            trained.append((first, "memcalib-rl", (experiment,), arm, [*begins(first, "memcalib-rl"), *(f"methods.memcalib-rl.{key}={value}" for key, value in settings.items())]))
     trained = [row for row in trained if wanted(row[2])]
     work = [training_work(plan, name, method, experiments, arm, settings) for name, method, experiments, arm, settings in trained]
     tests = dict(data=plan.test, examples=plan.examples)
@@ -177,7 +188,7 @@ def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
     for name, _, experiments, arm, _ in trained:
         work.append(evaluation_work(plan, f"{name}: evaluate {arm}", weights(name, arm), experiments, judges[name], speed=plan.speed[name], **tests))
     if wanted(both := ("main_results", "model_survey")):
-        recipe = load_recipe(first)
+        recipe = load_recipe(first, begins(first, ""))
         for what, start in (("base", recipe.begins("sft")[1]), ("cold start", recipe.start)):
             more = list(missing_weights(start, "weights"))
             work.append(evaluation_work(plan, f"{first}: evaluate {what}", ["--weights", start.model], both, judges[first], speed=plan.speed[first], more=more, **tests))
@@ -185,7 +196,7 @@ def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
         how = ["--model", model.model, "--base-url", model.url, "--key-env", model.key_env]
         work.append(evaluation_work(plan, f"survey: evaluate {model.model}", how, ("model_survey",), judges[first], more=missing_key(model, "survey.key_env"), **tests))
     for method in plan.methods if plan.judge2 is not None and wanted(("judge_stability",)) else ():
-        work.append(evaluation_work(plan, f"{first}: second judge {method}", weights(first, method), ("judge_stability",), plan.judge2, **tests))
+        work.append(second_judge_work(plan, first, method))
     for method in plan.methods if wanted(("rpeval_transfer",)) else ():
         how = [*weights(first, method), "--set", "format=rpeval"]
         work.append(evaluation_work(plan, f"{first}: rpeval {method}", how, ("rpeval_transfer",), judges[first], data=plan.rpeval, examples=plan.rpeval_examples, speed=plan.speed[first]))

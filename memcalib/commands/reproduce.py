@@ -137,7 +137,9 @@ def training_grid(
         for arm, given in arms.items():
             method, own = given.get("method", "memcalib-rl"), {name: value for name, value in given.items() if name != "method"}
             try:
-                recipe = Profile(**profile.main_settings | {"world": world, "train": shared | own, **sizes}).recipe(check=True)
+                kept = {name: value for name, value in profile.overrides.get(method, {}).items() if name not in own}  # an arm's word counts most
+                changed = {"world": world, "train": shared | own, "overrides": profile.overrides | ({method: kept} if method in profile.overrides else {}), **sizes}
+                recipe = Profile(**profile.main_settings | changed).recipe(check=True)
                 grid |= {(world, arm, seed): Training(recipe, method, seed) for seed in seeds}
                 grid[world, arm, seeds[0]].config  # noqa: B018 (raises for settings at fault)
             except ValueError as error:

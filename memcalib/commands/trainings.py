@@ -265,10 +265,11 @@ class TrainingStore:
         from memcalib.micro.world import exact_judge
 
         file = folder / f"{training.recipe.data.world.test}-{seed}.jsonl"
-        if not file.is_file():
-            torch.set_num_threads(1)
-            model, tokenizer = policy()
-            tests = read_splits(training.recipe).test
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_jsonl(file, evaluate(model, tokenizer, tests, exact_judge, seed=seed, **answering(training.recipe))[1])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):  # two notebooks may want the same answers
+            if not file.is_file():
+                torch.set_num_threads(1)
+                model, tokenizer = policy()
+                tests = read_splits(training.recipe).test
+                write_jsonl(file, evaluate(model, tokenizer, tests, exact_judge, seed=seed, **answering(training.recipe))[1])
         return [judgment.model_copy(update={"model": name}) for judgment in read_jsonl(file, Judgment)]

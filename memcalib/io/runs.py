@@ -37,7 +37,8 @@ def git_state(folder: str | Path | None = None) -> dict[str, Any]:
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return {"commit": None, "dirty": None}
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": _git(folder, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+    new = _git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py")  # imported, and in no commit
+    return {"commit": _git(folder, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes or new)}
 
 # %% ../../nbs/io/05_runs.ipynb #a8269614
 PACKAGES = ("memcalib", "numpy", "torch", "transformers", "trl", "accelerate", "peft", "vllm", "pydantic")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run as call
+from filelock import FileLock
 
 import memcalib.commands.experiments as driver
 from memcalib.commands.experiments import PAPER_ITEMS, Run, experiments, item_rows, notebook_parameters
@@ -124,6 +125,30 @@ def test_a_stale_folder_is_shown_moved_away_and_made_again_with_all_that_reads_i
     assert Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n8\n"
 
 
+def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeats_nothing(checkout, in_process):
+    driver.reproduce_experiments([], "smoke", "runs")
+    source, executed = checkout / "nbs/experiments/e01_first.ipynb", Path("runs/smoke/first/notebook.ipynb")
+    seen = json.loads(executed.read_text())
+    seen["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["looked at"]}]
+    seen["cells"].insert(1, seen["cells"][0] | {"id": "injected", "source": "rows = 3"})  # papermill's
+    executed.write_text(json.dumps(seen))
+    written = json.loads(source.read_text())
+    written["cells"].insert(1, {"cell_type": "markdown", "id": "m0", "metadata": {}, "source": "Rows came out as 3."})
+    source.write_text(json.dumps(written))
+    for _ in range(2):
+        driver.reproduce_experiments([], "smoke", "runs")
+        cells = json.loads(executed.read_text())["cells"]
+        assert [cell["id"] for cell in cells] == ["c0", "m0", "injected", "c1"] and in_process == ["first", "second"]
+        assert cells[3]["outputs"][0]["text"] == ["looked at"]
+
+
+def test_two_commands_do_not_work_in_one_folder(checkout, in_process):
+    Path("runs/smoke").mkdir(parents=True)
+    with FileLock("runs/smoke/.lock"), pytest.raises(RuntimeError, match="another command is at work there"):
+        driver.reproduce_experiments([], "smoke", "runs")
+    assert in_process == []
+
+
 def test_a_parameter_of_the_profile_arrives_and_makes_only_its_experiment_stale(checkout, in_process):
     driver.reproduce_experiments([], "smoke", "runs")
     driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.factor=10"])
@@ -135,7 +160,8 @@ def test_a_failing_cell_is_named_and_the_command_goes_on_where_it_stopped(checko
     with pytest.raises(RuntimeError) as error:
         driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.fail=true"])
     assert "second: e02_second.ipynb, cell 3: as asked" in str(error.value)
-    assert "memcalib reproduce second --profile smoke" in str(error.value)
+    command = str(error.value).partition("go on with: ")[2]
+    assert command == "memcalib reproduce second --profile smoke --out runs --set experiments.second.fail=true"
     run = Run(Path("runs/smoke").resolve(), load_profile("smoke", ["experiments.second.fail=true"]), "smoke.yaml")
     assert run.experiments["second"].state() == ("failed", "e02_second.ipynb, cell 3: as asked")
     assert (
@@ -272,6 +298,12 @@ def test_a_grid_shares_cells_with_the_main_results():
         ("short", "ordered", 1),
     }
     assert grid["long", "absolute", 2].config.steps == 1 and grid["long", "absolute", 2].config.mode == "absolute"
+
+
+def test_what_an_arm_says_counts_more_than_what_the_profile_says_of_its_method():
+    profile = load_profile("smoke", ["overrides.memcalib-rl.eta=0.5"])
+    grid = training_grid(profile, {"low": {"eta": 0.25}, "as it is": {}}, {"short": {}}, [1])
+    assert [grid["short", arm, 1].config.eta for arm in ("low", "as it is")] == [0.25, 0.5]
 
 
 @pytest.mark.parametrize("arm", [{"mode": "sideways"}, {"method": "ppo"}, {"stepz": 3}])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from memcalib.io.records import Record, replacing, write_jsonl, write_whole
-from memcalib.io.runs import RunFolder, holds_rows
+from memcalib.io.runs import RunFolder, git_state, holds_rows
 
 SETTINGS = {"model": "tiny", "train": {"steps": 3, "trl": {}, "seeds": (1, 2)}}
 CHANGED = {"model": "tiny", "train": {"steps": 4, "trl": {"warmup": 2}, "seeds": [1, 2]}}
@@ -180,3 +180,15 @@ def test_a_full_disk_keeps_the_old_file(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, "new\n" * 10_000)
     assert path.read_text() == "old\n"
+
+
+def test_a_module_that_is_in_no_commit_makes_a_checkout_dirty(tmp_path):
+    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+    git("init")
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "notes.txt").write_text("no code")
+    git("add", "__init__.py")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first")
+    assert git_state(tmp_path)["dirty"] is False
+    (tmp_path / "new.py").write_text("")
+    assert git_state(tmp_path)["dirty"] is True
