@@ -36,6 +36,14 @@ class Picture:
             f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{bold}>{escape(words)}</text>'
         )
 
+    def line(self, x: float, y: float, *parts: tuple[str, str], size: int = 12):
+        """A line of text in parts, each with its colour; a part that is coloured is bold."""
+        marked = []
+        for words, colour in parts:
+            bold = "" if colour == INK else ' font-weight="600"'
+            marked.append(f'<tspan fill="{colour}"{bold}>{escape(words)}</tspan>')
+        self.parts.append(f'<text x="{x}" y="{y}" font-size="{size}" xml:space="preserve">{"".join(marked)}</text>')
+
     def box(self, x: float, y: float, w: float, h: float, title: str, *lines: str, fill: str = WHITE, edge: str = LINE):
         self.parts.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="6" fill="{fill}" stroke="{edge}"/>')
         top = y + h / 2 - 8.5 * len(lines) + 4.5
@@ -173,10 +181,14 @@ def judge() -> Picture:
     p.box(24, 30, 190, 56, "Query, and each atom", "with its rubric", fill=BLUE)
     p.parts.append(f'<rect x="24" y="112" width="190" height="124" rx="6" fill="{WHITE}" stroke="{LINE}"/>')
     p.text(36, 134, "The answer", weight="600")
-    for i, line in enumerate(
-        ["A spider plant is safe for", "cats and content with", "a few hours of sun.", "Avoid lilies."]
-    ):
-        p.text(36, 156 + 19 * i, line, size=12, colour=LEVEL["Control"] if i in (0, 3) else INK)
+    answer = [
+        [("A spider plant is ", ""), ("safe for", "Control")],
+        [("cats", "Control"), (" and content with", "")],
+        [("a few hours of sun", "Bound"), (".", "")],
+        [("Avoid lilies.", "")],
+    ]
+    for i, parts in enumerate(answer):
+        p.line(36, 156 + 19 * i, *((words, LEVEL.get(level, INK)) for words, level in parts))
     p.box(264, 92, 120, 78, "Judge", "a language", "model", fill=SAND)
     p.arrow((214, 58), (238, 58), (238, 115), (261, 115))
     p.arrow((214, 174), (238, 174), (238, 147), (261, 147))
@@ -190,7 +202,7 @@ def judge() -> Picture:
     for i, (level, words, quote) in enumerate(rows):
         y = 76 + 48 * i
         p.chip(446, y, 194, level, words)
-        p.text(458, y + 33, quote, size=12, colour=SOFT)
+        p.text(458, y + 33, quote, size=12, colour=LEVEL[level] if i < 2 else SOFT, weight="600" if i < 2 else "")
     p.arrow((384, 131), (431, 131))
     for y, words, colour in (
         (104, "in the answer: kept", "#2f7d32"),
