@@ -284,7 +284,7 @@ class GridPlan(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> "GridPlan":
         known, used = {"plain", *self.cells}, {"validation": set(), "test": set()}
-        for cell in sorted(known):
+        for cell in dict.fromkeys(("plain", *self.cells)):
             try:
                 check_loop(GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).config())
             except ValidationError as error:

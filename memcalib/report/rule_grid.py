@@ -88,8 +88,7 @@ def rules_table(frame: "pd.DataFrame", cell: str = "plain", columns: Sequence[st
     for label, runs in measured_runs(frame, cell).groupby("label", sort=False):
         spread = lambda values: f" ± {values.std():.1f}" if len(values) > 1 else ""
         found = {name: runs[name].dropna() for name in columns if name in runs}
-        some = lambda values: f" ({len(values)})" if len(values) < len(runs) else ""
-        shown = {name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{some(values)}" if len(values) else "" for name, values in found.items()}
+        shown = {name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{f' ({len(values)})' if len(values) < len(runs) else ''}" if len(values) else "" for name, values in found.items()}
         lines[label] = {"lr": f"{runs['lr'].iloc[0]:g}", "seeds": len(runs), "derailed": int(runs["derailed"].sum())} | shown
     return pd.DataFrame(lines).T
 
