@@ -77,7 +77,7 @@ def spread_table(scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, ddof:
 def paired_table(scores: "pd.DataFrame", base: str, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS"), level: float = 0.95) -> "pd.DataFrame":
     """Each arm minus the arm `base` of the same world, by seed: mean difference, its t interval over seeds, and their number.
 
-    With one common seed the bounds are NaN. Raises `ValueError` for a world without `base`.
+    A seed in which either arm lacks the metric is left out of it. With one common seed the bounds are NaN, with none the difference too. Raises `ValueError` for a world without `base`.
     """
     import pandas as pd
     from scipy import stats
@@ -93,10 +93,11 @@ def paired_table(scores: "pd.DataFrame", base: str, metrics: Sequence[str] = ("S
             if arm == base or not len(common):
                 continue
             for name in metrics:
-                gap = (wide.loc[arm].loc[common, name] - wide.loc[base].loc[common, name]).to_numpy(float)
-                n = len(gap)
+                gap = wide.loc[arm].loc[common, name].to_numpy(float) - wide.loc[base].loc[common, name].to_numpy(float)
+                gap = gap[~np.isnan(gap)]
+                n, mean = len(gap), gap.mean() if len(gap) else np.nan
                 half = stats.t.ppf((1 + level) / 2, n - 1) * gap.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-                rows.append({"world": world, "arm": arm, "minus": base, "metric": name, "difference": gap.mean(), "low": gap.mean() - half, "high": gap.mean() + half, "seeds": n})
+                rows.append({"world": world, "arm": arm, "minus": base, "metric": name, "difference": mean, "low": mean - half, "high": mean + half, "seeds": n})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/commands/09_grids.ipynb #a385f4f3

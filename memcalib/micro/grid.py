@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..credit.tree_attention import tree_logps
 from ..inference.local import evaluate, prompt_encoder
@@ -31,11 +31,11 @@ from ..io.jsonl import Journal, rows_so_far
 from ..io.records import Record
 from ..metrics import METRICS, summary
 from .policy import load_policy
-from .training import CreditLoop, credit_rule
+from .training import CreditLoop, check_loop, credit_rule
 from .world import WORLDS, World, exact_judge, make_examples, nouns_in, read_answer
 from ..problem import AtomJudgment, Example, Judgment, Level
 from ..trainer.callbacks import repetition
-from ..trainer.settings import TrainConfig, world_config
+from ..trainer.settings import Rate, Seed, Share, TrainConfig, world_config
 
 # %% ../../nbs/micro/04_grid.ipynb #c5ac83e7
 Fault = Literal["none", "elsewhere", "missing", "neighbour", "overlong", "levels", "lenient"]
@@ -89,7 +89,8 @@ class FaultyJudge:
     def _hit(self, atom: AtomJudgment, places: list[tuple[int, int]], response: str, rng: random.Random) -> AtomJudgment:
         if self.fault == "levels":
             return atom.model_copy(update={"actual": rng.choice([level for level in Level if level != atom.actual])})
-        at, last = [places.index(tuple(span)) for span in atom.spans or ()], len(places) - 1
+        over = lambda start, end: [i for i, (a, b) in enumerate(places) if max(a, start) < min(b, end)]
+        at, last = [*dict.fromkeys(i for span in atom.spans or () for i in over(*span))], len(places) - 1
         others = [i for i in range(last + 1) if i not in at] or at
         spans = {
             "elsewhere": lambda: [places[rng.choice(others)] for _ in at],
@@ -152,17 +153,18 @@ class GridRun(BaseModel):
 
 
 class GridRow(Record):
-    """One finished run: its settings, scores of the trained policy, means over the training, and reasons to call it derailed."""
+    """One finished run: its settings, the code that made it, scores of the trained policy, means over the training, and reasons to call it derailed."""
 
     run: GridRun
+    code: str = ""  # a hash of the modules that train and measure; empty: not known
     scores: dict[str, float | None]
     path: dict[str, list[float | None]] = Field(default_factory=dict)  # a number for each tenth of the training
     derailed: list[str] = Field(default_factory=list)
 
     @property
     def key(self) -> tuple:
-        """The settings."""
-        return (self.run.name,)
+        """The settings and the code."""
+        return (self.run.name, self.code)
 
 # %% ../../nbs/micro/04_grid.ipynb #4f765466
 def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int, start=None, seed: int = 1) -> dict[str, float]:
@@ -213,9 +215,9 @@ def tenths(values: Sequence[float]) -> list[float | None]:
 
 
 def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
-    """Train by these settings and measure; a training whose numbers stop being finite is a row with SCS 0 and no other score.
+    """Train by these settings and measure; where numbers stop being finite, in training or in measuring, it is a row with SCS 0 and no other score.
 
-    `policies` is a folder of starting policies beside the shipped ones.
+    `policies` is a folder of starting policies beside the shipped ones. Raises `ValueError` for settings that the loop does not have.
     """
     world, rule = run.micro_world, credit_rule(run.rule)
     name = run.policy or world.policy
@@ -224,15 +226,16 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
     (model, tokenizer), (original, _) = load_policy(policy), load_policy(policy)
     asked = make_examples(world, run.prompts * max(1, run.steps), run.seed, "rl")
     loop = CreditLoop(model, tokenizer, run.config(), asked, FaultyJudge(run.fault, run.rate), rule.credit)
-    wall, processor, rows, lost = time.perf_counter(), time.process_time(), [], []
+    wall, processor, spent = time.perf_counter(), time.process_time(), dict[str, float]()
+    clock = lambda: {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
     try:
         rows = [loop.step() for _ in range(run.steps)]
+        spent = clock()
+        scores = policy_scores(model.eval(), tokenizer, examples, world.max_new_tokens, original)
+        if not all(math.isfinite(scores[name]) for name in ("SCS", "accuracy", "divergence")):
+            raise FloatingPointError
     except FloatingPointError:
-        lost = ["a number is not finite"]
-    spent = {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
-    if lost:
-        return GridRow(run=run, scores=spent | {"SCS": 0.0}, derailed=lost)
-    scores = policy_scores(model.eval(), tokenizer, examples, world.max_new_tokens, original)
+        return GridRow(run=run, scores=(spent or clock()) | {"SCS": 0.0}, derailed=["a number is not finite"])
     path = {name: tenths([row[name] for row in rows]) for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl") if rows}
     closing = [row["closing_advantage"] for row in rows if math.isfinite(row["closing_advantage"])]
     scores |= {"closing_advantage": float(np.mean(closing)) if closing else math.nan} | spent
@@ -246,11 +249,11 @@ class Stage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rules: tuple[str, ...]
-    lr: tuple[float, ...] | Literal["tuned"] = "tuned"
-    seeds: tuple[int, ...]
-    more_seeds: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    lr: tuple[Rate, ...] | Literal["tuned"] = "tuned"
+    seeds: tuple[Seed, ...]
+    more_seeds: dict[str, tuple[Seed, ...]] = Field(default_factory=dict)
     cells: tuple[str, ...] = ("plain",)
-    faults: tuple[tuple[Fault, float], ...] = (("none", 0.0),)
+    faults: tuple[tuple[Fault, Share], ...] = (("none", 0.0),)
     split: Literal["validation", "test"] = "test"
 
     @field_validator("rules")
@@ -258,9 +261,19 @@ class Stage(BaseModel):
     def _rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(credit_rule(name) and name for name in names)
 
+    @model_validator(mode="after")
+    def _more(self) -> "Stage":
+        if strange := self.more_seeds.keys() - set(self.rules):
+            raise ValueError(f"more_seeds of {min(strange)!r}: allowed are the stage's rules, {', '.join(self.rules)}")
+        return self
+
+    def seeds_of(self, *rules: str) -> tuple[int, ...]:
+        """The seeds of the stage and the further ones of these rules."""
+        return (*self.seeds, *(seed for rule in rules for seed in self.more_seeds.get(rule, ())))
+
 
 class GridPlan(BaseModel):
-    """Stages in order, and what they share; `ValueError` for cells that are not there and seeds that are used for both splits."""
+    """Stages in order, and what they share; `ValueError` for settings of a cell at fault, cells that are not there and seeds that are used for both splits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -271,10 +284,18 @@ class GridPlan(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> "GridPlan":
         known, used = {"plain", *self.cells}, {"validation": set(), "test": set()}
+        for cell in dict.fromkeys(("plain", *self.cells)):
+            try:
+                check_loop(GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).config())
+            except ValidationError as error:
+                fault = error.errors()[0]
+                raise ValueError(f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; {fault['msg']}") from None
+            except ValueError as error:
+                raise ValueError(f"cell {cell}: {error}") from None
         for name, stage in self.stages.items():
             if strange := [cell for cell in stage.cells if cell not in known]:
                 raise ValueError(f"stage {name}: cell {strange[0]!r}, allowed are {', '.join(sorted(known))}")
-            used[stage.split] |= {*stage.seeds, *(seed for seeds in stage.more_seeds.values() for seed in seeds)}
+            used[stage.split] |= {*stage.seeds_of(*stage.rules)}
         if both := used["validation"] & used["test"]:
             raise ValueError(f"seed {min(both)} is used for validation and for test; allowed: for one of them")
         return self
@@ -284,25 +305,33 @@ class GridPlan(BaseModel):
         return {**self.plain, **self.cells.get(cell, {})}
 
     def runs(self, name: str, rows: Sequence[GridRow] = ()) -> list[GridRun]:
-        """The runs of a stage. `ValueError` where a tuned rate is asked for and no row has tuned that rule."""
+        """The runs of a stage. `ValueError` where a tuned rate is asked for and rows of its tuning are missing."""
         stage, found = self.stages[name], []
         for cell, rule, (fault, rate) in product(stage.cells, stage.rules, stage.faults):
             settings = self.settings(cell)
             rates = stage.lr if "lr" not in settings else (settings["lr"],)
             rates = (self.tuned(rule, cell, rows),) if rates == "tuned" else rates
-            seeds = (*stage.seeds, *stage.more_seeds.get(rule, ()))
             more = settings | dict(rule=rule, fault=fault, rate=rate, split=stage.split)
-            found += [GridRun(**more | dict(lr=lr, seed=seed)) for lr, seed in product(rates, seeds)]
+            found += [GridRun(**more | dict(lr=lr, seed=seed)) for lr, seed in product(rates, stage.seeds_of(rule))]
         return [*{run.name: run for run in found}.values()]
 
     def tuned(self, rule: str, cell: str, rows: Sequence[GridRow]) -> float:
-        """The learning rate with the best mean SCS of a rule on validation examples, in this cell or else in the plain one."""
+        """The learning rate with the best mean SCS of a rule on the plan's validation examples, in this cell or else, where the plan tunes nothing in it, in the plain one.
+
+        Raises `ValueError` for a rule that the plan does not tune, and where rows of its tuning are missing, naming how many and the stage to run.
+        """
+        found = {row.run.name: row for row in rows}
         for place in (cell, "plain"):
-            scores: dict[float, list[float]] = {}
-            alike = self._alike(place)
-            for row in rows:
-                if row.run.rule == rule and row.run.split == "validation" and row.run.fault == "none" and alike(row.run):
-                    scores.setdefault(row.run.lr, []).append(row.scores.get("SCS") or 0.0)
+            tuning: dict[str, tuple[str, float]] = {}  # run -> its stage and rate
+            scores, alike = dict[float, list[float]](), self._alike(place)
+            for name, stage in self.stages.items():
+                if stage.split == "validation" and stage.lr != "tuned" and rule in stage.rules and place in stage.cells:
+                    tuning |= {run.name: (name, run.lr) for run in self.runs(name) if run.rule == rule and run.fault == "none" and alike(run)}
+            if missing := [name for run, (name, _) in tuning.items() if run not in found]:
+                first = " and ".join(map(repr, dict.fromkeys(missing)))
+                raise ValueError(f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that tune its learning rate are missing; run stage {first} first")
+            for run, (_, lr) in tuning.items():
+                scores.setdefault(lr, []).append(found[run].scores.get("SCS") or 0.0)
             if scores:
                 return max(scores, key=lambda lr: (float(np.mean(scores[lr])), -lr))
         raise ValueError(f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before with split validation")
@@ -352,11 +381,13 @@ def _finished(runs: Sequence[GridRun], processes: int, policies: Path) -> Iterat
 
 
 def run_grid(
-    out: str | Path, plan: GridPlan, processes: int = 1, stages: Iterable[str] | None = None, report: Callable[[GridRow, int, int], None] | None = None
+    out: str | Path, plan: GridPlan, processes: int = 1, stages: Iterable[str] | None = None, report: Callable[[GridRow, int, int], None] | None = None,
+    code: str = "",
 ) -> list[GridRow]:  # fmt: skip
     """The rows of a plan's stages (None: all), those that `out/runs.jsonl` does not hold made now; `report` gets each new row, its number in the stage, and how many the stage misses.
 
-    Raises `OSError` where another process writes the file, and `ValueError` for a stage that the plan does not have.
+    Rows are made and read under `code`, a hash of the code; others stay in the file, unused. Raises `OSError` where another process writes the file, and
+    `ValueError` for a stage that the plan does not have and for one whose learning rates are not tuned yet.
     """
     names = [*plan.stages] if stages is None else [*stages]
     if strange := [name for name in names if name not in plan.stages]:
@@ -364,12 +395,13 @@ def run_grid(
     wanted: dict[str, None] = {}
     with Journal(Path(out) / RUNS, GridRow) as journal:
         for name in names:
-            runs = {run.name: run for run in plan.runs(name, [*journal.rows()])}
+            runs = {run.name: run for run in plan.runs(name, [row for row in journal.rows() if row.code == code])}
             wanted |= dict.fromkeys(runs)
-            missing = [run for key, run in runs.items() if (key,) not in journal]
+            missing = [run for key, run in runs.items() if (key, code) not in journal]
             for number, row in enumerate(_finished(missing, min(processes, len(missing)), Path(out) / "policies") if missing else (), 1):
+                row = row.model_copy(update={"code": code})
                 journal.append(row)
                 if report:
                     report(row, number, len(missing))
-        rows = {row.run.name: row for row in journal.rows()}
+        rows = {row.run.name: row for row in journal.rows() if row.code == code}
     return [rows[name] for name in wanted]

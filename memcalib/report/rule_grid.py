@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'PATHS', 'grid_frame', 'rates_table', 'learning_rates_figure', 'measured_runs', 'rules_table',
-           'paired_differences', 'headroom_table', 'measured_cells', 'equal_time', 'paths_figure', 'verdicts']
+           'paired_differences', 'fieller', 'headroom_table', 'measured_cells', 'equal_time', 'paths_figure',
+           'verdicts']
 
 # %% ../../nbs/report/13_rule_grid.ipynb #d06124db
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..commands.grids import paired_table
-from ..metrics import HIGHER_IS_BETTER
 from ..micro.grid import GridPlan, GridRow
 from ..micro.training import CREDIT_RULES
 from .figures import WIDTH, curves_figure, method_styles, panels, plain_label, plot_style
@@ -81,14 +81,14 @@ def measured_runs(frame: "pd.DataFrame", cell: str = "plain", fault: str = "none
 
 
 def rules_table(frame: "pd.DataFrame", cell: str = "plain", columns: Sequence[str] = COLUMNS) -> "pd.DataFrame":
-    """A line for each rule: learning rate, seeds, derailed runs, and mean ± standard deviation between seeds of each score."""
+    """A line for each rule: learning rate, seeds, derailed runs, and mean ± standard deviation between seeds of each score; (n) where not all seeds have it."""
     import pandas as pd
 
     lines = {}
     for label, runs in measured_runs(frame, cell).groupby("label", sort=False):
         spread = lambda values: f" ± {values.std():.1f}" if len(values) > 1 else ""
         found = {name: runs[name].dropna() for name in columns if name in runs}
-        shown = {name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}" if len(values) else "" for name, values in found.items()}
+        shown = {name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{f' ({len(values)})' if len(values) < len(runs) else ''}" if len(values) else "" for name, values in found.items()}
         lines[label] = {"lr": f"{runs['lr'].iloc[0]:g}", "seeds": len(runs), "derailed": int(runs["derailed"].sum())} | shown
     return pd.DataFrame(lines).T
 
@@ -120,30 +120,47 @@ def paired_differences(
     return pd.concat([table.drop(columns="minus").assign(rule=table["run"].map(names)), where], axis=1)
 
 # %% ../../nbs/report/13_rule_grid.ipynb #89b737c3
-def headroom_table(frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo", yardstick: str = "exact", resamples: int = 10_000) -> "pd.DataFrame":
-    """For each cell and rule: headroom (yardstick minus floor, with its t interval), the rule's gain, and its share with a bootstrap interval over seeds.
+def fieller(gain: Sequence[float], most: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """The ends of Fieller's interval of mean(gain) / mean(most), the two paired by seed; NaN where it has no end or there are fewer than two seeds."""
+    from scipy import stats
 
-    The share is NaN where the headroom's interval reaches 0 or below.
+    n = len(gain)
+    if n < 2:
+        return np.nan, np.nan
+    square = stats.t.ppf((1 + level) / 2, n - 1) ** 2 / n
+    (top, mixed), (_, bottom) = np.outer(*[[np.mean(gain), np.mean(most)]] * 2) - square * np.cov(gain, most)
+    if bottom <= 0:  # the mean of `most` may be 0
+        return np.nan, np.nan
+    half = np.sqrt(max(0.0, mixed**2 - bottom * top))
+    return float((mixed - half) / bottom), float((mixed + half) / bottom)
+
+
+def headroom_table(frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo", yardstick: str = "exact") -> "pd.DataFrame":
+    """For each cell and rule, over the seeds that floor, yardstick and rule share: headroom (yardstick minus floor, with its t interval), the rule's gain, and its share with Fieller's interval.
+
+    Where the headroom's interval is not above 0 there is no share: share, low and high are NaN, and `missing` says why.
     """
     import pandas as pd
+    from scipy import stats
 
-    rng, lines = np.random.default_rng(0), []
-    gaps = paired_differences(frame[frame["fault"] == "none"], floor, [score])
+    lines = []
     for cell, part in measured_cells(frame):
-        room = gaps[(gaps["cell"] == cell) & (gaps["rule"] == yardstick)]
-        if room.empty:
+        table = part.pivot_table(index="seed", columns="rule", values=score)
+        if not {floor, yardstick} <= set(table):
             continue
-        table, (room,) = part.pivot_table(index="seed", columns="rule", values=score), room.to_dict("records")
         for rule in [name for name in table if name not in (floor, yardstick)] or [yardstick]:
-            three = table[[floor, yardstick, rule]].dropna() if rule != yardstick else table[[floor, yardstick]].dropna()
-            gain, most = (three[rule] - three[floor]).to_numpy(), (three[yardstick] - three[floor]).to_numpy()
-            share = low = high = np.nan
-            if room["low"] > 0 and len(three) > 1:
-                draws = rng.integers(len(three), size=(resamples, len(three)))
-                low, high = np.nanpercentile(gain[draws].mean(1) / most[draws].mean(1), [2.5, 97.5])
-                share = gain.mean() / most.mean()
-            known = {"cell": cell, "headroom": room["difference"], "headroom_low": room["low"], "headroom_high": room["high"]}
-            lines.append(known | {"rule": rule, "gain": gain.mean(), "share": share, "low": low, "high": high, "seeds": len(three)})
+            common = table[[*dict.fromkeys((floor, yardstick, rule))]].dropna()
+            if not (n := len(common)):
+                continue
+            gain, most = (common[rule] - common[floor]).to_numpy(), (common[yardstick] - common[floor]).to_numpy()
+            half = stats.t.ppf(0.975, n - 1) * most.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+            share, low, high, missing = np.nan, np.nan, np.nan, ""
+            if most.mean() - half > 0:
+                share, (low, high) = gain.mean() / most.mean(), fieller(gain, most)
+            else:
+                missing = "one seed" if n == 1 else "no headroom" if most.mean() + half < 0 else "headroom may be 0"
+            room = {"cell": cell, "headroom": most.mean(), "headroom_low": most.mean() - half, "headroom_high": most.mean() + half}
+            lines.append(room | {"rule": rule, "gain": gain.mean(), "share": share, "low": low, "high": high, "seeds": n, "missing": missing})
     return pd.DataFrame(lines)
 
 
@@ -158,7 +175,7 @@ def equal_time(frame: "pd.DataFrame", cell: str = "equal time", against: str = "
 
     longer = frame[(frame["cell"] == cell) & (frame["rule"] == against)]
     plain = measured_runs(frame)
-    return paired_differences(pd.concat([longer, plain[plain["rule"] != against].assign(cell=cell)])) if len(longer) else frame.iloc[:0]
+    return paired_differences(pd.concat([longer, plain[plain["rule"] != against].assign(cell=cell)]), against) if len(longer) else frame.iloc[:0]
 
 # %% ../../nbs/report/13_rule_grid.ipynb #1b754874
 PATHS = {"reward": "reward of an answer", "response_length": "length in tokens", "end_rate": "answers that end", "closing_advantage": "advantage of the end token", "kl": "divergence from the start"}
@@ -181,7 +198,6 @@ def paths_figure(plan: GridPlan, rows: Sequence[GridRow], rules: Sequence[str] =
 def verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
     """A line for each cell or judge, a column for each rule: pays, ties or hurts, with the difference and its interval."""
     part = gaps[gaps["metric"] == "SCS"].copy()
-    sign = 1 if "SCS" in HIGHER_IS_BETTER else -1
-    word: Any = np.where(sign * part["low"] > 0, "pays", np.where(sign * part["high"] < 0, "hurts", "ties"))
+    word: Any = np.where(part["low"] > 0, "pays", np.where(part["high"] < 0, "hurts", "ties"))
     part["verdict"] = [f"{w} {d:+.1f} [{a:+.1f}, {b:+.1f}]" for w, d, a, b in zip(word, part["difference"], part["low"], part["high"], strict=True)]
     return part.pivot_table(index="domain", columns="run", values="verdict", aggfunc="first", sort=False).fillna("")

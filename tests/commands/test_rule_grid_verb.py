@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalib.commands.cli import main
-from memcalib.commands.rule_grid import grid_counts, load_plan, plan_names, run_plan
+from memcalib.commands.rule_grid import grid_code, grid_counts, load_plan, other_rows, plan_names, run_plan
 from memcalib.micro import grid
 from memcalib.micro.grid import GridRow, stored_rows
 
@@ -45,7 +45,23 @@ def test_micro_first_and_full_later_pays_for_the_rest_only(fast, tmp_path):
     before = len(fast)
     run_plan(tmp_path, "full", processes=1, stages=["rates", "rules"])
     assert before == 80 + 60 and len(fast) - before == 5  # five more seeds of exact credit
-    assert json.loads((tmp_path / "manifest.json").read_text())["config"]["plan"] == "full"
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["config"]["plan"] == "full" and manifest["config"]["code"] == grid_code()
+    assert manifest["seeds"]["rules"] == [*range(101, 111)]
+
+
+def test_rows_of_other_code_are_named_and_made_again(fast, tmp_path):
+    run_plan(tmp_path, "smoke", processes=1, stages=["rates"])
+    old = [
+        row.model_copy(update={"code": code})
+        for row, code in zip(stored_rows(tmp_path), ["", *["old"] * 7], strict=True)
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(row.to_json() + "\n" for row in old).replace('"code":"",', "", 1))
+    assert other_rows(tmp_path) == 8 and grid_counts(load_plan("smoke"), stored_rows(tmp_path))["rates"] == (8, 0)
+    told = []
+    run_plan(tmp_path, "smoke", processes=1, stages=["rates"], tell=told.append)
+    assert "8 rows of other code are there; they are not used" in told[0] and len(told) == 9 and len(fast) == 16
+    assert len(stored_rows(tmp_path)) == 16 and other_rows(tmp_path) == 8
 
 
 def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
@@ -65,6 +81,9 @@ def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
         (("no_such_plan",), "no_such_plan"),
         (("smoke", "--stage", "rate"), "stage 'rate': allowed are rates, rules"),
         (("smoke", "--set", "stages.rules.seeds=[900]"), "seed 900 is used for validation and for test"),
+        (("smoke", "--dry-run", "--set", "cells.4 prompts.promts=4"), "cell 4 prompts: promts: found 4"),
+        (("smoke", "--dry-run", "--set", "plain.stepz=4"), "stepz: found 4"),
+        (("smoke", "--dry-run", "--set", "stages.rules.lr=[2]"), "less than or equal to 1"),
     ],
 )
 def test_mistakes_are_said_in_one_line_before_anything_runs(arguments, said, fast, tmp_path, capsys):

@@ -8,10 +8,12 @@ from trl.trainer import grpo_trainer
 
 from memcalib.credit.prefix_groups import response_mask
 from memcalib.localization import channel_atoms
+from memcalib.micro import training
 from memcalib.micro.policy import load_policy
 from memcalib.micro.training import CREDIT_RULES, CreditLoop, credit_rule
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.problem import remove_atoms
+from memcalib.trainer import rewards
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
@@ -39,14 +41,18 @@ def gap(one, other) -> float:
 
 
 SLOW = [
-    pytest.param(rule, parts, marks=pytest.mark.slow)
-    for rule, parts in (("grpo", 1), ("gdpo", 2), ("ordered", 1), ("uniform", 1), ("evidence", 1), ("evidence-kl", 2))
+    pytest.param(rule, parts, temperature, marks=pytest.mark.slow)
+    for rule, parts, temperature in (
+        *(("grpo", 1, 1), ("gdpo", 2, 1), ("ordered", 1, 1), ("uniform", 1, 1), ("evidence", 1, 1)),
+        *(("evidence-kl", 2, 1), ("ordered", 1, 0.5), ("evidence-kl", 1, 0.5)),
+    )
 ]
 
 
-@pytest.mark.parametrize("rule, minibatches", [("ordered", 2), *SLOW])
-def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, tmp_path, monkeypatch):
-    chosen, examples = config(rule, minibatches=minibatches), make_examples("short", 5, 1)
+@pytest.mark.parametrize("rule, minibatches, temperature", [("ordered", 2, 1), *SLOW])
+def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp_path, monkeypatch):
+    chosen = config(rule, minibatches=minibatches, temperature=temperature)
+    examples = make_examples("short", 5, 1)
     monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", same_cut(chosen.seed))
     product, tokenizer = load_policy("cold-short")
     rows = []
@@ -115,6 +121,49 @@ def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(batches):
     exact = (kept["advantages"] - 0.25 * uniform[:, None]) * response_mask(kept["batch"].judged.ids)
     size = exact.sum(1) / response_mask(kept["batch"].judged.ids).sum(1) / 0.75
     assert size.square().mean().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "gdpo", "exact", "evidence")])
+def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule, monkeypatch):
+    seen = []
+
+    def listening(function):
+        def called(*args, temperature=1.0, **options):
+            seen.append(temperature)
+            return function(*args, temperature=temperature, **options)
+
+        return called
+
+    for module in (training, rewards):
+        for name in ("response_logps", "token_divergences", "tree_logps"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, listening(getattr(module, name)))
+    model, tokenizer = load_policy("cold-short")
+    chosen = config(rule, temperature=0.5, beta=0.0)
+    CreditLoop(model, tokenizer, chosen, make_examples("short", 2, 1), exact_judge, credit_rule(rule).credit).step()
+    assert len(seen) >= 2 and {*seen} == {0.5}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            {"mask_truncated": True, "max_prompt": 64},
+            "found max_prompt 64, mask_truncated True, .* allowed: max_prompt 4096",
+        ),
+        ({"draws": "batch"}, "found draws 'batch', .*; allowed: draws 'row'"),
+        ({"accumulate": 2, "lora_rank": 4}, "found accumulate 2, lora_rank 4"),
+        ({"trl": {"loss_type": "grpo"}}, "found trl"),
+        ({"method": "opsd-pg"}, "method 'opsd-pg'"),
+        ({"minibatches": 5}, "8 answers a step do not split into 5 mini-batches"),
+    ],
+)
+def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
+    model, tokenizer = load_policy("cold-short")
+    with pytest.raises(ValueError, match=said):
+        CreditLoop(
+            model, tokenizer, world_config(WORLDS["short"], **(SMALL | dict(minibatches=1) | changes)), [], exact_judge
+        )
 
 
 def test_unknown_rule_is_named():

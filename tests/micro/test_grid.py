@@ -47,6 +47,20 @@ def test_a_fault_of_quotes_changes_quotes_alone_and_leaves_them_in_the_answer(nu
     assert evidence_spans(found, response).keys() == {atom.atom_id for atom in example.atoms}
 
 
+@pytest.mark.parametrize("fault", QUOTES)
+@pytest.mark.parametrize("form", ["no full stop in 400 characters", "a noun within a word"])
+def test_a_quote_of_the_whole_answer_counts_as_the_sentences_it_touches(fault, form):
+    example = EXAMPLES[0]
+    noun = example.atoms[0].usage_rubric["marker"]["noun"]
+    stretch = "so " * 150 + f"{noun} and so on" if form.startswith("no") else f"Build the plan on my_{noun}_x. And on."
+    response = f"Take it step by step. {stretch}"
+    whole = exact_judge(example, response).atoms[0].spans
+    assert (0, len(response)) in {tuple(span) for span in whole}
+    found = FaultyJudge(fault, 1.0)(example, response).atoms[0]
+    ends = [s.end for s in read_answer(response)]
+    assert found.spans == [] if fault == "missing" else {end for _, end in found.spans} <= {*ends} and found.spans
+
+
 def test_rate_is_the_share_of_atoms_that_are_hit():
     judged = [
         (exact_judge(EXAMPLES[n], noisy_answer(n)), FaultyJudge("levels", 0.5)(EXAMPLES[n], noisy_answer(n)))
@@ -155,6 +169,7 @@ def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatc
         ({"cells": ("many",)}, "stage rules: cell 'many', allowed are few, plain, slow"),
         ({"seeds": (1,)}, "seed 1 is used for validation and for test"),
         ({"faults": (("wrong", 0.1),)}, "elsewhere"),
+        ({"more_seeds": {"gpdo": (12,)}}, "more_seeds of 'gpdo': allowed are the stage's rules, gdpo, exact"),
     ],
 )
 def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, said):
@@ -164,9 +179,65 @@ def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, said):
         GridPlan.model_validate(content)
 
 
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"promts": 4}, "cell few: promts: found 4; Extra inputs are not permitted"),
+        ({"world": "lnog"}, "cell few: world: found 'lnog'"),
+        ({"minibatches": 5}, "cell few: 16 answers a step do not split into 5 mini-batches"),
+        ({"options": {"lora_rank": 8}}, "cell few: found lora_rank 8, .*; allowed: lora_rank 0"),
+    ],
+)
+def test_a_cell_with_a_mistake_is_refused_before_anything_runs(settings, said):
+    content = PLAN.model_dump()
+    content["cells"]["few"] = settings
+    with pytest.raises(ValueError, match=said):
+        GridPlan.model_validate(content)
+
+
+def test_rows_of_other_code_stay_in_the_file_and_are_not_used(fast, tmp_path):
+    before = run_grid(tmp_path, PLAN, code="one")
+    with open(tmp_path / "runs.jsonl", "a") as file:  # a row as it was before rows knew their code
+        file.write(json.dumps({"run": {"rule": "gdpo", "lr": 1e-3, "seed": 1}, "scores": {"SCS": 99.0}}) + "\n")
+    fast.clear()
+    assert run_grid(tmp_path, PLAN, code="one") == before and not fast
+    made = run_grid(tmp_path, PLAN, code="two", stages=["rates"])
+    assert len(fast) == 8 and {row.code for row in made} == {"two"}
+    with pytest.raises(ValueError, match="4 of 4 runs that tune its learning rate are missing"):
+        run_grid(tmp_path, PLAN, code="three", stages=["rules"])
+    assert [row.code for row in stored_rows(tmp_path)] == ["one"] * 19 + [""] + ["two"] * 8
+
+
+def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
+    plan = GridPlan.model_validate(
+        PLAN.model_dump()
+        | {
+            "stages": {
+                **PLAN.model_dump()["stages"],
+                "few rates": Stage(rules=("exact",), lr=(1e-3,), seeds=(1,), cells=("few",), split="validation"),
+            }
+        }
+    )
+    rows = [invented(run) for run in plan.runs("rates")]
+    with pytest.raises(
+        ValueError, match="rule 'gdpo' in cell 'plain': 1 of 4 runs .* missing; run stage 'rates' first"
+    ):
+        plan.tuned("gdpo", "plain", rows[1:])
+    with pytest.raises(ValueError, match="rule 'exact' in cell 'few': 1 of 1 runs .* run stage 'few rates' first"):
+        plan.tuned("exact", "few", rows)
+    strange = [row.model_copy(update={"run": row.run.model_copy(update={"lr": 9e-3})}) for row in rows]
+    assert plan.tuned("gdpo", "few", rows) == 1e-3 and plan.tuned("exact", "plain", rows + strange) == 2e-3
+    few = [invented(run) for run in plan.runs("few rates")]
+    assert plan.tuned("exact", "few", rows + few) == 1e-3
+
+
 def test_a_rate_that_was_never_tuned_is_refused(fast, tmp_path):
-    with pytest.raises(ValueError, match="no learning rate was tuned"):
+    with pytest.raises(
+        ValueError, match="4 of 4 runs that tune its learning rate are missing; run stage 'rates' first"
+    ):
         run_grid(tmp_path, PLAN, stages=["rules"])
+    with pytest.raises(ValueError, match="no learning rate was tuned"):
+        PLAN.tuned("grpo", "plain", [])
     with pytest.raises(ValueError, match="stage 'rule': allowed are rates, rules, judges"):
         run_grid(tmp_path, PLAN, stages=["rule"])
     assert not fast
@@ -211,3 +282,19 @@ def test_numbers_that_are_not_finite_end_a_run_and_not_the_grid(monkeypatch):
     monkeypatch.setattr(grid.CreditLoop, "step", broken)
     row = train_one(GridRun(rule="gdpo", lr=1e-3, seed=900, steps=1))
     assert row.derailed == ["a number is not finite"] and row.scores["SCS"] == 0 and torch.get_num_threads() >= 1
+
+
+@pytest.mark.parametrize("failing", ["measuring", "divergence"])
+def test_numbers_that_stop_being_finite_in_the_last_update_end_a_run_too(failing, monkeypatch):
+    monkeypatch.setattr(grid, "_at_start", lambda *_: ([], {}))
+    monkeypatch.setattr(grid.CreditLoop, "step", lambda self: {"closing_advantage": 0.0})
+
+    def scores(*_):
+        if failing == "measuring":
+            raise FloatingPointError("nan")
+        return {"SCS": 10.0, "accuracy": 50.0, "divergence": float("nan")}
+
+    monkeypatch.setattr(grid, "policy_scores", scores)
+    row = train_one(GridRun(rule="gdpo", lr=1e-3, seed=900, steps=1))
+    assert row.derailed == ["a number is not finite"] and {*row.scores} == {"SCS", "wall_seconds", "processor_seconds"}
+    assert row.scores["SCS"] == 0

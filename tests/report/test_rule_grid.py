@@ -7,6 +7,7 @@ from scipy import stats
 from memcalib.micro.grid import GridPlan, GridRow, Stage
 from memcalib.report.rule_grid import (
     equal_time,
+    fieller,
     grid_frame,
     headroom_table,
     paired_differences,
@@ -80,9 +81,44 @@ def test_headroom_and_shares(frame):
         and abs(row["share"] - 0.5) < 0.1
         and table.loc[("plain", "ordered"), "share"] < 0
     )
-    assert table.loc[("few atoms", "evidence-kl"), "headroom_low"] < 0.5 and np.isnan(
-        table.loc[("few atoms", "evidence-kl"), "share"]
-    )
+    few = table.loc[("few atoms", "evidence-kl")]
+    assert few["headroom_low"] < 0.5 and np.isnan(few[["share", "low", "high"]].astype(float)).all()
+    assert few["missing"] == "headroom may be 0" and row["missing"] == ""
+
+
+def test_share_headroom_and_gain_of_a_line_rest_on_the_same_seeds(frame):
+    kept = ["rule", "cell", "seed", "fault", "rate", "split", "SCS", "label", "lr", "derailed"]
+    fewer = frame[kept][(frame["rule"] != "evidence-kl") | (frame["split"] != "test") | (frame["seed"] > 12)]
+    part = fewer[(fewer["split"] == "test") & (fewer["cell"] == "plain") & (fewer["fault"] == "none")]
+    table = headroom_table(fewer).set_index(["cell", "rule"])
+    row, other = table.loc[("plain", "evidence-kl")], table.loc[("plain", "ordered")]
+    wide = part.pivot_table(index="seed", columns="rule", values="SCS").dropna()
+    assert (row["seeds"], other["seeds"]) == (3, 5) and row["headroom"] != other["headroom"]
+    assert row["headroom"] == pytest.approx((wide["exact"] - wide["gdpo"]).mean())
+    assert row["share"] == pytest.approx(row["gain"] / row["headroom"])
+    one = headroom_table(fewer[(fewer["rule"] == "gdpo") | (fewer["seed"] == 13)]).set_index(["cell", "rule"])
+    assert one.loc[("plain", "ordered"), "missing"] == "one seed" and np.isnan(one.loc[("plain", "ordered"), "share"])
+
+
+def test_fieller_holds_what_a_paired_t_test_does_not_reject():
+    rng = np.random.default_rng(2)
+    gain, most = rng.normal(2, 1.5, 6), rng.normal(4, 1.5, 6)
+    low, high = fieller(gain, most)
+    p = lambda share: stats.ttest_1samp(gain - share * most, 0).pvalue
+    assert p(low) == pytest.approx(0.05) and p(high) == pytest.approx(0.05) and p((low + high) / 2) > 0.05
+    assert fieller(2 * most, most) == pytest.approx((2, 2))
+    assert np.isnan(fieller(gain, most - most.mean())).all() and np.isnan(fieller([1.0], [2.0])).all()
+
+
+@pytest.mark.parametrize("seeds", [5, 10])
+def test_intervals_of_a_share_cover_it_as_often_as_they_say(seeds):
+    rng, hits = np.random.default_rng(3), []
+    while len(hits) < 1000:
+        most, gain = rng.normal(4, 1.5, seeds), rng.normal(1.5, 1.5, seeds)
+        if stats.ttest_1samp(most, 0).confidence_interval().low > 0:
+            low, high = fieller(gain, most)
+            hits.append(low <= 1.5 / 4 <= high)
+    assert 0.93 < np.mean(hits) < 0.97
 
 
 def test_tables_name_what_was_chosen_and_what_derailed(frame):
@@ -90,6 +126,19 @@ def test_tables_name_what_was_chosen_and_what_derailed(frame):
     assert all(cell.endswith("*") for cell in rates["0.001"]) and "(2)" in rates.loc["MemCalib-RL", "0.002"]
     rules = rules_table(frame)
     assert (rules["seeds"] == 5).all() and (rules["lr"] == "0.001").all() and (rules["accuracy"] == "").all()
+
+
+def test_a_lost_run_leaves_its_own_line_of_each_score_only(frame):
+    lost = frame.assign(sMOS=30.0)
+    first = (lost["rule"] == "exact") & (lost["split"] == "test") & (lost["cell"] == "plain") & (lost["seed"] == 11)
+    lost.loc[first, ["SCS", "sMOS"]] = [0.0, np.nan]
+    gaps = paired_differences(lost, scores=("SCS", "sMOS", "accuracy")).set_index(["rule", "domain", "metric"])
+    assert gaps.loc[("exact", "plain", "SCS"), "seeds"] == 5 and gaps.loc[("exact", "plain", "sMOS"), "seeds"] == 4
+    assert gaps.loc[("exact", "plain", "sMOS"), "difference"] == 0
+    assert gaps.loc[("exact", "plain", "accuracy"), "seeds"] == 0
+    rules = rules_table(lost)
+    assert rules.loc["exact credit", "sMOS"] == "30.0 ± 0.0 (4)" and rules.loc["GDPO", "sMOS"] == "30.0 ± 0.0"
+    assert not rules.loc["exact credit", "SCS"].endswith(")")
 
 
 def test_verdicts_and_equal_time(frame):
@@ -100,6 +149,10 @@ def test_verdicts_and_equal_time(frame):
     assert found.loc["few atoms", "exact credit"].startswith("ties")
     timed = equal_time(frame).set_index("rule")
     assert abs(timed.loc["evidence-kl", "difference"] - 1) < 0.6
+    longer = frame.assign(rule=frame["rule"].where(frame["cell"] != "equal time", "ordered"))
+    longer["label"] = longer["label"].where(longer["cell"] != "equal time", "MemCalib-RL")
+    timed = equal_time(longer, against="ordered").set_index("rule")  # 130 steps of it gain 3
+    assert abs(timed.loc["gdpo", "difference"] + 3) < 0.6 and "ordered" not in timed.index
 
 
 def test_paths_need_trainings():
