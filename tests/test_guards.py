@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tools.store_runs import stored
+
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
 CHAPTERS = sorted(p for p in NBS.rglob("[0-9]*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -307,3 +309,9 @@ def test_help_is_fast_because_nothing_heavy_is_imported():
     probe = f"import sys, memcalib.commands.cli; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_experiment_pages_show_the_committed_run():
+    for page, cells, shown in stored(ROOT / "runs" / "micro"):
+        wrong = [one["id"] for one, other in zip(cells, shown, strict=True) if one != other]
+        assert not wrong, f"{page.name}: outputs of {wrong} are of another run; run python -m tools.store_runs"
