@@ -1,6 +1,7 @@
 """Put the outputs of the committed run into the pages of nbs/experiments:  python -m tools.store_runs [runs/micro]
 
-The pages of the site then show what the tables and figures under runs/ show. A page keeps its outputs where the run has none.
+The pages of the site then show what the tables and figures under runs/ show.
+A page keeps its outputs where the run has none.
 """
 
 import json
@@ -28,8 +29,6 @@ def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
                 if cell["cell_type"] == "code"
             }
             blank = lambda found: [
-                {**one, "execution_count": None} if "execution_count" in one else one for one in found
-            ]
                 {**one, "execution_count": None} if "execution_count" in one else one for one in found
             ]
             shown = [

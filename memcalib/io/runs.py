@@ -36,7 +36,7 @@ def git_state(folder: str | Path | None = None) -> dict[str, Any]:
     folder = Path(str(resources.files("memcalib"))) if folder is None else Path(folder)
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return {"commit": None, "dirty": None}
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)runs")  # results are no code
     new = _git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py")  # imported, and in no commit
     return {"commit": _git(folder, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes or new)}
 

@@ -187,8 +187,12 @@ def test_a_module_that_is_in_no_commit_makes_a_checkout_dirty(tmp_path):
     git("init")
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "notes.txt").write_text("no code")
-    git("add", "__init__.py")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "table.csv").write_text("1")
+    git("add", "__init__.py", "runs")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first")
     assert git_state(tmp_path)["dirty"] is False
+    (tmp_path / "runs" / "table.csv").write_text("2")
+    assert git_state(tmp_path)["dirty"] is False, "made anew by the code of the commit"
     (tmp_path / "new.py").write_text("")
     assert git_state(tmp_path)["dirty"] is True
