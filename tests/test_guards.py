@@ -283,6 +283,18 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     assert done.returncode == 0 and done.stdout.startswith(str(package)), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
+def test_every_figure_is_stored(path):
+    """A cell that describes its picture holds it; experiments that were never run hold nothing at all."""
+    page = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    if path in EXPERIMENTS and not any(cell["outputs"] for cell in page):
+        pytest.skip("not run yet")
+    kinds = {"image/png", "image/svg+xml"}
+    drawn = [cell for cell in page if re.search(r"^#\|\s*fig-alt:", cell["source"], re.M)]
+    stored = lambda cell: kinds & {kind for output in cell["outputs"] for kind in output.get("data", {})}
+    assert [cell["id"] for cell in drawn if not stored(cell)] == [], "execute the page and store its outputs"
+
+
 SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")
 
 

@@ -87,7 +87,7 @@ def flow() -> Picture:
     below = [
         ("Update", "the policy", "learns from it"),
         ("Redistribution", "the advantage", "of each token"),
-        ("Localization", "which words would", "change without it"),
+        ("Localization", "words that change", "without an atom"),
         ("Channels", "nine rewards, and", "advantages"),
     ]
     for k, words in enumerate(below):
