@@ -171,8 +171,9 @@ class Experiment:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that decides the result; the notebook's prose does not."""
-        cells = [cell["source"] for cell in notebook_cells(self.notebook) if cell["cell_type"] == "code"]
+        """All that decides the result; the notebook's prose does not, nor do lines such as `#| fig-alt` that say how the site shows a cell."""
+        sources = [cell["source"].splitlines() for cell in notebook_cells(self.notebook) if cell["cell_type"] == "code"]
+        cells = ["\n".join(line for line in lines if not line.startswith("#|")) for lines in sources]
         parts: dict[str, Any] = {"code": code_hash("\n".join(cells)), "notebook": text_hash("\0".join(cells)), "data": data_hash()}
         parts |= {"profile": text_hash(json.dumps(self.run.profile.main_settings, sort_keys=True))} if "profile" in self.defaults else {}
         reads = {name: text_hash(json.dumps(self.run.experiments[name].identity, sort_keys=True)) for name in self.needs}
@@ -289,7 +290,8 @@ def renew_prose(experiment: Experiment) -> None:
     for cell in json.loads(experiment.notebook.read_text(encoding="utf-8"))["cells"]:
         own = cell["cell_type"] == "code"
         last = next((k for k, other in enumerate(done) if other.get("id") == cell.get("id")), -1) if own else -1
-        cells += done[: last + 1] if own else [cell]  # what papermill put in before a cell comes along with it
+        found = [done[last] | {"source": cell["source"]}] if last >= 0 else []
+        cells += [*done[: max(last, 0)], *found] if own else [cell]  # what papermill put in before a cell comes along with it
         done = done[last + 1 :]
     if content["cells"] != (cells := [*cells, *done]):
         write_whole(executed, json.dumps(content | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")

@@ -133,13 +133,14 @@ def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeat
     seen["cells"].insert(1, seen["cells"][0] | {"id": "injected", "source": "rows = 3"})  # papermill's
     executed.write_text(json.dumps(seen))
     written = json.loads(source.read_text())
+    written["cells"][1]["source"] = "#| fig-alt: nothing to see\n" + FIRST[1]
     written["cells"].insert(1, {"cell_type": "markdown", "id": "m0", "metadata": {}, "source": "Rows came out as 3."})
     source.write_text(json.dumps(written))
     for _ in range(2):
         driver.reproduce_experiments([], "smoke", "runs")
         cells = json.loads(executed.read_text())["cells"]
         assert [cell["id"] for cell in cells] == ["c0", "m0", "injected", "c1"] and in_process == ["first", "second"]
-        assert cells[3]["outputs"][0]["text"] == ["looked at"]
+        assert cells[3]["outputs"][0]["text"] == ["looked at"] and cells[3]["source"].startswith("#| fig-alt")
 
 
 def test_two_commands_do_not_work_in_one_folder(checkout, in_process):
