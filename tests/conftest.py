@@ -33,7 +33,7 @@ LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Cases of long.txt, each over three seconds when it was written down, are slow tests.
+    """Cases of long.txt, each over one or two seconds when it was written down, are slow tests.
 
     What takes longest begins first: with two workers neither waits at the end for a long file of the other one.
     """
