@@ -204,6 +204,7 @@ def judge() -> Picture:
         p.chip(446, y, 194, level, words)
         p.text(458, y + 33, quote, size=12, colour=LEVEL[level] if i < 2 else SOFT, weight="600" if i < 2 else "")
     p.arrow((384, 131), (431, 131))
+    p.text(668, 62, "Code looks quotes up", weight="600")
     for y, words, colour in (
         (104, "in the answer: kept", "#2f7d32"),
         (152, "in the answer: kept", "#2f7d32"),
@@ -283,13 +284,11 @@ def training_step() -> Picture:
             p.arrow((x - 38, 79), (x - 3, 79))
     p.arrow((770, 40), (770, 20), (260, 20), (260, 37))
     p.text(515, 15, "new weights", size=12, colour=SOFT, anchor="middle")
-    p.box(194, 168, 132, 70, "steps.jsonl", "one row each step", fill=WHITE)
     p.box(364, 168, 132, 70, "Judge fails?", "pause, try again", fill=WHITE)
     p.box(534, 168, 132, 70, "Thresholds", "move with the batch", fill=WHITE)
-    p.box(704, 168, 132, 70, "Checkpoint", "sealed; resumes", fill=WHITE)
+    p.box(704, 168, 132, 70, "After a step", "row in steps.jsonl,", "sealed checkpoint", fill=WHITE)
     for x in (430, 600, 770):
         p.arrow((x, 118), (x, 165), dashed=True)
-    p.arrow((260, 118), (260, 165), dashed=True)
     return p
 
 
