@@ -170,7 +170,7 @@ def stages() -> Picture:
 
 
 def judge() -> Picture:
-    told = "The judge reads query, atoms with rubrics and the answer, and returns a level with a quote for each atom; code looks each quote up in the answer and flags those that are not there; a reply that cannot be read twice is unscored."
+    told = "The judge reads query, atoms with rubrics and the answer, and returns a level with a quote for each atom; code looks each quote up in the answer and flags those that are not there, but cannot see a level that is too high; a reply that cannot be read twice is unscored."
     p = Picture(
         "judge.svg",
         860,
@@ -196,18 +196,20 @@ def judge() -> Picture:
     p.text(446, 62, "Levels with evidence", weight="600")
     rows = [
         ("Control", "cat chews leaves", "“safe for cats”"),
-        ("Bound", "morning sun", "“a few hours of sun”"),
+        ("Control", "morning sun", "“a few hours of sun”"),
         ("Bound", "moved to Leeds", "“your new kitchen”"),
     ]
     for i, (level, words, quote) in enumerate(rows):
         y = 76 + 48 * i
         p.chip(446, y, 194, level, words)
-        p.text(458, y + 33, quote, size=12, colour=LEVEL[level] if i < 2 else SOFT, weight="600" if i < 2 else "")
+        shown = (LEVEL["Control"], LEVEL["Bound"], SOFT)[i]
+        p.text(458, y + 33, quote, size=12, colour=shown, weight="600" if i < 2 else "")
     p.arrow((384, 131), (431, 131))
     p.text(668, 62, "Code looks quotes up", weight="600")
     for y, words, colour in (
         (104, "in the answer: kept", "#2f7d32"),
         (152, "in the answer: kept", "#2f7d32"),
+        (168, "(too high: code can't tell)", SOFT),
         (200, "not in it: kept,", LEVEL["Control"]),
         (216, "flagged, counted", LEVEL["Control"]),
     ):
