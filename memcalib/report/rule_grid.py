@@ -16,7 +16,7 @@ import numpy as np
 from ..commands.grids import paired_table
 from ..micro.grid import GridPlan, GridRow
 from ..micro.training import CREDIT_RULES
-from .figures import WIDTH, curves_figure, method_styles, panels, plain_label, plot_style
+from .figures import WIDTH, PlotStyle, curves_figure, method_styles, panels, plain_label, plot_style
 
 # %% ../../nbs/report/13_rule_grid.ipynb #8c4d6e21
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def learning_rates_figure(frame: "pd.DataFrame", score: str = "SCS", cell: str =
     """A score on validation examples over the learning rate: a line through the means of each rule, a dot for each run, hollow where it derailed."""
     part = frame[(frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")]
     styles = method_styles(part["label"])
+    if len({*styles.values()}) < len(styles):  # ten rules, and a style fewer: the last one gets its own
+        styles[[*styles][-1]] = PlotStyle("#1b7837", "X", ":")
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 3.0)
         ax = axes[0, 0]
