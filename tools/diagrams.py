@@ -178,7 +178,9 @@ def judge() -> Picture:
         "A judge is asked for levels with evidence, and believed as far as the evidence holds",
         told,
     )
-    p.box(24, 24, 190, 74, "Query, memory, atoms", "with ideal level and rubric,", "unless the judge is blind", fill=BLUE)
+    p.box(
+        24, 24, 190, 74, "Query, memory, atoms", "with ideal level and rubric,", "unless the judge is blind", fill=BLUE
+    )
     p.parts.append(f'<rect x="24" y="112" width="190" height="124" rx="6" fill="{WHITE}" stroke="{LINE}"/>')
     p.text(36, 134, "The answer", weight="600")
     answer = [
