@@ -48,15 +48,18 @@ bench: setup ## ratios against baselines, each measured in one run
 coldstart: setup ## rebuild the policies that ship with the package
 	$(BIN)/memcalib coldstart
 
-export: setup ## notebooks to modules and README; clean the notebooks
+export: setup ## notebooks to modules and README; format and clean the notebooks
+	$(BIN)/ruff format --quiet nbs
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
 	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
 
-lint: setup ## ruff on the package, tests, tools and benchmarks
+# Modules are cells of the pages, word for word, so their form is that of the pages.
+lint: setup ## ruff on the package, and the form of pages, tests, tools and benchmarks
 	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
-	$(BIN)/ruff format --check tests tools benchmarks setup.py
+	$(BIN)/ruff check --select E731 nbs
+	$(BIN)/ruff format --check nbs tests tools benchmarks setup.py
 
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright

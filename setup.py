@@ -12,7 +12,10 @@ config = ConfigParser(delimiters=["="])
 with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
     config.read_file(settings)
 cfg = config["DEFAULT"]
-extras = {name: cfg[f"{name}_requirements"].split() for name in ("train", "build", "notebook", "inspect", "vllm")}
+extras = {
+    name: cfg[f"{name}_requirements"].split()
+    for name in ("train", "build", "notebook", "inspect", "vllm")
+}
 extras["dev"] = [
     *cfg["dev_requirements"].split(),
     *(need for name in extras if name != "vllm" for need in extras[name]),

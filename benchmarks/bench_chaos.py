@@ -48,21 +48,35 @@ def client(plan: dict) -> dict:
 
     limits = {name: plan[name] for name in ("rpm", "concurrency", "attempts") if plan.get(name)}
     place = {"base_url": plan["url"], "key_env": KEY, "timeout": TIMEOUT, "backoff": 0.5} | limits
-    examples, folder = load_examples(plan["examples"]), Path(plan["folder"])
+    examples = load_examples(plan["examples"])
+    folder = Path(plan["folder"])
     sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
     backend = EndpointBackend(Endpoint(model="micro-model", **place), Path(plan["cache"]))
-    start, cpu = time.monotonic(), time.process_time()
+    start = time.monotonic()
+    cpu = time.process_time()
     made = generate(examples, backend, sampling, folder / "rollouts.jsonl")
-    totals, steps = backend.totals, {"generate": time.monotonic() - start}
+    totals = backend.totals
+    steps = {"generate": time.monotonic() - start}
     if plan.get("judge", True):
         from memcalib.judge import JudgeConfig, LLMJudge, judge_rollouts
 
         judge = LLMJudge(Endpoint(model="micro-judge", **place), JudgeConfig(), Path(plan["cache"]))
         judge_rollouts(examples, folder / "rollouts.jsonl", judge, folder / "judgments.jsonl")
-        totals, steps = totals + judge.totals, steps | {"judge": time.monotonic() - start - steps["generate"]}
+        totals = totals + judge.totals
+        steps = steps | {"judge": time.monotonic() - start - steps["generate"]}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    used = {"cpu": time.process_time() - cpu, "seconds": time.monotonic() - start, "steps": steps, "peak": peak}
-    return used | {"calls": totals.calls, "cached": totals.cached, "retries": totals.retries, "rows": made.wanted}
+    used = {
+        "cpu": time.process_time() - cpu,
+        "seconds": time.monotonic() - start,
+        "steps": steps,
+        "peak": peak,
+    }
+    return used | {
+        "calls": totals.calls,
+        "cached": totals.cached,
+        "retries": totals.retries,
+        "rows": made.wanted,
+    }
 
 
 # In the benchmark's process ---------------------------------------------------------------------------------------------
@@ -121,13 +135,19 @@ def outcome(folder: Path) -> dict:
     from memcalib.problem import Judgment, Rollout
     from memcalib.io.records import read_jsonl
 
-    digest = lambda text: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    def digest(text):
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
     rollouts = {
-        row.key: (row.finish_reason, digest(row.response)) for row in read_jsonl(folder / "rollouts.jsonl", Rollout)
+        row.key: (row.finish_reason, digest(row.response))
+        for row in read_jsonl(folder / "rollouts.jsonl", Rollout)
     }
-    judged, failed = {}, 0
+    judged = {}
+    failed = 0
     for row in read_jsonl(folder / "judgments.jsonl", Judgment):
-        judged[row.key] = [(atom.atom_id, atom.actual, atom.quote, atom.grounded) for atom in row.atoms]
+        judged[row.key] = [
+            (atom.atom_id, atom.actual, atom.quote, atom.grounded) for atom in row.atoms
+        ]
         failed += not row.scored
     table = score_text(folder / "judgments.jsonl", by=["domain"], as_json=True)
     failed += sum(finish == "error" for finish, _ in rollouts.values())
@@ -158,7 +178,9 @@ def title(text: str) -> None:
 def report(used: dict) -> None:
     steps = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in used["steps"].items())
     each = 1000 * used["cpu"] / max(1, used["calls"])
-    print(f"  {used['calls']} calls, {used['retries']} retries in {used['seconds']:.0f} s ({steps})")
+    print(
+        f"  {used['calls']} calls, {used['retries']} retries in {used['seconds']:.0f} s ({steps})"
+    )
     print(f"  client CPU {each:.2f} ms a call, peak memory {used['peak']:.0f} MB", flush=True)
 
 
@@ -167,9 +189,15 @@ def same(check: Checks, got: dict, wanted: dict, rows: int) -> None:
     check("judgments", len(got["judgments"]), rows)
     check("rows that failed or are unscored", got["failed"], 0)
     check(
-        "answers unlike the fault-free run", sum(v != wanted["rollouts"].get(k) for k, v in got["rollouts"].items()), 0
+        "answers unlike the fault-free run",
+        sum(v != wanted["rollouts"].get(k) for k, v in got["rollouts"].items()),
+        0,
     )
-    check("judgments unlike it", sum(v != wanted["judgments"].get(k) for k, v in got["judgments"].items()), 0)
+    check(
+        "judgments unlike it",
+        sum(v != wanted["judgments"].get(k) for k, v in got["judgments"].items()),
+        0,
+    )
     check("the printed table is the same", got["table"] == wanted["table"], True)
 
 
@@ -180,9 +208,13 @@ def book(check: Checks, stats: dict) -> None:
         late = [f"{again - line['clean'][0]:.2f} s" for again in line["again"]]
         print(f"       {line['label']}, after {', '.join(late)}")
     faults = stats["faults"]
-    print(f"  {sum(faults.values())} faults given: " + ", ".join(f"{name} {faults[name]}" for name in sorted(faults)))
     print(
-        f"  at most {stats['max_at_once']} at once, {stats['requests']} requests for {stats['keys']} keys", flush=True
+        f"  {sum(faults.values())} faults given: "
+        + ", ".join(f"{name} {faults[name]}" for name in sorted(faults))
+    )
+    print(
+        f"  at most {stats['max_at_once']} at once, {stats['requests']} requests for {stats['keys']} keys",
+        flush=True,
     )
 
 
@@ -204,29 +236,43 @@ def killed(plan: dict, read, total: int, moments: list[float]) -> tuple[dict, li
 def stopped(plan: dict, read, enough=None) -> tuple[int, str]:
     """Run until it ends by itself, or until Ctrl-C after so many clean replies: (exit status, its standard error)."""
     command = [sys.executable, __file__, "--role", "client", "--plan", json.dumps(plan)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     STARTED.append(process)
     while enough is not None and process.poll() is None and read()["successes"] < enough:
         time.sleep(0.05)
     if enough is not None:
         process.send_signal(signal.SIGINT)
     error = process.communicate()[1]
-    print(f"  ended with exit status {process.returncode}: {error.strip().splitlines()[-1][:150]}", flush=True)
+    print(
+        f"  ended with exit status {process.returncode}: {error.strip().splitlines()[-1][:150]}",
+        flush=True,
+    )
     return process.returncode, error
 
 
-def under_way(stats: dict, times: list[float], seconds: float = TIMEOUT, late: float = 1.0) -> tuple[int, int]:
+def under_way(
+    stats: dict, times: list[float], seconds: float = TIMEOUT, late: float = 1.0
+) -> tuple[int, int]:
     """Requests asked again after a clean reply: (that reply came close to a kill, any other).
 
     Close is from `seconds` before, the client's own limit for a reply, to `late` after: the server may finish a reply for a
     client that is already dead, and the next process needs longer than that to send its first request.
     """
-    just, other = 0, 0
+    just = 0
+    other = 0
     for line in stats["asked_again"]:
-        before = [any(-late <= kill - clean < seconds for kill in times) for clean in line["clean"][:-1]]
-        just, other = just + all(before), other + (not all(before))
+        before = [
+            any(-late <= kill - clean < seconds for kill in times) for clean in line["clean"][:-1]
+        ]
+        just = just + all(before)
+        other = other + (not all(before))
         if not all(before):
-            gaps = [f"{min((kill - clean for kill in times), key=abs):.2f} s" for clean in line["clean"][:-1]]
+            gaps = [
+                f"{min((kill - clean for kill in times), key=abs):.2f} s"
+                for clean in line["clean"][:-1]
+            ]
             print(f"       {line['label']}: clean {', '.join(gaps)} before the nearest kill")
     return just, other
 
@@ -248,21 +294,30 @@ def main(small: bool, folder: Path) -> int:
     from memcalib.micro.world import make_examples
     from memcalib.io.records import write_jsonl
 
-    count, large = (100, {"large": 2, "large_characters": 1_000_000}) if small else (1500, {"large": 20})
+    count, large = (
+        (100, {"large": 2, "large_characters": 1_000_000}) if small else (1500, {"large": 20})
+    )
     key = os.environ[KEY] = "sk-" + secrets.token_hex(16)
-    examples, check, began = folder / "examples.jsonl", Checks(), time.monotonic()
+    examples = folder / "examples.jsonl"
+    check = Checks()
+    began = time.monotonic()
     write_jsonl(examples, make_examples("long", count, 0, "test"))
-    rows, five = count * len(SEEDS), dict.fromkeys((*TRANSPORT, *CONTENT), 0.05) | {"retry_after": 1} | large
+    rows = count * len(SEEDS)
+    five = dict.fromkeys((*TRANSPORT, *CONTENT), 0.05) | {"retry_after": 1} | large
 
     def plan(name: str, url: str, cache: str = "", **more) -> dict:
-        place = {"folder": str(folder / name), "cache": str(folder / f"{cache or name}.cache" / "calls.sqlite")}
+        place = {
+            "folder": str(folder / name),
+            "cache": str(folder / f"{cache or name}.cache" / "calls.sqlite"),
+        }
         return {"url": url, "examples": str(examples), "concurrency": 32} | place | more
 
     title(f"Without faults: {count} examples, {len(SEEDS)} seeds, {large['large']} large answers")
     with server(examples, large) as (url, read):
         used = run(plan("clean", url))
         stats = read()
-    clean, total = outcome(folder / "clean"), stats["successes"]
+    clean = outcome(folder / "clean")
+    total = stats["successes"]
     report(used)
     check("answers", len(clean["rollouts"]), rows)
     check("rows that failed or are unscored", clean["failed"], 0)
@@ -277,7 +332,9 @@ def main(small: bool, folder: Path) -> int:
     same(check, outcome(folder / "chaos"), clean, rows)
     book(check, stats)
     alone = stats["requests"]
-    check("every class of fault was given", sorted({*TRANSPORT, *CONTENT} - set(stats["faults"])), [])
+    check(
+        "every class of fault was given", sorted({*TRANSPORT, *CONTENT} - set(stats["faults"])), []
+    )
     check("peak memory below 1 GB (in MB)", round(used["peak"]), lambda peak: peak < 1000)
 
     title("With 5 % of each fault, killed three times")
@@ -290,7 +347,11 @@ def main(small: bool, folder: Path) -> int:
     same(check, outcome(folder / "killed"), clean, rows)
     just, other = under_way(stats, times)
     check("asked again after a clean reply that a kill did not cut off", other, 0)
-    check("replies that were on their way when it was killed", just, lambda count: count <= 32 * len(times))
+    check(
+        "replies that were on their way when it was killed",
+        just,
+        lambda count: count <= 32 * len(times),
+    )
 
     title("Two processes on one cache, with 5 % of each fault")
     with server(examples, five) as (url, read):
@@ -312,14 +373,19 @@ def main(small: bool, folder: Path) -> int:
         stats = read()
     report(used)
     found = outcome(folder / "odd")
-    held, judged = found["withheld"], found["judgments"]
+    held = found["withheld"]
+    judged = found["judgments"]
     check("answers", len(found["rollouts"]), rows)
     check("every kind was given", sorted({*odd} - {"quiet", *large} - set(stats["faults"])), [])
     check("withheld answers", len(held), lambda count: 0 < count < 0.1 * rows)
     check("rows that are unscored, as many as withheld", found["failed"] - len(held), 0)
     check("answers behind thoughts are recorded", found["thoughts"], lambda count: count > 0)
     kept = [k for k in found["rollouts"] if k[:-1] not in held]
-    check("other answers unlike the fault-free run", sum(found["rollouts"][k] != clean["rollouts"][k] for k in kept), 0)
+    check(
+        "other answers unlike the fault-free run",
+        sum(found["rollouts"][k] != clean["rollouts"][k] for k in kept),
+        0,
+    )
     kept = [k for k in judged if k[:-1] not in held]
     check("other judgments unlike it", sum(judged[k] != clean["judgments"].get(k) for k in kept), 0)
     check("asked again after a clean reply", len(stats["asked_again"]), 0)
@@ -363,17 +429,27 @@ def main(small: bool, folder: Path) -> int:
     report(used)
     check("calls", used["calls"], 80 * len(seeds))
     rate = 60 * used["calls"] / used["seconds"]
-    check("share of the allowed rate", round(rate / 600, 3), lambda share: share >= (0.85 if small else 0.95))
+    check(
+        "share of the allowed rate",
+        round(rate / 600, 3),
+        lambda share: share >= (0.85 if small else 0.95),
+    )
     check("refused by the limit", stats["limited"], 0)
     if not small:
-        check("client CPU below 5 ms a call", round(1000 * used["cpu"] / used["calls"], 2), lambda each: each < 5)
+        check(
+            "client CPU below 5 ms a call",
+            round(1000 * used["cpu"] / used["calls"], 2),
+            lambda each: each < 5,
+        )
 
     title("Every file that the runs wrote")
     files = [p for p in folder.rglob("*") if p.is_file()]
     print(f"  {len(files)} files, {sum(p.stat().st_size for p in files) / 1e6:.0f} MB")
     check("files that hold the key", keys_in(folder, key), [])
     check(
-        "caches that others may read", [p.name for p in files if ".sqlite" in p.name and p.stat().st_mode & 0o077], []
+        "caches that others may read",
+        [p.name for p in files if ".sqlite" in p.name and p.stat().st_mode & 0o077],
+        [],
     )
     print(f"\n{check.failed} checks failed; {time.monotonic() - began:.0f} s in all")
     return int(check.failed > 0)
@@ -381,7 +457,9 @@ def main(small: bool, folder: Path) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="100 examples and small large answers: two minutes")
+    parser.add_argument(
+        "--small", action="store_true", help="100 examples and small large answers: two minutes"
+    )
     parser.add_argument("--keep", type=Path, help="keep the files of all runs in this folder")
     parser.add_argument("--role", choices=["client", "server"], help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=json.loads, help=argparse.SUPPRESS)

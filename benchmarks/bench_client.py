@@ -21,7 +21,8 @@ from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-RPM, AT_ONCE = 600, 64
+RPM = 600
+AT_ONCE = 64
 LIMITS = ((60.0, RPM), (10.0, RPM / 6))  # (seconds, requests)
 
 
@@ -32,7 +33,10 @@ def serve(limited: bool, delay: float, letters: int) -> None:
     """Answer chat completions until killed; the first line printed is the port."""
     from aiohttp import web
 
-    arrivals, counts, now, most = deque(), Counter(), 0, 0
+    arrivals = deque()
+    counts = Counter()
+    now = 0
+    most = 0
     message = {"role": "assistant", "content": "abc " * (letters // 4)}
     body = {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
     body |= {"usage": {"prompt_tokens": 2000, "completion_tokens": 1000}}
@@ -41,7 +45,9 @@ def serve(limited: bool, delay: float, letters: int) -> None:
         moment = time.monotonic()
         while arrivals and arrivals[0] <= moment - LIMITS[0][0]:
             arrivals.popleft()
-        over = any(sum(t > moment - seconds for t in arrivals) >= allowed for seconds, allowed in LIMITS)
+        over = any(
+            sum(t > moment - seconds for t in arrivals) >= allowed for seconds, allowed in LIMITS
+        )
         if limited and (over or now >= AT_ONCE):
             return True
         arrivals.append(moment)
@@ -53,7 +59,8 @@ def serve(limited: bool, delay: float, letters: int) -> None:
         if refused():
             counts["429"] += 1
             return web.json_response({"error": {"message": "rate limit"}}, status=429)
-        now, most = now + 1, max(most, now + 1)
+        now += 1
+        most = max(most, now)
         await asyncio.sleep(delay * (1 + asked["seed"] % 11 / 10))
         now -= 1
         counts[str(asked["seed"])] += 1
@@ -110,7 +117,8 @@ def ask(address: str, cache: str, calls: int, seconds: float, **limits) -> dict:
         return await client.ask(messages, temperature=0.0, max_tokens=1000, seed=seed)
 
     async def main():
-        start, cpu = time.monotonic(), time.process_time()
+        start = time.monotonic()
+        cpu = time.process_time()
         async with client, asyncio.timeout(seconds):
             async for _ in run_many(range(calls), one, AT_ONCE):
                 done[int(time.monotonic() - start)] += 1
@@ -124,7 +132,11 @@ def ask(address: str, cache: str, calls: int, seconds: float, **limits) -> dict:
     result = {}
     with suppress(TimeoutError):
         result["cpu"], result["wall"] = run_async(main())
-    return result | {"calls": client.totals.calls, "retries": client.totals.retries, "by_second": done}
+    return result | {
+        "calls": client.totals.calls,
+        "retries": client.totals.retries,
+        "by_second": done,
+    }
 
 
 def in_a_process(*plan, **limits) -> subprocess.Popen:
@@ -143,7 +155,9 @@ def share_of_limit(folder: Path, seconds: int, delay: float = 2.0) -> float:
         limits = {"rpm": RPM, "concurrency": AT_ONCE}
         out = ask(address, str(folder / "limit.sqlite"), 100_000, seconds + first + 0.5, **limits)
         told = seen(address)
-    good = sum(count for second, count in out["by_second"].items() if first <= second < first + seconds)
+    good = sum(
+        count for second, count in out["by_second"].items() if first <= second < first + seconds
+    )
     share = good / (RPM / 60 * seconds)
     print(
         f"limit of {RPM} requests a minute, {AT_ONCE} at once: {share:.1%} of it used over {seconds} s,"
@@ -157,18 +171,25 @@ def cost_per_call(folder: Path, calls: int = 2000) -> float:
     with server() as address:
         out = ask(address, str(folder / "cost.sqlite"), calls, 600, concurrency=AT_ONCE)
     each = out["cpu"] / (calls - 1) * 1000
-    print(f"client: {each:.2f} ms of processor time a call, {calls / out['wall']:.0f} calls a second, cache on disk")
+    print(
+        f"client: {each:.2f} ms of processor time a call, {calls / out['wall']:.0f} calls a second, cache on disk"
+    )
     return each
 
 
 def doubled_calls(folder: Path, calls: int = 1000) -> int:
     """Calls that two processes on one cache made more than once."""
     with server(delay=0.02) as address:
-        both = [in_a_process(address, str(folder / "two.sqlite"), calls, 600, concurrency=32) for _ in range(2)]
+        both = [
+            in_a_process(address, str(folder / "two.sqlite"), calls, 600, concurrency=32)
+            for _ in range(2)
+        ]
         made = [json.loads(process.communicate()[0])["calls"] for process in both]
         told = seen(address)["counts"]
     doubled = sum(count > 1 for count in told.values())
-    print(f"two processes, {calls} questions, one cache: {made[0]} + {made[1]} calls, {doubled} doubled")
+    print(
+        f"two processes, {calls} questions, one cache: {made[0]} + {made[1]} calls, {doubled} doubled"
+    )
     assert len(told) == calls
     return doubled
 
@@ -179,7 +200,11 @@ def main(seconds: int = 40) -> None:
         share = share_of_limit(Path(name), seconds)
         each = cost_per_call(Path(name))
         doubled = doubled_calls(Path(name))
-    failed = [what for what, bad in (("limit", share < 0.95), ("cost", each >= 5), ("doubled", doubled > 0)) if bad]
+    failed = [
+        what
+        for what, bad in (("limit", share < 0.95), ("cost", each >= 5), ("doubled", doubled > 0))
+        if bad
+    ]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

@@ -31,21 +31,27 @@ from memcalib.problem import encode_prompt, render
 def workload(prompts: int = 16, answers: int = 8):
     """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids and answer ids."""
     model, tokenizer = load_policy("cold-short")
-    pool, options = (
-        make_examples("short", prompts, 0, "rl"),
-        dict(text="concat", prompt_template="micro", max_tokens=192),
-    )
+    pool = make_examples("short", prompts, 0, "rl")
+    options = dict(text="concat", prompt_template="micro", max_tokens=192)
     examples = [example for example in pool for _ in range(answers)]
-    rollouts, judgments = evaluate(model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options)
+    rollouts, judgments = evaluate(
+        model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options
+    )
     ids = [rollout.token_ids for rollout in rollouts]
-    encode = lambda e: encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro"))
+
+    def encode(e):
+        return encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro"))
+
     pairs = ablation_pairs(examples, judgments, encode)
     return model, pairs.prompts, [ids[row] for row in pairs.rows]
 
 
 def one_at_a_time(model, prompts, responses):
     """Each row by itself through the plain scorer."""
-    rows = [response_logps(model, [p], [r], share=False)[0] for p, r in zip(prompts, responses, strict=True)]
+    rows = [
+        response_logps(model, [p], [r], share=False)[0]
+        for p, r in zip(prompts, responses, strict=True)
+    ]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -62,7 +68,10 @@ def main(rounds: int = 5) -> None:
     model, prompts, responses = workload()
     distinct = {tuple(p) for p in prompts}
     rows = {(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)}
-    mean = lambda rows: sum(map(len, rows)) / len(rows)
+
+    def mean(rows):
+        return sum(map(len, rows)) / len(rows)
+
     print(
         f"{len(prompts)} pairs ({len(rows)} distinct), {len(distinct)} distinct prompts of {mean(prompts):.0f} tokens, "
         f"answers of {mean(responses):.0f} tokens, 1 thread"
@@ -90,7 +99,9 @@ def main(rounds: int = 5) -> None:
                 slow = response_logps_reference(model, prompts, responses)
                 print(f"largest difference to the reference: {(out - slow).abs().max():.1e}")
     took = {name: 1000 * statistics.median(t) for name, t in times.items()}
-    best, once = (min((n for n in took if n.startswith(kind)), key=took.get) for kind in ("plain", "unique"))
+    best, once = (
+        min((n for n in took if n.startswith(kind)), key=took.get) for kind in ("plain", "unique")
+    )
     for name, ms in took.items():
         print(f"  {name:14s} {ms:8.1f} ms   {ms / took['shared']:.2f}x")
     print(

@@ -25,8 +25,11 @@ SHOWN = ("SCS", "AOR", "AUR")
 
 def scores(model, tokenizer) -> dict[str, float]:
     """Sampled answers of 300 test examples behind the student's prompt."""
-    encode, tests = prompt_encoder(tokenizer, prompt_template="micro"), make_examples(WORLD, 300, 7, "test")
-    found = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=WORLD.max_new_tokens)
+    encode = prompt_encoder(tokenizer, prompt_template="micro")
+    tests = make_examples(WORLD, 300, 7, "test")
+    found = prompted_scores(
+        model, tokenizer, tests, exact_judge, encode, max_tokens=WORLD.max_new_tokens
+    )
     return {name: round(found[name], 1) for name in SHOWN}
 
 
@@ -34,14 +37,25 @@ def run(method: str, changes: dict, steps: int, seed: int) -> dict:
     """One training run from the cold start."""
     model, tokenizer = load_policy(WORLD.policy)
     before = scores(model, tokenizer)
-    config = world_config(WORLD, method=method, prompts=8, generations=8, steps=steps, seed=seed, **changes)
+    config = world_config(
+        WORLD, method=method, prompts=8, generations=8, steps=steps, seed=seed, **changes
+    )
     with tempfile.TemporaryDirectory() as out:
         examples = make_examples(WORLD, 400, 1, "rl")
         trainer = train(model, config, examples, exact_judge, tokenizer=tokenizer, out=out)
         rows = [json.loads(line) for line in (Path(out) / "steps.jsonl").read_text().splitlines()]
     agreement = [round(row["agreement"], 3) for row in (rows[0], rows[-1]) if "agreement" in row]
-    head = {"method": method, "teacher": config.teacher or "frozen start", "steps": steps, "seed": seed}
-    return head | {"before": before, "after": scores(trainer.model, tokenizer), "agreement": agreement}
+    head = {
+        "method": method,
+        "teacher": config.teacher or "frozen start",
+        "steps": steps,
+        "seed": seed,
+    }
+    return head | {
+        "before": before,
+        "after": scores(trainer.model, tokenizer),
+        "agreement": agreement,
+    }
 
 
 if __name__ == "__main__":

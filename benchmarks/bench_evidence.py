@@ -33,12 +33,22 @@ VARIANTS = {
 
 def credit_alone(world: str, prompts: int, generations: int, policy) -> str:
     """Of one judged batch: rows read again for each answer, and processor seconds of its credit."""
-    model, tokenizer, lines = start_policy(policy or WORLDS[world].policy), build_tokenizer(), []
-    examples, encode = make_examples(world, prompts, seed=0), prompt_encoder(tokenizer, prompt_template="micro")
-    options = dict(text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, seed=0)
+    model = start_policy(policy or WORLDS[world].policy)
+    tokenizer = build_tokenizer()
+    lines = []
+    examples = make_examples(world, prompts, seed=0)
+    encode = prompt_encoder(tokenizer, prompt_template="micro")
+    options = dict(
+        text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, seed=0
+    )
     rollouts = sample_answers(model, tokenizer, examples, samples=generations, **options)
-    asked, judged = [example for example in examples for _ in range(generations)], ChannelRewards(exact_judge, examples)
-    judged.read(asked, [rollout.response for rollout in rollouts], [rollout.token_ids for rollout in rollouts])
+    asked = [example for example in examples for _ in range(generations)]
+    judged = ChannelRewards(exact_judge, examples)
+    judged.read(
+        asked,
+        [rollout.response for rollout in rollouts],
+        [rollout.token_ids for rollout in rollouts],
+    )
     full = response_logps(model, [encode(example) for example in asked], judged.ids)
     lines.append(f"{'credit of one batch':32}{'rows again':>12}{'an answer':>12}{'CPU s':>10}")
     for name, change in VARIANTS.items():
@@ -46,9 +56,12 @@ def credit_alone(world: str, prompts: int, generations: int, policy) -> str:
             config = world_config(WORLDS[world], **change).credit
             credit = TokenCredit(tokenizer, config, encode)
             request = credit.requests(asked, judged.judgments, judged.ids, full=False)
-            rows, start = len(request) * (2 if config.by_evidence else 1), time.process_time()
+            rows = len(request) * (2 if config.by_evidence else 1)
+            start = time.process_time()
             assign_credit(model, credit, judged, generations=generations, full=full)
-            lines.append(f"{name:32}{rows:12}{rows / len(asked):12.2f}{time.process_time() - start:10.3f}")
+            lines.append(
+                f"{name:32}{rows:12}{rows / len(asked):12.2f}{time.process_time() - start:10.3f}"
+            )
     return "\n".join(lines)
 
 
@@ -60,12 +73,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--policy", default=None, help="folder or shipped name; default: the world's; 'untrained'")
+    parser.add_argument(
+        "--policy", default=None, help="folder or shipped name; default: the world's; 'untrained'"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     sizes = dict(prompts=options.prompts, generations=options.generations, policy=options.policy)
-    print(f"{options.world}, {options.prompts} prompts x {options.generations} answers, {options.threads} threads")
+    print(
+        f"{options.world}, {options.prompts} prompts x {options.generations} answers, {options.threads} threads"
+    )
     print(table(measure(VARIANTS, options.world, options.steps, options.rounds, **sizes)))
     print(credit_alone(options.world, **sizes))
 

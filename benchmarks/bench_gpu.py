@@ -44,10 +44,17 @@ from memcalib.trainer.settings import TrainConfig, trl_config
 from memcalib.training import CreditTrainer
 
 SMALL = {
-    "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 4096, "max_position_embeddings": 8192,
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 4096,
+    "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 SIZES = {
     "small": (4, 4, 24)
 }  # prompts and answers of a step, tokens of an answer; others: (8, 8, 512), one GPU's share
@@ -60,7 +67,8 @@ TEMPLATE = (
 def text_tokenizer(examples) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of 2,000 pieces, learned from the prompts: lengths in tokens are near those of a real one."""
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=2000,
@@ -80,7 +88,12 @@ def text_tokenizer(examples) -> PreTrainedTokenizerFast:
 def random_model(shape: dict, tokenizer, dtype: torch.dtype, device: str):
     """A model of the shape with random weights, made on its device."""
     config = read_config(
-        shape | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+        shape
+        | {
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": None,
+        }
     )
     torch.manual_seed(0)
     with torch.device(device):
@@ -97,14 +110,21 @@ class Dice(Judge):
         return {atom_id: Level(rng.randrange(3)) for atom_id in example.levels}
 
 
-PHASES = {"_generate": "sampling", "token_advantages": "counterfactual pass", "training_step": "step"}
+PHASES = {
+    "_generate": "sampling",
+    "token_advantages": "counterfactual pass",
+    "training_step": "step",
+}
 
 
 class Phases:
     """Seconds and most memory of the phases of a trainer's steps, told by its methods."""
 
     def __init__(self, trainer, parts: int):
-        self.parts, self.seconds, self.memory, self.inside = parts, defaultdict(list), defaultdict(float), 0.0
+        self.parts = parts
+        self.seconds = defaultdict(list)
+        self.memory = defaultdict(float)
+        self.inside = 0.0
         self.gpu = trainer.accelerator.device.type == "cuda"
         for method, phase in PHASES.items():
             if hasattr(trainer, method):
@@ -131,8 +151,15 @@ class Phases:
 
     def medians(self) -> dict[str, float]:
         """Seconds of each phase in a rollout batch, without the first one; what is left of a step is "update"."""
-        steps = [sum(self.seconds["step"][i : i + self.parts]) for i in range(0, len(self.seconds["step"]), self.parts)]
-        found = {name: statistics.median(times[1:] or times) for name, times in self.seconds.items() if name != "step"}
+        steps = [
+            sum(self.seconds["step"][i : i + self.parts])
+            for i in range(0, len(self.seconds["step"]), self.parts)
+        ]
+        found = {
+            name: statistics.median(times[1:] or times)
+            for name, times in self.seconds.items()
+            if name != "step"
+        }
         whole = statistics.median(steps[1:] or steps)
         return {**found, "update": whole - sum(found.values()), "step": whole}
 
@@ -141,38 +168,58 @@ def base_trainer(config: TrainConfig, model, tokenizer, examples, out: Path) -> 
     """TRL's own trainer on the same prompts, sizes and rewards."""
 
     def total(completions, example, **_):
-        judged = judge_all(Dice(), [examples[i] for i in example], [c[0]["content"] for c in completions])
+        judged = judge_all(
+            Dice(), [examples[i] for i in example], [c[0]["content"] for c in completions]
+        )
         ideal, actual, mask, _ = judgment_tensors(judged)
         return channel_rewards(ideal, actual, mask).sum(1).tolist()
 
     model.save_pretrained(out / "start")  # of which TRL loads its reference
     model.config._name_or_path = model.name_or_path = str(out / "start")
     return GRPOTrainer(
-        model, [total], trl_config(config, out), prompt_dataset(config, tokenizer, examples), processing_class=tokenizer
+        model,
+        [total],
+        trl_config(config, out),
+        prompt_dataset(config, tokenizer, examples),
+        processing_class=tokenizer,
     )
 
 
 def difference(shape: dict, tokenizer, examples, device: str) -> dict[str, float]:
     """Of this device and the CPU, in float32 with two layers: log-probabilities, sampled answers, and the slow reference."""
     cpu = random_model(shape | {"num_hidden_layers": 2}, tokenizer, torch.float32, "cpu")
-    prompts = [encode_prompt(tokenizer, render(e, text="concat")) for e in examples[:4] for _ in range(2)]
-    draw = lambda model: sample_tokens(
-        model, prompts, ends=[tokenizer.eos_token_id], max_tokens=24, seeds=range(len(prompts))
-    )
-    answers, slow = draw(cpu), None
-    slow, fast = response_logps_reference(cpu, prompts, answers), response_logps(cpu, prompts, answers)
+    prompts = [
+        encode_prompt(tokenizer, render(e, text="concat")) for e in examples[:4] for _ in range(2)
+    ]
+
+    def draw(model):
+        return sample_tokens(
+            model, prompts, ends=[tokenizer.eos_token_id], max_tokens=24, seeds=range(len(prompts))
+        )
+
+    answers = draw(cpu)
+    slow = None
+    slow = response_logps_reference(cpu, prompts, answers)
+    fast = response_logps(cpu, prompts, answers)
     there = cpu.to(device)
-    again, found = draw(there), response_logps(there, prompts, answers).cpu()
+    again = draw(there)
+    found = response_logps(there, prompts, answers).cpu()
     return {
         "shared prompts against one row at a time, nats": (slow - fast).abs().max().item(),
         f"{device} against the CPU, nats": (found - fast).abs().max().item(),
-        "answers sampled alike, %": 100 * sum(a == b for a, b in zip(answers, again, strict=True)) / len(answers),
+        "answers sampled alike, %": 100
+        * sum(a == b for a, b in zip(answers, again, strict=True))
+        / len(answers),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="small", help="small, or a folder of memcalib/data/launch such as qwen3-8b")
+    parser.add_argument(
+        "--shape",
+        default="small",
+        help="small, or a folder of memcalib/data/launch such as qwen3-8b",
+    )
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
     parser.add_argument("--prompts", type=int)
@@ -194,13 +241,23 @@ def main() -> None:
     prompts, generations, tokens = (g or d for g, d in zip(given, defaults, strict=True))
     half = options.device == "cuda"
     dtype = torch.bfloat16 if half and options.shape != "small" else torch.float32
-    examples = [e for e in load_examples("starter") if e.model_extra["language"] == "en"][: prompts * options.steps]
+    examples = [e for e in load_examples("starter") if e.model_extra["language"] == "en"][
+        : prompts * options.steps
+    ]
     tokenizer = text_tokenizer(examples)
     extra = {"optim": "sgd", "bf16": dtype == torch.bfloat16, "gradient_checkpointing": half}
     extra |= {"use_cpu": True} if options.device == "cpu" else {}
     extra |= {"model_init_kwargs": {"dtype": str(dtype).removeprefix("torch.")}}  # of the reference
-    sizes = dict(prompts=prompts, generations=generations, steps=options.steps, max_tokens=tokens, minibatches=2)
-    accumulate = max(1, prompts * generations // 2 // 4) if half else 1  # four answers at once, as in the recipe
+    sizes = dict(
+        prompts=prompts,
+        generations=generations,
+        steps=options.steps,
+        max_tokens=tokens,
+        minibatches=2,
+    )
+    accumulate = (
+        max(1, prompts * generations // 2 // 4) if half else 1
+    )  # four answers at once, as in the recipe
     config = TrainConfig(
         method=options.method,
         sampler=options.sampler,
@@ -224,11 +281,17 @@ def main() -> None:
             model = random_model(shape, tokenizer, dtype, options.device)
             if name == "TRL GRPO":
                 plain = config.model_copy(
-                    update={"sampler": "generate" if options.sampler == "shared" else options.sampler}
+                    update={
+                        "sampler": "generate" if options.sampler == "shared" else options.sampler
+                    }
                 )
                 trainer = base_trainer(plain, model, tokenizer, examples, Path(folder))
             else:
-                arguments = dict(args=trl_config(config, folder), train_dataset=examples, processing_class=tokenizer)
+                arguments = dict(
+                    args=trl_config(config, folder),
+                    train_dataset=examples,
+                    processing_class=tokenizer,
+                )
                 trainer = CreditTrainer(model, judge=Dice(), **arguments)
             trainer.remove_callback(PrinterCallback)
             found[name] = Phases(trainer, config.minibatches * config.accumulate)
@@ -240,21 +303,39 @@ def main() -> None:
     print(f"\n{'seconds of':24}" + "".join(f"{c:>22}" for c in columns))
     for name, phases in found.items():
         medians = phases.medians()
-        print(f"{name:24}" + "".join(f"{medians[c]:22.3f}" if c in medians else f"{'-':>22}" for c in columns))
+        print(
+            f"{name:24}"
+            + "".join(f"{medians[c]:22.3f}" if c in medians else f"{'-':>22}" for c in columns)
+        )
     plan = Plan(
-        rows=prompts * generations // config.minibatches // config.accumulate, prompt=round(statistics.mean(lengths)),
-        answer=tokens, checkpointing=half, half=half, copies=1,
+        rows=prompts * generations // config.minibatches // config.accumulate,
+        prompt=round(statistics.mean(lengths)),
+        answer=tokens,
+        checkpointing=half,
+        half=half,
+        copies=1,
         sampled=prompts * generations if options.sampler == "shared" else 0,
-    )  # fmt: skip
+    )
     sizes = model_shape(shape)
     forecast = estimate_memory(sizes, plan)
-    work = (8 if half else 6) * sizes.parameters * prompts * generations * (plan.prompt + plan.answer) / 1e12
+    work = (
+        (8 if half else 6)
+        * sizes.parameters
+        * prompts
+        * generations
+        * (plan.prompt + plan.answer)
+        / 1e12
+    )
     rates = (f"{name} {work / phases.medians()['update']:.3g}" for name, phases in found.items())
-    print(f"update, TFLOP/s as if no prompt were shared, to hold against the device's limit: {', '.join(rates)}")
+    print(
+        f"update, TFLOP/s as if no prompt were shared, to hold against the device's limit: {', '.join(rates)}"
+    )
     print(f"\n{'GiB beyond the model and its states':41}{'measured':>11}{'forecast':>11}")
     working = {
-        "sampling": ("key-value cache",), "counterfactual pass": ("scoring cache",), "step": ("activations", "output head"),
-    }  # fmt: skip
+        "sampling": ("key-value cache",),
+        "counterfactual pass": ("scoring cache",),
+        "step": ("activations", "output head"),
+    }
     for phase, names in working.items():
         measured = f"{found[options.method].memory[phase] / GIB:.3f}" if half else "-"
         print(f"{phase:41}{measured:>11}{sum(forecast.parts[name] for name in names) / GIB:11.3f}")

@@ -20,21 +20,30 @@ from memcalib.credit.sentences import segment
 from memcalib.dataset.sources import SourceRow
 from memcalib.judge import JudgeConfig, judge_request, read_reply
 
-LEAST, LIMIT = 0.005, 50
+LEAST = 0.005
+LIMIT = 50
 EXAMPLE = sample_records()[0]
 REQUEST = judge_request(EXAMPLE, "Pack insulin.", JudgeConfig())
 SCREEN = load_screen({"limits": {"general": {"answer_chars": [1, 10**8]}}})
 ROW = SourceRow(
-    id="bench:1", source="bench", domain="general", question="What should I cook for ten people?", answer="-"
+    id="bench:1",
+    source="bench",
+    domain="general",
+    question="What should I cook for ten people?",
+    answer="-",
 )
 
 
 def cut(text: str) -> None:
-    segment(text, [(a, min(a + 4, len(text))) for a in range(0, len(text), 4)], lambda text: Parse())
+    segment(
+        text, [(a, min(a + 4, len(text))) for a in range(0, len(text), 4)], lambda text: Parse()
+    )
 
 
 def lint(text: str) -> None:
-    block = EXAMPLE.blocks[0].model_copy(update={"memory_text": f"{EXAMPLE.blocks[0].memory_text} {text}"})
+    block = EXAMPLE.blocks[0].model_copy(
+        update={"memory_text": f"{EXAMPLE.blocks[0].memory_text} {text}"}
+    )
     lint_example(EXAMPLE.model_copy(update={"blocks": [block, *EXAMPLE.blocks[1:]]}))
 
 
@@ -50,12 +59,16 @@ READERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
     ),
     "reply": (lambda text: read_reply(text, REQUEST), [" ", "```", "{", '{"a": ', "[", '"']),
     "lint": (lint, ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "]),
-    "screen": (lambda text: screen_row(ROW.model_copy(update={"answer": text}), SCREEN), ["a!", "!", "is it so ", "é"]),
+    "screen": (
+        lambda text: screen_row(ROW.model_copy(update={"answer": text}), SCREEN),
+        ["a!", "!", "is it so ", "é"],
+    ),
 }
 
 
 def seconds(read: Callable[[str], object], piece: str, letters: int, times: int) -> float:
-    text, found = piece * (letters // len(piece)), []
+    text = piece * (letters // len(piece))
+    found = []
     for _ in range(times):
         start = time.perf_counter()
         read(text)
@@ -64,13 +77,16 @@ def seconds(read: Callable[[str], object], piece: str, letters: int, times: int)
 
 
 def main() -> None:
-    letters, beyond = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000, []
+    letters = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    beyond = []
     for name, (read, pieces) in READERS.items():
         read(pieces[0])  # what is built at the first use
         for piece in pieces:
             small = max(seconds(read, piece, letters, 3), LEAST)
             large = max(seconds(read, piece, 10 * letters, 1), LEAST)
-            print(f"{name:8} {piece!r:22} {1000 * small:8.1f} ms {1000 * large:9.1f} ms  {large / small:6.1f} times")
+            print(
+                f"{name:8} {piece!r:22} {1000 * small:8.1f} ms {1000 * large:9.1f} ms  {large / small:6.1f} times"
+            )
             beyond += [f"{name} {piece!r}"] if large > LIMIT * small else []
     print(f"more than {LIMIT} times as long for ten times the text: {', '.join(beyond) or 'none'}")
 

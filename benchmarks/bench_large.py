@@ -41,21 +41,61 @@ from memcalib.trainer.rewards import prompt_dataset
 from memcalib.localization import ablation_pairs
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.credit.prefix_groups import prefix_groups
-from memcalib.problem import Example, Level, encode_prompt, judge_all, judgment_for, render, sample_records
+from memcalib.problem import (
+    Example,
+    Level,
+    encode_prompt,
+    judge_all,
+    judgment_for,
+    render,
+    sample_records,
+)
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.trainer.settings import TrainConfig, trl_config
 from memcalib.credit.tree_attention import tree_logps
 
 SIZES = {
-    "tiny": dict(hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, head_dim=32, vocab_size=8192, tie_word_embeddings=True),
-    "100m": dict(hidden_size=640, intermediate_size=2048, num_hidden_layers=14, num_attention_heads=10,
-                 num_key_value_heads=5, head_dim=64, vocab_size=32768, tie_word_embeddings=True),
-    "100m-150k": dict(hidden_size=384, intermediate_size=1152, num_hidden_layers=24, num_attention_heads=6,
-                      num_key_value_heads=2, head_dim=64, vocab_size=151936, tie_word_embeddings=True),
-    "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-               num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=False),
-}  # fmt: skip
+    "tiny": dict(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=8192,
+        tie_word_embeddings=True,
+    ),
+    "100m": dict(
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=14,
+        num_attention_heads=10,
+        num_key_value_heads=5,
+        head_dim=64,
+        vocab_size=32768,
+        tie_word_embeddings=True,
+    ),
+    "100m-150k": dict(
+        hidden_size=384,
+        intermediate_size=1152,
+        num_hidden_layers=24,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    ),
+    "8b": dict(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+    ),
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -64,11 +104,16 @@ TEMPLATE = (
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of 512 words, trained on the package's records."""
-    text = [render(e)[1]["content"] for e in sample_records()] + [e.to_json() for e in sample_records()]
+    text = [render(e)[1]["content"] for e in sample_records()] + [
+        e.to_json() for e in sample_records()
+    ]
     words = Tokenizer(models.BPE())
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    options = dict(vocab_size=512, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    options = dict(
+        vocab_size=512, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     words.train_from_iterator(text, trainers.BpeTrainer(show_progress=False, **options))
     names = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
     return PreTrainedTokenizerFast(tokenizer_object=words, chat_template=TEMPLATE, **names)
@@ -78,16 +123,20 @@ def long_example(number: int, tokens: int, tokenizer, rng: random.Random) -> Exa
     """One of our records among blocks of the others, as many as fill the prompt."""
     pool = sample_records()
     base = pool[number % len(pool)]
-    atoms, blocks = list(base.atoms), list(base.blocks)
+    atoms = list(base.atoms)
+    blocks = list(base.blocks)
     foreign = [(other, block) for other in pool if other.id != base.id for block in other.blocks]
     for k, (other, block) in enumerate(rng.sample(foreign, len(foreign))):
-        parent, ids = f"block-{k}", [f"block-{k}-{a}" for a in block.atom_ids]
+        parent = f"block-{k}"
+        ids = [f"block-{k}-{a}" for a in block.atom_ids]
         blocks.append(block.model_copy(update={"parent_memory_id": parent, "atom_ids": ids}))
         changes = {"parent_memory_id": parent, "ideal": Level.IGNORE}
         named = zip(ids, block.atom_ids, strict=True)
         atoms += [other.atom(a).model_copy(update={"atom_id": new, **changes}) for new, a in named]
         shuffled = rng.sample(blocks, len(blocks))
-        fields = dict(domain=base.domain, question=base.question, memory_blocks=shuffled, memories=atoms)
+        fields = dict(
+            domain=base.domain, question=base.question, memory_blocks=shuffled, memories=atoms
+        )
         example = Example(id=f"large-{number}", **fields)
         if len(encode_prompt(tokenizer, render(example, text="concat"))) >= tokens:
             break
@@ -108,23 +157,31 @@ class Work:
     """Model, prompts, answers and counterfactual pairs of one rollout batch."""
 
     def __init__(self, options):
-        self.options, rng = options, random.Random(options.seed)
+        self.options = options
+        rng = random.Random(options.seed)
         self.tokenizer = build_tokenizer()
         numbers = range(options.groups)
-        self.examples = [long_example(number, options.prompt, self.tokenizer, rng) for number in numbers]
+        self.examples = [
+            long_example(number, options.prompt, self.tokenizer, rng) for number in numbers
+        ]
         self.encode = lambda e: encode_prompt(self.tokenizer, render(e, text="concat"))
         rubrics = " ".join(json.dumps(a.usage_rubric) for e in sample_records() for a in e.atoms)
         text = self.tokenizer(rubrics, add_special_tokens=False).input_ids
         self.many = [e for e in self.examples for _ in range(8)]
         starts = [rng.randrange(len(text) - options.answer) for _ in self.many]
-        self.answers = [[*text[a : a + options.answer - 1], self.tokenizer.eos_token_id] for a in starts]
+        self.answers = [
+            [*text[a : a + options.answer - 1], self.tokenizer.eos_token_id] for a in starts
+        ]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in self.answers]
         pairs = ablation_pairs(self.many, judge_all(drawn_judge, self.many, texts), self.encode)
-        self.prompts, self.responses = pairs.prompts, [self.answers[row] for row in pairs.rows]
+        self.prompts = pairs.prompts
+        self.responses = [self.answers[row] for row in pairs.rows]
 
     def model(self) -> Qwen3ForCausalLM:
         torch.manual_seed(0)
-        sizes = SIZES[self.options.size] | ({"num_hidden_layers": self.options.layers} if self.options.layers else {})
+        sizes = SIZES[self.options.size] | (
+            {"num_hidden_layers": self.options.layers} if self.options.layers else {}
+        )
         config = Qwen3Config(max_position_embeddings=16384, **sizes)
         with torch.device(self.options.device):
             dtype = torch.float32 if self.options.device == "cpu" else torch.bfloat16
@@ -137,7 +194,9 @@ class Work:
         shared = []
         for family in prefix_groups(distinct):
             shared.append((0, len(distinct[family.spine])))
-            shared += [(n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)]
+            shared += [
+                (n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)
+            ]
         jobs = {(tuple(p), tuple(y)) for p, y in zip(self.prompts, self.responses, strict=True)}
         return alone, shared + [(len(p), len(p) + len(y)) for p, y in jobs]
 
@@ -162,7 +221,9 @@ def arithmetic(model, spans: list[tuple[int, int]], answers: int) -> float:
     """Multiply-adds of the weights, of attention to what stands before each token, and of the head at `answers` tokens."""
     config = model.config
     head = config.vocab_size * config.hidden_size
-    weights = sum(p.numel() for p in model.parameters()) - head * (1 if config.tie_word_embeddings else 2)
+    weights = sum(p.numel() for p in model.parameters()) - head * (
+        1 if config.tie_word_embeddings else 2
+    )
     seen = sum((a + b + 1) * (b - a) / 2 for a, b in spans)
     look = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return weights * sum(b - a for a, b in spans) + look * seen + head * answers
@@ -188,14 +249,23 @@ class Timer:
 
 def score(work: Work) -> None:
     """(a) the counterfactual pass, shared, in trees, and one row at a time (a sample of the rows, scaled)."""
-    model, timer, few = work.model(), Timer(work.options.device), work.options.rows
+    model = work.model()
+    timer = Timer(work.options.device)
+    few = work.options.rows
     print(work.describe(model))
     pairs = list(zip(work.prompts, work.responses, strict=True))
     sample = pairs[:: max(1, len(pairs) // few)][:few]
-    alone = lambda p, y: response_logps(model, [p], [y], share=False)
-    naive = lambda p, y: response_logps_reference(model, [p], [y])
+
+    def alone(p, y):
+        return response_logps(model, [p], [y], share=False)
+
+    def naive(p, y):
+        return response_logps_reference(model, [p], [y])
+
     response_logps(model, [[1, 2]] * 2, [[3], [4]])
-    seconds, wanted, halves = {"one row at a time": 0.0, "one row at a time, all logits": 0.0}, [], []
+    seconds = {"one row at a time": 0.0, "one row at a time, all logits": 0.0}
+    wanted = []
+    halves = []
     middle = len(sample) // 2
     for part in (sample[:middle], sample[middle:]):
         took, found = timer(lambda part=part: [alone(p, y)[0] for p, y in part])
@@ -219,7 +289,9 @@ def total_reward(examples: list[Example]):
     """The sum of the nine channels, as the one reward of TRL's trainer."""
 
     def total(completions, example, **_):
-        judged = judge_all(drawn_judge, [examples[i] for i in example], [c[0]["content"] for c in completions])
+        judged = judge_all(
+            drawn_judge, [examples[i] for i in example], [c[0]["content"] for c in completions]
+        )
         ideal, actual, mask, _ = judgment_tensors(judged)
         return channel_rewards(ideal, actual, mask).sum(1).tolist()
 
@@ -228,7 +300,9 @@ def total_reward(examples: list[Example]):
 
 def fixed_answers(work: Work):
     """Answers in place of sampling: a function of prompt ids, row by row."""
-    known = {tuple(work.encode(e)): work.answers[8 * k : 8 * k + 8] for k, e in enumerate(work.examples)}
+    known = {
+        tuple(work.encode(e)): work.answers[8 * k : 8 * k + 8] for k, e in enumerate(work.examples)
+    }
 
     def given(prompts) -> list[list[int]]:
         seen: dict[tuple, int] = {}
@@ -243,11 +317,20 @@ def fixed_answers(work: Work):
 
 def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     """TRL's GRPO trainer for `base`, else ours; both sample nothing and get the same answers."""
-    options, given = work.options, fixed_answers(work)
+    options = work.options
+    given = fixed_answers(work)
     trl = {"bf16": options.device != "cpu", "use_cpu": options.device == "cpu"}
     trl["gradient_checkpointing"] = options.checkpointing
-    sizes = dict(prompts=options.groups, generations=8, steps=1 + options.warm, max_tokens=options.answer, lr=1e-6)
-    config = TrainConfig(method="gdpo" if method == "base" else method, **sizes, share_prompts=share, trl=trl)
+    sizes = dict(
+        prompts=options.groups,
+        generations=8,
+        steps=1 + options.warm,
+        max_tokens=options.answer,
+        lr=1e-6,
+    )
+    config = TrainConfig(
+        method="gdpo" if method == "base" else method, **sizes, share_prompts=share, trl=trl
+    )
     model = work.model()
     peft = (
         LoraConfig(r=64, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -257,7 +340,11 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     training.sample_tokens = lambda model, prompts, **_: given(prompts)
     if method != "base":
         trainer_class = training.trainer_class(method)
-        options = dict(args=trl_config(config, out), train_dataset=work.examples, processing_class=work.tokenizer)
+        options = dict(
+            args=trl_config(config, out),
+            train_dataset=work.examples,
+            processing_class=work.tokenizer,
+        )
         return trainer_class(model, judge=drawn_judge, peft_config=peft, **options)
     if peft is None:
         model.save_pretrained(out / "reference")
@@ -268,7 +355,8 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
         return {"prompt_ids": ids, "completion_ids": given(ids), "logprobs": None}
 
     dataset = prompt_dataset(config, work.tokenizer, work.examples)
-    arguments, reward = trl_config(config, out), [total_reward(work.examples)]
+    arguments = trl_config(config, out)
+    reward = [total_reward(work.examples)]
     rest = dict(processing_class=work.tokenizer, rollout_func=rollout, peft_config=peft)
     return GRPOTrainer(model, reward, arguments, dataset, **rest)
 
@@ -276,7 +364,9 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
 def one_step(work: Work, method: str, share: bool = True) -> tuple[float, object]:
     """Seconds of a whole step of one trainer: rewards, old and reference log-probabilities, credit, two updates."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer, timer, spent = build_trainer(work, method, Path(folder), share), Timer(work.options.device), []
+        trainer = build_trainer(work, method, Path(folder), share)
+        timer = Timer(work.options.device)
+        spent = []
         inner = trainer.training_step
 
         def timed(*args, **kwargs):
@@ -308,16 +398,24 @@ def distil(work: Work) -> None:
     for share in (False, True):
         took[share], trainer = one_step(work, "opsd-gkd", share)
         lengths = sorted({len(trainer.teacher_prompt(example)) for example in work.examples})
-        name, faults = "shared prompts" if share else "no shared prompts", sharing_faults(trainer.model)
-        print(f"  {name:18}{took[share]:10.1f} s   {took[False] / took[share]:5.2f}x   {faults}", flush=True)
+        name = "shared prompts" if share else "no shared prompts"
+        faults = sharing_faults(trainer.model)
+        print(
+            f"  {name:18}{took[share]:10.1f} s   {took[False] / took[share]:5.2f}x   {faults}",
+            flush=True,
+        )
     print(f"  teacher's prompts of {lengths} tokens, read once in both")
 
 
 def peak(work: Work, what: str) -> None:
     """Peak memory of one kind of work beyond model and data, printed as JSON (a child process of `memory`)."""
-    model, device = work.model(), work.options.device
+    model = work.model()
+    device = work.options.device
     prompts = [work.encode(e) for e in work.many]
-    usage = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def usage():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     if device != "cpu":
         usage = torch.cuda.max_memory_allocated
     tree_logps(model, [[1, 2]] * 2, [[3], [4]])
@@ -332,7 +430,9 @@ def peak(work: Work, what: str) -> None:
         rows = [prompts[i] for i in half], [work.answers[i] for i in half]
         tree_logps(model, *rows, grad=True, entropy=True)[0].sum().backward()
     elif what == "update, plain":
-        rows = torch.tensor([p + y for p, y in list(zip(prompts, work.answers, strict=True))[: len(prompts) // 2]])
+        rows = torch.tensor(
+            [p + y for p, y in list(zip(prompts, work.answers, strict=True))[: len(prompts) // 2]]
+        )
         training_rows(model.to(device), rows.to(device), work.options.answer)
     print(json.dumps({"bytes": usage() - before}))
 
@@ -344,7 +444,9 @@ def training_rows(model, rows: torch.Tensor, width: int) -> None:
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     labels = rows.clone()
     labels[:, :-width] = -100
-    out = model(input_ids=rows, attention_mask=torch.ones_like(rows), labels=labels, fused_lm_head=True)
+    out = model(
+        input_ids=rows, attention_mask=torch.ones_like(rows), labels=labels, fused_lm_head=True
+    )
     out.log_probs.sum().backward()
 
 
@@ -365,10 +467,20 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--answer", type=int, default=300)
-    parser.add_argument("--rows", type=int, default=4, help="score: rows timed one at a time; the time is scaled")
-    parser.add_argument("--trees", action="store_true", help="score: time trees without gradients as well")
-    parser.add_argument("--warm", type=int, default=0, help="step: steps before the one that is timed")
-    parser.add_argument("--checkpointing", action="store_true", help="step: gradient checkpointing, for all trainers")
+    parser.add_argument(
+        "--rows", type=int, default=4, help="score: rows timed one at a time; the time is scaled"
+    )
+    parser.add_argument(
+        "--trees", action="store_true", help="score: time trees without gradients as well"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=0, help="step: steps before the one that is timed"
+    )
+    parser.add_argument(
+        "--checkpointing",
+        action="store_true",
+        help="step: gradient checkpointing, for all trainers",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--what", default="", help=argparse.SUPPRESS)

@@ -36,5 +36,7 @@ with tempfile.TemporaryDirectory() as home:
 
 child = resource.getrusage(resource.RUSAGE_CHILDREN)
 used = child.ru_utime + child.ru_stime
-print(f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row, {1000 * used / wanted:.2f} ms of processor a row")
+print(
+    f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row, {1000 * used / wanted:.2f} ms of processor a row"
+)
 print(f"{seconds:.1f} s, {used:.1f} s of processor, peak memory {child.ru_maxrss / 1e6:.2f} GB")

@@ -20,7 +20,8 @@ LIMIT = 120.0
 
 def numpy_row(m: np.ndarray, cap: float = 4.0, rounds: int = 100) -> np.ndarray:
     """One row by bisection with vector arithmetic."""
-    low, high = m.min() - cap, m.max()
+    low = m.min() - cap
+    high = m.max()
     for _ in range(rounds):
         tau = (low + high) / 2
         if np.clip(m - tau, 0, cap).sum() > len(m):
@@ -32,7 +33,8 @@ def numpy_row(m: np.ndarray, cap: float = 4.0, rounds: int = 100) -> np.ndarray:
 
 def timed_rows(function, rows) -> tuple[list, float]:
     """Results and the seconds that all rows take, scaled when the limit cuts in."""
-    out, start = [], time.perf_counter()
+    out = []
+    start = time.perf_counter()
     for row in rows:
         out.append(function(row))
         if time.perf_counter() - start > LIMIT:
@@ -62,8 +64,12 @@ def main(rows: int = 4096, tokens: int = 512) -> None:
         out, seconds = timed_rows(function, data)
         apart = np.abs(np.array(out) - fast[: len(out)].numpy()).max()
         note = "all rows" if len(out) == rows else f"scaled from {len(out)} rows"
-        print(f"{name}: {seconds:.2f} s ({note}), ratio {seconds / ours:.0f}x, largest difference {apart:.1e}")
-    print(f"mean off by at most {(fast.float().mean(1) - 1).abs().max():.1e} in float32, largest {fast.max():.6f}")
+        print(
+            f"{name}: {seconds:.2f} s ({note}), ratio {seconds / ours:.0f}x, largest difference {apart:.1e}"
+        )
+    print(
+        f"mean off by at most {(fast.float().mean(1) - 1).abs().max():.1e} in float32, largest {fast.max():.6f}"
+    )
 
 
 if __name__ == "__main__":

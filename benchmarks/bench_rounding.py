@@ -26,7 +26,8 @@ from memcalib.micro.world import exact_judge
 
 def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, float]:
     """The largest difference of two ragged tables, and the largest beside the largest of its row in the second."""
-    gap, size = (steps.ragged(one) - steps.ragged(other)).abs().amax(1), steps.ragged(other).abs().amax(1)
+    gap = (steps.ragged(one) - steps.ragged(other)).abs().amax(1)
+    size = steps.ragged(other).abs().amax(1)
     return gap.max().item(), (gap / size.clamp(min=1e-9)).max().item()
 
 
@@ -38,7 +39,10 @@ def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
     deep = partial(steps.read, copy.deepcopy(seen["policy"]).double(), trainer.temperature)
     exact = steps.slow_step(trainer, seen, deep)
     ids = seen["judged"].ids
-    cut = lambda table: [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
+
+    def cut(table):
+        return [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
+
     fast = (cut(seen["batch"]["old_per_token_logps"]), cut(seen["credit"].advantages))
     ways = {
         "trainer, slow reference": (fast, slow),
@@ -55,13 +59,17 @@ def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=8)
-    seeds, table, batches = parser.parse_args().seeds, {}, 0
+    seeds = parser.parse_args().seeds
+    table = {}
+    batches = 0
     logging.disable(logging.WARNING)
     for seed in range(seeds):
         for granularity in ("token", "sentence"):
             judge = steps.drawn if seed % 2 else exact_judge
             with tempfile.TemporaryDirectory() as out:
-                trainer = steps.watch(out, double=False, seed=seed, granularity=granularity, judge=judge)
+                trainer = steps.watch(
+                    out, double=False, seed=seed, granularity=granularity, judge=judge
+                )
             for seen in trainer.batches:
                 batches += 1
                 for name, row in batch_rows(trainer, seen).items():
@@ -70,7 +78,11 @@ def main() -> None:
     print(f"{batches} batches\n{'largest difference of':40}{heads}")
     for name, rows in table.items():
         over = sum(advantages > 1e-4 for _, advantages, _ in rows)
-        print(f"{name:40}" + "".join(f"{max(values):12.1e}" for values in zip(*rows, strict=True)) + f"{over:12}")
+        print(
+            f"{name:40}"
+            + "".join(f"{max(values):12.1e}" for values in zip(*rows, strict=True))
+            + f"{over:12}"
+        )
 
 
 if __name__ == "__main__":

@@ -34,14 +34,16 @@ class Corpus:
     """Invented documents of a given length: words by Zipf's law, stock phrases in two of five, and planted copies."""
 
     def __init__(self, seed: int, vocabulary: int = 60_000):
-        self.rng, self.random = np.random.default_rng(seed), random.Random(seed)
+        self.rng = np.random.default_rng(seed)
+        self.random = random.Random(seed)
         syllables = [c + v for c in "bcdfghjklmnprstvwz" for v in "aeiou"]
         made = set()
         while len(made) < vocabulary:
             made.add("".join(self.random.choices(syllables, k=self.random.randint(2, 4))))
         self.rare = np.array(sorted(made))
         self.rng.shuffle(self.rare)
-        self.small, self.signs = np.array(SMALL.split()), SIGNS.split()
+        self.small = np.array(SMALL.split())
+        self.signs = SIGNS.split()
         self.chance = [self._zipf(len(self.small), 3), self._zipf(vocabulary, 10)]
 
     @staticmethod
@@ -54,7 +56,8 @@ class Corpus:
         return np.where(self.rng.random(count) < 0.45, self.small[small], self.rare[rare]).tolist()
 
     def sentences(self, count: int) -> str:
-        found, made = self.words(count), []
+        found = self.words(count)
+        made = []
         while found:
             size = self.random.randint(8, 17)
             made.append(" ".join(found[:size]).capitalize() + ".")
@@ -68,7 +71,9 @@ class Corpus:
             answer = f"{self.random.choice(STOCK[:2])} {answer}"
         if self.random.random() < 0.4:
             answer = f"{answer} {self.random.choice(STOCK[2:])}"
-        return SourceRow(id=f"bench:{number}", source="bench", domain="health", question=question, answer=answer)
+        return SourceRow(
+            id=f"bench:{number}", source="bench", domain="health", question=question, answer=answer
+        )
 
     def edit(self, text: str, kind: str, count: int) -> str:
         found = text.split()
@@ -90,45 +95,60 @@ class Corpus:
         return joined.upper() if kind == "case" else joined
 
     def copy(self, row: SourceRow, kind: str, count: int, number: int) -> SourceRow:
-        parts = {name: self.edit(getattr(row, name), kind, count) for name in ("question", "answer")}
+        parts = {
+            name: self.edit(getattr(row, name), kind, count) for name in ("question", "answer")
+        }
         return row.model_copy(update={"id": f"bench:{number}", **parts})
 
 
 def plain_jaccard(a: SourceRow, b: SourceRow) -> float:
-    mine, theirs = (set(re.findall(r"\w+", f"{row.question} {row.answer}".lower())) for row in (a, b))
+    mine, theirs = (
+        set(re.findall(r"\w+", f"{row.question} {row.answer}".lower())) for row in (a, b)
+    )
     return len(mine & theirs) / len(mine | theirs)
 
 
 def documents(count: int, seed: int = 0) -> tuple[list[SourceRow], list[tuple[int, int, float]]]:
     """Rows in random order, and the planted pairs (position, position, similarity)."""
-    corpus, rows, pairs = Corpus(seed), [], []
+    corpus = Corpus(seed)
+    rows = []
+    pairs = []
     while len(rows) < count:
         rows.append(corpus.row(len(rows)))
         if corpus.random.random() < 0.15 and len(rows) < count:
-            copy = corpus.copy(rows[-1], corpus.random.choice(EDITS), corpus.random.randint(1, 12), len(rows))
+            copy = corpus.copy(
+                rows[-1], corpus.random.choice(EDITS), corpus.random.randint(1, 12), len(rows)
+            )
             pairs.append((len(rows) - 1, len(rows), plain_jaccard(rows[-1], copy)))
             rows.append(copy)
     places = corpus.random.sample(range(count), count)
     order = sorted(range(count), key=places.__getitem__)
-    return [rows[n] for n in order], [(places[a], places[b], similarity) for a, b, similarity in pairs]
+    return [rows[n] for n in order], [
+        (places[a], places[b], similarity) for a, b, similarity in pairs
+    ]
 
 
 def measure(count: int) -> None:
     rows, pairs = documents(count)
     words = sum(len(row.text.split()) for row in rows) / count
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     screened = collect(screen(rows, load_screen()))
     middle = time.perf_counter()
     passed = deduplicate(screened.kept)
-    end, cpu = time.perf_counter(), time.process_time() - cpu
+    end = time.perf_counter()
+    cpu = time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     ids = {row.id: row for row in screened.kept}
     lost = {drop.id for drop in passed.dropped}
     near = [d for d in passed.dropped if d.rule == "near duplicate"]
-    pairs = [(rows[a].id, rows[b].id, s) for a, b, s in pairs if rows[a].id in ids and rows[b].id in ids]
+    pairs = [
+        (rows[a].id, rows[b].id, s) for a, b, s in pairs if rows[a].id in ids and rows[b].id in ids
+    ]
     gone = [(s >= 0.88, a in lost or b in lost) for a, b, s in pairs]
-    found, planted = gone.count((True, True)), sum(reach for reach, _ in gone)
+    found = gone.count((True, True))
+    planted = sum(reach for reach, _ in gone)
     edge = [lost for (reach, lost), (_, _, s) in zip(gone, pairs, strict=True) if reach and s < 0.9]
     right = sum(plain_jaccard(ids[d.id], ids[d.other]) >= 0.88 for d in near)
     lines = (
@@ -164,7 +184,10 @@ def compare_libraries(count: int) -> None:
         else:
             coded = ([run.encode() for run in found] for found in runs)
             sketches = MinHash.bulk(coded, num_perm=config.permutations, seed=config.seed)
-            index = MinHashLSH(num_perm=config.permutations, params=(config.bands, config.permutations // config.bands))
+            index = MinHashLSH(
+                num_perm=config.permutations,
+                params=(config.bands, config.permutations // config.bands),
+            )
         middle = time.perf_counter()
         met = []
         for number, sketch in enumerate(sketches):
@@ -177,7 +200,9 @@ def compare_libraries(count: int) -> None:
             f"{name:>10}: sketches {middle - start:.2f} s, index {end - middle:.2f} s for {count} documents; "
             f"{sum(map(len, met))} candidates, recall of planted pairs {found}/{len(in_reach)} = {found / len(in_reach):.4f}"
         )
-    print(f"rensa needs 1/{times['datasketch'] / times['rensa']:.0f} of datasketch's time", flush=True)
+    print(
+        f"rensa needs 1/{times['datasketch'] / times['rensa']:.0f} of datasketch's time", flush=True
+    )
 
 
 if __name__ == "__main__":
@@ -193,5 +218,8 @@ if __name__ == "__main__":
             costs[size] = float(re.search(r"(\d+) us each", said)[1])
         first, *larger = costs
         for size in larger:
-            times, each = size / first, costs[size] / costs[first]
-            print(f"growth: {times:g} times the documents, {each:.2f} times the processor time of each")
+            times = size / first
+            each = costs[size] / costs[first]
+            print(
+                f"growth: {times:g} times the documents, {each:.2f} times the processor time of each"
+            )

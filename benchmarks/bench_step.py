@@ -35,7 +35,9 @@ VARIANTS = {
     "MemCalib-RL, open pairs": dict(method="memcalib-rl", threshold_pool="open"),
     "GDPO, nothing shared": dict(method="gdpo", share_prompts=False),
     "GDPO, library sampling": dict(method="gdpo", sampler="generate", share_prompts=False),
-    "MemCalib-RL, library sampling": dict(method="memcalib-rl", sampler="generate", share_prompts=False),
+    "MemCalib-RL, library sampling": dict(
+        method="memcalib-rl", sampler="generate", share_prompts=False
+    ),
 }
 
 
@@ -49,14 +51,18 @@ def base_trainer(config: TrainConfig, policy, tokenizer, examples, out: Path) ->
     """TRL's own trainer on the same prompts, sizes and rewards."""
 
     def total(completions, example, **_):
-        judged = judge_all(exact_judge, [examples[i] for i in example], [c[0]["content"] for c in completions])
+        judged = judge_all(
+            exact_judge, [examples[i] for i in example], [c[0]["content"] for c in completions]
+        )
         ideal, actual, mask, _ = judgment_tensors(judged)
         return channel_rewards(ideal, actual, mask).sum(1).tolist()
 
     policy.save_pretrained(out / "reference")
     policy.config._name_or_path = str(out / "reference")
     dataset = prompt_dataset(config, tokenizer, examples)
-    trainer = GRPOTrainer(policy, [total], trl_config(config, out), dataset, processing_class=tokenizer)
+    trainer = GRPOTrainer(
+        policy, [total], trl_config(config, out), dataset, processing_class=tokenizer
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -65,7 +71,8 @@ class Clock:
     """Times each rollout batch of a trainer through its optimizer steps."""
 
     def __init__(self, trainer, minibatches: int):
-        self.times, self.minibatches = [], minibatches
+        self.times = []
+        self.minibatches = minibatches
         inner = trainer.training_step
 
         def timed(*args, **kwargs):
@@ -78,13 +85,25 @@ class Clock:
 
     def steps(self) -> list[tuple[float, float]]:
         """(wall, processor) seconds of each rollout batch."""
-        parts = [self.times[i : i + self.minibatches] for i in range(0, len(self.times), self.minibatches)]
+        parts = [
+            self.times[i : i + self.minibatches]
+            for i in range(0, len(self.times), self.minibatches)
+        ]
         return [tuple(map(sum, zip(*part, strict=True))) for part in parts]
 
 
-def measure(variants: dict, world: str, steps: int, rounds: int, prompts: int = 16, generations: int = 8, policy=None):
+def measure(
+    variants: dict,
+    world: str,
+    steps: int,
+    rounds: int,
+    prompts: int = 16,
+    generations: int = 8,
+    policy=None,
+):
     """Median (wall, processor) seconds of a step of each variant."""
-    tokenizer, examples = build_tokenizer(), make_examples(world, prompts * steps, seed=0)
+    tokenizer = build_tokenizer()
+    examples = make_examples(world, prompts * steps, seed=0)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name, change in variants.items():
@@ -96,12 +115,19 @@ def measure(variants: dict, world: str, steps: int, rounds: int, prompts: int = 
                 if change is None:
                     trainer = base_trainer(config, start, tokenizer, examples, out)
                 else:
-                    parts = dict(args=trl_config(config, out), train_dataset=examples, processing_class=tokenizer)
+                    parts = dict(
+                        args=trl_config(config, out),
+                        train_dataset=examples,
+                        processing_class=tokenizer,
+                    )
                     trainer = CreditTrainer(start, judge=exact_judge, **parts)
                 clock = Clock(trainer, config.minibatches)
                 trainer.train()
                 found[name] += clock.steps()[1:]
-    return {name: [statistics.median(column) for column in zip(*times, strict=True)] for name, times in found.items()}
+    return {
+        name: [statistics.median(column) for column in zip(*times, strict=True)]
+        for name, times in found.items()
+    }
 
 
 def table(medians: dict[str, list[float]], base: str = "TRL GRPO (base)") -> str:
@@ -118,8 +144,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--world", default="short", choices=sorted(WORLDS))
-    parser.add_argument("--policy", default=None, help="folder or shipped name; default: the world's; 'untrained'")
-    parser.add_argument("--all", action="store_true", help="variants beside the base and the three methods")
+    parser.add_argument(
+        "--policy", default=None, help="folder or shipped name; default: the world's; 'untrained'"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="variants beside the base and the three methods"
+    )
     options = parser.parse_args()
     variants = VARIANTS if options.all else dict(list(VARIANTS.items())[:4])
     torch.set_num_threads(options.threads)

@@ -24,17 +24,24 @@ from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
 
 def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewards, Credit, Pairs]:
     """A judged batch with three pairs an answer; all numbers drawn at random, which compress worse than real ones."""
-    rng, count, asked = torch.Generator().manual_seed(seed), 3 * rows, make_examples("short", 3, 0, "test")
+    rng = torch.Generator().manual_seed(seed)
+    count = 3 * rows
+    asked = make_examples("short", 3, 0, "test")
     desk = ChannelRewards(None, [])
-    desk.examples, desk.valid = [asked[k % 3] for k in range(rows)], torch.ones(rows, dtype=torch.bool)
+    desk.examples = [asked[k % 3] for k in range(rows)]
+    desk.valid = torch.ones(rows, dtype=torch.bool)
     desk.ids = torch.randint(16, len(tokenizer), (rows, width), generator=rng).tolist()
     desk.texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in desk.ids]
     desk.rewards = torch.rand(rows, 9, generator=rng)
-    d, inside = 0.1 * torch.randn(count, width, generator=rng).double() ** 3, torch.ones(count, width, dtype=torch.bool)
+    d = 0.1 * torch.randn(count, width, generator=rng).double() ** 3
+    inside = torch.ones(count, width, dtype=torch.bool)
     q = (d - 0.08).relu()
-    row, channel = torch.arange(count) // 3, torch.tensor([2, 4, 8]).repeat(rows)
+    row = torch.arange(count) // 3
+    channel = torch.tensor([2, 4, 8]).repeat(rows)
     m = project_multipliers(raw_multipliers(q, inside), inside)
-    detail = PairDetail(row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0])
+    detail = PairDetail(
+        row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0]
+    )
     advantages = torch.randn(rows, width, generator=rng)
     credit = Credit(advantages, advantages.mean(1), torch.randn(rows, 9, generator=rng), {}, detail)
     atoms = [tuple(example.levels)[:1] for example in desk.examples for _ in range(3)]
@@ -65,24 +72,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer = TraceWriter(folder)
         writing = seconds(lambda: writer.write(1, desk, credit, pairs, tokenizer))
-        size, reading = writer.path(1).stat().st_size, seconds(lambda: read_traces(folder))
+        size = writer.path(1).stat().st_size
+        reading = seconds(lambda: read_traces(folder))
         lines = Path(folder) / "lines.jsonl"
 
         def write_lines() -> None:
             with open(lines, "w", encoding="utf-8") as file:
                 file.writelines(
-                    json.dumps(trace_row(desk, credit, pairs, row, tokenizer)) + "\n" for row in range(len(part))
+                    json.dumps(trace_row(desk, credit, pairs, row, tokenizer)) + "\n"
+                    for row in range(len(part))
                 )
 
         as_lines = seconds(write_lines, 1) * share
         line_size = lines.stat().st_size * share
-    linear, beginnings = (
-        seconds(lambda: decode_rows(tokenizer, desk.ids)),
-        seconds(lambda: [prefix_spans(tokenizer, ids) for ids in part], 1),
-    )
+    linear = seconds(lambda: decode_rows(tokenizer, desk.ids))
+    beginnings = seconds(lambda: [prefix_spans(tokenizer, ids) for ids in part], 1)
     print(f"{options.answers} answers of {options.tokens} tokens, {len(pairs)} pairs")
-    print(f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} s")
-    print(f"lines of JSON (from {len(part)} answers): {line_size / 1e6:.2f} MB, written in {as_lines:.2f} s")
+    print(
+        f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} s"
+    )
+    print(
+        f"lines of JSON (from {len(part)} answers): {line_size / 1e6:.2f} MB, written in {as_lines:.2f} s"
+    )
     print(f"ratio: {line_size / size:.1f} times smaller, {as_lines / writing:.1f} times faster")
     print(
         f"ends of tokens: {linear:.3f} s against {beginnings * share:.2f} s, {beginnings * share / linear:.0f} times faster"

@@ -46,18 +46,14 @@ def channel_rewards(
     a level outside 0, 1, 2."""
     if not ideal.shape == actual.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (ideal, actual, mask))
-        raise ValueError(
-            f"ideal, actual and mask must share one [row, atom] shape, found {shapes}"
-        )
+        raise ValueError(f"ideal, actual and mask must share one [row, atom] shape, found {shapes}")
     for name, level in (("ideal", ideal), ("actual", actual)):
         if (
             level.is_floating_point()
             or level.is_complex()
             or level.dtype in (torch.bool, torch.uint8)
         ):
-            raise ValueError(
-                f"{name} levels are {level.dtype}, must be signed integers"
-            )
+            raise ValueError(f"{name} levels are {level.dtype}, must be signed integers")
         bad = (mask & ((level < 0) | (level > 2))).nonzero()
         if len(bad):
             row, atom = bad[0].tolist()
@@ -65,10 +61,8 @@ def channel_rewards(
                 f"row {row}, atom {atom}: {name} level {level[row, atom].item()}, "
                 "allowed are 0, 1, 2"
             )
-    ideal, actual = (
-        torch.where(mask, ideal, 0).long(),
-        torch.where(mask, actual, 0).long(),
-    )
+    ideal = torch.where(mask, ideal, 0).long()
+    actual = torch.where(mask, actual, 0).long()
     empty = torch.zeros(len(mask), 9, dtype=torch.float64, device=mask.device)
     earned = atom_rewards(ideal, actual) * mask
     total = empty.scatter_add(1, channel_index(ideal, actual, merge_over_use), earned)
@@ -89,9 +83,7 @@ def group_advantages(
     scored row holds NaN or infinity."""
     if rewards.dim() != 2 or not group.shape == valid.shape == rewards.shape[:1]:
         found = f"{tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
-        raise ValueError(
-            f"rewards must be [row, channel] and group, valid [row]; found {found}"
-        )
+        raise ValueError(f"rewards must be [row, channel] and group, valid [row]; found {found}")
     bad = (valid[:, None] & ~rewards.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
@@ -101,11 +93,13 @@ def group_advantages(
         )
     if not (eps > 0 and sigma_min >= 0 and ddof >= 0):
         raise ValueError(
-            f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, "
-            f"{ddof}"
+            f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, {ddof}"
         )
     names, member = torch.unique(group, return_inverse=True)
-    total = lambda x: x.new_zeros(len(names), x.shape[1]).index_add(0, member, x)
+
+    def total(x):
+        return x.new_zeros(len(names), x.shape[1]).index_add(0, member, x)
+
     known = valid[:, None]
     x = torch.where(known, rewards, 0).double()
     n = total(known.double())
@@ -127,7 +121,8 @@ def rms_scale(
     """Shift (0 unless `center`) and $\\sigma_S$ (eq. gdpo-aggregation) over scored
     rows; of none: 0 and sqrt(eps)."""
     weight = torch.where(valid, 1 if weights is None else weights, 0).double()
-    x, total = torch.where(valid, sums, 0).double(), weight.sum()
+    x = torch.where(valid, sums, 0).double()
+    total = weight.sum()
     total = torch.where(total > 0, total, 1)
     shift = (weight * x).sum() / total if center else x.new_zeros(())
     return shift, ((weight * (x - shift) ** 2).sum() / total + eps).sqrt()
@@ -151,9 +146,7 @@ def sequence_advantages(
         raise ValueError(f"method {method!r}, allowed are 'gdpo', 'grpo'")
     options: dict[str, Any] = dict(eps=eps, sigma_min=sigma_min, ddof=ddof)
     if method == "grpo":
-        return group_advantages(
-            rewards.sum(1, keepdim=True), group, valid, **options
-        ).squeeze(1)
+        return group_advantages(rewards.sum(1, keepdim=True), group, valid, **options).squeeze(1)
     sums = group_advantages(rewards, group, valid, **options).sum(1)
     shift, scale = rms_scale(sums, valid, eps=eps, center=center, weights=weights)
     return torch.where(valid, (sums.double() - shift) / scale, 0).to(rewards.dtype)

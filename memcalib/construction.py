@@ -98,12 +98,9 @@ def accept_screening(draft: Draft, reply: ScreeningReply) -> Draft | Drop:
     }
     if failed:
         detail = "; ".join(
-            f"{name}: {evidence[:200]!r}" if evidence else name
-            for name, evidence in failed.items()
+            f"{name}: {evidence[:200]!r}" if evidence else name for name, evidence in failed.items()
         )
-        return Drop(
-            id=draft.id, stage="screening", reason=next(iter(failed)), detail=detail
-        )
+        return Drop(id=draft.id, stage="screening", reason=next(iter(failed)), detail=detail)
     return draft
 
 
@@ -149,12 +146,11 @@ def doubled_passages(
 ) -> list[tuple[bool, str]]:
     """For each passage whether earlier ones say all of it, and the first of its
     sentences that one of them says."""
-    found, said = [], []
+    found = []
+    said = []
     for passage in passages:
         parts = [part for part in sentences(passage.text) if content_words(part)]
-        again = [
-            part for part in parts if any(too_close(part, other) for other in said)
-        ]
+        again = [part for part in parts if any(too_close(part, other) for other in said)]
         found.append((bool(parts) and len(again) == len(parts), next(iter(again), "")))
         said += parts
     return found
@@ -166,9 +162,7 @@ def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
     faults = (
         []
         if reply.query.strip()
-        else [
-            Fault("query", "empty query", "allowed is a request that stands by itself")
-        ]
+        else [Fault("query", "empty query", "allowed is a request that stands by itself")]
     )
     if not 1 <= len(reply.passages) <= MOST_PASSAGES:
         faults.append(
@@ -178,10 +172,8 @@ def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
                 f"found {len(reply.passages)}, allowed are 1 to {MOST_PASSAGES}",
             )
         )
-    source, doubled = (
-        _source(draft, "question", "context"),
-        doubled_passages(reply.passages),
-    )
+    source = _source(draft, "question", "context")
+    doubled = doubled_passages(reply.passages)
     for i, passage in enumerate(reply.passages):
         if not content_words(passage.text):
             faults.append(
@@ -200,19 +192,14 @@ def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
                 )
             )
         if leak := next(
-            filter(
-                None, (find_leak(part, reply.query) for part in sentences(passage.text))
-            ),
+            filter(None, (find_leak(part, reply.query) for part in sentences(passage.text))),
             "",
         ):
             faults.append(
-                Fault(
-                    f"passages.{i}", "memory in query", f"the query says {leak[:200]!r}"
-                )
+                Fault(f"passages.{i}", "memory in query", f"the query says {leak[:200]!r}")
             )
         if wrong := [
-            f"{rule}: {detail}"
-            for rule, detail in source_faults(passage.text, "\n\n".join(source))
+            f"{rule}: {detail}" for rule, detail in source_faults(passage.text, "\n\n".join(source))
         ]:
             faults.append(Fault(f"passages.{i}", "grounding", "; ".join(wrong[:3])))
         whole, again = doubled[i]
@@ -233,14 +220,10 @@ def accept_derivation(draft: Draft, reply: DerivationReply) -> Draft:
     source = _source(draft, "question", "context")
     kept = [
         p
-        for p, (whole, _) in zip(
-            reply.passages, doubled_passages(reply.passages), strict=True
-        )
+        for p, (whole, _) in zip(reply.passages, doubled_passages(reply.passages), strict=True)
         if not whole
     ]
-    passages = [
-        Passage(text=p.text.strip(), evidence=_quoted(p.evidence, source)) for p in kept
-    ]
+    passages = [Passage(text=p.text.strip(), evidence=_quoted(p.evidence, source)) for p in kept]
     return draft.model_copy(update={"query": reply.query.strip(), "passages": passages})
 
 
@@ -282,17 +265,11 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[tuple[str, str]]:
         return
     passage = draft.passages[atom.passage - 1]
     ground = f"{passage.text}\n{passage.evidence}"
-    source = (
-        "\n\n".join(filter(None, (draft.question, draft.context)))
-        if draft.source
-        else ground
-    )
+    source = "\n\n".join(filter(None, (draft.question, draft.context))) if draft.source else ground
     if not content_words(atom.text):
         yield "empty atom", f"found {atom.text[:80]!r}, allowed is a sentence"
-    share, wrong = (
-        coverage(atom.text, ground),
-        [f"{rule}: {detail}" for rule, detail in source_faults(atom.text, source)],
-    )
+    share = coverage(atom.text, ground)
+    wrong = [f"{rule}: {detail}" for rule, detail in source_faults(atom.text, source)]
     if share < 0.5 or wrong:
         low = (
             [
@@ -309,8 +286,7 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[tuple[str, str]]:
     if atom.action not in allowed:
         yield (
             "action",
-            f"found {atom.action} for level {atom.level}, allowed is "
-            f"{' or '.join(allowed)}",
+            f"found {atom.action} for level {atom.level}, allowed is {' or '.join(allowed)}",
         )
     same = " ".join(atom.with_memory.lower().split()) == " ".join(
         atom.without_memory.lower().split()
@@ -326,19 +302,15 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[tuple[str, str]]:
 def contract_faults(atom: AtomReply) -> Iterator[tuple[str, str]]:
     """(rule, detail) for a difference that does not fit the level: none at Ignore, one
     that a reader can see above."""
-    none, evidence = (
-        atom.observable_delta.strip().lower().rstrip(".") == "none",
-        atom.minimal_evidence.strip(),
-    )
+    none = atom.observable_delta.strip().lower().rstrip(".") == "none"
+    evidence = atom.minimal_evidence.strip()
     if atom.level == "A" and not (none and not evidence):
         yield (
             "contract",
             f"level A: found {atom.observable_delta[:100]!r} and {evidence[:100]!r}, "
             "allowed are 'none' and nothing",
         )
-    if atom.level != "A" and (
-        none or not content_words(atom.observable_delta) or not evidence
-    ):
+    if atom.level != "A" and (none or not content_words(atom.observable_delta) or not evidence):
         yield (
             "contract",
             f"level {atom.level}: found {atom.observable_delta[:100]!r} and "
@@ -377,12 +349,9 @@ def check_annotation(draft: Draft, reply: AnnotationReply) -> list[Fault]:
             Fault(f"atoms.{i}", *fault)
             for fault in (*atom_faults(draft, atom), *contract_faults(atom))
         ]
-        close = [
-            j for j in range(min(i, high)) if too_close(atom.text, reply.atoms[j].text)
-        ]
+        close = [j for j in range(min(i, high)) if too_close(atom.text, reply.atoms[j].text)]
         faults += [
-            Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{j}")
-            for j in close[:1]
+            Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{j}") for j in close[:1]
         ]
     return faults
 
@@ -390,7 +359,8 @@ def check_annotation(draft: Draft, reply: AnnotationReply) -> list[Fault]:
 def accept_annotation(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
     """The row with its atoms, passage by passage; dropped without a Bound or Control
     atom, or when the query holds an atom."""
-    atoms, counts = [], Counter()
+    atoms = []
+    counts = Counter()
     for row in sorted(reply.atoms, key=lambda atom: atom.passage):
         counts[row.passage] += 1
         told = row.model_dump(
@@ -426,13 +396,9 @@ def accept_annotation(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
             reason="no bound or control atom",
             detail=f"all {len(atoms)} atoms are at Ignore",
         )
-    if leaks := [
-        (atom, leak) for atom in atoms if (leak := find_leak(atom.text, draft.query))
-    ]:
+    if leaks := [(atom, leak) for atom in atoms if (leak := find_leak(atom.text, draft.query))]:
         detail = f"{leaks[0][0].atom_id}: the query says {leaks[0][1]!r}"
-        return Drop(
-            id=draft.id, stage="annotation", reason="atom in query", detail=detail
-        )
+        return Drop(id=draft.id, stage="annotation", reason="atom in query", detail=detail)
     return draft.model_copy(update={"atoms": atoms})
 
 

@@ -103,11 +103,7 @@ class JudgeConfig(BaseModel):
 def prompt_part(name: str, folder: str = "judge/parts") -> str:
     """The text of one shipped part that prompts are put together from, in a folder of
     memcalib/data/prompts."""
-    return (
-        package_data("prompts", folder, f"{name}.md")
-        .read_text(encoding="utf-8")
-        .strip()
-    )
+    return package_data("prompts", folder, f"{name}.md").read_text(encoding="utf-8").strip()
 
 
 def prompt_names() -> list[str]:
@@ -118,11 +114,7 @@ def prompt_names() -> list[str]:
 def load_prompt(name: str) -> str:
     """The text of a shipped prompt or of a file; raises `ValueError` naming what is
     allowed."""
-    path = (
-        package_data("prompts", "judge", f"{name}.md")
-        if name in prompt_names()
-        else Path(name)
-    )
+    path = package_data("prompts", "judge", f"{name}.md") if name in prompt_names() else Path(name)
     if not path.is_file():
         raise ValueError(
             f"prompt: found {name!r}; allowed: {', '.join(prompt_names())}, or the "
@@ -168,9 +160,7 @@ _WHOLE: dict[str, tuple[Any, str]] = {
 
 
 def _atom_form(blind: bool, every_quote: bool) -> dict[str, tuple[Any, str]]:
-    form = [
-        (name, kind) for name, kind in _ATOM.items() if not (blind and name == "u_star")
-    ]
+    form = [(name, kind) for name, kind in _ATOM.items() if not (blind and name == "u_star")]
     return dict(
         ("evidence_quotes", (list[str], _QUOTES))
         if every_quote and name == "evidence_quote"
@@ -188,9 +178,7 @@ def reply_model(
     config = ConfigDict(extra="forbid", strict=True)
 
     def fields(rows: dict[str, tuple[Any, str]]) -> dict[str, Any]:
-        return {
-            name: (kind, Field(description=text)) for name, (kind, text) in rows.items()
-        }
+        return {name: (kind, Field(description=text)) for name, (kind, text) in rows.items()}
 
     atom: Any = create_model(
         "AtomReply", __config__=config, **fields(_atom_form(blind, every_quote))
@@ -221,16 +209,11 @@ def system_prompt(config: JudgeConfig) -> str:
     parts += [prompt_part("quality-1")] if config.quality else []
     form: dict[str, Any] = {
         "atom_judgments": [
-            {
-                k: text
-                for k, (_, text) in _atom_form(config.blind, config.every_quote).items()
-            }
+            {k: text for k, (_, text) in _atom_form(config.blind, config.every_quote).items()}
         ]
     }
     form |= {k: text for k, (_, text) in _WHOLE.items()} if config.quality else {}
-    return (
-        "\n\n".join([*parts, prompt_part("reply-1"), json.dumps(form, indent=2)]) + "\n"
-    )
+    return "\n\n".join([*parts, prompt_part("reply-1"), json.dumps(form, indent=2)]) + "\n"
 
 # %% ../nbs/02_judge.ipynb #7026e128
 @dataclass(frozen=True)
@@ -249,20 +232,22 @@ def named_atoms(
 ) -> list[tuple[str, Block, list[tuple[str, Atom]]]]:
     """Each block with a short name, and its atoms with theirs; in the order of the
     record, or `blind` in that of a hash of their texts."""
-    mixed = lambda text: text_hash(f"{example.question}\n{text}")
+
+    def mixed(text):
+        return text_hash(f"{example.question}\n{text}")
+
     blocks = (
         sorted(example.blocks, key=lambda b: mixed(b.atomic_concat_text))
         if blind
         else example.blocks
     )
-    atoms, rows = {atom.atom_id: atom for atom in example.atoms}, []
+    atoms = {atom.atom_id: atom for atom in example.atoms}
+    rows = []
     for place, block in enumerate(blocks, 1):
         name = f"m{place if blind else block.number}"
         own = [atoms[atom_id] for atom_id in block.atom_ids]
         own = sorted(own, key=lambda atom: mixed(atom.text)) if blind else own
-        rows.append(
-            (name, block, [(f"{name}_a{i}", atom) for i, atom in enumerate(own, 1)])
-        )
+        rows.append((name, block, [(f"{name}_a{i}", atom) for i, atom in enumerate(own, 1)]))
     return rows
 
 # %% ../nbs/02_judge.ipynb #4c209913
@@ -285,13 +270,10 @@ def judge_payload(
     payload = {
         "current_query": example.question,
         "model_facing_memory": [
-            {"parent_memory_id": n, "memory_text": getattr(b, written)}
-            for n, b, _ in rows
+            {"parent_memory_id": n, "memory_text": getattr(b, written)} for n, b, _ in rows
         ],
         "model_response": response,
-        "atomic_rubrics": [
-            atom_row(name, n, atom) for n, _, own in rows for name, atom in own
-        ],
+        "atomic_rubrics": [atom_row(name, n, atom) for n, _, own in rows for name, atom in own],
     }
     payload |= {"evidence_quotes": "every place"} if config.every_quote else {}
     return payload | ({"also_judge": list(_WHOLE)} if config.quality else {})
@@ -306,11 +288,7 @@ def judge_request(
 ) -> JudgeRequest:
     """Messages for one answer; `text` says how its memory was written (default: the
     config's), `system` saves building the prompt again."""
-    named = [
-        (name, atom)
-        for _, _, own in named_atoms(example, config.blind)
-        for name, atom in own
-    ]
+    named = [(name, atom) for _, _, own in named_atoms(example, config.blind) for name, atom in own]
     user = to_data(judge_payload(example, response, config, text or config.text))
     messages = [
         {"role": "system", "content": system or system_prompt(config)},
@@ -318,9 +296,7 @@ def judge_request(
     ]
     ideal = {} if config.blind else {name: atom.ideal.wire for name, atom in named}
     form = reply_model(config.blind, config.quality, config.every_quote)
-    return JudgeRequest(
-        messages, {name: atom.atom_id for name, atom in named}, ideal, form
-    )
+    return JudgeRequest(messages, {name: atom.atom_id for name, atom in named}, ideal, form)
 
 # %% ../nbs/02_judge.ipynb #1c28ba35
 @dataclass
@@ -339,9 +315,7 @@ class Reading:
     start: str = ""
 
 # %% ../nbs/02_judge.ipynb #8adf2e86
-def read_reply(
-    text: str, request: JudgeRequest, finish_reason: str = "stop"
-) -> Reading:
+def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") -> Reading:
     """Verdicts and faults of one reply; never raises, whatever the reply holds."""
     body, around = unwrapped(text)
     reading = Reading(
@@ -349,9 +323,7 @@ def read_reply(
         start=printable(repr(cut_text(" ".join(text[:400].split()), 160))),
     )
     if finish_reason == "length":
-        reading.faults.append(
-            "the reply was cut off at the limit of its length; be brief"
-        )
+        reading.faults.append("the reply was cut off at the limit of its length; be brief")
     if finish_reason == "content_filter":
         reading.faults.append("a content filter withheld the reply")
     try:
@@ -370,30 +342,20 @@ def read_reply(
     listed = found.get("atom_judgments") if isinstance(found, dict) else None
     rows: list[Any] = listed if isinstance(listed, list) else []
     counts = Counter(
-        row["atom_id"]
-        for row in only_dicts(rows)
-        if isinstance(row.get("atom_id"), str)
+        row["atom_id"] for row in only_dicts(rows) if isinstance(row.get("atom_id"), str)
     )
     if isinstance(listed, list):
         for name, count in counts.items():
             if name not in request.names:
-                reading.faults.append(
-                    f"atom_id {printable(short_repr(name))} was not asked for"
-                )
+                reading.faults.append(f"atom_id {printable(short_repr(name))} was not asked for")
             elif count > 1:
-                reading.faults.append(
-                    f"atom_id {name} has {count} entries, allowed is one"
-                )
+                reading.faults.append(f"atom_id {name} has {count} entries, allowed is one")
         reading.faults += [
             f"atom_id {name} is missing" for name in request.names if name not in counts
         ]
     for i, row in enumerate(rows):
         name = row.get("atom_id") if isinstance(row, dict) else None
-        if (
-            ("atom_judgments", i) in wrong
-            or name not in request.names
-            or counts[name] > 1
-        ):
+        if ("atom_judgments", i) in wrong or name not in request.names or counts[name] > 1:
             continue
         if request.ideal and row["u_star"] != request.ideal[name]:
             reading.faults.append(
@@ -430,9 +392,7 @@ class _Folded(dict):
     def __missing__(self, code: int) -> str:
         """What remains of a character: its compatibility decomposition without case,
         without punctuation, symbols and white space."""
-        whole = unicodedata.normalize(
-            "NFKD", unicodedata.normalize("NFKD", chr(code)).casefold()
-        )
+        whole = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", chr(code)).casefold())
         kept = (c for c in whole if unicodedata.category(c) in _KEPT or c == "%")
         self[code] = "" if 0xFE00 <= code <= 0xFE0F else "".join(kept)
         return self[code]
@@ -440,18 +400,14 @@ class _Folded(dict):
 
 _KEPT = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
 _FOLD = _Folded()
-_BLANKED = re.compile(
-    r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M
-)
+_BLANKED = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M)
 _BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-": "ˉ"}
 
 
 def blanked(text: str) -> str:
     """The text, as long as before: spaces in the place of link addresses and list
     numbers, a letter for a mark between two digits."""
-    return _BLANKED.sub(
-        lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text
-    )
+    return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
 
 
 def fold(text: str) -> str:
@@ -483,17 +439,14 @@ def quote_pieces(quote: str) -> list[str]:
         for word in words
     ):
         return []
-    return [
-        piece
-        for part in _CUT.split(blanked(quote).strip(_MARKS))
-        if (piece := fold(part))
-    ]
+    return [piece for part in _CUT.split(blanked(quote).strip(_MARKS)) if (piece := fold(part))]
 
 # %% ../nbs/02_judge.ipynb #7a71439e
 def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | None:
     """Where the pieces of a quote stand in a folded text, one after the other: (start,
     end) of each, or `None`."""
-    end, found = 0, []
+    end = 0
+    found = []
     for piece in pieces:
         start = folded.find(piece, end)
         if start < 0:
@@ -519,26 +472,24 @@ def locate(
     `every`: all places of a quote in one piece, in the place of the first.
     """
     response = blanked(response)
-    parts = [
-        fold(response[start : start + stretch])
-        for start in range(0, len(response), stretch)
-    ]
-    folded, ends = "".join(parts), list(accumulate(map(len, parts)))
+    parts = [fold(response[start : start + stretch]) for start in range(0, len(response), stretch)]
+    folded = "".join(parts)
+    ends = list(accumulate(map(len, parts)))
 
     def original(place: int) -> int:
         part = bisect_right(ends, place)
         letters = response[part * stretch : (part + 1) * stretch]
         offsets = list(accumulate(len(fold(letter)) for letter in letters))
-        return part * stretch + bisect_right(
-            offsets, place - (ends[part - 1] if part else 0)
-        )
+        return part * stretch + bisect_right(offsets, place - (ends[part - 1] if part else 0))
 
     def whole_words(start: int, end: int) -> bool:
-        inside = lambda place: (
-            0 < place < len(response)
-            and response[place - 1].isalnum()
-            and response[place].isalnum()
-        )
+        def inside(place):
+            return (
+                0 < place < len(response)
+                and response[place - 1].isalnum()
+                and response[place].isalnum()
+            )
+
         return not (inside(start) or inside(end))
 
     def places(quote: str) -> list[tuple[int, int]]:
@@ -546,7 +497,8 @@ def locate(
         found = quote_places(pieces, folded) or []
         if not (every and found and len(pieces) == 1):
             return [(original(start), original(end - 1) + 1) for start, end in found]
-        spans, (piece,) = [], pieces
+        spans = []
+        (piece,) = pieces
         start = found[0][0]
         while start >= 0:
             spans.append((original(start), original(start + len(piece) - 1) + 1))
@@ -556,14 +508,10 @@ def locate(
     return [places(quote) for quote in quotes]
 
 # %% ../nbs/02_judge.ipynb #71975b98
-def evidence_spans(
-    judgment: Judgment, response: str
-) -> dict[str, list[tuple[int, int]] | None]:
+def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
     """Characters of the response in which each atom shows: empty where it left no
     trace, `None` where no quote of it is in the response."""
-    lost = [
-        atom for atom in judgment.atoms if atom.spans is None and atom.quote.strip()
-    ]
+    lost = [atom for atom in judgment.atoms if atom.spans is None and atom.quote.strip()]
     again = dict(
         zip(
             [atom.atom_id for atom in lost],
@@ -575,9 +523,7 @@ def evidence_spans(
     for atom in judgment.atoms:
         spans = sorted(again.get(atom.atom_id, atom.spans or []))
         inside = all(0 <= start < end <= len(response) for start, end in spans)
-        found[atom.atom_id] = (
-            spans if inside and (spans or not atom.quote.strip()) else None
-        )
+        found[atom.atom_id] = spans if inside and (spans or not atom.quote.strip()) else None
     return found
 
 # %% ../nbs/02_judge.ipynb #63cbd4a4
@@ -597,48 +543,36 @@ def judgment_from(
     for reading in readings:
         verdicts |= {request.names[name]: row for name, row in reading.verdicts.items()}
     levels: dict[str, Level | None] = {
-        atom_id: Level.parse(row["predicted_usage_level"])
-        for atom_id, row in verdicts.items()
+        atom_id: Level.parse(row["predicted_usage_level"]) for atom_id, row in verdicts.items()
     }
     faults = readings[-1].faults
     more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
     error = (
-        f"reply at fault: {'; '.join(faults[:5])}{more}; the reply was "
-        f"{readings[-1].start}"
+        f"reply at fault: {'; '.join(faults[:5])}{more}; the reply was {readings[-1].start}"
         if faults
         else None
     )
-    judgment = judgment_for(
-        example, levels, **fields | readings[-1].whole | {"error": error}
-    )
+    judgment = judgment_for(example, levels, **fields | readings[-1].whole | {"error": error})
     for atom in judgment.atoms:
         row = verdicts.get(atom.atom_id, {"evidence_quote": "", "reason": "unscored"})
         quotes = [quote for quote in row.get("evidence_quotes", ()) if quote.strip()]
-        atom.quote, atom.reason = (
-            row.get("evidence_quote", " … ".join(quotes)),
-            row["reason"],
-        )
+        atom.quote = row.get("evidence_quote", " … ".join(quotes))
+        atom.reason = row["reason"]
         if "evidence_quotes" in row:
             atom.spans = sorted(
-                {
-                    span
-                    for spans in locate(quotes, response, every=True)
-                    for span in spans
-                }
+                {span for spans in locate(quotes, response, every=True) for span in spans}
             )
             atom.grounded = bool(atom.spans) if quotes or atom.actual else None
     used = [atom for atom in judgment.atoms if atom.actual and atom.spans is None]
-    for atom, flag in zip(
-        used, grounded([atom.quote for atom in used], response), strict=True
-    ):
+    for atom, flag in zip(used, grounded([atom.quote for atom in used], response), strict=True):
         atom.grounded = flag
-    shortened = lambda text: (
-        text
-        if len(text) <= LONGEST_QUOTE
-        else text[:LONGEST_QUOTE].rstrip(" .…[(") + " …"
-    )
+
+    def shortened(text):
+        return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE].rstrip(" .…[(") + " …"
+
     for atom in judgment.atoms:
-        atom.quote, atom.reason = shortened(atom.quote), shortened(atom.reason)
+        atom.quote = shortened(atom.quote)
+        atom.reason = shortened(atom.reason)
     return judgment
 
 # %% ../nbs/02_judge.ipynb #4077fb71
@@ -656,15 +590,11 @@ class Judge:
 
     name: str = ""
     concurrency: int = 16
-    gives_quotes: bool = (
-        False  # whether its judgments say where each atom shows: spans, or quotes
-    )
+    gives_quotes: bool = False  # whether its judgments say where each atom shows: spans, or quotes
 
     def judge(self, example: Example, response: str) -> Any:
         """How the answer used each atom; written by the subclass."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no method `judge(example, response)`"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no method `judge(example, response)`")
 
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any
@@ -683,8 +613,7 @@ class Judge:
             return judgment_for(
                 example,
                 {},
-                **fields
-                | {"error": printable(f"{error.kind}: {error}"), "retry": True},
+                **fields | {"error": printable(f"{error.kind}: {error}"), "retry": True},
             )
         if isinstance(found, Judgment):
             return check_judgment(example, found.model_copy(update=fields))
@@ -697,16 +626,11 @@ class Judge:
             allowed = f"an atom of the example: {', '.join(example.levels)}"
             raise DataError(
                 [
-                    Violation(
-                        "judged atom", short_repr(i), allowed, example_id=example.id
-                    )
+                    Violation("judged atom", short_repr(i), allowed, example_id=example.id)
                     for i in strange
                 ]
             )
-        levels = {
-            i: None if level is None else Level.parse(level)
-            for i, level in found.items()
-        }
+        levels = {i: None if level is None else Level.parse(level) for i, level in found.items()}
         return judgment_for(example, levels, **fields)
 
     def session(self) -> AbstractAsyncContextManager:
@@ -716,9 +640,7 @@ class Judge:
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
         return run_async(self.ajudge(example, response, **fields))
 
-    def batch(
-        self, examples: Sequence[Example], responses: Sequence[str]
-    ) -> list[Judgment]:
+    def batch(self, examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
         """Judgments in the order of the answers; raises `CallError` when it is fatal,
         and `ValueError` for unequal lengths."""
         pairs = list(zip(examples, responses, strict=True))
@@ -747,7 +669,9 @@ def judge_name(endpoint: Endpoint, config: JudgeConfig) -> str:
         "thinking": endpoint.thinking,
         "extra_body": endpoint.extra_body,
     }
-    return f"{endpoint.model}@{text_hash(json.dumps([settings, texts, request], sort_keys=True), 10)}"
+    return (
+        f"{endpoint.model}@{text_hash(json.dumps([settings, texts, request], sort_keys=True), 10)}"
+    )
 
 # %% ../nbs/02_judge.ipynb #a1f1a905
 class LLMJudge(Judge):
@@ -762,24 +686,18 @@ class LLMJudge(Judge):
         config: JudgeConfig | None = None,
         cache: Any = None,
     ):
-        self.client = (
-            endpoint if isinstance(endpoint, Client) else Client(endpoint, cache)
-        )
+        self.client = endpoint if isinstance(endpoint, Client) else Client(endpoint, cache)
         self.concurrency = self.client.endpoint.concurrency
         self.repairs_left: int | None = (
             None  # second tries for unreadable replies that are still allowed; None: any number
         )
-        self._anew = (
-            False  # whether a cached reply that could not be read is asked for again
-        )
+        self._anew = False  # whether a cached reply that could not be read is asked for again
         self._ask_by(config or JudgeConfig())
 
     def _ask_by(self, config: JudgeConfig) -> None:
-        self.config, self.name, self.system = (
-            config,
-            judge_name(self.client.endpoint, config),
-            system_prompt(config),
-        )
+        self.config = config
+        self.name = judge_name(self.client.endpoint, config)
+        self.system = system_prompt(config)
         self._call = {
             "response_format": response_format(config),
             "temperature": config.temperature,
@@ -810,18 +728,12 @@ class LLMJudge(Judge):
         }
         fields = {"judge": self.name, "settings": settings} | fields
         if not response.strip():
-            silent = judgment_for(
-                example, dict.fromkeys(example.levels, Level.IGNORE), **fields
-            )
+            silent = judgment_for(example, dict.fromkeys(example.levels, Level.IGNORE), **fields)
             for atom in silent.atoms:
                 atom.reason = "the answer is empty"
-            return silent.model_copy(
-                update={"task_quality": 0 if self.config.quality else None}
-            )
+            return silent.model_copy(update={"task_quality": 0 if self.config.quality else None})
         aside = asyncio.to_thread if len(response) > HUGE else _at_once
-        request = await aside(
-            judge_request, example, response, self.config, text, self.system
-        )
+        request = await aside(judge_request, example, response, self.config, text, self.system)
         usage: Counter[str] = Counter()
         try:
             readings = [reading async for reading in self._readings(request, usage)]
@@ -842,10 +754,9 @@ class LLMJudge(Judge):
             **fields | {"usage": usage},
         )
 
-    async def _readings(
-        self, request: JudgeRequest, usage: Counter
-    ) -> AsyncIterator[Reading]:
-        messages, attempt = request.messages, 0
+    async def _readings(self, request: JudgeRequest, usage: Counter) -> AsyncIterator[Reading]:
+        messages = request.messages
+        attempt = 0
         while self._anew and (
             known := self.client.remembered(messages, attempt=attempt, **self._call)
         ):
@@ -875,18 +786,14 @@ class LLMJudge(Judge):
         """This judge, to be shown memory as `text` ('fluent' or 'concat'); everything
         else is shared."""
         other = copy.copy(self)
-        other.config = self.config.model_validate(
-            self.config.model_dump() | {"text": text}
-        )
+        other.config = self.config.model_validate(self.config.model_dump() | {"text": text})
         return other
 
     def quoting(self) -> "LLMJudge":
         """This judge, to be asked for every place at which an atom shows: with another
         prompt, and so another name."""
         other = copy.copy(self)
-        other._ask_by(
-            self.config.model_validate(self.config.model_dump() | {"every_quote": True})
-        )
+        other._ask_by(self.config.model_validate(self.config.model_dump() | {"every_quote": True}))
         return other
 
     def anew(self) -> "LLMJudge":
@@ -911,14 +818,10 @@ def _place(row: Rollout | Judgment) -> tuple:
 def _refused(
     file: str | Path, rule: str, found: str, allowed: str, example_id: str = ""
 ) -> DataError:
-    return DataError(
-        [Violation(rule, found, allowed, example_id=example_id, file=str(file))]
-    )
+    return DataError([Violation(rule, found, allowed, example_id=example_id, file=str(file))])
 
 
-def _answer_hashes(
-    rollouts: str | Path, versions: Mapping[str, str]
-) -> dict[tuple, str]:
+def _answer_hashes(rollouts: str | Path, versions: Mapping[str, str]) -> dict[tuple, str]:
     hashes: dict[tuple, str] = {}
     for row in rows_so_far(rollouts, Rollout):
         if row.example_id not in versions:
@@ -930,9 +833,7 @@ def _answer_hashes(
             )
         if row.example_hash and row.example_hash != versions[row.example_id]:
             allowed = f"{versions[row.example_id]}, the version given: judge these answers with the examples they answer"
-            raise _refused(
-                rollouts, "example_hash", row.example_hash, allowed, row.example_id
-            )
+            raise _refused(rollouts, "example_hash", row.example_hash, allowed, row.example_id)
         if _place(row) in hashes:
             found = f"two answers of {row.model!r}, condition {row.condition!r}, seed {row.seed}, sample {row.sample}"
             raise _refused(
@@ -959,9 +860,7 @@ def _checked(
 
     def again(row: Judgment) -> bool:
         if row.judge != name:
-            raise _refused(
-                out, "judge", repr(row.judge), f"{name!r}, {elsewhere}", row.example_id
-            )
+            raise _refused(out, "judge", repr(row.judge), f"{name!r}, {elsewhere}", row.example_id)
         if row.example_hash and row.example_hash != versions.get(row.example_id):
             raise _refused(
                 out,
@@ -1031,9 +930,7 @@ def judge_rollouts(
     if not Path(rollouts).is_file():
         raise FileNotFoundError(f"{rollouts}: no such file of answers")
     pool = {example.id: example for example in examples}
-    versions = {
-        example_id: example.content_hash for example_id, example in pool.items()
-    }
+    versions = {example_id: example.content_hash for example_id, example in pool.items()}
     answers = _answer_hashes(rollouts, versions)
     name = getattr(judge, "name", None) or next(
         (judge(example, "").judge for example in pool.values()), ""
@@ -1042,10 +939,7 @@ def judge_rollouts(
     judge = judge.anew() if retry_unscored and isinstance(judge, LLMJudge) else judge
 
     def fields(row: Rollout) -> dict[str, Any]:
-        place = {
-            name: getattr(row, name)
-            for name in ("model", "condition", "seed", "sample")
-        }
+        place = {name: getattr(row, name) for name in ("model", "condition", "seed", "sample")}
         return place | {
             "example_hash": versions[row.example_id],
             "response_hash": text_hash(row.response),
@@ -1078,9 +972,7 @@ def judge_rollouts(
             else None
         )
 
-    async def asked(
-        judge: Judge, rows: Iterable[Rollout]
-    ) -> AsyncGenerator[Judgment, None]:
+    async def asked(judge: Judge, rows: Iterable[Rollout]) -> AsyncGenerator[Judgment, None]:
         alone = asyncio.Lock()
 
         async def work(row: Rollout) -> Judgment:
@@ -1101,13 +993,9 @@ def judge_rollouts(
     with Journal(
         out, Judgment, again=_checked(out, name, versions, answers, retry_unscored)
     ) as journal:
-        result = JudgeResult(
-            Path(out), kept=len(journal), totals=getattr(judge, "totals", None)
-        )
+        result = JudgeResult(Path(out), kept=len(journal), totals=getattr(judge, "totals", None))
         done = {key[:-1] for key in journal.keys}
-        rows = (
-            row for row in rows_so_far(rollouts, Rollout) if _place(row) not in done
-        )
+        rows = (row for row in rows_so_far(rollouts, Rollout) if _place(row) not in done)
 
         def keep(judgment: Judgment) -> None:
             journal.append(judgment)
@@ -1137,9 +1025,9 @@ def judge_rollouts(
             for row in rows:
                 keep(
                     missing(row)
-                    or judge_all(judge, [pool[row.example_id]], [row.response])[
-                        0
-                    ].model_copy(update=fields(row))
+                    or judge_all(judge, [pool[row.example_id]], [row.response])[0].model_copy(
+                        update=fields(row)
+                    )
                 )
     return result
 

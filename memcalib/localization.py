@@ -58,8 +58,7 @@ def localization_rule(mode: str = "ordered", under_use: str = "suppressed") -> R
             raise ValueError(f"mode: {error} from channels to functions of d") from None
         if unknown := rule.keys() - {*CHANNELS[1:]}:
             raise ValueError(
-                f"mode {mode!r}: channel {min(unknown)!r}, allowed are "
-                f"{', '.join(CHANNELS[1:])}"
+                f"mode {mode!r}: channel {min(unknown)!r}, allowed are {', '.join(CHANNELS[1:])}"
             )
     elif mode in RULES | BY_EVIDENCE:
         rule = (RULES | BY_EVIDENCE)[mode]
@@ -74,12 +73,8 @@ def localization_rule(mode: str = "ordered", under_use: str = "suppressed") -> R
         "absolute": dict.fromkeys(UNDER, torch.abs),
     }
     if under_use not in own:
-        raise ValueError(
-            f"under_use {under_use!r}, allowed are {', '.join(map(repr, own))}"
-        )
-    return {name: signal for name, signal in rule.items() if name not in UNDER} | own[
-        under_use
-    ]
+        raise ValueError(f"under_use {under_use!r}, allowed are {', '.join(map(repr, own))}")
+    return {name: signal for name, signal in rule.items() if name not in UNDER} | own[under_use]
 
 # %% ../nbs/05_localization.ipynb #741efdf4
 def localization_signal(
@@ -97,9 +92,7 @@ def localization_signal(
     return z
 
 # %% ../nbs/05_localization.ipynb #96e8bd43
-def clip_signal(
-    z: Float[Tensor, "pair token"], d_max: float = 3.0
-) -> Float[Tensor, "pair token"]:
+def clip_signal(z: Float[Tensor, "pair token"], d_max: float = 3.0) -> Float[Tensor, "pair token"]:
     "$\\bar z=\\mathrm{clip}(z,-d_{max},d_{max})$."
     return z.clamp(-d_max, d_max)
 
@@ -133,12 +126,10 @@ def sentence_means(
     and 0 where there is no such sentence."""
     count = max(int(units.max()) + 1 if units.numel() else 1, 1)
     place = units.clamp(min=0)
-    size = torch.zeros(
-        len(units), count, dtype=torch.long, device=units.device
-    ).scatter_add_(1, place, mask.long())
-    total = values.new_zeros(len(units), count).scatter_add_(
-        1, place, torch.where(mask, values, 0)
+    size = torch.zeros(len(units), count, dtype=torch.long, device=units.device).scatter_add_(
+        1, place, mask.long()
     )
+    total = values.new_zeros(len(units), count).scatter_add_(1, place, torch.where(mask, values, 0))
     return total / size.clamp(min=1), size
 
 # %% ../nbs/05_localization.ipynb #a1206afc
@@ -157,9 +148,7 @@ def sentence_weights(
     """$q_{i,j}^{(h)}/L_{i,j}$ at each token of sentence j, and whether both absolute
     thresholds are exceeded (*Sentence-level localization*)."""
     mean, size = sentence_means(clip_signal(z, d_max), mask, units)
-    coverage, _ = sentence_means(
-        (z > threshold.to(z.dtype)[:, None]).to(z.dtype), mask, units
-    )
+    coverage, _ = sentence_means((z > threshold.to(z.dtype)[:, None]).to(z.dtype), mask, units)
     found = (
         z.masked_fill(~mask, -torch.inf).amax(1) > gate
         if z.shape[1]
@@ -185,9 +174,7 @@ def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"
             )
         if not 0 <= value <= 1:
             raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
-    return torch.tensor(
-        [given.get(name, 0.0) for name in CHANNELS], dtype=torch.float64
-    )
+    return torch.tensor([given.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
 # %% ../nbs/05_localization.ipynb #96263db6
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
@@ -239,26 +226,18 @@ class CreditConfig:
         0.02  # before the first batch; they move towards values of at least `gate`
     )
     sentence_start: Nats = 0.01  # the same for sentence means, and `sentence_gate`
-    threshold_quantile: Share = (
-        0.75  # of a channel's scores: where its threshold moves to
-    )
+    threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: Share = 0.70
     threshold_decay: Share = 0.9  # share of the old threshold that stays
-    threshold_minimum: Count = (
-        256  # scores a channel needs in a batch before its threshold moves
-    )
+    threshold_minimum: Count = 256  # scores a channel needs in a batch before its threshold moves
     sentence_minimum: Count = 32
     # sentences, and the small print of group normalization and RMS scaling
-    segment_min: Count = (
-        4  # tokens of a segment, where no hard boundary makes it shorter
-    )
+    segment_min: Count = 4  # tokens of a segment, where no hard boundary makes it shorter
     segment_max: Count = 96
     eps: Tiny = 1e-6  # in the denominator of group normalization
     sigma_min: Share = 1e-6  # channels with a smaller deviation give 0
     eps_scale: Tiny = 1e-6  # inside the root of the RMS
-    ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = (
-        0  # 0 population, 1 sample deviation
-    )
+    ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = 0  # 0 population, 1 sample deviation
     center: bool = False  # remove the batch mean before scaling
     scale_unit: Literal["response", "token"] = "response"  # what the RMS averages over
     max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = (
@@ -288,9 +267,7 @@ class CreditConfig:
 PAPER = CreditConfig()
 
 # %% ../nbs/05_localization.ipynb #5d104c62
-def channel_atoms(
-    judgment: Judgment, merge_over_use: bool = False
-) -> dict[int, tuple[str, ...]]:
+def channel_atoms(judgment: Judgment, merge_over_use: bool = False) -> dict[int, tuple[str, ...]]:
     """$\\mathcal I_i^{(h)}$ of a scored judgment: channel number -> ids of its atoms,
     non-empty channels only."""
     found: dict[int, tuple[str, ...]] = {}
@@ -331,14 +308,14 @@ def ablation_pairs(
 ) -> Pairs:
     """The counterfactuals of a batch: $\\widetilde M_i^{(h)}$ for each localizable
     channel that holds atoms."""
-    pairs, known, rule = Pairs(), {}, localization_rule(config.mode, config.under_use)
+    pairs = Pairs()
+    known = {}
+    rule = localization_rule(config.mode, config.under_use)
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if not judgment.scored:
             continue
         for channel, atoms in channel_atoms(judgment, config.merge_over_use).items():
-            if CHANNELS[channel] not in rule or not (
-                keep is None or keep[row, channel]
-            ):
+            if CHANNELS[channel] not in rule or not (keep is None or keep[row, channel]):
                 continue
             key = (id(example), atoms)
             if key not in known:
@@ -370,38 +347,29 @@ class Thresholds:
 
     def __init__(self, config: CreditConfig = PAPER, of_sentences: bool = False):
         kind = "sentence" if of_sentences else "threshold"
-        self.quantile, self.minimum = (
-            getattr(config, f"{kind}_quantile"),
-            getattr(config, f"{kind}_minimum"),
-        )
-        self.floor, self.decay = (
-            config.sentence_gate if of_sentences else config.gate,
-            config.threshold_decay,
-        )
-        self.value = torch.full(
-            (9,), float(getattr(config, f"{kind}_start")), dtype=torch.float64
-        )
+        self.quantile = getattr(config, f"{kind}_quantile")
+        self.minimum = getattr(config, f"{kind}_minimum")
+        self.floor = config.sentence_gate if of_sentences else config.gate
+        self.decay = config.threshold_decay
+        self.value = torch.full((9,), float(getattr(config, f"{kind}_start")), dtype=torch.float64)
         self.sentence = (
             Thresholds(config, True)
             if config.granularity == "sentence" and not of_sentences
             else None
         )
 
-    def update(
-        self, scores: Float[Tensor, " score"], channel: Int[Tensor, " score"]
-    ) -> None:
+    def update(self, scores: Float[Tensor, " score"], channel: Int[Tensor, " score"]) -> None:
         """Move each channel that has at least `minimum` scores; `scores` are clipped
         signals, of one whole batch."""
-        scores, channel = scores.double().cpu(), channel.cpu()
+        scores = scores.double().cpu()
+        channel = channel.cpu()
         if not scores.isfinite().all():
             raise ValueError("scores hold NaN or infinity, must be finite")
         for h in range(9):
             pool = scores[channel == h].numpy()
             if len(pool) >= self.minimum:
                 candidate = max(self.floor, float(np.quantile(pool, self.quantile)))
-                self.value[h] = (
-                    self.decay * self.value[h] + (1 - self.decay) * candidate
-                )
+                self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."
@@ -413,8 +381,7 @@ class Thresholds:
         "The thresholds of a checkpoint."
         if ("sentence" in state) != (self.sentence is not None):
             raise ValueError(
-                f"state of {sorted(state)}: granularity differs, must be the one it "
-                "was saved with"
+                f"state of {sorted(state)}: granularity differs, must be the one it was saved with"
             )
         for keep, values in (
             (self, state["value"]),
@@ -435,9 +402,7 @@ def carrying_tokens(
     """Tokens of the sentences that play `role` for at least one of the atoms; a token
     belongs where it ends."""
     inside = [
-        (s.start, s.end)
-        for s in sentences
-        if any(s.roles.get(atom) == role for atom in atoms)
+        (s.start, s.end) for s in sentences if any(s.roles.get(atom) == role for atom in atoms)
     ]
     return torch.tensor(
         [any(start < end <= stop for start, stop in inside) for _, end in spans],
@@ -452,11 +417,10 @@ def localization_precision(
 ) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
     """Share of q on the carrying tokens, and the share a uniform q would have; NaN
     where either is undefined."""
-    carries, found = carries & mask, q.double().masked_fill(~mask, 0)
+    carries = carries & mask
+    found = q.double().masked_fill(~mask, 0)
     uniform = carries.sum(1) / mask.sum(1)
     total = found.sum(1)
     defined = (total > 0) & carries.any(1)
     share = (found * carries).sum(1) / torch.where(defined, total, 1)
-    return torch.where(defined, share, torch.nan), torch.where(
-        defined, uniform.double(), torch.nan
-    )
+    return torch.where(defined, share, torch.nan), torch.where(defined, uniform.double(), torch.nan)

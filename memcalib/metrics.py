@@ -46,22 +46,17 @@ def response_scores(
 def _totals(name: str, values) -> Integer[np.ndarray, " response"]:
     array = np.asarray(values)
     if array.ndim != 1:
-        raise ValueError(
-            f"{name}: found shape {array.shape}; allowed: one total for each response"
-        )
+        raise ValueError(f"{name}: found shape {array.shape}; allowed: one total for each response")
     if not array.size:
         raise ValueError(
             f"{name}: no scored response, and a metric of nothing is undefined; "
             "allowed: at least one total"
         )
     if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name}: found values of type {array.dtype}; allowed: whole numbers"
-        )
+        raise ValueError(f"{name}: found values of type {array.dtype}; allowed: whole numbers")
     if array.min() < 0:
         raise ValueError(
-            f"{name}: found {array.min()} at response {array.argmin()}; allowed: 0 or "
-            "more"
+            f"{name}: found {array.min()} at response {array.argmin()}; allowed: 0 or more"
         )
     return array.astype(np.int64)
 
@@ -76,16 +71,14 @@ def calibration_metrics(
     negative or not a whole number,
     or the decay \\(\\rho\\) lies outside (0, 1).
     """
-    o, u = _totals("over", over), _totals("under", under)
+    o = _totals("over", over)
+    u = _totals("under", under)
     if len(o) != len(u):
         raise ValueError(
-            f"found {len(o)} over-use totals and {len(u)} under-use totals; allowed: "
-            "equally many"
+            f"found {len(o)} over-use totals and {len(u)} under-use totals; allowed: equally many"
         )
     if not 0 < rho < 1:
-        raise ValueError(
-            f"rho: found {rho}; allowed: a number between 0 and 1, both excluded"
-        )
+        raise ValueError(f"rho: found {rho}; allowed: a number between 0 and 1, both excluded")
     return dict(
         zip(
             METRICS,
@@ -148,7 +141,8 @@ def response_frame(
     if isinstance(judgments, pd.DataFrame):
         frame = _responses_of_atoms(judgments)
     else:
-        rows, seen = [], set()
+        rows = []
+        seen = set()
         if isinstance(judgments, str | Path):
             judgments = load_judgments(judgments)
         for j in judgments:
@@ -216,9 +210,7 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
                 rank[value] = float(Level.parse(read))
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
-        return pd.Series(
-            [rank.get(value, np.nan) for value in column], column.index, float
-        )
+        return pd.Series([rank.get(value, np.nan) for value in column], column.index, float)
 
     defaults = dict.fromkeys(SOURCE, "") | {
         "condition": "full_memory",
@@ -233,7 +225,8 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
     )
     if "question_id" not in rows:
         rows["question_id"] = rows["example_id"]
-    ideal, actual = ranks("ideal"), ranks("actual")
+    ideal = ranks("ideal")
+    actual = ranks("actual")
     if ideal.isna().any():
         raise ValueError(
             f"column ideal: found nothing in row {ideal.isna().to_numpy().argmax()}; "
@@ -254,9 +247,7 @@ def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
             "one response; allowed: one row for each atom"
         )
     groups = rows.groupby(key, sort=False, dropna=False)
-    counts = pd.DataFrame(
-        groups[["atoms", "distractors", "unscored_atoms", "over", "under"]].sum()
-    )
+    counts = pd.DataFrame(groups[["atoms", "distractors", "unscored_atoms", "over", "under"]].sum())
     frame = (
         groups[[name for name in RESPONSE_COLUMNS if name not in key]]
         .first()
@@ -272,10 +263,9 @@ def summary(judgments: Sequence[Judgment]) -> dict[str, float]:
     """The six metrics over scored answers (section 2.3) and the number of unscored
     ones; metrics of nothing are NaN."""
     scored = [j for j in judgments if j.scored]
-    over, under = [j.over for j in scored], [j.under for j in scored]
-    metrics = (
-        calibration_metrics(over, under) if scored else dict.fromkeys(METRICS, np.nan)
-    )
+    over = [j.over for j in scored]
+    under = [j.under for j in scored]
+    metrics = calibration_metrics(over, under) if scored else dict.fromkeys(METRICS, np.nan)
     return metrics | {"unscored": len(judgments) - len(scored)}
 
 # %% ../nbs/03_metrics.ipynb #e4525f68
@@ -338,9 +328,7 @@ def fold_by_question(
     """Sums and counts of rows that share a seed and a question, for
     `bootstrap_means`."""
     names, s = np.unique(np.asarray(seeds), return_inverse=True)
-    ids, q = np.unique(
-        np.asarray(questions, dtype=object).astype(str), return_inverse=True
-    )
+    ids, q = np.unique(np.asarray(questions, dtype=object).astype(str), return_inverse=True)
     totals = np.zeros((len(names), len(ids), values.shape[1]))
     counts = np.zeros((len(names), len(ids)), dtype=np.int64)
     np.add.at(totals, (s, q), values)
@@ -367,9 +355,7 @@ def summarise(
         np.nan,
     )
     if len(scored):
-        over, under = (
-            np.asarray(scored[name]).astype(np.int64) for name in ("over", "under")
-        )
+        over, under = (np.asarray(scored[name]).astype(np.int64) for name in ("over", "under"))
         totals, counts = fold_by_question(
             100 * response_scores(over, under, rho),
             scored["seed"],
@@ -378,9 +364,7 @@ def summarise(
         per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
         low, high = interval(bootstrap_means(totals, counts, resamples, seed))
         spread = (
-            per_seed.std(axis=0, ddof=ddof)
-            if len(per_seed) > 1
-            else np.full(len(METRICS), np.nan)
+            per_seed.std(axis=0, ddof=ddof) if len(per_seed) > 1 else np.full(len(METRICS), np.nan)
         )
         for k, name in enumerate(METRICS):
             cells = per_seed[:, k].mean(), spread[k], low[k], high[k]
@@ -424,17 +408,14 @@ def score(
     frame = response_frame(judgments)
     if not np.any(frame["scored"]):
         raise ValueError(
-            f"none of {len(frame)} responses is scored: a metric of nothing is "
-            "undefined"
+            f"none of {len(frame)} responses is scored: a metric of nothing is undefined"
         )
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")
     rows: list[dict[str, Any]] = []
     for _, group in frame.groupby(list(SOURCE), sort=False):
         for part, rest in group.groupby(by, observed=True) if by else [(None, group)]:
-            head = {name: group[name].iloc[0] for name in SOURCE} | (
-                {by: part} if by else {}
-            )
+            head = {name: group[name].iloc[0] for name in SOURCE} | ({by: part} if by else {})
             rows.append(head | summarise(rest, rho, resamples, seed, ddof))
     return pd.DataFrame(rows).astype({by: frame[by].dtype} if by else {})
 
@@ -462,12 +443,10 @@ def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
         ]
     bounds = zip(table["SCS_low"], table["SCS_high"], strict=True)
     text["SCS 95 %"] = [
-        "" if pd.isna(low) else f"{low:.{digits}f} to {high:.{digits}f}"
-        for low, high in bounds
+        "" if pd.isna(low) else f"{low:.{digits}f} to {high:.{digits}f}" for low, high in bounds
     ]
     text["unscored"] = [
-        f"{u} of {n}"
-        for u, n in zip(table["unscored_responses"], table["responses"], strict=True)
+        f"{u} of {n}" for u, n in zip(table["unscored_responses"], table["responses"], strict=True)
     ]
     return text
 
@@ -486,8 +465,7 @@ def constant_policy(judgments: Iterable[Judgment], level: Level) -> list[Judgmen
     }
     return [
         j.model_copy(
-            update=head
-            | {"atoms": [atom.model_copy(update={"actual": level}) for atom in j.atoms]}
+            update=head | {"atoms": [atom.model_copy(update={"actual": level}) for atom in j.atoms]}
         )
         for j in examples.values()
     ]
@@ -499,10 +477,8 @@ def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
     import pandas as pd
 
     lowest = constant_policy(judgments, Level.IGNORE)
-    frame, ideal = (
-        response_frame(lowest),
-        [[atom.ideal for atom in j.atoms] for j in lowest],
-    )
+    frame = response_frame(lowest)
+    ideal = [[atom.ideal for atom in j.atoms] for j in lowest]
     frames = []
     for level in Level:
         over = [sum(max(level - u, 0) for u in levels) for levels in ideal]
@@ -515,18 +491,15 @@ CHANNELS = ("A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+")
 
 # %% ../nbs/03_metrics.ipynb #8d0699ee
 ORDERED_SIGN = (0, 1, 1, -1, 1, 1, -1, -1, 1)
-SUPPORT = tuple(
-    name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign > 0
-)
-UNDER = tuple(
-    name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign < 0
-)
+SUPPORT = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign > 0)
+UNDER = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign < 0)
 
 # %% ../nbs/03_metrics.ipynb #5f5e8c35
 def load_judgments(path: str | Path) -> list[Judgment]:
     """All whole judgments of a file; raises `DataError` naming file, line, id, value
     found and values allowed."""
-    judgments, seen = [], {}
+    judgments = []
+    seen = {}
     for line, judgment in enumerate(rows_so_far(path, Judgment), 1):
         if judgment.key in seen:
             found = f"row {line} repeats row {seen[judgment.key]}: {judgment.key}"

@@ -74,20 +74,12 @@ class Level(IntEnum):
             return value
         if isinstance(value, str) and value.upper() in _SPELLINGS:
             return _SPELLINGS[value.upper()]
-        if (
-            isinstance(value, int)
-            and not isinstance(value, bool)
-            and value in tuple(cls)
-        ):
+        if isinstance(value, int) and not isinstance(value, bool) and value in tuple(cls):
             return cls(value)
-        raise ValueError(
-            f"unknown level {value!r}: allowed are A, B, C (Ignore, Bound, Control)"
-        )
+        raise ValueError(f"unknown level {value!r}: allowed are A, B, C (Ignore, Bound, Control)")
 
 
-_SPELLINGS = {level.wire: level for level in Level} | {
-    level.name: level for level in Level
-}
+_SPELLINGS = {level.wire: level for level in Level} | {level.name: level for level in Level}
 
 # %% ../nbs/00_problem.ipynb #444d6738
 WireLevel = Annotated[
@@ -135,9 +127,7 @@ def concat_text(texts: Iterable[str]) -> str:
 Domain = Annotated[
     Name,
     BeforeValidator(lambda name: "health" if name == "health_seed" else name),
-    PlainSerializer(
-        lambda name: "health_seed" if name == "health" else name, when_used="json"
-    ),
+    PlainSerializer(lambda name: "health_seed" if name == "health" else name, when_used="json"),
 ]
 
 # %% ../nbs/00_problem.ipynb #8e5c1c08
@@ -173,11 +163,7 @@ class Example(Record):
     def levels(self) -> dict[str, Level]:
         """Ideal level of each atom, in prompt order (block by block)."""
         ideal = {atom.atom_id: atom.ideal for atom in self.atoms}
-        return {
-            atom_id: ideal[atom_id]
-            for block in self.blocks
-            for atom_id in block.atom_ids
-        }
+        return {atom_id: ideal[atom_id] for block in self.blocks for atom_id in block.atom_ids}
 
     @classmethod
     def of(
@@ -194,9 +180,11 @@ class Example(Record):
         The id is a hash of question and texts unless given; `fields` are kept as they
         are. Raises `DataError` with every fault.
         """
-        atoms, blocks = [], []
+        atoms = []
+        blocks = []
         for number, levels in enumerate(memory, 1):
-            block, text = f"m{number}", concat_text(levels)
+            block = f"m{number}"
+            text = concat_text(levels)
             own = [
                 {
                     "atom_id": f"{block}_a{i}",
@@ -231,8 +219,7 @@ class Example(Record):
             if atom.atom_id == atom_id:
                 return atom
         raise KeyError(
-            f"example {self.id!r} has no atom {atom_id!r}: it has "
-            f"{', '.join(self.levels)}"
+            f"example {self.id!r} has no atom {atom_id!r}: it has {', '.join(self.levels)}"
         )
 
     def _repr_html_(self) -> str:
@@ -275,9 +262,7 @@ def card_html(example: Example) -> str:
     parts = [
         f'<div style="{_CARD_STYLE}"><small>{html.escape(example.domain)} · {html.escape(example.id)}</small>'
     ]
-    parts.append(
-        f'<p style="font-size:1.1em"><b>{html.escape(example.question)}</b></p>'
-    )
+    parts.append(f'<p style="font-size:1.1em"><b>{html.escape(example.question)}</b></p>')
     for block in example.blocks:
         parts.append(f"<p><b>{block.number}.</b> {html.escape(block.memory_text)}</p>")
         parts.extend(row(example.atom(atom_id)) for atom_id in block.atom_ids)
@@ -326,9 +311,7 @@ def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     """The user turn of the default prompt template: numbered memory first, then the
     query; the query alone without memory."""
     listed = "\n".join(f"{number}. {text}" for number, text in memory)
-    return (
-        f"Memory:\n{listed}\n\nQuery:\n{question}" if memory else f"Query:\n{question}"
-    )
+    return f"Memory:\n{listed}\n\nQuery:\n{question}" if memory else f"Query:\n{question}"
 
 
 @dataclass(frozen=True)
@@ -395,14 +378,10 @@ def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
         text = concat_text(texts[atom_id] for atom_id in kept)
         changed = {"atom_ids": kept, "memory_text": text, "atomic_concat_text": text}
         blocks.append(
-            block
-            if len(kept) == len(block.atom_ids)
-            else block.model_copy(update=changed)
+            block if len(kept) == len(block.atom_ids) else block.model_copy(update=changed)
         )
     atoms = [atom for atom in example.atoms if atom.atom_id not in gone]
-    return example.model_copy(
-        update={"blocks": [b for b in blocks if b.atom_ids], "atoms": atoms}
-    )
+    return example.model_copy(update={"blocks": [b for b in blocks if b.atom_ids], "atoms": atoms})
 
 # %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):
@@ -417,9 +396,7 @@ class Rollout(Record):
     settings: dict[str, Any] = Field(default_factory=dict)
     response: str = ""
     token_ids: list[int] | None = None
-    finish_reason: Literal[
-        "stop", "length", "error", "content_filter", "tool_calls"
-    ] = "stop"
+    finish_reason: Literal["stop", "length", "error", "content_filter", "tool_calls"] = "stop"
     usage: dict[str, float] = Field(default_factory=dict)
     error: str | None = None
     example_hash: str = ""
@@ -428,10 +405,7 @@ class Rollout(Record):
     def withheld(self) -> bool:
         """True when there is no text because a content filter or a tool call stands in
         its place: that is not a silent answer."""
-        return (
-            self.finish_reason in ("content_filter", "tool_calls")
-            and not self.response.strip()
-        )
+        return self.finish_reason in ("content_filter", "tool_calls") and not self.response.strip()
 
     @property
     def key(self) -> tuple:
@@ -458,7 +432,9 @@ class AtomJudgment(Record):
     reason: str = ""
     parent_memory_id: str | None = None
     grounded: bool | None = None
-    spans: list[tuple[int, int]] | None = Field(default=None, exclude_if=lambda spans: spans is None)  # (first character, one past the last)
+    spans: list[tuple[int, int]] | None = Field(
+        default=None, exclude_if=lambda spans: spans is None
+    )  # (first character, one past the last)
 
 # %% ../nbs/00_problem.ipynb #93de6ce8
 class Judgment(Record):
@@ -484,15 +460,10 @@ class Judgment(Record):
 
     @model_validator(mode="after")
     def _each_atom_once(self) -> "Judgment":
-        repeated = [
-            i
-            for i, count in Counter(a.atom_id for a in self.atoms).items()
-            if count > 1
-        ]
+        repeated = [i for i, count in Counter(a.atom_id for a in self.atoms).items() if count > 1]
         if repeated:
             raise ValueError(
-                f"example {self.example_id!r} judges atom {repeated[0]!r} more than "
-                "once"
+                f"example {self.example_id!r} judges atom {repeated[0]!r} more than once"
             )
         return self
 
@@ -526,12 +497,8 @@ class Judgment(Record):
     def _total(self, sign: int) -> int:
         if not self.scored:
             unscored = [atom.atom_id for atom in self.atoms if atom.actual is None]
-            why = (
-                f"error {self.error!r}" if self.error else f"unscored atoms {unscored}"
-            )
-            raise ValueError(
-                f"judgment of {self.example_id!r} has {why}: it has no O and U"
-            )
+            why = f"error {self.error!r}" if self.error else f"unscored atoms {unscored}"
+            raise ValueError(f"judgment of {self.example_id!r} has {why}: it has no O and U")
         return sum(
             max(sign * (atom.actual - atom.ideal), 0)
             for atom in self.atoms
@@ -559,7 +526,8 @@ class JudgeLike(Protocol):
 def check_judgment(example: Example, judgment: Judgment) -> Judgment:
     """The judgment itself when it is about this example and covers exactly its atoms
     with their ideal levels; else `DataError`."""
-    wanted, got = example.levels, {atom.atom_id: atom.ideal for atom in judgment.atoms}
+    wanted = example.levels
+    got = {atom.atom_id: atom.ideal for atom in judgment.atoms}
     known = f"an atom of the example: {', '.join(wanted)}"
     other = judgment.example_id != example.id
     found = [
@@ -569,19 +537,14 @@ def check_judgment(example: Example, judgment: Judgment) -> Judgment:
             f"{example.id!r}, the example that was asked about",
         )
     ] * other
-    found += [
-        Violation("judged atom", short_repr(i), known) for i in got if i not in wanted
-    ]
+    found += [Violation("judged atom", short_repr(i), known) for i in got if i not in wanted]
     found += [
         Violation("judged atom", f"{short_repr(i)} missing", "every atom once")
         for i in wanted
         if i not in got
     ]
     differs = [i for i in wanted if got.get(i, wanted[i]) != wanted[i]]
-    found += [
-        Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire)
-        for i in differs
-    ]
+    found += [Violation("ideal", f"{got[i].wire} for atom {i!r}", wanted[i].wire) for i in differs]
     if found:
         raise DataError([replace(v, example_id=example.id) for v in found])
     return judgment
@@ -594,8 +557,7 @@ def judge_all(
     judge has one."""
     if len(examples) != len(responses):
         raise ValueError(
-            f"{len(examples)} examples but {len(responses)} responses: they must pair "
-            "up"
+            f"{len(examples)} examples but {len(responses)} responses: they must pair up"
         )
     batch = getattr(judge, "batch", None)
     judged = batch(examples, responses) if batch else map(judge, examples, responses)
@@ -605,9 +567,7 @@ def judge_all(
     ]
 
 # %% ../nbs/00_problem.ipynb #b2d498cc
-def judgment_for(
-    example: Example, actual: dict[str, Level | None], **fields: Any
-) -> Judgment:
+def judgment_for(example: Example, actual: dict[str, Level | None], **fields: Any) -> Judgment:
     """A judgment of this example from actual levels by atom id (prompt order); atoms
     left out are unscored."""
     homes = blocks_by_atom(example)
@@ -653,9 +613,7 @@ def _list_rule(row: dict, name: str, item: str = "") -> Iterator[Violation]:
 def _repeats(rule: str, ids: Iterable[Any], item: str = "") -> Iterator[Violation]:
     for value, count in Counter(i for i in ids if isinstance(i, str)).items():
         if count > 1:
-            yield Violation(
-                rule, f"{short_repr(value)} {count} times", "each id once", item
-            )
+            yield Violation(rule, f"{short_repr(value)} {count} times", "each id once", item)
 
 # %% ../nbs/00_problem.ipynb #61b1052b
 ACTIONS = {"A": ("ignore",), "B": ("apply", "correct"), "C": ("apply", "correct")}
@@ -673,9 +631,7 @@ def _atom_rules(atom: dict, index: int) -> Iterator[Violation]:
             "A, B, C",
             item,
         )
-    elif (action := atom.get("memory_action")) is not None and action not in ACTIONS[
-        level
-    ]:
+    elif (action := atom.get("memory_action")) is not None and action not in ACTIONS[level]:
         yield Violation(
             "memory_action",
             short_repr(action),
@@ -691,9 +647,7 @@ def _atom_rules(atom: dict, index: int) -> Iterator[Violation]:
         )
 
 # %% ../nbs/00_problem.ipynb #1b3e4d2e
-def _block_rules(
-    block: dict, index: int, atoms: dict[str, dict]
-) -> Iterator[Violation]:
+def _block_rules(block: dict, index: int, atoms: dict[str, dict]) -> Iterator[Violation]:
     name = block.get("parent_memory_id")
     item = f"block {name or f'#{index}'!r}"
     for field in ("parent_memory_id", "memory_text"):
@@ -718,34 +672,22 @@ def _block_rules(
                 f"{short_repr(name)}, the block it stands in",
                 f"atom {atom_id!r}",
             )
-    texts = [
-        text
-        for i in ids
-        if i in atoms and isinstance(text := atoms[i].get("text"), str)
-    ]
+    texts = [text for i in ids if i in atoms and isinstance(text := atoms[i].get("text"), str)]
     if len(texts) == len(ids) and block.get("atomic_concat_text") != concat_text(texts):
         found = short_repr(block.get("atomic_concat_text"))
-        yield Violation(
-            "atomic_concat_text", found, short_repr(concat_text(texts)), item
-        )
+        yield Violation("atomic_concat_text", found, short_repr(concat_text(texts)), item)
 
 # %% ../nbs/00_problem.ipynb #57c686a8
-def _membership_rules(
-    blocks: list[dict], atoms: dict[str, dict]
-) -> Iterator[Violation]:
+def _membership_rules(blocks: list[dict], atoms: dict[str, dict]) -> Iterator[Violation]:
     homes: dict[str, list] = {atom_id: [] for atom_id in atoms}
     for block in blocks:
-        for atom_id in (
-            block["atom_ids"] if isinstance(block.get("atom_ids"), list) else []
-        ):
+        for atom_id in block["atom_ids"] if isinstance(block.get("atom_ids"), list) else []:
             if isinstance(atom_id, str) and atom_id in homes:
                 homes[atom_id].append(block.get("parent_memory_id"))
     for atom_id, home in homes.items():
         if len(set(map(repr, home))) != 1:
             found = f"blocks {home}" if home else "no block"
-            yield Violation(
-                "atom in blocks", found, "exactly one block", f"atom {atom_id!r}"
-            )
+            yield Violation("atom in blocks", found, "exactly one block", f"atom {atom_id!r}")
 
 # %% ../nbs/00_problem.ipynb #2673994c
 def check_example(row: Any) -> list[Violation]:
@@ -753,15 +695,9 @@ def check_example(row: Any) -> list[Violation]:
     empty list means it is usable."""
     if not isinstance(row, dict):
         return [Violation("record", short_repr(row), "a JSON object")]
-    raw_atoms, blocks = (
-        only_dicts(row.get("memories")),
-        only_dicts(row.get("memory_blocks")),
-    )
-    atoms = {
-        atom["atom_id"]: atom
-        for atom in raw_atoms
-        if isinstance(atom.get("atom_id"), str)
-    }
+    raw_atoms = only_dicts(row.get("memories"))
+    blocks = only_dicts(row.get("memory_blocks"))
+    atoms = {atom["atom_id"]: atom for atom in raw_atoms if isinstance(atom.get("atom_id"), str)}
     found = [v for name in ("id", "domain", "question") for v in _text_rule(row, name)]
     for name, kept in (("memories", raw_atoms), ("memory_blocks", blocks)):
         found.extend(_list_rule(row, name))
@@ -774,11 +710,7 @@ def check_example(row: Any) -> list[Violation]:
                 )
             )
     found.extend(_repeats("atom_id", (atom.get("atom_id") for atom in raw_atoms)))
-    found.extend(
-        _repeats(
-            "parent_memory_id", (block.get("parent_memory_id") for block in blocks)
-        )
-    )
+    found.extend(_repeats("parent_memory_id", (block.get("parent_memory_id") for block in blocks)))
     for index, atom in enumerate(raw_atoms):
         found.extend(_atom_rules(atom, index))
     for index, block in enumerate(blocks):
@@ -805,14 +737,13 @@ def _checked(
 ) -> Iterator[tuple[Example | None, list[Violation]]]:
     seen: dict[str, int] = {}
     source, split = named_source(source, split)
-    line, name = 0, str(source) if isinstance(source, str | Path) else "rows"
+    line = 0
+    name = str(source) if isinstance(source, str | Path) else "rows"
     if isinstance(source, str | Path):
         rows = iter_rows(source, split)
     else:  # an open `datasets` data set or a list: its missing fields are nulls
         whole = (
-            json.loads(row.to_json())
-            if isinstance(row, Example)
-            else without_nulls(row)
+            json.loads(row.to_json()) if isinstance(row, Example) else without_nulls(row)
             for row in source
         )
         rows = enumerate(whole, 1)
@@ -821,18 +752,14 @@ def _checked(
         example_id = row.get("id") if isinstance(row, dict) else None
         if isinstance(example_id, str) and seen.setdefault(example_id, line) != line:
             again = f"{short_repr(example_id)} again, first on line {seen[example_id]}"
-            found.append(
-                Violation("id", again, "each example id once", example_id=example_id)
-            )
+            found.append(Violation("id", again, "each example id once", example_id=example_id))
         found = [replace(v, line=line, file=name) for v in found]
         example = None
         if not any(v.severity == "error" for v in found):
             try:
                 example = Example.model_validate(row)
             except ValidationError as error:
-                found.extend(
-                    pydantic_violation(dict(e), line, name) for e in error.errors()
-                )
+                found.extend(pydantic_violation(dict(e), line, name) for e in error.errors())
         yield example, found
     if not line:
         yield None, [Violation("file", "no records", "at least one record", file=name)]
@@ -850,9 +777,7 @@ class Validation:
     @property
     def errors(self) -> list[Violation]:
         """The violations that make a record unusable."""
-        return [
-            violation for violation in self.violations if violation.severity == "error"
-        ]
+        return [violation for violation in self.violations if violation.severity == "error"]
 
 
 def validate_examples(
@@ -860,9 +785,7 @@ def validate_examples(
 ) -> Validation:
     """Read a whole source, streaming, and list every violation; `limit` stops after
     that many violations."""
-    result = Validation(
-        str(source) if isinstance(source, str | Path) else "rows", 0, []
-    )
+    result = Validation(str(source) if isinstance(source, str | Path) else "rows", 0, [])
     for example, found in _checked(source, split):
         result.examples += example is not None
         result.violations.extend(found)
@@ -881,9 +804,7 @@ def iter_examples(source: ExampleSource, split: str = "train") -> Iterator[Examp
         yield example
 
 
-def load_examples(
-    source: ExampleSource = "starter", split: str = "train"
-) -> list[Example]:
+def load_examples(source: ExampleSource = "starter", split: str = "train") -> list[Example]:
     """All examples of a source, which may be anything `iter_examples` takes; raises
     `DataError` with every violation of
     the file when any record is unusable."""
@@ -904,17 +825,9 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
 
     rows = [json.loads(example.to_json()) for example in examples]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    plain = {
-        name
-        for name in names
-        if all(isinstance(row.get(name, ""), str) for row in rows)
-    }
-    features = Features(
-        {name: Value("string") if name in plain else Json() for name in names}
-    )
-    return Dataset.from_list(
-        [dict.fromkeys(names) | row for row in rows], features=features
-    )
+    plain = {name for name in names if all(isinstance(row.get(name, ""), str) for row in rows)}
+    features = Features({name: Value("string") if name in plain else Json() for name in names})
+    return Dataset.from_list([dict.fromkeys(names) | row for row in rows], features=features)
 
 # %% ../nbs/00_problem.ipynb #cd3faf5b
 def card_rich(example: Example):
@@ -923,9 +836,9 @@ def card_rich(example: Example):
     from rich.console import Group
     from rich.panel import Panel
 
-    Text = lambda text="", **style: rich.text.Text(
-        printable(text, keep="\n\t"), **style
-    )
+    def Text(text="", **style):
+        return rich.text.Text(printable(text, keep="\n\t"), **style)
+
     lines = [Text(example.question, style="bold"), Text("")]
     for block in example.blocks:
         lines.append(Text(f"{block.number}. {block.memory_text}"))
@@ -968,10 +881,7 @@ def encode_prompt(
             "build prompts with it"
         )
     tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
-    safe = [
-        {**message, "content": neutralise(message["content"], tokens)}
-        for message in messages
-    ]
+    safe = [{**message, "content": neutralise(message["content"], tokens)} for message in messages]
     encoded = tokenizer.apply_chat_template(
         safe,
         add_generation_prompt=True,

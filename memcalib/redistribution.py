@@ -52,7 +52,8 @@ class _BrokenLine:
     sort."""
 
     def __init__(self, m: Tensor, mask: Tensor, cap: float):
-        self.cap, self.n = cap, mask.sum(1, keepdim=True)
+        self.cap = cap
+        self.n = mask.sum(1, keepdim=True)
         ranked = m.masked_fill(~mask, torch.inf)
         # numpy's vectorized sort is several times faster than torch's on a CPU
         self.m = (
@@ -70,25 +71,21 @@ class _BrokenLine:
         with tau)."""
         low = torch.searchsorted(self.m, tau, right=True)
         high = torch.searchsorted(self.ceiling, tau, right=True)
-        inside = (
-            self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
-        )
+        inside = self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
         return inside + (self.n - high).double() * self.cap, high - low
 
     def last_bend(self, bends: Tensor, target: Tensor) -> Tensor:
         """Of a row's sorted bends the last at which the line is still at or above the
         target; -inf where none is."""
-        low, high = torch.full_like(self.n, -1), self.n.clone()
+        low = torch.full_like(self.n, -1)
+        high = self.n.clone()
         while bool((high - low > 1).any()):
             middle = (low + high) // 2
             bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
-            above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (
-                high - low > 1
-            )
-            low, high = (
-                torch.where(above, middle, low),
-                torch.where(above | (high - low <= 1), high, middle),
-            )
+            above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
+            settled = above | (high - low <= 1)
+            low = torch.where(above, middle, low)
+            high = torch.where(settled, high, middle)
         return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
 
 # %% ../nbs/06_redistribution.ipynb #4f78e905
@@ -118,21 +115,18 @@ def project_multipliers(
     if not mask.any():
         return torch.zeros_like(m)
     line = _BrokenLine(x, mask, cap)
-    start = torch.maximum(
-        line.last_bend(line.m, line.n), line.last_bend(line.ceiling, line.n)
-    )
+    start = torch.maximum(line.last_bend(line.m, line.n), line.last_bend(line.ceiling, line.n))
     start = torch.where(start.isfinite(), start, 0.0)
     value, moving = line.at(start)
     tau = start + (value - line.n) / moving.clamp(min=1)
     return torch.where(mask, (x - tau).clamp(0, cap), 0).to(m.dtype)
 
 # %% ../nbs/06_redistribution.ipynb #d4a722f0
-def project_reference(
-    m: list[float], cap: float = 4.0, rounds: int = 100
-) -> list[float]:
+def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> list[float]:
     """One row by bisection on $\\tau$ in plain Python floats, as published: the
     reference of `project_multipliers`."""
-    low, high = min(m) - cap, max(m)
+    low = min(m) - cap
+    high = max(m)
     for _ in range(rounds):
         tau = (low + high) / 2
         if sum(min(max(x - tau, 0.0), cap) for x in m) > len(m):
@@ -163,12 +157,8 @@ def token_advantages(
     """$B_{j,t}=\\sum_h\\widetilde A_{j,t}^{(h)}$ before RMS scaling (Mean-preserving
     redistribution), float64, 0 at padding."""
     a = advantages.double()
-    moved = (a[row, channel] * strength)[:, None] * torch.where(
-        mask[row], m.double() - 1, 0
-    )
-    return torch.where(
-        mask, a.sum(1, keepdim=True).expand(mask.shape).index_add(0, row, moved), 0
-    )
+    moved = (a[row, channel] * strength)[:, None] * torch.where(mask[row], m.double() - 1, 0)
+    return torch.where(mask, a.sum(1, keepdim=True).expand(mask.shape).index_add(0, row, moved), 0)
 
 # %% ../nbs/06_redistribution.ipynb #d58f8cf3
 @dataclass(frozen=True)
@@ -206,9 +196,7 @@ def _weights(
         return localization_weights(z, inside, cut(thresholds), **options)
     assert units is not None and thresholds.sentence is not None
     options |= {"sentence_gate": config.sentence_gate, "gamma": config.gamma}
-    return sentence_weights(
-        z, inside, cut(thresholds), cut(thresholds.sentence), units, **options
-    )
+    return sentence_weights(z, inside, cut(thresholds), cut(thresholds.sentence), units, **options)
 
 
 def localize_pairs(
@@ -225,8 +213,7 @@ def localize_pairs(
     """Signal, weights, projected multipliers and strength of each pair (Sections
     localization and redistribution)."""
     row, channel = (
-        torch.tensor(x, dtype=torch.long, device=mask.device)
-        for x in (pairs.rows, pairs.channels)
+        torch.tensor(x, dtype=torch.long, device=mask.device) for x in (pairs.rows, pairs.channels)
     )
     inside = mask[row]
     scored = (ablated.isfinite() | ~inside).all(1)
@@ -259,21 +246,20 @@ def localize_evidence(
     """What `localize_pairs` returns, from evidence in the place of log-probabilities;
     and the same for the divergences alone, from which thresholds learn."""
     row, channel = (
-        torch.tensor(x, dtype=torch.long, device=mask.device)
-        for x in (pairs.rows, pairs.channels)
+        torch.tensor(x, dtype=torch.long, device=mask.device) for x in (pairs.rows, pairs.channels)
     )
-    inside, placed = mask[row], evidence.shares[:, 1] > 0
+    inside = mask[row]
+    placed = evidence.shares[:, 1] > 0
     known = placed & (evidence.divergence.isfinite() | ~inside).all(1)
     divergence = torch.where(inside & known[:, None], evidence.divergence, 0).double()
     # each pair twice: with the tokens that show its atoms, then with the divergence of those that left no trace
-    signals, both = (
-        torch.cat([(evidence.shown & inside).double(), divergence]),
-        torch.cat([inside, inside]),
-    )
+    signals = torch.cat([(evidence.shown & inside).double(), divergence])
+    both = torch.cat([inside, inside])
     z = localization_signal(signals, channel.repeat(2), config.mode, config.under_use)
-    cut = lambda kind: torch.cat(
-        [torch.zeros_like(channel), kind.value.to(z.device)[channel]]
-    )
+
+    def cut(kind):
+        return torch.cat([torch.zeros_like(channel), kind.value.to(z.device)[channel]])
+
     q, signal = _weights(
         z,
         both,
@@ -283,22 +269,15 @@ def localize_evidence(
         None if units is None else units[row].repeat(2, 1),
     )
     m = project_multipliers(raw_multipliers(q, both), both, config.cap)
-    chi = open_pairs(
-        rewards[row, channel].repeat(2), advantages[row, channel].repeat(2), q
-    )
+    chi = open_pairs(rewards[row, channel].repeat(2), advantages[row, channel].repeat(2), q)
     total = q.sum(1, keepdim=True)
     z, q, m = (
-        values.view(2, *inside.shape)
-        for values in (z, q / torch.where(total > 0, total, 1), m)
+        values.view(2, *inside.shape) for values in (z, q / torch.where(total > 0, total, 1), m)
     )
     shares = evidence.shares.double().T
-    parts = (
-        eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi.view(2, -1)
-    )
+    parts = eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi.view(2, -1)
     strength = parts.sum(0)
-    mixed = (parts[..., None] * m).sum(0) / torch.where(strength > 0, strength, 1)[
-        :, None
-    ]
+    mixed = (parts[..., None] * m).sum(0) / torch.where(strength > 0, strength, 1)[:, None]
     m = torch.where((strength > 0)[:, None], mixed, inside.double())
     scored = known | ~placed | (shares[0] > 0)
     detail = PairDetail(
@@ -363,17 +342,15 @@ def _check_credit(
     empty = (valid & ~mask.any(1)).nonzero()
     if len(empty):
         raise ValueError(
-            f"row {empty[0].item()}: empty answer marked as scored, must have valid "
-            "False"
+            f"row {empty[0].item()}: empty answer marked as scored, must have valid False"
         )
     if config.method != "memcalib-rl":
         return
     if config.by_evidence:
         if any(x is None for x in (pairs, evidence, thresholds)):
-            raise ValueError(
-                f"mode {config.mode!r} needs pairs, evidence and thresholds"
-            )
-        full, ablated = torch.zeros_like(mask, dtype=torch.double), evidence.divergence
+            raise ValueError(f"mode {config.mode!r} needs pairs, evidence and thresholds")
+        full = torch.zeros_like(mask, dtype=torch.double)
+        ablated = evidence.divergence
         if evidence.shown.shape != ablated.shape or evidence.shares.shape != (
             len(pairs),
             2,
@@ -384,28 +361,24 @@ def _check_credit(
                 f"[pair, token] shape, shares [{len(pairs)}, 2]"
             )
     if any(x is None for x in (full, pairs, ablated, thresholds)):
-        raise ValueError(
-            "method 'memcalib-rl' needs full, pairs, ablated and thresholds"
-        )
+        raise ValueError("method 'memcalib-rl' needs full, pairs, ablated and thresholds")
     if config.granularity == "sentence":
         if units is None or thresholds.sentence is None:
-            raise ValueError(
-                "granularity 'sentence' needs units, and thresholds made with it"
-            )
+            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
         if units.shape != mask.shape or bool((units[mask] < 0).any()):
             raise ValueError(
                 f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a "
                 "sentence for each token"
             )
     if full.shape != mask.shape or ablated.shape != (len(pairs), mask.shape[1]):
-        found = f"full {tuple(full.shape)} must be {tuple(mask.shape)}, ablated {tuple(ablated.shape)}"
+        found = (
+            f"full {tuple(full.shape)} must be {tuple(mask.shape)}, ablated {tuple(ablated.shape)}"
+        )
         raise ValueError(f"{found} must be {(len(pairs), mask.shape[1])}")
     bad = (valid[:, None] & mask & ~full.isfinite()).nonzero()
     if len(bad):
         row, token = bad[0].tolist()
-        raise ValueError(
-            f"row {row}, token {token}: log-probability not finite in a scored answer"
-        )
+        raise ValueError(f"row {row}, token {token}: log-probability not finite in a scored answer")
     out = [row for row in pairs.rows if not bool(valid[row])]
     if out:
         raise ValueError(f"row {out[0]}: pair of an unscored answer, must be left out")
@@ -419,12 +392,8 @@ class Credit:
     advantages: Float[
         Tensor, "row token"
     ]  # float32, 0 at padding and in answers that are not scored
-    sequence: Float[
-        Tensor, " row"
-    ]  # the answer-level advantage that the row's mean equals
-    channels: Float[
-        Tensor, "row channel"
-    ]  # group-normalized channel advantages, before scaling
+    sequence: Float[Tensor, " row"]  # the answer-level advantage that the row's mean equals
+    channels: Float[Tensor, "row channel"]  # group-normalized channel advantages, before scaling
     stats: dict[str, float] = field(default_factory=dict)
     pairs: PairDetail | None = None
 
@@ -443,26 +412,27 @@ def credit(
     local: slice | None = None,
     gather: Callable[[Tensor], Tensor] | None = None,
     units: Int[Tensor, "local token"] | None = None,
-    evidence: Evidence
-    | None = None,  # in the place of full and ablated, where the mode goes by it
+    evidence: Evidence | None = None,  # in the place of full and ablated, where the mode goes by it
 ) -> Credit:
     """$\\widehat A_{j,t}$ for every token (eqs. gdpo-aggregation,
     memcalib-aggregation), by any of the three methods."""
-    local, gather = local or slice(None), gather or (lambda x: x)
+    local = local or slice(None)
+    gather = gather or (lambda x: x)
     here = valid[local]
-    _check_credit(
-        rewards, here, mask, full, pairs, ablated, evidence, thresholds, units, config
-    )
+    _check_credit(rewards, here, mask, full, pairs, ablated, evidence, thresholds, units, config)
     norm = {"eps": config.eps, "sigma_min": config.sigma_min, "ddof": config.ddof}
     columns = rewards.sum(1, keepdim=True) if config.method == "grpo" else rewards
     a = group_advantages(columns.double(), group, valid, **norm)
-    shift, scale = a.new_zeros(()), a.new_ones(())
+    shift = a.new_zeros(())
+    scale = a.new_ones(())
     if config.method != "grpo":
         lengths = gather(mask.sum(1)) if config.scale_unit == "token" else None
         shift, scale = rms_scale(
             a.sum(1), valid, eps=config.eps_scale, center=config.center, weights=lengths
         )
-    mine, live, detail = a[local], mask & here[:, None], None
+    mine = a[local]
+    live = mask & here[:, None]
+    detail = None
     tokens = torch.where(live, mine.sum(1, keepdim=True), 0)
     if config.method == "memcalib-rl":
         assert pairs is not None and thresholds is not None
@@ -483,14 +453,10 @@ def credit(
                 config,
                 units,
             )
-        tokens = token_advantages(
-            mine, detail.m, detail.strength, detail.row, detail.channel, live
-        )
+        tokens = token_advantages(mine, detail.m, detail.strength, detail.row, detail.channel, live)
         thresholds.update(*map(gather, threshold_scores(learns, mask, config)))
         if thresholds.sentence is not None and units is not None:
-            thresholds.sentence.update(
-                *map(gather, sentence_scores(learns, mask, config, units))
-            )
+            thresholds.sentence.update(*map(gather, sentence_scores(learns, mask, config, units)))
     final = torch.where(live, (tokens - shift) / scale, 0)
     sequence = torch.where(here, (mine.sum(1) - shift) / scale, 0)
     largest = final.abs().max().item() if final.numel() else 0.0
@@ -523,17 +489,14 @@ def fallback_reasons(detail: PairDetail) -> list[str | None]:
 # %% ../nbs/06_redistribution.ipynb #b063a06a
 def run_channels(config: CreditConfig) -> list[int]:
     "Channel numbers that a run has: without AC- where it is merged into AB-."
-    return [
-        h
-        for h in range(len(CHANNELS))
-        if not (config.merge_over_use and CHANNELS[h] == "AC-")
-    ]
+    return [h for h in range(len(CHANNELS)) if not (config.merge_over_use and CHANNELS[h] == "AC-")]
 
 
 def pair_counts(detail: PairDetail, config: CreditConfig) -> dict[str, int]:
     """Pairs, those localized, those left uniform by reason; candidates and localized
     pairs of each channel."""
-    why, on = fallback_reasons(detail), detail.strength > 0
+    why = fallback_reasons(detail)
+    on = detail.strength > 0
     out = {"pairs": len(on), "localized": why.count(None)} | {
         f"fallback_{name}": why.count(name) for name in FALLBACKS
     }
@@ -543,9 +506,7 @@ def pair_counts(detail: PairDetail, config: CreditConfig) -> dict[str, int]:
     return out
 
 # %% ../nbs/06_redistribution.ipynb #38773325
-PERCENTILES = {f"multiplier_p{p}": p for p in (5, 50, 90, 95, 99)} | {
-    "multiplier_max": 100
-}
+PERCENTILES = {f"multiplier_p{p}": p for p in (5, 50, 90, 95, 99)} | {"multiplier_max": 100}
 
 
 def pair_stats(
@@ -557,7 +518,8 @@ def pair_stats(
 ) -> dict[str, float]:
     """Counts of pairs, spread of multipliers, largest change of a channel's mean,
     thresholds (nats)."""
-    inside, on = live[detail.row], detail.strength > 0
+    inside = live[detail.row]
+    on = detail.strength > 0
     change = torch.where(inside, detail.m - 1, 0).sum(1) / inside.sum(1).clamp(min=1)
     change = (change * detail.strength * advantages[detail.row, detail.channel]).abs()
     capped = (detail.m[on] >= config.cap - 1e-6).any(1).double()
@@ -566,15 +528,12 @@ def pair_stats(
     out["channel_conservation_error"] = change.max().item() if len(change) else 0.0
     out["cap_share"] = capped.mean().item() if len(capped) else math.nan
     out |= {
-        name: float(np.percentile(m, p)) if len(m) else math.nan
-        for name, p in PERCENTILES.items()
+        name: float(np.percentile(m, p)) if len(m) else math.nan for name, p in PERCENTILES.items()
     }
     for h in run_channels(config):
         out[f"threshold/{CHANNELS[h]}"] = thresholds.value[h].item()
         if thresholds.sentence is not None:
-            out[f"sentence_threshold/{CHANNELS[h]}"] = thresholds.sentence.value[
-                h
-            ].item()
+            out[f"sentence_threshold/{CHANNELS[h]}"] = thresholds.sentence.value[h].item()
     return out
 
 # %% ../nbs/06_redistribution.ipynb #1b72bb3b
@@ -590,28 +549,25 @@ def channel_stats(
     """How often each channel occurs and how its groups come out, over the scored
     answers; keys are `kind/channel`."""
     groups = [group == g for g in group[valid].unique()]
-    share = lambda found: sum(found) / len(found) if found else math.nan
+
+    def share(found):
+        return sum(found) / len(found) if found else math.nan
+
     out = {}
     for h in run_channels(config):
         ideal, actual = divmod(h, 3)
         merged = config.merge_over_use and CHANNELS[h] == "AB-"
-        best, worst = (
-            (1, 0) if ideal == actual else (0, -2 if merged else -abs(actual - ideal))
-        )
+        best, worst = (1, 0) if ideal == actual else (0, -2 if merged else -abs(actual - ideal))
         level = slice(3 * ideal, 3 * ideal + 3)  # the three channels of one ideal level
         seen = [rewards[g & valid] for g in groups]
         seen = [
             x[:, h] for x in seen if x[:, level].any()
         ]  # prompts with atoms of this ideal level
         # rewards are sums of fractions: a small tolerance
-        top, least = (
-            [bool((x >= best - 1e-9).all()) for x in seen],
-            [bool((x <= worst + 1e-9).all()) for x in seen],
-        )
+        top = [bool((x >= best - 1e-9).all()) for x in seen]
+        least = [bool((x <= worst + 1e-9).all()) for x in seen]
         same = [bool(x.max() - x.min() <= 1e-9) for x in seen]
-        middle = [
-            one and not (b or w) for one, b, w in zip(same, top, least, strict=True)
-        ]
+        middle = [one and not (b or w) for one, b, w in zip(same, top, least, strict=True)]
         r = rewards[valid, h].double()
         kinds = {
             "trigger": (r != 0).double().mean().item(),

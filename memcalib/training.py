@@ -85,14 +85,11 @@ log = logging.getLogger(__name__)
 Found = tuple[Path, dict[str, Any]] | None  # as `find_checkpoint` has it
 
 
-def _check_reference(
-    folder: Path, found: tuple[Path, dict[str, Any]], given: bool = False
-) -> None:
-    wanted, here = found[1].get("reference"), saved_weights(folder)
+def _check_reference(folder: Path, found: tuple[Path, dict[str, Any]], given: bool = False) -> None:
+    wanted = found[1].get("reference")
+    here = saved_weights(folder)
     if wanted and here != wanted:
-        name = next(
-            name for name in {**wanted, **here} if wanted.get(name) != here.get(name)
-        )
+        name = next(name for name in {**wanted, **here} if wanted.get(name) != here.get(name))
         about = "the model that was given in its place" if given else str(folder)
         if given:
             unseal(folder)
@@ -106,9 +103,7 @@ def _check_reference(
 # %% ../nbs/07_training.ipynb #78400644
 def _keep_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
     places = [folder, found[0].parent / "reference"] if found else []
-    if found and (
-        there := next((place for place in places if (place / SEAL).is_file()), None)
-    ):
+    if found and (there := next((place for place in places if (place / SEAL).is_file()), None)):
         read_state(there)
         _check_reference(there, found)
         if there != folder:
@@ -127,17 +122,14 @@ def _keep_reference(folder: Path, model: PreTrainedModel, found: Found) -> None:
             if found[1].get("reference")
             else "it must be the one of the first start"
         )
-        log.warning(
-            "%s: not there; the model that was given takes its place: %s", folder, which
-        )
+        log.warning("%s: not there; the model that was given takes its place: %s", folder, which)
 
 # %% ../nbs/07_training.ipynb #89d6a86d
 def _reference(
     model: str | PreTrainedModel, config: TrainConfig, out: str | Path, found: Found
 ) -> Path | None:
     if not isinstance(model, PreTrainedModel) or not (
-        config.beta
-        or (training_method(config.method).needs_teacher and not config.teacher)
+        config.beta or (training_method(config.method).needs_teacher and not config.teacher)
     ):
         return None
     folder = Path(out) / "reference"
@@ -157,9 +149,7 @@ logging.getLogger("trl.trainer.grpo_trainer").addFilter(_Counted())
 def answer_seed(seed: int, updates: int, row: int) -> int:
     """The seed of an answer's random numbers: by the run's seed, the updates so far,
     and the answer's place among those of all processes."""
-    return int(
-        np.random.SeedSequence([seed, updates, row]).generate_state(1, np.uint64)[0]
-    )
+    return int(np.random.SeedSequence([seed, updates, row]).generate_state(1, np.uint64)[0])
 
 
 def sample_in_pieces(
@@ -175,13 +165,11 @@ def sample_in_pieces(
     `options` are those of `sample_tokens`. Raises what that raises, out of memory too
     where a single answer does not fit, and for a sharded model.
     """
-    order, found = (
-        sorted(
-            range(len(prompts)),
-            key=lambda row: (len(prompts[row]), tuple(prompts[row])),
-        ),
-        {},
+    order = sorted(
+        range(len(prompts)),
+        key=lambda row: (len(prompts[row]), tuple(prompts[row])),
     )
+    found = {}
     while rest := order[len(found) :]:
         part = rest[:size]
         try:
@@ -206,9 +194,7 @@ def sample_in_pieces(
     return [found[row] for row in range(len(prompts))], size
 
 # %% ../nbs/07_training.ipynb #74c2ca78
-def _shared_rollout(
-    prompts: list[list[dict]], trainer: "CreditTrainer"
-) -> dict[str, Any]:
+def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict[str, Any]:
     keys = [tuple(message["content"] for message in prompt) for prompt in prompts]
     known = {
         key: encode_prompt(trainer.processing_class, prompt)
@@ -217,27 +203,28 @@ def _shared_rollout(
     ids = [known[key] for key in keys]
     unwrapped = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
     with unwrapped as model, trainer.accelerator.autocast():
-        config, limits = (
-            trainer.config,
-            dict(
-                max_tokens=trainer.max_completion_length,
-                temperature=trainer.temperature,
-            ),
+        config = trainer.config
+        limits = dict(
+            max_tokens=trainer.max_completion_length,
+            temperature=trainer.temperature,
         )
         options: dict[str, Any] = dict(ends=trainer.eos_token_ids, **limits)
         if config.draws == "batch":
-            sample = lambda: (sample_tokens(model, ids, **options), 0)
+
+            def sample():
+                return (sample_tokens(model, ids, **options), 0)
         else:
-            first, longest = (
-                trainer.accelerator.process_index * len(ids),
-                max(trainer.train_dataset["tokens"]) + trainer.max_completion_length,
-            )
+            first = trainer.accelerator.process_index * len(ids)
+            longest = max(trainer.train_dataset["tokens"]) + trainer.max_completion_length
             seeds = [
                 answer_seed(config.seed, trainer.state.global_step, first + row)
                 for row in range(len(ids))
             ]
             at_once = trainer.at_once or max(1, config.sampling_tokens // longest)
-            sample = lambda: sample_in_pieces(model, ids, seeds, at_once, **options)
+
+            def sample():
+                return sample_in_pieces(model, ids, seeds, at_once, **options)
+
         found = trainer.signals.run(sample, keep=group_sync(model) is not None)
     number = trainer.signals.agreed()
     if number or found is None:
@@ -267,10 +254,8 @@ class CreditTrainer(GRPOTrainer):
     args: CreditGRPOConfig
     model: PreTrainedModel
     train_dataset: Dataset
-    skips, loss_sum = (
-        False,
-        0.0,
-    )  # whether this update has no token to learn from; the sum of its losses
+    skips = False
+    loss_sum = 0.0  # whether this update has no token to learn from; the sum of its losses
     at_once = 0  # answers that are sampled at once, as far as is known; 0: nothing was sampled yet
     lost: Counter | None = (
         None  # rows of this step whose log-probabilities could not be computed, by reason
@@ -304,49 +289,34 @@ class CreditTrainer(GRPOTrainer):
                 "its answers from `args.sampler`"
             )
         args = (
-            CreditGRPOConfig(
-                f"{Path(str(getattr(model, 'name_or_path', model))).name}-credit"
-            )
+            CreditGRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-credit")
             if args is None
             else args
         )
         if not isinstance(args, CreditGRPOConfig):
-            raise ValueError(
-                f"args: found {type(args).__name__}; allowed: CreditGRPOConfig"
-            )
-        self.config, self.stopped, self.credit, self.pairs = (
-            args.settings(),
-            None,
-            None,
-            None,
-        )
-        config, method, out = (
-            self.config,
-            training_method(self.config.method),
-            Path(str(args.output_dir)),
-        )
+            raise ValueError(f"args: found {type(args).__name__}; allowed: CreditGRPOConfig")
+        self.config = args.settings()
+        self.stopped = None
+        self.credit = None
+        self.pairs = None
+        config = self.config
+        method = training_method(self.config.method)
+        out = Path(str(args.output_dir))
         if judge is None and method.needs_judge:
             raise ValueError(f"method {method.name!r} needs a judge: found None")
         check_sampler(config)
         _check_fresh(out, args.resume_from_checkpoint)
-        tokenizer, examples = (
-            processing_class
-            or AutoTokenizer.from_pretrained(getattr(model, "name_or_path", model)),
-            _examples(train_dataset),
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(
+            getattr(model, "name_or_path", model)
         )
+        examples = _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = (
             None
             if judge is None
-            else retrying_judge(judge, config).join(
-                self.sum_over_processes, self.signals
-            )
+            else retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
         )
-        reads = (
-            self.judge.as_read(config.text)
-            if self.judge and method.needs_judge
-            else None
-        )
+        reads = self.judge.as_read(config.text) if self.judge and method.needs_judge else None
         self.judged = ChannelRewards(
             quoting_judge(reads) if reads and config.credit.by_evidence else reads,
             examples,
@@ -356,16 +326,12 @@ class CreditTrainer(GRPOTrainer):
         self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
         self.thresholds = self.token_credit.thresholds
         self.found = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
-        self.reference = (
-            None if peft_config else _reference(model, config, out, self.found)
-        )
+        self.reference = None if peft_config else _reference(model, config, out, self.found)
         self.reference_weights = (
             by_main(partial(saved_weights, self.reference)) if self.reference else None
         )
-        dataset, rollout = (
-            prompt_dataset(config, tokenizer, examples, out),
-            _shared_rollout if config.sampler == "shared" else None,
-        )
+        dataset = prompt_dataset(config, tokenizer, examples, out)
+        rollout = _shared_rollout if config.sampler == "shared" else None
         taken: Any = dict(
             reward_funcs=self.judged.functions,
             rollout_func=rollout,
@@ -381,27 +347,19 @@ class CreditTrainer(GRPOTrainer):
                 **taken,
                 **options,
             )
-        self.token_credit.device, self.token_credit.process = (
-            self.accelerator.device,
-            self.accelerator.process_index,
-        )
-        self.token_credit.gather = (
-            self.concatenate if self.accelerator.num_processes > 1 else None
-        )
+        self.token_credit.device = self.accelerator.device
+        self.token_credit.process = self.accelerator.process_index
+        self.token_credit.gather = self.concatenate if self.accelerator.num_processes > 1 else None
         check_context(
             config,
             tokenizer,
             examples,
             dataset,
-            getattr(
-                self.model.config.get_text_config(), "max_position_embeddings", None
-            ),
+            getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
         )
-        self.checkpoints, self.guard, self.rows = (
-            CreditCheckpoints(self, config.minibatches),
-            FiniteGuard(self),
-            StepRows(self, _examples(eval_dataset or ())),
-        )
+        self.checkpoints = CreditCheckpoints(self, config.minibatches)
+        self.guard = FiniteGuard(self)
+        self.rows = StepRows(self, _examples(eval_dataset or ()))
         self.remove_callback(PrinterCallback)
         for callback in (self.checkpoints, self.rows, self.guard):
             self.add_callback(callback)
@@ -430,9 +388,7 @@ class CreditTrainer(GRPOTrainer):
     def sum_over_processes(self, values: Sequence[float]) -> list[float]:
         """Each number added up over processes; what all processes must decide alike
         goes through it."""
-        numbers = torch.tensor(
-            [[float(value) for value in values]], device=self.accelerator.device
-        )
+        numbers = torch.tensor([[float(value) for value in values]], device=self.accelerator.device)
         everywhere: Any = self.accelerator.gather(numbers)
         return everywhere.sum(0).tolist()
 
@@ -441,7 +397,8 @@ class CreditTrainer(GRPOTrainer):
         return self.checkpoints.rescue(once)
 
     def train(self, resume_from_checkpoint=None, **options):
-        resume, out = self.args.resume_from_checkpoint, Path(str(self.args.output_dir))
+        resume = self.args.resume_from_checkpoint
+        out = Path(str(self.args.output_dir))
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(
                 f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: "
@@ -455,8 +412,7 @@ class CreditTrainer(GRPOTrainer):
         start = self.checkpoints.load(self.found)
         if start is None and resume:
             log.warning(
-                "%s: no whole checkpoint to resume from, so the run starts at the "
-                "beginning",
+                "%s: no whole checkpoint to resume from, so the run starts at the beginning",
                 out,
             )
         if start is None and self.accelerator.is_main_process:
@@ -468,12 +424,8 @@ class CreditTrainer(GRPOTrainer):
         ):
             return self._load_from_checkpoint(str(start))
         with self.signals.listening(), self.checkpoints.naming_faults():
-            result = super().train(
-                resume_from_checkpoint=start and str(start), **options
-            )
-        if self.state.global_step < self.args.max_steps and (
-            number := self.signals.agreed()
-        ):
+            result = super().train(resume_from_checkpoint=start and str(start), **options)
+        if self.state.global_step < self.args.max_steps and (number := self.signals.agreed()):
             raise Interrupted(number).with_hint(self.rescue())
         return result
 
@@ -485,15 +437,11 @@ class CreditTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         if isinstance(generation_batch, Mapping):  # `training_step` has prepared it
             return generation_batch
-        before, inputs = (
-            self._buffered_inputs,
-            super()._prepare_inputs(generation_batch),
-        )
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
         if self.model.training and self._buffered_inputs is not before:
-            parts, window = (
-                self._buffered_inputs or [],
-                self.args.gradient_accumulation_steps,
-            )
+            parts = self._buffered_inputs or []
+            window = self.args.gradient_accumulation_steps
             for start in range(0, len(parts), window):
                 together = parts[start : start + window]
                 tokens: Any = self.accelerator.gather(
@@ -519,9 +467,7 @@ class CreditTrainer(GRPOTrainer):
             self._current_train_step_time = 0.0
         return torch.zeros((), device=self.args.device)
 
-    def _generate_and_score_completions(
-        self, inputs: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.lost = None
         try:
             batch = super()._generate_and_score_completions(inputs)
@@ -552,10 +498,9 @@ class CreditTrainer(GRPOTrainer):
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         """Token advantages of the rollout batch that was judged last, 0 at padding and
         in unscored rows."""
-        config, judged = self.config, self.judged
-        for row, channel in (
-            (judged.valid[:, None] & ~judged.rewards.isfinite()).nonzero().tolist()
-        ):
+        config = self.config
+        judged = self.judged
+        for row, channel in (judged.valid[:, None] & ~judged.rewards.isfinite()).nonzero().tolist():
             where = f"step {self.state.global_step // config.minibatches + 1}, row {row} (example {judged.examples[row].id!r}), channel {CHANNELS[channel]}"
             raise ValueError(
                 f"{where}: reward {judged.rewards[row, channel].item()} of a scored "
@@ -572,7 +517,8 @@ class CreditTrainer(GRPOTrainer):
         if config.credit.method == "memcalib-rl":
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
-        model, floor = self.accelerator.unwrap_model(self.model), {}
+        model = self.accelerator.unwrap_model(self.model)
+        floor = {}
         if (
             config.credit.counterfactual
             and not config.credit.by_evidence
@@ -585,16 +531,15 @@ class CreditTrainer(GRPOTrainer):
             full=known,
             lost=self.lost,
         )
-        self.credit, self.pairs = assign_credit(
-            model, self.token_credit, judged, **options
-        )
+        self.credit, self.pairs = assign_credit(model, self.token_credit, judged, **options)
         self.credit.stats.update(floor)
         return self.credit.advantages
 
     def noise_floor(self, model: PreTrainedModel, answers: int = 16) -> float:
         """What rounding alone changes in a log-probability, in nats: the largest change
         in the first answers of each process; warns if `gate` is below."""
-        asked, ids = self.judged.examples[:answers], self.judged.ids[:answers]
+        asked = self.judged.examples[:answers]
+        ids = self.judged.ids[:answers]
         noise = self.concatenate(
             batch_noise(
                 model,
@@ -603,9 +548,7 @@ class CreditTrainer(GRPOTrainer):
                 temperature=self.temperature,
             )
         )
-        floor = (
-            noise[noise.isfinite()].max().item() if noise.isfinite().any() else math.nan
-        )
+        floor = noise[noise.isfinite()].max().item() if noise.isfinite().any() else math.nan
         if floor > self.config.gate:
             share = (noise > self.config.gate).float().mean()
             where = f"the same answers scored in another batch differ by up to {floor:.3g} nats, {share:.0%} of them by more than gate {self.config.gate:g}"
@@ -623,20 +566,17 @@ class CreditTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, ids, mask, width, *args, compute_entropy=False, **options
     ):
-        found, images = (
-            None,
-            any(
-                value is not None and value is not False
-                for name, value in options.items()
-                if name != "batch_size"
-            ),
+        found = None
+        images = any(
+            value is not None and value is not False
+            for name, value in options.items()
+            if name != "batch_size"
         )
         if self.config.share_prompts and not images:
-            rows, bare = unpad(ids, mask, width), self.accelerator.unwrap_model(model)
+            rows = unpad(ids, mask, width)
+            bare = self.accelerator.unwrap_model(model)
             with self.accelerator.autocast():
-                if torch.is_grad_enabled() and trees_agree(
-                    bare, *rows, self.temperature, model
-                ):
+                if torch.is_grad_enabled() and trees_agree(bare, *rows, self.temperature, model):
                     found = tree_logps(
                         bare,
                         *rows,
@@ -648,9 +588,7 @@ class CreditTrainer(GRPOTrainer):
                 elif not torch.is_grad_enabled() and not compute_entropy:
                     self.lost = Counter() if self.lost is None else self.lost
                     found = (
-                        response_logps(
-                            bare, *rows, temperature=self.temperature, lost=self.lost
-                        ),
+                        response_logps(bare, *rows, temperature=self.temperature, lost=self.lost),
                         None,
                     )
         if found is None:
@@ -664,9 +602,7 @@ class CreditTrainer(GRPOTrainer):
                 **options,
             )
         return *(
-            value
-            if value is None
-            else torch.nn.functional.pad(value, (0, width - value.size(1)))
+            value if value is None else torch.nn.functional.pad(value, (0, width - value.size(1)))
             for value in found
         ), None
 
@@ -676,11 +612,9 @@ class CreditTrainer(GRPOTrainer):
     def _get_grad_norm(self, model, grad_norm=None):
         if self.skips:
             return None
-        norm, loss, self.loss_sum = (
-            super()._get_grad_norm(model, grad_norm=grad_norm),
-            self.loss_sum,
-            0.0,
-        )
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        loss = self.loss_sum
+        self.loss_sum = 0.0
         self.guard.check_update(loss, norm)
         return norm
 
@@ -705,20 +639,15 @@ class CreditTrainer(GRPOTrainer):
 def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
     if not resume and (found := checkpoints(out)):
         allowed = "resume=True to resume it, or another folder"
-        raise CheckpointError(
-            f"{out} holds {found[-1].name} of an earlier run; allowed: {allowed}"
-        )
+        raise CheckpointError(f"{out} holds {found[-1].name} of an earlier run; allowed: {allowed}")
 
 
 def _examples(rows: Any) -> list[Example]:
     if rows is None:
         raise ValueError(
-            "train_dataset: found None; allowed: examples, or a data set with their "
-            "fields"
+            "train_dataset: found None; allowed: examples, or a data set with their fields"
         )
-    return [
-        row if isinstance(row, Example) else Example.model_validate(row) for row in rows
-    ]
+    return [row if isinstance(row, Example) else Example.model_validate(row) for row in rows]
 
 # %% ../nbs/07_training.ipynb #f4b3b7ce
 def trainer_class(method: str) -> type[CreditTrainer]:

@@ -25,10 +25,18 @@ settings.register_profile("core", settings.get_profile("ci"), max_examples=8)  #
 settings.load_profile("ci")
 
 
-LONG_FIRST = ("tests/commands/", "tests/trainer/", "tests/test_notebooks.py", "tests/test_training.py", "tests/micro/")
+LONG_FIRST = (
+    "tests/commands/",
+    "tests/trainer/",
+    "tests/test_notebooks.py",
+    "tests/test_training.py",
+    "tests/micro/",
+)
 
 
-LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").split("\n")) - {""}
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").split("\n")) - {
+    ""
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,9 +48,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid in LONG:
             item.add_marker(pytest.mark.slow)
-    rank = lambda item: next(
-        (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)), len(LONG_FIRST)
-    )
+
+    def rank(item):
+        return next(
+            (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)),
+            len(LONG_FIRST),
+        )
+
     items.sort(key=rank)
 
 
@@ -53,7 +65,8 @@ def _heard():
     logging.root.setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.split(".")[0] == "memcalib" and isinstance(logger, logging.Logger):
-            logger.disabled, logger.propagate = False, True
+            logger.disabled = False
+            logger.propagate = True
             logger.setLevel(logging.NOTSET)
     yield
     logging.disable(logging.NOTSET)

@@ -26,8 +26,16 @@ def test_every_public_name_loads_and_is_its_modules_own(name):
 
 
 def test_editors_see_what_programs_get():
-    block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
-    seen = {alias.name: node.module.removeprefix("memcalib.") for node in block.body for alias in node.names}
+    block = next(
+        node
+        for node in ast.parse((ROOT / "__init__.py").read_text()).body
+        if isinstance(node, ast.If)
+    )
+    seen = {
+        alias.name: node.module.removeprefix("memcalib.")
+        for node in block.body
+        for alias in node.names
+    }
     assert seen == mc._HOME and {*mc.__all__} == {*seen, "__version__"}
 
 
@@ -48,14 +56,19 @@ def test_the_package_and_scoring_load_nothing_heavy():
 
 def test_the_python_of_the_readme_runs():
     """Against the practice server, which has addresses, models and examples of its own; every other word as it stands."""
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL
+    )
     examples = make_examples("short", 4, 0, "test")
     with MicroServer(examples) as server:
         changes = {
-            "http://localhost:8000/v1": server.base_url, "https://api.deepseek.com/v1": server.base_url,
+            "http://localhost:8000/v1": server.base_url,
+            "https://api.deepseek.com/v1": server.base_url,
             "Qwen3-8B": "micro-model",
-            "deepseek-chat": "micro-judge", "DEEPSEEK_API_KEY": "", "evaluate([example]": "evaluate(examples",
-        }  # fmt: skip
+            "deepseek-chat": "micro-judge",
+            "DEEPSEEK_API_KEY": "",
+            "evaluate([example]": "evaluate(examples",
+        }
         for real, practice in changes.items():
             assert real in block
             block = block.replace(real, practice)

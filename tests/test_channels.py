@@ -36,7 +36,11 @@ def batches(draw, columns=9):
     rows = draw(st.integers(1, 12))
     value = st.sampled_from([-2.0, -1.0, -0.5, -1 / 3, 0.0, 1 / 3, 0.5, 1.0])
     rewards = torch.tensor(
-        draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows))
+        draw(
+            st.lists(
+                st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows
+            )
+        )
     ).double()
     group = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)))
     valid = torch.tensor(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
@@ -74,7 +78,8 @@ def test_padding_and_order_do_not_matter(rows, extra):
 @SETTINGS
 @given(levels())
 def test_merging_over_use_keeps_every_total(rows):
-    plain, merged = channel_rewards(*pad(rows)), channel_rewards(*pad(rows), merge_over_use=True)
+    plain = channel_rewards(*pad(rows))
+    merged = channel_rewards(*pad(rows), merge_over_use=True)
     assert not merged[:, 2].any()
     assert torch.allclose(merged[:, 1], plain[:, 1] + plain[:, 2])
     assert torch.equal(merged[:, 3:], plain[:, 3:])
@@ -95,7 +100,9 @@ def test_batch_order_and_group_names_do_not_matter(batch, random):
     random.shuffle(order)
     whole = group_advantages(rewards, group, valid)
     assert torch.allclose(
-        group_advantages(rewards[order], 100 - 7 * group[order], valid[order]), whole[order], atol=1e-12
+        group_advantages(rewards[order], 100 - 7 * group[order], valid[order]),
+        whole[order],
+        atol=1e-12,
     )
 
 
@@ -105,7 +112,9 @@ def test_an_unscored_answer_leaves_its_group(batch):
     rewards, group, valid = batch
     dirty = torch.where(valid[:, None], rewards, NAN)
     whole = group_advantages(dirty, group, valid)
-    assert torch.allclose(whole[valid], group_advantages(rewards[valid], group[valid], valid[valid]), atol=1e-12)
+    assert torch.allclose(
+        whole[valid], group_advantages(rewards[valid], group[valid], valid[valid]), atol=1e-12
+    )
     assert not whole[~valid].any()
     sums = whole.sum(1)
     assert torch.allclose(rms_scale(sums, valid)[1], rms_scale(sums[valid], valid[valid])[1])
@@ -155,14 +164,17 @@ def test_trl_constants_give_trl_advantages(batch):
 def test_grpo_normalizes_the_sum_and_gdpo_divides_by_the_rms(batch):
     rewards, group, valid = batch
     grpo = sequence_advantages(rewards, group, valid, "grpo")
-    assert torch.allclose(grpo, slow_advantages(rewards.sum(1, keepdim=True), group, valid)[:, 0], atol=1e-9)
+    assert torch.allclose(
+        grpo, slow_advantages(rewards.sum(1, keepdim=True), group, valid)[:, 0], atol=1e-9
+    )
     sums = group_advantages(rewards, group, valid).sum(1)
     sigma = reference.rms(sums.tolist(), valid.tolist())
     assert torch.allclose(sequence_advantages(rewards, group, valid), sums / sigma, atol=1e-12)
 
 
 def test_centring_and_token_weights():
-    sums, valid = torch.tensor([1.0, 3.0, NAN]), torch.tensor([True, True, False])
+    sums = torch.tensor([1.0, 3.0, NAN])
+    valid = torch.tensor([True, True, False])
     shift, scale = rms_scale(sums, valid, center=True)
     assert shift == 2 and abs(scale - 1) < 1e-6
     shift, scale = rms_scale(sums, valid, center=True, weights=torch.tensor([3.0, 1.0, 5.0]))
@@ -170,15 +182,22 @@ def test_centring_and_token_weights():
 
 
 def test_all_unscored_and_empty_batches_are_zero_not_nan():
-    rewards, group = torch.full((3, 9), NAN), torch.zeros(3, dtype=torch.long)
+    rewards = torch.full((3, 9), NAN)
+    group = torch.zeros(3, dtype=torch.long)
     unscored = torch.zeros(3, dtype=torch.bool)
     assert not group_advantages(rewards, group, unscored).any()
     assert not sequence_advantages(rewards, group, unscored).any()
     assert rms_scale(torch.zeros(3), unscored)[1] == pytest.approx(1e-3)
-    nothing = group_advantages(torch.zeros(0, 9), torch.zeros(0, dtype=torch.long), torch.zeros(0).bool())
+    nothing = group_advantages(
+        torch.zeros(0, 9), torch.zeros(0, dtype=torch.long), torch.zeros(0).bool()
+    )
     assert nothing.shape == (0, 9)
     ideal, actual, mask, valid = judgment_tensors([])
-    assert ideal.shape == (0, 0) and valid.shape == (0,) and channel_rewards(ideal, actual, mask).shape == (0, 9)
+    assert (
+        ideal.shape == (0, 0)
+        and valid.shape == (0,)
+        and channel_rewards(ideal, actual, mask).shape == (0, 9)
+    )
 
 
 @pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
@@ -195,7 +214,9 @@ def test_bad_input_is_named():
         channel_rewards(ones, torch.tensor([[1, 3]]), ones.bool())
     with pytest.raises(ValueError, match=r"one \[row, atom\] shape"):
         channel_rewards(ones, torch.ones(1, 3, dtype=torch.long), ones.bool())
-    rewards, group, valid = torch.zeros(2, 9), torch.zeros(2, dtype=torch.long), torch.ones(2).bool()
+    rewards = torch.zeros(2, 9)
+    group = torch.zeros(2, dtype=torch.long)
+    valid = torch.ones(2).bool()
     with pytest.raises(ValueError, match="'ppo', allowed are"):
         sequence_advantages(rewards, group, valid, "ppo")
     with pytest.raises(ValueError, match="rewards must be"):
@@ -207,7 +228,9 @@ def test_bad_input_is_named():
 
 def test_judgments_become_padded_tensors():
     def judged(*pairs, error=None):
-        atoms = [AtomJudgment(atom_id=str(i), ideal=Level(u), actual=v) for i, (u, v) in enumerate(pairs)]
+        atoms = [
+            AtomJudgment(atom_id=str(i), ideal=Level(u), actual=v) for i, (u, v) in enumerate(pairs)
+        ]
         return Judgment(example_id="x", domain="d", question_id="q", atoms=atoms, error=error)
 
     rows = [
@@ -224,13 +247,20 @@ def test_judgments_become_padded_tensors():
 
 
 def test_the_direction_check_needs_agreement():
-    rewards, advantages = torch.tensor([[1.0, 1, -1, -1, 0, 1]]), torch.tensor([[1.0, -1, -1, 1, 1, 0]])
-    assert direction_check(rewards, advantages).tolist() == [[True, False, True, False, False, False]]
+    rewards = torch.tensor([[1.0, 1, -1, -1, 0, 1]])
+    advantages = torch.tensor([[1.0, -1, -1, 1, 1, 0]])
+    assert direction_check(rewards, advantages).tolist() == [
+        [True, False, True, False, False, False]
+    ]
 
 
 def test_channel_names_are_the_index_rule():
     letters = [(CHANNELS[3 * i + a]) for i in range(3) for a in range(3)]
-    expected = [f"{'ABC'[i]}{'' if i == a else 'ABC'[a]}{'+' if i == a else '-'}" for i in range(3) for a in range(3)]
+    expected = [
+        f"{'ABC'[i]}{'' if i == a else 'ABC'[a]}{'+' if i == a else '-'}"
+        for i in range(3)
+        for a in range(3)
+    ]
     assert letters == expected
 
 
@@ -238,13 +268,21 @@ def test_levels_must_be_integers_and_integer_rewards_keep_their_advantages():
     mask = torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match="signed integers"):
         channel_rewards(torch.tensor([[1.5]]), torch.tensor([[1]]), mask)
-    rewards, group, valid = torch.tensor([[1], [0]]), torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool)
+    rewards = torch.tensor([[1], [0]])
+    group = torch.zeros(2, dtype=torch.long)
+    valid = torch.ones(2, dtype=torch.bool)
     assert torch.allclose(
-        group_advantages(rewards, group, valid).abs(), torch.ones(2, 1, dtype=torch.float64), atol=1e-4
+        group_advantages(rewards, group, valid).abs(),
+        torch.ones(2, 1, dtype=torch.float64),
+        atol=1e-4,
     )
 
 
 def test_a_spread_of_just_the_least_is_enough():
-    rewards, group, valid = torch.tensor([[0.0], [2.0]]).double(), torch.zeros(2).long(), torch.ones(2).bool()
-    assert group_advantages(rewards, group, valid, sigma_min=1.0)[:, 0].tolist() == pytest.approx([-1, 1], abs=1e-5)
+    rewards = torch.tensor([[0.0], [2.0]]).double()
+    group = torch.zeros(2).long()
+    valid = torch.ones(2).bool()
+    assert group_advantages(rewards, group, valid, sigma_min=1.0)[:, 0].tolist() == pytest.approx(
+        [-1, 1], abs=1e-5
+    )
     assert not group_advantages(rewards, group, valid, sigma_min=1.0 + 1e-9).any()

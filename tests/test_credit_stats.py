@@ -30,8 +30,14 @@ def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
     """Pairs of all kinds: unscored, without signal, without weight, shut, moved."""
     torch.manual_seed(seed)
     count = int(torch.randint(0, 9, ()))
-    flags = lambda: torch.rand(count) < 0.7
-    scored, signal, weight, moved = flags(), flags(), flags(), flags()
+
+    def flags():
+        return torch.rand(count) < 0.7
+
+    scored = flags()
+    signal = flags()
+    weight = flags()
+    moved = flags()
     q = torch.rand(count, tokens).double() * (weight & signal & scored)[:, None]
     return PairDetail(
         row=torch.randint(0, rows, (count,)),
@@ -52,9 +58,17 @@ def test_every_pair_is_localized_or_has_the_first_reason_that_applies(seed):
     expected = reference.reasons(detail)
     assert fallback_reasons(detail) == expected
     counts = pair_counts(detail, CreditConfig())
-    assert counts["pairs"] == len(expected) == counts["localized"] + sum(counts[f"fallback_{x}"] for x in FALLBACKS)
+    assert (
+        counts["pairs"]
+        == len(expected)
+        == counts["localized"] + sum(counts[f"fallback_{x}"] for x in FALLBACKS)
+    )
     for h, name in enumerate(CHANNELS):
-        here = [why for why, channel in zip(expected, detail.channel.tolist(), strict=True) if channel == h]
+        here = [
+            why
+            for why, channel in zip(expected, detail.channel.tolist(), strict=True)
+            if channel == h
+        ]
         assert counts[f"candidates/{name}"] == len(here)
         assert counts[f"localized/{name}"] == here.count(None)
 
@@ -62,11 +76,14 @@ def test_every_pair_is_localized_or_has_the_first_reason_that_applies(seed):
 @SETTINGS
 @given(seeds)
 def test_spread_and_change_of_the_mean_against_loops(seed):
-    detail, config = drawn_pairs(seed), CreditConfig(cap=2.0)
+    detail = drawn_pairs(seed)
+    config = CreditConfig(cap=2.0)
     live = torch.rand(4, 6) < 0.8
     advantages = torch.randn(4, 9).double()
     found = pair_stats(detail, advantages, live, Thresholds(config), config)
-    values, capped, changes = [], [], [0.0]
+    values = []
+    capped = []
+    changes = [0.0]
     for k, row in enumerate(detail.row.tolist()):
         inside = [t for t in range(6) if live[row, t]]
         change = fmean([detail.m[k, t].item() - 1 for t in inside]) if inside else 0.0
@@ -89,12 +106,18 @@ def test_spread_and_change_of_the_mean_against_loops(seed):
 
 def test_thresholds_of_sentences_are_told_where_there_are_some():
     config = CreditConfig(granularity="sentence")
-    found = pair_stats(drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(config), config)
+    found = pair_stats(
+        drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(config), config
+    )
     assert found["sentence_threshold/B+"] == config.sentence_start
     assert not any(
         name.startswith("sentence")
         for name in pair_stats(
-            drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(CreditConfig()), CreditConfig()
+            drawn_pairs(0),
+            torch.zeros(4, 9),
+            torch.ones(4, 6).bool(),
+            Thresholds(CreditConfig()),
+            CreditConfig(),
         )
     )
 
@@ -105,7 +128,8 @@ def test_channel_statistics_count_scored_answers_only(seed):
     torch.manual_seed(seed)
     levels = torch.tensor([1, -1, -2, -1, 1, -1, -2, -1, 1], dtype=torch.float64)
     rewards = levels * (torch.rand(8, 9) < 0.4)
-    group, valid = torch.arange(8) // 2, torch.rand(8) < 0.8
+    group = torch.arange(8) // 2
+    valid = torch.rand(8) < 0.8
     advantages = torch.where((valid & (torch.rand(8) < 0.7))[:, None], rewards, 0)
     found = channel_stats(rewards, advantages, group, valid, CreditConfig())
     rows = [r for r in range(8) if valid[r]]
@@ -120,16 +144,24 @@ def test_channel_statistics_count_scored_answers_only(seed):
         differ = [any(advantages[r, h] != 0 for r in range(8) if group[r] == g) for g in groups]
         assert found[f"nondegenerate/{name}"] == pytest.approx(fmean(differ))
         ideal = h // 3 * 3
-        with_atoms = [g for g in groups if any(rewards[r, ideal : ideal + 3].any() for r in rows if group[r] == g)]
+        with_atoms = [
+            g
+            for g in groups
+            if any(rewards[r, ideal : ideal + 3].any() for r in rows if group[r] == g)
+        ]
         assert found[f"groups/{name}"] == len(with_atoms)
-        shares = [found[f"{kind}/{name}"] for kind in ("all_best", "all_worst", "all_middle", "mixed")]
+        shares = [
+            found[f"{kind}/{name}"] for kind in ("all_best", "all_worst", "all_middle", "mixed")
+        ]
         assert sum(shares) == pytest.approx(1) if with_atoms else all(map(math.isnan, shares))
 
 
 def test_shares_are_exact_in_float64():
     rewards = torch.zeros(3, 9)
     rewards[0, 4] = 1
-    found = channel_stats(rewards, rewards, torch.zeros(3, dtype=torch.long), torch.ones(3).bool(), CreditConfig())
+    found = channel_stats(
+        rewards, rewards, torch.zeros(3, dtype=torch.long), torch.ones(3).bool(), CreditConfig()
+    )
     assert found["trigger/B+"] == found["reward/B+"] == 1 / 3
 
 

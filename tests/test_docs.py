@@ -83,7 +83,9 @@ def test_faults_are_named_with_page_cell_and_what_is_allowed():
         ("code", "plot()", [{"data": {"image/png": "…"}}]),
         ("code", "#| fig-alt: two lines that cross\nplot()", [{"data": {"image/png": "…"}}]),
     )
-    there = page("a/two.ipynb", ("markdown", "## First part\n\n## 1. First part\n\n## Third {#third}", []))
+    there = page(
+        "a/two.ipynb", ("markdown", "## First part\n\n## 1. First part\n\n## Third {#third}", [])
+    )
     assert there.anchors() == {"first-part", "first-part-1", "third"}
     found = list(link_faults([here, there], NBS))
     assert [fault.split("link to ")[1].split(":")[0] for fault in found] == [
@@ -94,7 +96,12 @@ def test_faults_are_named_with_page_cell_and_what_is_allowed():
     ]
     assert found[0].startswith("a/one.ipynb: cell c0:") and "allowed:" in found[0]
     missing = list(picture_faults([here]))
-    assert len(missing) == 3 and "'b.png'" in missing[0] and "<img>" in missing[1] and "cell c2" in missing[2]
+    assert (
+        len(missing) == 3
+        and "'b.png'" in missing[0]
+        and "<img>" in missing[1]
+        and "cell c2" in missing[2]
+    )
 
 
 def test_the_menus_hold_every_page_once_in_the_order_of_reading():
@@ -106,9 +113,13 @@ def test_the_menus_hold_every_page_once_in_the_order_of_reading():
         for p in ([entry] if isinstance(entry, str) else entry["contents"])
     ]
     assert sorted(flat) == sorted({*flat}) == sorted(found.path for found in read_pages(NBS))
-    assert parts["The method"] == [f"{name}.ipynb" for name in sorted(p.stem for p in NBS.glob("0*.ipynb"))]
+    assert parts["The method"] == [
+        f"{name}.ipynb" for name in sorted(p.stem for p in NBS.glob("0*.ipynb"))
+    ]
     listed = [p for p in flat if p in {*pages().values()}]
-    order = [p for p in pages().values() if "/" not in p] + [p for p in pages().values() if "/" in p]
+    order = [p for p in pages().values() if "/" not in p] + [
+        p for p in pages().values() if "/" in p
+    ]
     assert sorted(listed, key=order.index)[:8] == listed[:8]
     bars = [item["text"] for item in menus(NBS)["website"]["navbar"]["left"]]
     assert bars[0] == "Start" and bars[-2:] == ["Reference", "Paper index"] and "The method" in bars
@@ -130,43 +141,59 @@ def test_configuration_names_files_that_exist(tmp_path):
 
 
 def test_there_is_one_configuration():
-    assert (NBS / "_quarto.yml").is_symlink() and (NBS / "_quarto.yml").resolve() == ROOT / "_quarto.yml"
+    assert (NBS / "_quarto.yml").is_symlink() and (
+        NBS / "_quarto.yml"
+    ).resolve() == ROOT / "_quarto.yml"
 
 
 def test_a_name_in_prose_links_to_its_definition():
-    linked = link_names("`calibration_metrics`, [`score`](x.ipynb) and `answer`", "03_metrics.ipynb", "metrics")
-    assert linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `answer`"
+    linked = link_names(
+        "`calibration_metrics`, [`score`](x.ipynb) and `answer`", "03_metrics.ipynb", "metrics"
+    )
+    assert (
+        linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `answer`"
+    )
     assert (
         link_names("`mc.score()`", "report/02_tables.ipynb", "report.tables")
         == "[`mc.score()`](../03_metrics.ipynb#score)"
     )
-    assert "(00_problem.ipynb#judgment)" in link_names("`problem.Judgment.over`", "paper_index.ipynb", None)
+    assert "(00_problem.ipynb#judgment)" in link_names(
+        "`problem.Judgment.over`", "paper_index.ipynb", None
+    )
     assert link_names("```\n`mc.score`\n```", "x.ipynb", None) == "```\n`mc.score`\n```"
     assert (
         find("score", "metrics").module == "metrics"
         and find("evaluation.breakdown", None) == pages()["evaluation.breakdown"]
     )
     assert (
-        find("answer", "metrics") is None and find("answer", "metrics", frozenset(["answer"])).module == "micro.world"
+        find("answer", "metrics") is None
+        and find("answer", "metrics", frozenset(["answer"])).module == "micro.world"
     )
 
 
 def test_every_name_of_the_paper_index_links():
     cells = json.loads((NBS / "paper_index.ipynb").read_text())["cells"]
     rows = [
-        row for row in "".join("".join(cell["source"]) for cell in cells).splitlines() if row[:3].strip("| ").isdigit()
+        row
+        for row in "".join("".join(cell["source"]) for cell in cells).splitlines()
+        if row[:3].strip("| ").isdigit()
     ]
     assert len(rows) == 45
     for row in rows:
         names = [name for name in row.split(" | ")[3].split(", ") if not name.startswith("`trl.")]
-        assert all(link_names(name, "paper_index.ipynb", None).startswith("[`") for name in names), row
+        assert all(
+            link_names(name, "paper_index.ipynb", None).startswith("[`") for name in names
+        ), row
 
 
 def test_a_definition_shows_its_parameters_and_its_source():
     home = homes()["metrics"]["calibration_metrics"]
     assert "| `rho` | `float` | `0.5` |" in parameter_table(home)
     line = int(home.source.rpartition("#L")[2])
-    assert "def calibration_metrics(" in (ROOT / "memcalib" / "metrics.py").read_text().splitlines()[line - 1]
+    assert (
+        "def calibration_metrics("
+        in (ROOT / "memcalib" / "metrics.py").read_text().splitlines()[line - 1]
+    )
     settings = parameter_table(homes()["trainer.settings"]["TrainConfig"])
     assert "| `lr` |" in settings and "| `trl` |" in settings
 
@@ -183,11 +210,17 @@ def test_a_page_that_is_too_wide_or_complains_is_found(tmp_path):
     if found and "no Chromium" in found[0]:
         pytest.skip(found[0])
     assert found and all(fault.startswith("bad.ipynb") for fault in found)
-    assert {width for width in ("1400", "390") if any(f"at {width} px wider" in fault for fault in found)} == {
+    assert {
+        width
+        for width in ("1400", "390")
+        if any(f"at {width} px wider" in fault for fault in found)
+    } == {
         "1400",
         "390",
     }
-    assert any("broken" in fault for fault in found) and any("asks for http://127.0.0.1:9" in fault for fault in found)
+    assert any("broken" in fault for fault in found) and any(
+        "asks for http://127.0.0.1:9" in fault for fault in found
+    )
 
 
 def test_release_notes_are_the_section_of_a_version():
@@ -202,6 +235,14 @@ def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
     """Quarto searches the text of sections nearly word by word."""
     (start,) = [found for found in notebooks if found.path == "start.ipynb"]
     text = "\n".join(text for _, text in start.texts()).lower()
-    for wish in ("evaluate my own model", "train a model", "build a benchmark", "label answers", "reproduce a table"):
+    for wish in (
+        "evaluate my own model",
+        "train a model",
+        "build a benchmark",
+        "label answers",
+        "reproduce a table",
+    ):
         assert wish in text
-    assert {"tutorials/evaluate_your_model.ipynb", "lab/label_answers.ipynb"} <= {target for _, target in links(start)}
+    assert {"tutorials/evaluate_your_model.ipynb", "lab/label_answers.ipynb"} <= {
+        target for _, target in links(start)
+    }

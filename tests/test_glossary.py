@@ -15,7 +15,8 @@ ROWS = [
     if line.startswith("| ") and not line.startswith("| term")
 ]
 NAMES = sorted(
-    {name for row in ROWS for name in re.findall(r"`([a-z_0-9]+(?:\.\w+)+)`", "|".join(row))} | {"judge.Judge"}
+    {name for row in ROWS for name in re.findall(r"`([a-z_0-9]+(?:\.\w+)+)`", "|".join(row))}
+    | {"judge.Judge"}
 )
 
 
@@ -28,7 +29,10 @@ def resolve(dotted: str):
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:
-            fields = {**getattr(found, "model_fields", {}), **getattr(found, "__dataclass_fields__", {})}
+            fields = {
+                **getattr(found, "model_fields", {}),
+                **getattr(found, "__dataclass_fields__", {}),
+            }
             found = fields[part] if part in fields else getattr(found, part)
         return found
     raise ModuleNotFoundError(dotted)

@@ -32,7 +32,9 @@ ORDER, PAGES = zip(
     ),
     strict=True,
 )
-MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py"))
+MODULES = sorted(
+    p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "__main__.py", "_modidx.py")
+)
 
 
 def dotted(path: Path) -> str:
@@ -71,7 +73,9 @@ def copy(tmp_path_factory) -> Path:
     """A copy of what nbdev reads and writes, so that the checks change nothing here."""
     target = tmp_path_factory.mktemp("repo")
     for name in ("nbs", "memcalib", "tools"):
-        shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("settings.ini", "setup.py", "_quarto.yml"):
         shutil.copy(ROOT / name, target / name)
     return target
@@ -108,27 +112,49 @@ def test_every_page_is_processed_for_the_documentation(copy):
 
 def test_notebooks_are_clean(copy):
     run("nbdev_clean", copy)
-    changed = [p.name for p in NOTEBOOKS if (copy / p.relative_to(ROOT)).read_text() != p.read_text()]
+    changed = [
+        p.name for p in NOTEBOOKS if (copy / p.relative_to(ROOT)).read_text() != p.read_text()
+    ]
     assert changed == []
 
 
 def test_readme_follows_index(tmp_path):
-    command = [Path(sys.executable).parent / "jupyter", "nbconvert", "--log-level", "ERROR", "--to", "markdown"]
+    command = [
+        Path(sys.executable).parent / "jupyter",
+        "nbconvert",
+        "--log-level",
+        "ERROR",
+        "--to",
+        "markdown",
+    ]
     subprocess.run(
-        [*command, "--output-dir", tmp_path, "--output", "README", NBS / "index.ipynb"], check=True, timeout=120
+        [*command, "--output-dir", tmp_path, "--output", "README", NBS / "index.ipynb"],
+        check=True,
+        timeout=120,
     )
     readme = (ROOT / "README.md").read_text()
-    page = re.sub(r"\]\(((?:[\w/]+\.ipynb|images|experiments)\b)", r"](nbs/\1", (tmp_path / "README.md").read_text())
+    page = re.sub(
+        r"\]\(((?:[\w/]+\.ipynb|images|experiments)\b)",
+        r"](nbs/\1",
+        (tmp_path / "README.md").read_text(),
+    )
     assert page == readme
     assert len(readme.splitlines()) <= 120
 
 
 def test_functions_that_contributing_sends_a_reader_to_exist():
-    defined = set(re.findall(r"^(?:class|def|async def) (\w+)", "\n".join(path.read_text() for path in MODULES), re.M))
+    defined = set(
+        re.findall(
+            r"^(?:class|def|async def) (\w+)", "\n".join(path.read_text() for path in MODULES), re.M
+        )
+    )
     for section in ("| I want to change", "## Following a value"):
         name = "CONTRIBUTING.md"
         text = (ROOT / name).read_text().split(section)[1].split("\n\n## ")[0]
-        named = set(re.findall(r"`([a-z]+_[a-z_]+|[A-Z][a-zA-Z]+)`", text)) - {"prompt_template", "memory_logs"}
+        named = set(re.findall(r"`([a-z]+_[a-z_]+|[A-Z][a-zA-Z]+)`", text)) - {
+            "prompt_template",
+            "memory_logs",
+        }
         assert len(named) > 5 and named <= defined, (name, named - defined)
         files = re.findall(r"`(memcalib/[\w/.-]+)`", (ROOT / name).read_text())
         assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
@@ -136,7 +162,9 @@ def test_functions_that_contributing_sends_a_reader_to_exist():
         assert pages and all((ROOT / page).is_file() for page in pages)
 
 
-@pytest.mark.parametrize("path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
+@pytest.mark.parametrize(
+    "path", [*CHAPTERS, *EXPERIMENTS], ids=lambda p: "-".join(p.with_suffix("").parts[-2:])
+)
 def test_notebook_opens_with_title_and_one_line(path):
     first = next(cell for cell in cells(path) if cell["cell_type"] != "raw")
     assert first["cell_type"] == "markdown"
@@ -158,11 +186,16 @@ def test_exported_code_imports_what_stands_before_it():
         here = module_name(path)
         for source in code(path):
             ours = re.search(r"^#\|\s*exports?\b", source, re.M)
-            used = {name.removeprefix("memcalib.") for name in imports(source) if name.startswith("memcalib.")}
+            used = {
+                name.removeprefix("memcalib.")
+                for name in imports(source)
+                if name.startswith("memcalib.")
+            }
             wrong += [
                 (here, name)
                 for name in used & rank.keys()
-                if rank[name] > rank[here] and (ours or not name.startswith(("micro.", "commands.", "problem")))
+                if rank[name] > rank[here]
+                and (ours or not name.startswith(("micro.", "commands.", "problem")))
             ]
     assert not wrong
 
@@ -170,7 +203,9 @@ def test_exported_code_imports_what_stands_before_it():
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_import_cells_hold_imports_only(path):
     for source in code(path):
-        body = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))).body
+        body = ast.parse(
+            "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+        ).body
         kinds = {isinstance(node, ast.Import | ast.ImportFrom) for node in body}
         assert kinds != {True, False}, f"{path.name}: imports and code in one cell:\n{source[:200]}"
 
@@ -184,7 +219,9 @@ def test_experiment_notebooks(path):
     for source in code(path):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 6, f"{path.name}: move {node.name} into a chapter"
+                assert node.end_lineno - node.lineno < 6, (
+                    f"{path.name}: move {node.name} into a chapter"
+                )
 
 
 def test_clean_keeps_the_parameters_tag():
@@ -205,7 +242,9 @@ def settings() -> SectionProxy:
 
 def distributions(words: str) -> dict[str, SpecifierSet]:
     """Names of distributions as packaging writes them, with the versions asked for."""
-    return {canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())}
+    return {
+        canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())
+    }
 
 
 NAMED = {
@@ -224,13 +263,19 @@ def test_every_import_is_declared():
     missing = {}
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        tops = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))} - {"memcalib"}
+        tops = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))} - {
+            "memcalib"
+        }
         for name in tops - sys.stdlib_module_names - OPTIONAL:
             if canonicalize_name(NAMED.get(name, name)) not in declared:
                 missing.setdefault(name, []).append(dotted(path))
         if path.name != "inspect_task.py":
-            first = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-            assert not {name.split(".")[0] for name in imports(ast.unparse(first))} & OPTIONAL, path.name
+            first = ast.Module(
+                [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], []
+            )
+            assert not {name.split(".")[0] for name in imports(ast.unparse(first))} & OPTIONAL, (
+                path.name
+            )
     assert missing == {}
 
 
@@ -243,15 +288,21 @@ def test_constraints_pin_what_settings_ask_for():
         for kind in ("", "train_", "build_", "notebook_", "dev_", "inspect_")
     ]
     assert [name for group in asked for name in group if name not in pins] == []
-    assert [name for group in asked for name, allowed in group.items() if pins[name] not in allowed] == []
+    assert [
+        name for group in asked for name, allowed in group.items() if pins[name] not in allowed
+    ] == []
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel that `python -m build` makes from its own source distribution, of the files that git knows or would add."""
     place = tmp_path_factory.mktemp("source")
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone"):
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    for name in (
+        listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone")
+    ):
         if (ROOT / name).is_file() and (
             name.startswith("nbs/experiments/") or not name.startswith(("nbs/", "runs/", "tests/"))
         ):
@@ -267,13 +318,29 @@ def wheel(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     """Installed alone into a folder: modules, data files, the mark of types and both entry points are there."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        tmp_path / "site",
+    ]
     subprocess.run([*pip, wheel], check=True, timeout=240)
     package = tmp_path / "site" / "memcalib"
-    kept = {path.relative_to(LIB) for path in LIB.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    kept = {
+        path.relative_to(LIB)
+        for path in LIB.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     kept |= {Path("data", "experiments", path.name) for path in EXPERIMENTS}
     found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
-    assert {path for path in found if "__pycache__" not in path.parts} == kept and Path("py.typed") in kept
+    assert {path for path in found if "__pycache__" not in path.parts} == kept and Path(
+        "py.typed"
+    ) in kept
     points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()
     assert "memcalib = memcalib.commands.cli:main" in points and "[inspect_ai]" in points
     program = "import memcalib; from memcalib.commands.cli import main; print(memcalib.__file__); main(['--help'])"
@@ -291,11 +358,18 @@ def test_every_figure_is_stored(path):
         pytest.skip("not run yet")
     kinds = {"image/png", "image/svg+xml"}
     drawn = [cell for cell in page if re.search(r"^#\|\s*fig-alt:", cell["source"], re.M)]
-    stored = lambda cell: kinds & {kind for output in cell["outputs"] for kind in output.get("data", {})}
-    assert [cell["id"] for cell in drawn if not stored(cell)] == [], "execute the page and store its outputs"
+
+    def stored(cell):
+        return kinds & {kind for output in cell["outputs"] for kind in output.get("data", {})}
+
+    assert [cell["id"] for cell in drawn if not stored(cell)] == [], (
+        "execute the page and store its outputs"
+    )
 
 
-SECRETS = re.compile(r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users")
+SECRETS = re.compile(
+    r"sk-[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{20,}|/home/\w+|/root/|/Users/\w+|/tmp/\w+|C:\\\\Users"
+)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
@@ -304,7 +378,11 @@ def test_no_key_or_home_path_in_notebooks(path):
 
 
 def test_secret_pattern_bites():
-    assert SECRETS.search("sk-" + "a1" * 10) and SECRETS.search("/home/ann/x") and not SECRETS.search("task-oriented")
+    assert (
+        SECRETS.search("sk-" + "a1" * 10)
+        and SECRETS.search("/home/ann/x")
+        and not SECRETS.search("task-oriented")
+    )
 
 
 def test_every_long_case_exists():
@@ -326,4 +404,6 @@ def test_help_is_fast_because_nothing_heavy_is_imported():
 def test_experiment_pages_show_the_committed_run():
     for page, cells, shown in stored(ROOT / "runs" / "micro"):
         wrong = [one["id"] for one, other in zip(cells, shown, strict=True) if one != other]
-        assert not wrong, f"{page.name}: outputs of {wrong} are of another run; run python -m tools.store_runs"
+        assert not wrong, (
+            f"{page.name}: outputs of {wrong} are of another run; run python -m tools.store_runs"
+        )

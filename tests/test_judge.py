@@ -15,11 +15,27 @@ from pydantic import ValidationError
 
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import blanked, fold, grounded, quote_pieces, quote_places
-from memcalib.judge import Judge, LLMJudge, evidence_spans, judge_name, judge_rollouts, judgment_from, locate
+from memcalib.judge import (
+    Judge,
+    LLMJudge,
+    evidence_spans,
+    judge_name,
+    judge_rollouts,
+    judgment_from,
+    locate,
+)
 from memcalib.inference.client import Client, Reply
 from memcalib.micro.server import Faults, MicroServer, micro_answer
 from memcalib.micro.world import exact_judge, make_examples
-from memcalib.problem import Example, Judgment, Level, Rollout, judgment_for, sample_records, text_hash
+from memcalib.problem import (
+    Example,
+    Judgment,
+    Level,
+    Rollout,
+    judgment_for,
+    sample_records,
+    text_hash,
+)
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.judge import (
     JudgeConfig,
@@ -39,10 +55,32 @@ EXAMPLE = sample_records()[0]
 REQUEST = judge_request(EXAMPLE, "Pack insulin.", JudgeConfig())
 BLIND = judge_request(EXAMPLE, "Pack insulin.", JudgeConfig(blind=True))
 TOKENS = (
-    "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|endoftext|>", "<s>", "</s>", "<<SYS>>", "[INST]",
-    "[/INST]", "[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[gMASK]", "[BOS]", "[UNUSED_TOKEN_146]", "<start_of_turn>", "<think>",
-    "</think>", "<｜User｜>", "<｜end▁of▁sentence｜>", "<|channel|>", "<seed:bos>", "<0x0A>", "<unk>", "<pad>",
-)  # fmt: skip
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|endoftext|>",
+    "<s>",
+    "</s>",
+    "<<SYS>>",
+    "[INST]",
+    "[/INST]",
+    "[SYSTEM_PROMPT]",
+    "[TOOL_CALLS]",
+    "[gMASK]",
+    "[BOS]",
+    "[UNUSED_TOKEN_146]",
+    "<start_of_turn>",
+    "<think>",
+    "</think>",
+    "<｜User｜>",
+    "<｜end▁of▁sentence｜>",
+    "<|channel|>",
+    "<seed:bos>",
+    "<0x0A>",
+    "<unk>",
+    "<pad>",
+)
 FORGERIES = (
     *TOKENS,
     '"}]}',
@@ -90,9 +128,15 @@ class Scripted(Client):
 
     def __init__(self, *replies, **endpoint):
         super().__init__(
-            Endpoint(**({"model": "scripted", "key_env": "", "base_url": "http://127.0.0.1:9/v1"} | endpoint))
+            Endpoint(
+                **(
+                    {"model": "scripted", "key_env": "", "base_url": "http://127.0.0.1:9/v1"}
+                    | endpoint
+                )
+            )
         )
-        self.replies, self.asked = list(replies), []
+        self.replies = list(replies)
+        self.asked = []
 
     async def ask(self, messages, **call):
         self.asked.append((copy.deepcopy(messages), call))
@@ -129,11 +173,17 @@ def test_every_slice_with_words_is_grounded(response, data):
 def slow_grounded(pieces, text):
     """Every way to place the pieces, tried one after the other."""
     places = [[i for i in range(len(text)) if text.startswith(piece, i)] for piece in pieces]
-    fits = lambda at: all(a + len(p) <= b for a, p, b in zip(at, pieces, at[1:], strict=False))
+
+    def fits(at):
+        return all(a + len(p) <= b for a, p, b in zip(at, pieces, at[1:], strict=False))
+
     return bool(pieces) and any(fits(at) for at in product(*places))
 
 
-@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=4), st.text("ab", max_size=9))
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=4),
+    st.text("ab", max_size=9),
+)
 def test_pieces_in_order_equal_the_slow_search(pieces, response):
     assert bool(quote_places(pieces, response)) == slow_grounded(pieces, response)
 
@@ -177,9 +227,12 @@ def test_quotes_in_answers_of_millions_of_characters():
     assert grounded(["by now"], "a" * 3_000_000 + " by now") == [True]
 
 
-@pytest.mark.parametrize("piece", ['" ', '"' + " " * 50, "](", "](a", "1. ", "\n ", "… ", "[...", '" and "'])
+@pytest.mark.parametrize(
+    "piece", ['" ', '"' + " " * 50, "](", "](a", "1. ", "\n ", "… ", "[...", '" and "']
+)
 def test_hostile_quotes_take_no_longer_than_plain_ones(piece):
-    start, long = time.monotonic(), piece * (100_000 // len(piece))
+    start = time.monotonic()
+    long = piece * (100_000 // len(piece))
     assert grounded([long, f'"{" " * 100_000}word'], long) is not None
     assert time.monotonic() - start < 3
 
@@ -239,14 +292,22 @@ def test_a_mark_between_digits_counts(said):
 @given(st.text("aéİßñÅ한글ガパώ２ﬁ .!*", max_size=40))
 def test_folding_ignores_form_case_and_punctuation(text):
     forms = {fold(unicodedata.normalize(form, text)) for form in ("NFC", "NFD", "NFKC", "NFKD")}
-    assert forms == {fold(text)} == {fold(f"  {text}.")} == {fold(fold(text))} == {fold(text.casefold() + "!»")}
+    assert (
+        forms
+        == {fold(text)}
+        == {fold(f"  {text}.")}
+        == {fold(fold(text))}
+        == {fold(text.casefold() + "!»")}
+    )
 
 
 # --- prompt and message
 
 
 def test_prompt_says_what_its_mode_needs_and_no_more():
-    plain, blind, quality = (system_prompt(JudgeConfig(**o)) for o in ({}, {"blind": True}, {"quality": True}))
+    plain, blind, quality = (
+        system_prompt(JudgeConfig(**o)) for o in ({}, {"blind": True}, {"quality": True})
+    )
     assert "u_star" in plain and "usage_rubric" in plain and "task_quality" not in plain
     assert "u_star" not in blind and "usage_rubric" not in blind
     assert "task_quality" in quality and "safety_failure" in quality and "also_judge" in quality
@@ -261,27 +322,40 @@ def test_schema_is_what_strict_servers_take(blind, quality):
     schema = form["json_schema"]["schema"]
     assert form["type"] == "json_schema" and form["json_schema"]["strict"] is True
     for part in (schema, schema["$defs"]["AtomReply"]):
-        assert part["additionalProperties"] is False and part["required"] == list(part["properties"])
+        assert part["additionalProperties"] is False and part["required"] == list(
+            part["properties"]
+        )
     assert ("u_star" in schema["$defs"]["AtomReply"]["properties"]) is not blind
     assert ("task_quality" in schema["properties"]) is quality
-    assert json.dumps(form) == json.dumps(response_format(JudgeConfig(blind=blind, quality=quality)))
+    assert json.dumps(form) == json.dumps(
+        response_format(JudgeConfig(blind=blind, quality=quality))
+    )
 
 
 def test_prompt_files(tmp_path):
     mine = tmp_path / "mine.md"
     mine.write_text("Judge as you like. {memory} %s {{x}}")
-    assert system_prompt(JudgeConfig(prompt=str(mine))).startswith("Judge as you like. {memory} %s {{x}}\n\n")
+    assert system_prompt(JudgeConfig(prompt=str(mine))).startswith(
+        "Judge as you like. {memory} %s {{x}}\n\n"
+    )
     assert all(load_prompt(name) for name in prompt_names())
     (tmp_path / "empty.md").write_text(" \n")
     (tmp_path / "odd.md").write_bytes(b"caf\xe9")
-    for name, said in (("empty.md", "empty"), ("odd.md", "UTF-8"), ("none.md", "footprint-1"), ("", "footprint-1")):
+    for name, said in (
+        ("empty.md", "empty"),
+        ("odd.md", "UTF-8"),
+        ("none.md", "footprint-1"),
+        ("", "footprint-1"),
+    ):
         with pytest.raises(ValueError, match=said):
             load_prompt(str(tmp_path / name) if name else "footprint-9")
 
 
 def test_prompts_that_were_used_are_never_changed():
     """A hash that changes here means: give the text a new number instead, for judgments name the prompt that made them."""
-    hashes = {name: text_hash(load_prompt(name)) for name in ("footprint-1", "rpeval-1", "footprint-2")}
+    hashes = {
+        name: text_hash(load_prompt(name)) for name in ("footprint-1", "rpeval-1", "footprint-2")
+    }
     assert hashes == {
         "footprint-1": "d070417561e47d4a",
         "rpeval-1": "2ca3fac0c6662c36",
@@ -304,9 +378,9 @@ def test_the_second_prompt_settles_what_the_first_leaves_open(words):
     one, two = (" ".join(load_prompt(name).split()) for name in ("footprint-1", "footprint-2"))
     assert words in two and words not in one
     judge = LLMJudge(Scripted(reply_for(REQUEST)), JudgeConfig(prompt="footprint-2"))
-    assert judge(EXAMPLE, "Pack insulin.").settings["prompt"] == "footprint-2" and words in " ".join(
-        judge.system.split()
-    )
+    assert judge(EXAMPLE, "Pack insulin.").settings[
+        "prompt"
+    ] == "footprint-2" and words in " ".join(judge.system.split())
     assert judge.name != LLMJudge(judge.client).name
 
 
@@ -329,7 +403,9 @@ def test_data_reads_back_and_holds_no_token(value):
     text = to_data(value)
     assert json.loads(text) == value
     assert not any(token in text for token in TOKENS)
-    assert not any(c in text for c in "\u2028\u2029\u202e\u200b\ufeff\U000e0041\ud800\udfff\x00\x85<")
+    assert not any(
+        c in text for c in "\u2028\u2029\u202e\u200b\ufeff\U000e0041\ud800\udfff\x00\x85<"
+    )
 
 
 def test_lists_of_json_words_stay_json():
@@ -361,15 +437,22 @@ def test_no_answer_changes_what_is_parsed(answer, said):
 @pytest.mark.parametrize("config", [JudgeConfig(), JudgeConfig(blind=True)])
 def test_payload_carries_the_memory_as_it_was_read(config):
     fluent, concat = (judge_payload(EXAMPLE, "x", config, text) for text in ("fluent", "concat"))
-    shown = lambda payload: sorted(row["memory_text"] for row in payload["model_facing_memory"])
+
+    def shown(payload):
+        return sorted(row["memory_text"] for row in payload["model_facing_memory"])
+
     assert shown(fluent) == sorted(b.memory_text for b in EXAMPLE.blocks)
     assert shown(concat) == sorted(b.atomic_concat_text for b in EXAMPLE.blocks)
     blocks = {row["parent_memory_id"]: row["memory_text"] for row in concat["model_facing_memory"]}
-    assert all(atom["text"] in blocks[atom["parent_memory_id"]] for atom in concat["atomic_rubrics"])
+    assert all(
+        atom["text"] in blocks[atom["parent_memory_id"]] for atom in concat["atomic_rubrics"]
+    )
     request = judge_request(EXAMPLE, "x", config)
     assert sorted(request.names.values()) == sorted(EXAMPLE.levels)
     text_of = {atom["atom_id"]: atom["text"] for atom in fluent["atomic_rubrics"]}
-    assert all(text_of[name] == EXAMPLE.atom(atom_id).text for name, atom_id in request.names.items())
+    assert all(
+        text_of[name] == EXAMPLE.atom(atom_id).text for name, atom_id in request.names.items()
+    )
 
 
 def disguised(example: Example, data) -> Example:
@@ -380,7 +463,8 @@ def disguised(example: Example, data) -> Example:
         for k, a in enumerate(order)
     }
     homes = {
-        b.parent_memory_id: f"{data.draw(st.sampled_from(['noise', 'p']))}{k}" for k, b in enumerate(example.blocks)
+        b.parent_memory_id: f"{data.draw(st.sampled_from(['noise', 'p']))}{k}"
+        for k, b in enumerate(example.blocks)
     }
     rubric = st.one_of(st.none(), st.dictionaries(texts, texts, max_size=2))
     atoms = []
@@ -393,10 +477,19 @@ def disguised(example: Example, data) -> Example:
         }
         atoms.append(atom.model_copy(update=new | {"hint": data.draw(texts)}))
     blocks = [
-        b.model_copy(update={"parent_memory_id": homes[b.parent_memory_id], "atom_ids": [ids[i] for i in b.atom_ids]})
+        b.model_copy(
+            update={
+                "parent_memory_id": homes[b.parent_memory_id],
+                "atom_ids": [ids[i] for i in b.atom_ids],
+            }
+        )
         for b in example.blocks
     ]
-    more = {"id": data.draw(texts.filter(bool)), "domain": "general", "source_answer": data.draw(texts)}
+    more = {
+        "id": data.draw(texts.filter(bool)),
+        "domain": "general",
+        "source_answer": data.draw(texts),
+    }
     return example.model_copy(update={"atoms": atoms, "blocks": blocks} | more)
 
 
@@ -404,9 +497,15 @@ def disguised(example: Example, data) -> Example:
 def test_blind_messages_depend_on_nothing_that_tells_the_level(example, data):
     other = disguised(example, data)
     for config in (JudgeConfig(blind=True), JudgeConfig(blind=True, quality=True)):
-        assert judge_request(other, "x", config).messages == judge_request(example, "x", config).messages
+        assert (
+            judge_request(other, "x", config).messages
+            == judge_request(example, "x", config).messages
+        )
     if list(other.levels.values()) != list(example.levels.values()):
-        assert judge_request(other, "x", JudgeConfig()).messages != judge_request(example, "x", JudgeConfig()).messages
+        assert (
+            judge_request(other, "x", JudgeConfig()).messages
+            != judge_request(example, "x", JudgeConfig()).messages
+        )
 
 
 @given(st.sampled_from(sample_records()), st.data())
@@ -421,9 +520,12 @@ def test_blind_order_knows_nothing_of_the_order_in_the_record(example, data):
 
 
 def test_record_order_tells_levels_and_blind_order_does_not():
-    first = lambda config: {
-        e.levels[next(iter(judge_request(e, "x", config).names.values()))] for e in sample_records()
-    }
+    def first(config):
+        return {
+            e.levels[next(iter(judge_request(e, "x", config).names.values()))]
+            for e in sample_records()
+        }
+
     assert first(JudgeConfig()) == {Level.CONTROL}
     assert len(first(JudgeConfig(blind=True))) > 1
 
@@ -444,11 +546,20 @@ def plain_check(text, request):
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    keys = {"atom_id", "predicted_usage_level", "evidence_quote", "reason"} | ({"u_star"} if request.ideal else set())
-    if not isinstance(found, dict) or set(found) != {"atom_judgments"} or not isinstance(found["atom_judgments"], list):
+    keys = {"atom_id", "predicted_usage_level", "evidence_quote", "reason"} | (
+        {"u_star"} if request.ideal else set()
+    )
+    if (
+        not isinstance(found, dict)
+        or set(found) != {"atom_judgments"}
+        or not isinstance(found["atom_judgments"], list)
+    ):
         return None
     rows = found["atom_judgments"]
-    if not all(isinstance(r, dict) and set(r) == keys and all(isinstance(v, str) for v in r.values()) for r in rows):
+    if not all(
+        isinstance(r, dict) and set(r) == keys and all(isinstance(v, str) for v in r.values())
+        for r in rows
+    ):
         return None
     if sorted(r["atom_id"] for r in rows) != sorted(request.names):
         return None
@@ -460,7 +571,10 @@ def plain_check(text, request):
 
 
 junk = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.sampled_from(["A", "B", "C", "D", "a", "", "m1_a1", "m9_a9"])
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from(["A", "B", "C", "D", "a", "", "m1_a1", "m9_a9"]),
 )
 
 
@@ -490,7 +604,17 @@ def replies(draw, request):
     whole = {"atom_judgments": rows}
     return draw(
         st.sampled_from(
-            [whole, whole, whole, rows, whole | {"note": 1}, {"judgments": rows}, {"atom_judgments": []}, None, 3]
+            [
+                whole,
+                whole,
+                whole,
+                rows,
+                whole | {"note": 1},
+                {"judgments": rows},
+                {"atom_judgments": []},
+                None,
+                3,
+            ]
         )
     )
 
@@ -499,17 +623,25 @@ def replies(draw, request):
 @given(st.data(), st.sampled_from([REQUEST, BLIND]))
 def test_reading_agrees_with_the_plain_rules(data, request_):
     text = json.dumps(data.draw(replies(request_)))
-    reading, expected = read_reply(text, request_), plain_check(text, request_)
+    reading = read_reply(text, request_)
+    expected = plain_check(text, request_)
     assert bool(reading.faults) == (expected is None)
     if expected is not None:
         assert {n: row["predicted_usage_level"] for n, row in reading.verdicts.items()} == expected
-    assert all(row["atom_id"] == name and name in request_.names for name, row in reading.verdicts.items())
+    assert all(
+        row["atom_id"] == name and name in request_.names for name, row in reading.verdicts.items()
+    )
     assert all(isinstance(fault, str) and fault.isprintable() for fault in reading.faults)
 
 
 @given(
     st.one_of(
-        attacks, st.builds(lambda a, b: json.dumps(reply_for(REQUEST))[a:-b], st.integers(0, 9), st.integers(1, 999))
+        attacks,
+        st.builds(
+            lambda a, b: json.dumps(reply_for(REQUEST))[a:-b],
+            st.integers(0, 9),
+            st.integers(1, 999),
+        ),
     )
 )
 def test_reading_never_raises(text):
@@ -580,18 +712,27 @@ def test_a_thinking_judge_is_asked_once():
     request = judge_request(EXAMPLES[0], "x", JudgeConfig())
     client = Scripted(f"<think>{{Hm}}.</think>{json.dumps(reply_for(request))}")
     judged = LLMJudge(client)(EXAMPLES[0], "x")
-    assert judged.scored and len(client.asked) == judged.usage["calls"] == judged.usage["thoughts"] == 1
+    assert (
+        judged.scored
+        and len(client.asked) == judged.usage["calls"] == judged.usage["thoughts"] == 1
+    )
 
 
 def test_a_reply_that_cannot_be_read_is_quoted():
     sorry = "I'm sorry,\nI cannot judge this."
     judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
     assert not judged.scored and not judged.retry
-    assert judged.error.startswith("reply at fault") and "I'm sorry, I cannot judge this." in judged.error
+    assert (
+        judged.error.startswith("reply at fault")
+        and "I'm sorry, I cannot judge this." in judged.error
+    )
     long = LLMJudge(Scripted("Well. " * 5000, "Well. " * 5000))(EXAMPLES[0], "x").error
     assert "Well. " * 20 in long and len(long) < 500
     filtered = "", "content_filter"
-    assert "a content filter withheld the reply" in LLMJudge(Scripted(filtered, filtered))(EXAMPLES[0], "x").error
+    assert (
+        "a content filter withheld the reply"
+        in LLMJudge(Scripted(filtered, filtered))(EXAMPLES[0], "x").error
+    )
 
 
 def test_a_reply_that_was_cut_is_at_fault_even_when_it_closes():
@@ -611,20 +752,37 @@ def test_a_million_characters_of_nonsense_are_at_fault():
 
 @pytest.mark.parametrize(
     "value, fine",
-    [(0, True), (4, True), (5, False), (-1, False), (True, False), (3.0, False), ("3", False), (None, False)],
+    [
+        (0, True),
+        (4, True),
+        (5, False),
+        (-1, False),
+        (True, False),
+        (3.0, False),
+        ("3", False),
+        (None, False),
+    ],
 )
 def test_task_quality_is_a_whole_number(value, fine):
     request = judge_request(EXAMPLE, "x", JudgeConfig(quality=True))
-    reading = read_reply(json.dumps(reply_for(request, task_quality=value, safety_failure=False)), request)
-    assert bool(reading.faults) is not fine and reading.whole.get("task_quality", "none") == (value if fine else "none")
+    reading = read_reply(
+        json.dumps(reply_for(request, task_quality=value, safety_failure=False)), request
+    )
+    assert bool(reading.faults) is not fine and reading.whole.get("task_quality", "none") == (
+        value if fine else "none"
+    )
     assert reading.whole["safety_failure"] is False
 
 
 @pytest.mark.parametrize("value", [1, 0, "true", None, "no"])
 def test_safety_failure_is_true_or_false(value):
     request = judge_request(EXAMPLE, "x", JudgeConfig(quality=True))
-    reading = read_reply(json.dumps(reply_for(request, task_quality=1, safety_failure=value)), request)
-    assert any("safety_failure" in fault for fault in reading.faults) and reading.whole == {"task_quality": 1}
+    reading = read_reply(
+        json.dumps(reply_for(request, task_quality=1, safety_failure=value)), request
+    )
+    assert any("safety_failure" in fault for fault in reading.faults) and reading.whole == {
+        "task_quality": 1
+    }
 
 
 @pytest.mark.parametrize("second", ["A", "C"])
@@ -636,21 +794,30 @@ def test_an_atom_with_two_entries_has_no_verdict(second):
 
 def test_quality_findings_are_required_when_asked_for():
     request = judge_request(EXAMPLE, "x", JudgeConfig(quality=True))
-    assert json.loads(request.messages[1]["content"])["also_judge"] == ["task_quality", "safety_failure"]
+    assert json.loads(request.messages[1]["content"])["also_judge"] == [
+        "task_quality",
+        "safety_failure",
+    ]
     assert len(read_reply(json.dumps(reply_for(request)), request).faults) == 2
 
 
 @given(attacks, st.lists(attacks, min_size=1, max_size=30))
 def test_a_repair_names_the_faults_and_forges_nothing(reply, faults):
     first, second, said, asked = repair_messages(REQUEST, reply, faults)
-    assert [first, second] == REQUEST.messages and (said["role"], asked["role"]) == ("assistant", "user")
+    assert [first, second] == REQUEST.messages and (said["role"], asked["role"]) == (
+        "assistant",
+        "user",
+    )
     assert json.loads(asked["content"].split("\n\n", 1)[1]) == faults[:20]
     assert not any(token in said["content"] + asked["content"] for token in TOKENS)
 
 
 def test_a_repair_is_not_flooded():
     *_, said, asked = repair_messages(REQUEST, "x" * 10**6, [f"fault {k}" for k in range(99)])
-    assert len(said["content"]) == 20_000 and json.loads(asked["content"].split("\n\n", 1)[1])[-1] == "fault 19"
+    assert (
+        len(said["content"]) == 20_000
+        and json.loads(asked["content"].split("\n\n", 1)[1])[-1] == "fault 19"
+    )
 
 
 # --- one judgment
@@ -661,7 +828,11 @@ def test_one_repair_and_no_more():
     bad["atom_judgments"][0]["u_star"] = "A"
     client = Scripted(bad, reply_for(REQUEST, "B"), "never asked")
     judgment = LLMJudge(client)(EXAMPLE, "Pack insulin.")
-    assert judgment.scored and set(levels(judgment).values()) == {Level.BOUND} and len(client.asked) == 2
+    assert (
+        judgment.scored
+        and set(levels(judgment).values()) == {Level.BOUND}
+        and len(client.asked) == 2
+    )
     assert client.asked[1][0][2]["content"] == json.dumps(bad) and judgment.usage["calls"] == 2
     assert judgment.usage["prompt_tokens"] == 20
     client = Scripted("?", "?", "never asked")
@@ -674,16 +845,22 @@ def test_one_repair_and_no_more():
     )
     assert client.asked[0][1]["temperature"] == 0 and client.asked[0][1]["max_tokens"] == 16384
     client = Scripted("?", "never asked")
-    assert not LLMJudge(client, JudgeConfig(repair=False))(EXAMPLE, "Pack insulin.").scored and len(client.asked) == 1
+    assert (
+        not LLMJudge(client, JudgeConfig(repair=False))(EXAMPLE, "Pack insulin.").scored
+        and len(client.asked) == 1
+    )
 
 
 def test_valid_verdicts_survive_the_second_reply_first():
-    first, second = reply_for(REQUEST, "C"), reply_for(REQUEST, "B")
+    first = reply_for(REQUEST, "C")
+    second = reply_for(REQUEST, "B")
     first["atom_judgments"] = first["atom_judgments"][:3]
     second["atom_judgments"] = second["atom_judgments"][2:4]
     judgment = LLMJudge(Scripted(first, second))(EXAMPLE, "Pack insulin.")
     found = [atom.actual for atom in judgment.atoms]
-    assert found[:4] == [Level.CONTROL, Level.CONTROL, Level.BOUND, Level.BOUND] and set(found[4:]) == {None}
+    assert found[:4] == [Level.CONTROL, Level.CONTROL, Level.BOUND, Level.BOUND] and set(
+        found[4:]
+    ) == {None}
     assert not judgment.scored and "is missing" in judgment.error
     assert all(atom.reason == "unscored" and atom.grounded is None for atom in judgment.atoms[4:])
 
@@ -714,14 +891,19 @@ def test_a_long_quote_is_looked_up_whole_and_kept_short(end):
     entries[0]["evidence_quote"] = answer
     entries[1]["evidence_quote"] = answer + "but this was never said"
     entries[2]["evidence_quote"] = answer[: 2000 - len(end) // 2] + end + answer[2010:]
-    entries[3]["evidence_quote"], entries[3]["reason"] = answer[:2000], "because " * 10_000
+    entries[3]["evidence_quote"] = answer[:2000]
+    entries[3]["reason"] = "because " * 10_000
     judgment = LLMJudge(Scripted(reply))(EXAMPLE, answer)
     atoms = judgment.atoms[:4]
     whole = [entries[k]["evidence_quote"] for k in range(4)]
     assert [atom.grounded for atom in atoms] == grounded(whole, answer)
     assert [atom.grounded for atom in atoms[:2]] == [True, False]
     assert max(len(text) for atom in judgment.atoms for text in (atom.quote, atom.reason)) <= 2002
-    assert atoms[0].quote.endswith(" …") and atoms[3].reason.endswith(" …") and atoms[3].quote == answer[:2000]
+    assert (
+        atoms[0].quote.endswith(" …")
+        and atoms[3].reason.endswith(" …")
+        and atoms[3].quote == answer[:2000]
+    )
     kept = [atom.quote for atom in atoms if atom.grounded]
     assert all(grounded(kept, answer)) and judgment.scored
 
@@ -744,7 +926,9 @@ def test_blind_judgments_take_the_ideal_levels_from_the_record():
     judgment = LLMJudge(client, JudgeConfig(blind=True))(EXAMPLE, "Pack insulin.")
     assert {a.atom_id: a.ideal for a in judgment.atoms} == EXAMPLE.levels and judgment.scored
     assert [a.atom_id for a in judgment.atoms] == list(EXAMPLE.levels)
-    told = LLMJudge(Scripted(*[reply_for(REQUEST)] * 2), JudgeConfig(blind=True))(EXAMPLE, "Pack insulin.")
+    told = LLMJudge(Scripted(*[reply_for(REQUEST)] * 2), JudgeConfig(blind=True))(
+        EXAMPLE, "Pack insulin."
+    )
     assert not told.scored
 
 
@@ -757,12 +941,17 @@ def test_silence_uses_nothing_and_costs_nothing(silence):
 
 
 @pytest.mark.parametrize(
-    "kind, retry", [("server", True), ("timeout", True), ("bad_request", True), ("context_too_long", False)]
+    "kind, retry",
+    [("server", True), ("timeout", True), ("bad_request", True), ("context_too_long", False)],
 )
 def test_failed_calls_are_unscored(kind, retry):
     for replies_ in ([CallError(kind, "no\nluck")], ["?", CallError(kind, "no\nluck")]):
         judgment = LLMJudge(Scripted(*replies_))(EXAMPLE, "Pack insulin.")
-        assert judgment.retry is retry and judgment.error == f"{kind}: no\\nluck" and not judgment.scored
+        assert (
+            judgment.retry is retry
+            and judgment.error == f"{kind}: no\\nluck"
+            and not judgment.scored
+        )
         assert all(atom.actual is None for atom in judgment.atoms)
 
 
@@ -772,9 +961,13 @@ def test_fatal_errors_are_raised(monkeypatch):
         with pytest.raises(CallError, match="stop"):
             LLMJudge(Scripted(CallError(kind, "stop")))(EXAMPLE, "x")
         with pytest.raises(CallError, match="stop"):
-            LLMJudge(Scripted(CallError(kind, "stop"), CallError(kind, "stop"))).batch([EXAMPLE] * 2, ["x", "y"])
+            LLMJudge(Scripted(CallError(kind, "stop"), CallError(kind, "stop"))).batch(
+                [EXAMPLE] * 2, ["x", "y"]
+            )
     with pytest.raises(CallError, match="NO_SUCH_KEY"):
-        LLMJudge(Endpoint(model="m", base_url="http://127.0.0.1:9/v1", key_env="NO_SUCH_KEY"))(EXAMPLE, "x")
+        LLMJudge(Endpoint(model="m", base_url="http://127.0.0.1:9/v1", key_env="NO_SUCH_KEY"))(
+            EXAMPLE, "x"
+        )
 
 
 def test_the_name_covers_what_may_change_a_verdict(tmp_path):
@@ -785,7 +978,10 @@ def test_the_name_covers_what_may_change_a_verdict(tmp_path):
     same = [
         judge_name(here, JudgeConfig(prompt=str(tmp_path / "footprint-1.md"))),
         judge_name(
-            Endpoint(model="m", key_env="OTHER", base_url="http://x/v1", concurrency=3, rpm=5, timeout=1), JudgeConfig()
+            Endpoint(
+                model="m", key_env="OTHER", base_url="http://x/v1", concurrency=3, rpm=5, timeout=1
+            ),
+            JudgeConfig(),
         ),
     ]
     assert set(same) == {base} and base.startswith("m@")
@@ -827,14 +1023,21 @@ ANSWERS = [micro_answer(e, "micro-model-weak", 7) for e in EXAMPLES]
 
 
 def endpoint(server, **more):
-    return Endpoint(**({"model": "micro-judge", "base_url": server.base_url, "key_env": "", "backoff": 0.01} | more))
+    return Endpoint(
+        **(
+            {"model": "micro-judge", "base_url": server.base_url, "key_env": "", "backoff": 0.01}
+            | more
+        )
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"blind": True}, {"quality": True}, {"text": "concat"}])
 def test_levels_over_http_equal_the_exact_judge(options):
     with MicroServer(EXAMPLES) as server:
         judged = LLMJudge(endpoint(server), JudgeConfig(**options)).batch(EXAMPLES, ANSWERS)
-    assert [levels(j) for j in judged] == [levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)]
+    assert [levels(j) for j in judged] == [
+        levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)
+    ]
     assert all(atom.grounded is not False for j in judged for atom in j.atoms if atom.quote)
 
 
@@ -862,7 +1065,11 @@ def test_a_server_without_schema_and_one_without_memory(tmp_path):
 
 
 def test_a_huge_answer_is_judged_like_its_beginning():
-    answer = ANSWERS[0] + "\n\n(Nothing below this line is part of the answer.)\n" + 'and "so" on {…} <b>\n' * 500_000
+    answer = (
+        ANSWERS[0]
+        + "\n\n(Nothing below this line is part of the answer.)\n"
+        + 'and "so" on {…} <b>\n' * 500_000
+    )
     with MicroServer(EXAMPLES) as server:
         judgment = LLMJudge(endpoint(server))(EXAMPLES[0], answer)
     assert levels(judgment) == levels(exact_judge(EXAMPLES[0], ANSWERS[0]))
@@ -875,7 +1082,16 @@ def test_a_huge_answer_is_judged_like_its_beginning():
 def rollouts_file(path, examples=EXAMPLES, answers=ANSWERS, **fields):
     rows = [
         Rollout(
-            **({"example_id": e.id, "model": "m", "seed": 1, "response": a, "example_hash": e.content_hash} | fields)
+            **(
+                {
+                    "example_id": e.id,
+                    "model": "m",
+                    "seed": 1,
+                    "response": a,
+                    "example_hash": e.content_hash,
+                }
+                | fields
+            )
         )
         for e, a in zip(examples, answers, strict=True)
     ]
@@ -890,18 +1106,24 @@ def test_bad_replies_and_their_repairs_replay_from_the_cache(tmp_path):
     rollouts = rollouts_file(tmp_path / "r.jsonl")
     faults = Faults(wrong_id=0.2, empty=0.2, truncated_json=0.2, length=0.2, fences=0.2)
     with MicroServer(EXAMPLES, faults=faults) as server:
-        judge = lambda: LLMJudge(endpoint(server), cache=tmp_path / "cache" / "calls.sqlite")
+
+        def judge():
+            return LLMJudge(endpoint(server), cache=tmp_path / "cache" / "calls.sqlite")
+
         judge_rollouts(EXAMPLES, rollouts, judge(), tmp_path / "a.jsonl")
         asked = server.stats()["requests"]
         judge_rollouts(EXAMPLES, rollouts, again := judge(), tmp_path / "b.jsonl")
         assert server.stats()["requests"] == asked > len(EXAMPLES) and again.totals.calls == 0
     assert judgments(tmp_path / "a.jsonl") == judgments(tmp_path / "b.jsonl")
-    assert all(Judgment.model_validate_json(row).scored for row in judgments(tmp_path / "a.jsonl").values())
+    assert all(
+        Judgment.model_validate_json(row).scored for row in judgments(tmp_path / "a.jsonl").values()
+    )
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_stopped_run_goes_on_and_asks_nothing_twice(tmp_path, cached):
-    rollouts, out = rollouts_file(tmp_path / "r.jsonl"), tmp_path / "j.jsonl"
+    rollouts = rollouts_file(tmp_path / "r.jsonl")
+    out = tmp_path / "j.jsonl"
     options = {"cache": tmp_path / "calls.sqlite"} if cached else {}
     seen = []
 
@@ -914,36 +1136,56 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(tmp_path, cached):
         for _ in range(9):
             try:
                 result = judge_rollouts(
-                    EXAMPLES, rollouts, LLMJudge(endpoint(server, concurrency=1), **options), out, on_row=stop
+                    EXAMPLES,
+                    rollouts,
+                    LLMJudge(endpoint(server, concurrency=1), **options),
+                    out,
+                    on_row=stop,
                 )
                 break
             except KeyboardInterrupt:
                 continue
         assert server.stats()["requests"] <= 24 + 4 * (not cached)
     found = {j.example_id: levels(j) for j in read_jsonl(out, Judgment)}
-    assert found == {e.id: levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)}
+    assert found == {
+        e.id: levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)
+    }
     assert result.judged + result.kept == 24 and len(seen) == 24
 
 
 def test_rows_carry_where_they_come_from(tmp_path):
     rollouts = rollouts_file(
-        tmp_path / "r.jsonl", condition="no_memory", sample=2, settings={"text": "concat", "temperature": 1.0}
+        tmp_path / "r.jsonl",
+        condition="no_memory",
+        sample=2,
+        settings={"text": "concat", "temperature": 1.0},
     )
-    client = Scripted(*[reply_for(judge_request(e, "x", JudgeConfig())) for e in EXAMPLES], concurrency=1)
+    client = Scripted(
+        *[reply_for(judge_request(e, "x", JudgeConfig())) for e in EXAMPLES], concurrency=1
+    )
     judge_rollouts(EXAMPLES, rollouts, LLMJudge(client), tmp_path / "j.jsonl")
     for j, e in zip(read_jsonl(tmp_path / "j.jsonl", Judgment), EXAMPLES, strict=True):
-        assert (j.model, j.condition, j.seed, j.sample, j.example_hash) == ("m", "no_memory", 1, 2, e.content_hash)
+        assert (j.model, j.condition, j.seed, j.sample, j.example_hash) == (
+            "m",
+            "no_memory",
+            1,
+            2,
+            e.content_hash,
+        )
         assert j.settings["text"] == "concat" and len(j.atoms) == len(e.atoms)
     memory = json.loads(client.asked[0][0][1]["content"])["model_facing_memory"]
     assert memory[0]["memory_text"] == EXAMPLES[0].blocks[0].atomic_concat_text
 
 
 def test_failed_answers_are_missing_until_they_come(tmp_path):
-    rollouts, out = tmp_path / "r.jsonl", tmp_path / "j.jsonl"
+    rollouts = tmp_path / "r.jsonl"
+    out = tmp_path / "j.jsonl"
     rollouts_file(rollouts, response="", finish_reason="error", error="timeout: no\x1b answer")
     with MicroServer(EXAMPLES) as server:
         first = judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server)), out)
-        assert (first.judged, first.failed, first.unscored) == (24, 24, 0) and server.stats()["requests"] == 0
+        assert (first.judged, first.failed, first.unscored) == (24, 24, 0) and server.stats()[
+            "requests"
+        ] == 0
         assert all(
             j.retry and not j.scored and j.error == "no answer: timeout: no\\x1b answer"
             for j in read_jsonl(out, Judgment)
@@ -963,15 +1205,19 @@ def test_failed_calls_are_asked_again_and_final_ones_are_not(tmp_path):
     assert (first.judged, first.failed, first.unscored) == (3, 1, 1)
     client.replies.append(good[0])
     second = judge_rollouts(EXAMPLES, rollouts, LLMJudge(client), tmp_path / "j.jsonl")
-    assert (second.judged, second.kept, second.failed, second.unscored) == (1, 2, 0, 0) and len(client.asked) == 5
+    assert (second.judged, second.kept, second.failed, second.unscored) == (1, 2, 0, 0) and len(
+        client.asked
+    ) == 5
 
 
 def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
-    rollouts, out = rollouts_file(tmp_path / "r.jsonl"), tmp_path / "j.jsonl"
+    rollouts = rollouts_file(tmp_path / "r.jsonl")
+    out = tmp_path / "j.jsonl"
     with MicroServer(EXAMPLES) as server:
         judge = LLMJudge(endpoint(server))
         judge_rollouts(EXAMPLES, rollouts, judge, out)
-        asked, kept = server.stats()["requests"], out.read_bytes()
+        asked = server.stats()["requests"]
+        kept = out.read_bytes()
         other = LLMJudge(endpoint(server), JudgeConfig(temperature=1.0))
         with pytest.raises(DataError, match=rf"j\.jsonl.*{judge.name}.*{other.name}"):
             judge_rollouts(EXAMPLES, rollouts, other, out)
@@ -985,14 +1231,19 @@ def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
             judge_rollouts(older, newer, judge, out)
         with pytest.raises(DataError, match=r"r\.jsonl.*example_id.*23 examples"):
             judge_rollouts(EXAMPLES[1:], rollouts, judge, out)
-        changed = rollouts_file(tmp_path / "changed.jsonl", answers=[a + " Hope this helps." for a in ANSWERS])
+        changed = rollouts_file(
+            tmp_path / "changed.jsonl", answers=[a + " Hope this helps." for a in ANSWERS]
+        )
         with pytest.raises(DataError, match=r"j\.jsonl.*response_hash"):
             judge_rollouts(EXAMPLES, changed, judge, out)
         fewer = rollouts_file(tmp_path / "fewer.jsonl", EXAMPLES[:9], ANSWERS[:9])
         with pytest.raises(DataError, match=r"j\.jsonl.*answer"):
             judge_rollouts(EXAMPLES, fewer, judge, out)
         rows = [*read_jsonl(rollouts, Rollout)]
-        write_jsonl(tmp_path / "two.jsonl", [*rows, rows[0].model_copy(update={"settings": {"temperature": 0}})])
+        write_jsonl(
+            tmp_path / "two.jsonl",
+            [*rows, rows[0].model_copy(update={"settings": {"temperature": 0}})],
+        )
         with pytest.raises(DataError, match=r"two\.jsonl.*two answers"):
             judge_rollouts(EXAMPLES, tmp_path / "two.jsonl", judge, tmp_path / "new.jsonl")
         assert server.stats()["requests"] == asked and out.read_bytes() == kept
@@ -1010,7 +1261,9 @@ def test_twenty_equal_failures_at_the_start_stop_the_run(tmp_path):
         + [reply_for(judge_request(EXAMPLES[19], "x", JudgeConfig()))]
         + [CallError("server", "x")] * 4
     )
-    result = judge_rollouts(EXAMPLES, rollouts, LLMJudge(Scripted(*some, concurrency=1)), tmp_path / "k.jsonl")
+    result = judge_rollouts(
+        EXAMPLES, rollouts, LLMJudge(Scripted(*some, concurrency=1)), tmp_path / "k.jsonl"
+    )
     assert (result.judged, result.failed) == (24, 23)
 
 
@@ -1024,7 +1277,8 @@ def test_a_fatal_error_keeps_what_is_done(tmp_path):
 
 
 def test_a_plain_function_judges_files_too(tmp_path):
-    rollouts, out = rollouts_file(tmp_path / "r.jsonl"), tmp_path / "j.jsonl"
+    rollouts = rollouts_file(tmp_path / "r.jsonl")
+    out = tmp_path / "j.jsonl"
     result = judge_rollouts(EXAMPLES, rollouts, exact_judge, out)
     assert (result.judged, result.kept, result.totals) == (24, 0, None)
     assert {j.judge for j in read_jsonl(out, Judgment)} == {exact_judge(EXAMPLES[0], "").judge}
@@ -1067,7 +1321,9 @@ def test_a_judge_of_ones_own_needs_one_method(kind):
     )
     assert found[0].judge == kind.name and as_ideal(examples[0], "yes", seed=7).seed == 7
     partly = kind(lambda example, response: {next(iter(example.levels)): "C"})(examples[0], "yes")
-    assert not partly.scored and [a.actual for a in partly.atoms].count(None) == len(partly.atoms) - 1
+    assert (
+        not partly.scored and [a.actual for a in partly.atoms].count(None) == len(partly.atoms) - 1
+    )
 
 
 @pytest.mark.parametrize("kind", [Levels, AsyncLevels])
@@ -1086,7 +1342,9 @@ def test_a_judge_of_ones_own_may_fail_and_may_not_invent(kind):
     with pytest.raises(ValueError, match="'D'"):
         kind(lambda example, response: dict.fromkeys(example.levels, "D"))(example, "yes")
     with pytest.raises(DataError, match=example.id):
-        kind(lambda e, response: judgment_for(sample_records()[1], sample_records()[1].levels))(example, "yes")
+        kind(lambda e, response: judgment_for(sample_records()[1], sample_records()[1].levels))(
+            example, "yes"
+        )
     with pytest.raises(NotImplementedError, match="judge\\(example, response\\)"):
         Judge()(example, "yes")
 
@@ -1097,9 +1355,13 @@ def test_a_file_of_answers_is_judged_by_a_judge_of_ones_own(tmp_path):
     rows[2] = rows[2].model_copy(update={"finish_reason": "error", "error": "timeout"})
     write_jsonl(tmp_path / "rollouts.jsonl", rows)
     judge = AsyncLevels(lambda example, response: example.levels)
-    result = judge_rollouts(examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl")
+    result = judge_rollouts(
+        examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl"
+    )
     assert (result.judged, result.failed) == (9, 1)
-    again = judge_rollouts(examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl")
+    again = judge_rollouts(
+        examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl"
+    )
     assert (again.judged, again.kept) == (1, 8)
     assert {j.judge for j in read_jsonl(tmp_path / "judgments.jsonl", Judgment)} == {"async-levels"}
 
@@ -1107,20 +1369,37 @@ def test_a_file_of_answers_is_judged_by_a_judge_of_ones_own(tmp_path):
 def test_every_place_is_asked_for_and_kept_and_one_quote_otherwise():
     config = JudgeConfig(every_quote=True)
     request = judge_request(EXAMPLE, "Pack insulin. Then, insulin again.", config)
-    assert "evidence_quotes" in system_prompt(config) and '"evidence_quotes"' in request.messages[1]["content"]
-    assert "evidence_quote" not in json.dumps(response_format(config)).replace("evidence_quotes", "")
+    assert (
+        "evidence_quotes" in system_prompt(config)
+        and '"evidence_quotes"' in request.messages[1]["content"]
+    )
+    assert "evidence_quote" not in json.dumps(response_format(config)).replace(
+        "evidence_quotes", ""
+    )
     rows = [
-        {"atom_id": name, "u_star": u, "predicted_usage_level": "A", "evidence_quotes": [], "reason": "absent"}
+        {
+            "atom_id": name,
+            "u_star": u,
+            "predicted_usage_level": "A",
+            "evidence_quotes": [],
+            "reason": "absent",
+        }
         for name, u in request.ideal.items()
     ]
-    rows[0] |= {"predicted_usage_level": "B", "evidence_quotes": ["pack INSULIN", "insulin again", "by hand"]}
+    rows[0] |= {
+        "predicted_usage_level": "B",
+        "evidence_quotes": ["pack INSULIN", "insulin again", "by hand"],
+    }
     rows[1] |= {"evidence_quotes": ["insulin"]}
     rows[2] |= {"predicted_usage_level": "C", "evidence_quotes": ["never written", ""]}
     reading = read_reply(json.dumps({"atom_judgments": rows}), request)
     assert not reading.faults
     response = "Pack insulin. Then, insulin again."
     first, second, third, fourth, *_ = judgment_from(EXAMPLE, response, request, [reading]).atoms
-    assert [response[a:b] for a, b in first.spans] == ["Pack insulin", "insulin again"] and first.grounded
+    assert [response[a:b] for a, b in first.spans] == [
+        "Pack insulin",
+        "insulin again",
+    ] and first.grounded
     assert [response[a:b] for a, b in second.spans] == ["insulin"] * 2, (
         "named and without weight, it shows all the same"
     )
@@ -1136,7 +1415,10 @@ def test_every_place_is_asked_for_and_kept_and_one_quote_otherwise():
 
 def test_what_evaluation_asks_and_is_called_is_what_it_was():
     """The name stands in every file of judgments, and in it the whole prompt: a change would ask all questions anew."""
-    assert "every_quote" not in JudgeConfig().model_dump() and JudgeConfig(every_quote=True).model_dump()["every_quote"]
+    assert (
+        "every_quote" not in JudgeConfig().model_dump()
+        and JudgeConfig(every_quote=True).model_dump()["every_quote"]
+    )
     endpoint = Endpoint(model="m", base_url="http://localhost:1/v1", key_env="")
     assert judge_name(endpoint, JudgeConfig()) == "m@acff9bb7e7"
     judge = LLMJudge(endpoint)
@@ -1150,10 +1432,17 @@ def test_what_evaluation_asks_and_is_called_is_what_it_was():
     )
 
 
-@given(st.lists(st.sampled_from(["ferry", "Ferry!", "ferryman", "a boat", "…", "fer\nry", "**ferry**"]), max_size=6))
+@given(
+    st.lists(
+        st.sampled_from(["ferry", "Ferry!", "ferryman", "a boat", "…", "fer\nry", "**ferry**"]),
+        max_size=6,
+    )
+)
 def test_all_places_of_a_word_are_found_and_no_part_of_a_longer_one(words):
     text = " ".join(words)
     found = [text[a:b].casefold() for a, b in locate(["ferry"], text, every=True)[0]]
     exact = len([word for word in words if word.strip("*!").casefold() == "ferry"])
     assert found.count("ferry") >= exact and (not exact or "ferryman" not in "".join(found))
-    assert all(fold(part) == "ferry" for part in found) and (bool(found) == grounded(["ferry"], text)[0])
+    assert all(fold(part) == "ferry" for part in found) and (
+        bool(found) == grounded(["ferry"], text)[0]
+    )

@@ -64,7 +64,8 @@ WRONG = {"D+": lambda d: d}
 
 def test_a_rule_from_outside_is_found_by_its_path():
     path = f"{__name__}:SQUARES"
-    channel, d = torch.tensor([CHANNELS.index(name) for name in ("C+", "CB-", "B+")]), torch.full((3, 2), 3.0)
+    channel = torch.tensor([CHANNELS.index(name) for name in ("C+", "CB-", "B+")])
+    d = torch.full((3, 2), 3.0)
     assert localization_signal(d, channel, path)[:, 0].tolist() == [9, -3, 0]
     assert localization_rule(path, "uniform").keys() == {"C+"}
     assert localization_rule(path, "absolute").keys() == {"C+", *UNDER}
@@ -79,7 +80,9 @@ def test_a_rule_from_outside_is_found_by_its_path():
 def test_the_chapters_of_pure_tensors_load_torch_and_no_model_library():
     code = "import sys, memcalib.localization, memcalib.redistribution; print(*sys.modules)"
     loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
     )
     assert "torch" in loaded and not loaded & {"transformers", "accelerate", "trl", "datasets"}
 
@@ -90,7 +93,9 @@ def test_weights_match_a_scalar_reading_of_the_equations(seed, delta, gate, d_ma
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(4, 6, generator=g, dtype=torch.float64) * 2
     mask = torch.rand(4, 6, generator=g) > 0.3
-    q, opened = localization_weights(z, mask, torch.full((4,), delta, dtype=torch.float64), gate=gate, d_max=d_max)
+    q, opened = localization_weights(
+        z, mask, torch.full((4,), delta, dtype=torch.float64), gate=gate, d_max=d_max
+    )
     for p in range(4):
         live = [z[p, t].item() for t in range(6) if mask[p, t]]
         assert opened[p] == (bool(live) and max(live) > gate) and not q[p, ~mask[p]].any()
@@ -99,11 +104,14 @@ def test_weights_match_a_scalar_reading_of_the_equations(seed, delta, gate, d_ma
 
 
 def test_the_gate_reads_the_unclipped_signal():
-    z, mask = torch.tensor([[0.4, 0.1]]), torch.ones(1, 2).bool()
+    z = torch.tensor([[0.4, 0.1]])
+    mask = torch.ones(1, 2).bool()
     assert localization_weights(z, mask, torch.zeros(1), gate=0.3, d_max=0.2)[1].item()
     assert clip_signal(z, 0.2).max() == pytest.approx(0.2)
     assert not localization_weights(z, mask, torch.zeros(1), gate=0.4)[1].item()
-    assert localization_weights(torch.zeros(2, 0), torch.zeros(2, 0).bool(), torch.zeros(2))[0].shape == (2, 0)
+    assert localization_weights(torch.zeros(2, 0), torch.zeros(2, 0).bool(), torch.zeros(2))[
+        0
+    ].shape == (2, 0)
     assert localization_signal(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)).shape == (0, 3)
 
 
@@ -111,12 +119,15 @@ def test_the_gate_reads_the_unclipped_signal():
 @given(st.integers(0, 10_000), st.integers(1, 400))
 def test_threshold_update_is_numpys_linear_quantile(seed, n):
     g = torch.Generator().manual_seed(seed)
-    scores, channel = torch.randn(n, generator=g), torch.randint(0, 9, (n,), generator=g)
+    scores = torch.randn(n, generator=g)
+    channel = torch.randint(0, 9, (n,), generator=g)
     thresholds = Thresholds(CreditConfig(threshold_minimum=20))
     thresholds.update(scores, channel)
     for h in range(9):
         pool = scores[channel == h].double().numpy()
-        expected = 0.9 * 0.02 + 0.1 * max(0.02, np.quantile(pool, 0.75)) if len(pool) >= 20 else 0.02
+        expected = (
+            0.9 * 0.02 + 0.1 * max(0.02, np.quantile(pool, 0.75)) if len(pool) >= 20 else 0.02
+        )
         assert thresholds.value[h].item() == pytest.approx(expected, abs=1e-12)
     order = torch.randperm(n, generator=g)
     again = Thresholds(CreditConfig(threshold_minimum=20))
@@ -144,26 +155,43 @@ def judged(example, level=Level.BOUND):
 
 def test_pairs_remove_exactly_the_channels_atoms():
     example = sample_records()[0]
-    judgment, seen = judged(example), []
-    encode = lambda e: seen.append(set(e.levels)) or [1, 2, len(e.atoms) + 3]
+    judgment = judged(example)
+    seen = []
+
+    def encode(e):
+        return seen.append(set(e.levels)) or [1, 2, len(e.atoms) + 3]
+
     pairs = ablation_pairs([example, example], [judgment, judgment], encode)
     groups = channel_atoms(judgment)
     assert sorted(a for atoms in groups.values() for a in atoms) == sorted(example.levels)
     assert len(pairs) == 2 * len(groups) and len(seen) == len(groups)
-    for left, (_, _, atoms) in zip(seen, zip(pairs.rows, pairs.channels, pairs.atoms, strict=True), strict=False):
+    for left, (_, _, atoms) in zip(
+        seen, zip(pairs.rows, pairs.channels, pairs.atoms, strict=True), strict=False
+    ):
         assert left == set(remove_atoms(example, atoms).levels)
 
 
 def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     example = sample_records()[0]
-    good, encode = judged(example, Level.IGNORE), lambda e: [1]
+    good = judged(example, Level.IGNORE)
+
+    def encode(e):
+        return [1]
+
     unscored = judgment_for(example, {})
     broken = good.model_copy(update={"error": "timeout"})
     assert not len(ablation_pairs([example] * 2, [unscored, broken], encode))
-    names = lambda keep=None, **kw: {
-        CHANNELS[h] for h in ablation_pairs([example], [good], encode, CreditConfig(**kw), keep).channels
-    }
-    assert names() == {"BA-", "CA-"} & {CHANNELS[h] for h in channel_atoms(good)} and "A+" not in names()
+
+    def names(keep=None, **kw):
+        return {
+            CHANNELS[h]
+            for h in ablation_pairs([example], [good], encode, CreditConfig(**kw), keep).channels
+        }
+
+    assert (
+        names() == {"BA-", "CA-"} & {CHANNELS[h] for h in channel_atoms(good)}
+        and "A+" not in names()
+    )
     assert names(under_use="uniform") == set() and names(mode="positive_only") == set()
     open_pairs = torch.zeros(1, 9, dtype=torch.bool)
     assert names(keep=open_pairs) == set()
@@ -171,7 +199,10 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     assert names(keep=open_pairs) <= {"BA-"}
     over = judged(example, Level.CONTROL)
     assert "AC-" not in {
-        CHANNELS[h] for h in ablation_pairs([example], [over], encode, CreditConfig(merge_over_use=True)).channels
+        CHANNELS[h]
+        for h in ablation_pairs(
+            [example], [over], encode, CreditConfig(merge_over_use=True)
+        ).channels
     }
     with pytest.raises(ValueError, match="shorter|longer|argument"):
         ablation_pairs([example], [good, good], encode)
@@ -189,7 +220,9 @@ def test_precision_counts_only_what_is_defined():
 def test_tokens_belong_to_the_sentence_in_which_they_end():
     class Sentence:
         def __init__(self, start, end, role):
-            self.start, self.end, self.roles = start, end, {"a": role}
+            self.start = start
+            self.end = end
+            self.roles = {"a": role}
 
     class Words:
         def decode(self, ids, skip_special_tokens=True):

@@ -41,7 +41,9 @@ def slow_metrics(over, under, rho):
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=30), st.floats(0.05, 0.95))
 def test_calibration_metrics_equal_the_loop(pairs, rho):
     over, under = zip(*pairs, strict=True)
-    assert calibration_metrics(over, under, rho) == pytest.approx(slow_metrics(over, under, rho), abs=1e-9)
+    assert calibration_metrics(over, under, rho) == pytest.approx(
+        slow_metrics(over, under, rho), abs=1e-9
+    )
 
 
 @drawn
@@ -51,7 +53,9 @@ def test_summary_is_over_scored_answers_and_gives_no_number_of_nothing(judged):
     found = metrics.summary(judged)
     assert found.pop("unscored") == len(judged) - len(scored)
     if scored:
-        assert found == pytest.approx(slow_metrics([j.over for j in scored], [j.under for j in scored], 0.5), abs=1e-9)
+        assert found == pytest.approx(
+            slow_metrics([j.over for j in scored], [j.under for j in scored], 0.5), abs=1e-9
+        )
     else:
         assert list(found) == list(METRICS) and all(math.isnan(value) for value in found.values())
 
@@ -109,11 +113,15 @@ def test_score_equals_the_loop(judgments):
         mean = sum(values) / len(values)
         assert row[name] == pytest.approx(mean)
         if len(values) > 1:
-            assert row[f"{name}_std"] == pytest.approx((sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5)
+            assert row[f"{name}_std"] == pytest.approx(
+                (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
+            )
         else:
             assert math.isnan(row[f"{name}_std"])
     assert row["responses"] == len(judgments)
-    assert row["unscored_responses"] == sum(any(a.actual is None for a in j.atoms) for j in judgments)
+    assert row["unscored_responses"] == sum(
+        any(a.actual is None for a in j.atoms) for j in judgments
+    )
     assert row["unscored_atoms"] == sum(a.actual is None for j in judgments for a in j.atoms)
 
 
@@ -140,7 +148,11 @@ def test_interval_narrows_with_questions_not_with_copies_of_an_answer():
     errors = rng.integers(0, 3, size=200)
 
     def width(questions, samples):
-        js = [make([0], [int(e)], f"e{k}", sample=s) for k, e in enumerate(errors[:questions]) for s in range(samples)]
+        js = [
+            make([0], [int(e)], f"e{k}", sample=s)
+            for k, e in enumerate(errors[:questions])
+            for s in range(samples)
+        ]
         row = metrics.score(js).iloc[0]
         return row["SCS_high"] - row["SCS_low"]
 
@@ -155,14 +167,26 @@ def test_bootstrap_is_reproducible_and_seeded():
 
 
 def test_order_of_judgments_does_not_matter():
-    js = [make([0, 1, 2], [k % 3, 1, (k + s) % 3], f"e{k}", seed=s) for k in range(12) for s in range(3)]
+    js = [
+        make([0, 1, 2], [k % 3, 1, (k + s) % 3], f"e{k}", seed=s)
+        for k in range(12)
+        for s in range(3)
+    ]
     pd.testing.assert_frame_equal(metrics.score(js), metrics.score(js[::-1]))
 
 
 def test_judges_and_conditions_never_share_a_row():
-    js = [make([0], [0], judge="a"), make([0], [2], judge="b"), make([0], [1], judge="a", condition="no_memory")]
+    js = [
+        make([0], [0], judge="a"),
+        make([0], [2], judge="b"),
+        make([0], [1], judge="a", condition="no_memory"),
+    ]
     assert metrics.score(js)["SCS"].tolist() == [100.0, 25.0, 50.0]
-    assert list(by_source(js)) == ["m · full_memory · a", "m · full_memory · b", "m · no_memory · a"]
+    assert list(by_source(js)) == [
+        "m · full_memory · a",
+        "m · full_memory · b",
+        "m · no_memory · a",
+    ]
 
 
 def test_a_judgment_without_atoms_counts_as_unscored():
@@ -232,14 +256,18 @@ def test_broken_json_empty_files_and_repeats_are_refused(tmp_path):
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_a_torn_last_line_is_left_out_and_said(tmp_path, share):
-    path, first = tmp_path / "judgments.jsonl", make([0, 2], [0, 1])
+    path = tmp_path / "judgments.jsonl"
+    first = make([0, 2], [0, 1])
     last = make([0], [1], "e2").to_json()
     path.write_text(first.to_json() + "\n")
     whole = score_text(path)
     assert "notes" not in json.loads(score_text(path, as_json=True))
     path.write_text(first.to_json() + "\n" + last[: int(len(last) * share)])
     assert metrics.load_judgments(path) == [first]
-    assert score_text(path) == f"{path}: the last line is torn, as a stopped run leaves it, and was left out\n\n{whole}"
+    assert (
+        score_text(path)
+        == f"{path}: the last line is torn, as a stopped run leaves it, and was left out\n\n{whole}"
+    )
     assert "torn" in json.loads(score_text(path, as_json=True))["notes"][0]
     path.write_text(first.to_json() + "\n" + last)
     assert len(metrics.load_judgments(path)) == 2 and "torn" not in score_text(path)
@@ -278,28 +306,58 @@ def test_scoring_imports_neither_torch_nor_pandas_at_the_top():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["m1", "m2"]), st.integers(0, 2), st.integers(0, 3),
-            st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(["A", "B", "C", None])), min_size=1, max_size=5),
+            st.sampled_from(["m1", "m2"]),
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.lists(
+                st.tuples(st.sampled_from("ABC"), st.sampled_from(["A", "B", "C", None])),
+                min_size=1,
+                max_size=5,
+            ),
         ),
-        min_size=1, max_size=12, unique_by=lambda row: row[:3],
+        min_size=1,
+        max_size=12,
+        unique_by=lambda row: row[:3],
     ),
     st.randoms(use_true_random=False),
-)  # fmt: skip
+)
 def test_rows_of_atoms_score_as_judgments_do(answers, random):
-    judgments, rows = [], []
+    judgments = []
+    rows = []
     for model, seed, number, pairs in answers:
         atoms = [AtomJudgment(atom_id=f"a{i}", ideal=u, actual=v) for i, (u, v) in enumerate(pairs)]
-        head = {"example_id": f"e{number}", "question_id": f"q{number % 2}", "model": model, "seed": seed}
+        head = {
+            "example_id": f"e{number}",
+            "question_id": f"q{number % 2}",
+            "model": model,
+            "seed": seed,
+        }
         judgments.append(Judgment(**head, domain="general", atoms=atoms))
         for a in atoms:
             ideal = random.choice([a.ideal.wire, a.ideal.label, int(a.ideal)])
-            actual = None if a.actual is None else random.choice([a.actual.wire, a.actual.label.lower()])
+            actual = (
+                None if a.actual is None else random.choice([a.actual.wire, a.actual.label.lower()])
+            )
             rows.append(head | {"atom_id": a.atom_id, "ideal": ideal, "actual": actual})
     frame = pd.DataFrame(rows)
-    columns = ["model", "example_id", "seed", "atoms", "distractors", "unscored_atoms", "scored", "over", "under"]
-    pd.testing.assert_frame_equal(response_frame(frame)[columns], response_frame(judgments)[columns], check_dtype=False)
+    columns = [
+        "model",
+        "example_id",
+        "seed",
+        "atoms",
+        "distractors",
+        "unscored_atoms",
+        "scored",
+        "over",
+        "under",
+    ]
+    pd.testing.assert_frame_equal(
+        response_frame(frame)[columns], response_frame(judgments)[columns], check_dtype=False
+    )
     if any(j.scored for j in judgments):
-        pd.testing.assert_frame_equal(score(frame, resamples=50), score(judgments, resamples=50), check_dtype=False)
+        pd.testing.assert_frame_equal(
+            score(frame, resamples=50), score(judgments, resamples=50), check_dtype=False
+        )
 
 
 def test_a_frame_of_atoms_says_what_it_lacks():
@@ -323,10 +381,19 @@ def test_a_frame_of_atoms_says_what_it_lacks():
 
 def test_a_file_of_judgments_is_scored_by_its_path(tmp_path):
     judgments = [
-        Judgment(example_id="e", domain="d", question_id="q", atoms=[AtomJudgment(atom_id="a", ideal="A", actual="B")])
+        Judgment(
+            example_id="e",
+            domain="d",
+            question_id="q",
+            atoms=[AtomJudgment(atom_id="a", ideal="A", actual="B")],
+        )
     ]
     write_jsonl(tmp_path / "judgments.jsonl", judgments)
-    assert score(tmp_path / "judgments.jsonl")["SCS"].tolist() == score(judgments)["SCS"].tolist() == [50.0]
+    assert (
+        score(tmp_path / "judgments.jsonl")["SCS"].tolist()
+        == score(judgments)["SCS"].tolist()
+        == [50.0]
+    )
 
 
 def test_the_interval_of_a_score_is_the_middle_95_percent_of_resampled_questions():
@@ -341,8 +408,15 @@ def test_the_interval_of_a_score_is_the_middle_95_percent_of_resampled_questions
     ]
     row = score(judgments, resamples=500, seed=3).iloc[0]
     values = np.array([100 * 0.5 ** (i % 3) for i in range(30)])
-    drawn = metrics.bootstrap_means(values[None, :, None], np.ones((1, 30), dtype=int), 500, 3)[:, 0]
+    drawn = metrics.bootstrap_means(values[None, :, None], np.ones((1, 30), dtype=int), 500, 3)[
+        :, 0
+    ]
     ordered = np.sort(drawn)
-    at = lambda share: np.interp(share * (len(ordered) - 1), np.arange(len(ordered)), ordered)
-    assert row["SCS_low"] == pytest.approx(at(0.025)) and row["SCS_high"] == pytest.approx(at(0.975))
+
+    def at(share):
+        return np.interp(share * (len(ordered) - 1), np.arange(len(ordered)), ordered)
+
+    assert row["SCS_low"] == pytest.approx(at(0.025)) and row["SCS_high"] == pytest.approx(
+        at(0.975)
+    )
     assert row["SCS_low"] < row["SCS"] < row["SCS_high"]

@@ -14,9 +14,17 @@ from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
 PAGES = [
-    line.split("|")[1].strip() for line in (NBS / "ORDER").read_text().splitlines() if "|" in line and line[0] != "#"
+    line.split("|")[1].strip()
+    for line in (NBS / "ORDER").read_text().splitlines()
+    if "|" in line and line[0] != "#"
 ]
-EXTRA = ["public_api", "glossary", "paper_index", "architecture", "extend"]  # pages without a module
+EXTRA = [
+    "public_api",
+    "glossary",
+    "paper_index",
+    "architecture",
+    "extend",
+]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 LONG = re.compile(
     r"07_training|extend|(trainer|micro|commands|tutorials)/.*|.*_(local|sentence_roles|agreement|inspect|exam)|report/.*_(report|evaluation|figures|comparison)"
@@ -24,7 +32,9 @@ LONG = re.compile(
 
 
 def _marked(page: str):
-    return pytest.param(NBS / f"{page}.ipynb", id=page, marks=[pytest.mark.slow] * bool(LONG.fullmatch(page)))
+    return pytest.param(
+        NBS / f"{page}.ipynb", id=page, marks=[pytest.mark.slow] * bool(LONG.fullmatch(page))
+    )
 
 
 @pytest.fixture
@@ -43,7 +53,9 @@ def registers():
 def shell(monkeypatch):
     """The page's namespace ends with the page: IPython keeps every shell, and empties all of them when the process ends."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("IN_TEST", "1")  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
+    monkeypatch.setenv(
+        "IN_TEST", "1"
+    )  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
     monkeypatch.setattr(InteractiveShell, "_instance", None)
     yield
     if page := InteractiveShell._instance:

@@ -29,7 +29,9 @@ def test_sample_records_are_intact():
         assert p.check_example(json.loads(record.to_json())) == []
         for atom in record.atoms:
             assert len(atom.usage_rubric) == 9, (record.id, atom.atom_id)
-        assert {"none", "controlling"} <= {a.usage_rubric["memory_usage_weight"] for a in record.atoms}
+        assert {"none", "controlling"} <= {
+            a.usage_rubric["memory_usage_weight"] for a in record.atoms
+        }
 
 
 def second_home(row):
@@ -46,7 +48,11 @@ FAULTS = {
     "missing level": (lambda r: r["memories"][0].pop("u_star"), "u_star", "nothing"),
     "two blocks": (second_home, "atom in blocks", "blocks"),
     "no block": (lambda r: r["memory_blocks"][0]["atom_ids"].pop(), "atom in blocks", "no block"),
-    "wrong parent": (lambda r: r["memories"][0].update(parent_memory_id="zz"), "parent_memory_id", "'zz'"),
+    "wrong parent": (
+        lambda r: r["memories"][0].update(parent_memory_id="zz"),
+        "parent_memory_id",
+        "'zz'",
+    ),
     "repeated atom": (repeat_atom, "atom_id", "2 times"),
     "repeated in block": (
         lambda r: r["memory_blocks"][0]["atom_ids"].append(r["memory_blocks"][0]["atom_ids"][0]),
@@ -64,16 +70,40 @@ FAULTS = {
     "no question": (lambda r: r.pop("question"), "question", "nothing"),
     "empty domain": (lambda r: r.update(domain=""), "domain", "''"),
     "number id": (lambda r: r.update(id=7), "id", "7"),
-    "concat": (lambda r: r["memory_blocks"][0].update(atomic_concat_text="x"), "atomic_concat_text", "'x'"),
-    "no concat": (lambda r: r["memory_blocks"][0].pop("atomic_concat_text"), "atomic_concat_text", "None"),
+    "concat": (
+        lambda r: r["memory_blocks"][0].update(atomic_concat_text="x"),
+        "atomic_concat_text",
+        "'x'",
+    ),
+    "no concat": (
+        lambda r: r["memory_blocks"][0].pop("atomic_concat_text"),
+        "atomic_concat_text",
+        "None",
+    ),
     "no fluent text": (lambda r: r["memory_blocks"][0].update(memory_text=""), "memory_text", "''"),
     "no blocks": (lambda r: r.update(memory_blocks=[]), "memory_blocks", "[]"),
     "blocks no list": (lambda r: r.update(memory_blocks={}), "memory_blocks", "{}"),
     "atoms no objects": (lambda r: r["memories"].append(3), "memories", "1 entries"),
-    "unknown atom": (lambda r: r["memory_blocks"][0]["atom_ids"].append("ghost"), "atom_ids", "'ghost'"),
-    "atom ids of numbers": (lambda r: r["memory_blocks"][0].update(atom_ids=[1, [2]]), "atom_ids", "1"),
-    "wrong action": (lambda r: r["memories"][0].update(u_star="A", memory_action="apply"), "memory_action", "'apply'"),
-    "rubric no object": (lambda r: r["memories"][0].update(usage_rubric="x"), "usage_rubric", "'x'"),
+    "unknown atom": (
+        lambda r: r["memory_blocks"][0]["atom_ids"].append("ghost"),
+        "atom_ids",
+        "'ghost'",
+    ),
+    "atom ids of numbers": (
+        lambda r: r["memory_blocks"][0].update(atom_ids=[1, [2]]),
+        "atom_ids",
+        "1",
+    ),
+    "wrong action": (
+        lambda r: r["memories"][0].update(u_star="A", memory_action="apply"),
+        "memory_action",
+        "'apply'",
+    ),
+    "rubric no object": (
+        lambda r: r["memories"][0].update(usage_rubric="x"),
+        "usage_rubric",
+        "'x'",
+    ),
 }
 
 
@@ -88,7 +118,12 @@ def test_each_fault_is_named(name):
 
 def test_all_faults_are_listed_not_the_first():
     row = raw()
-    for change in (FAULTS["unknown level"][0], FAULTS["empty question"][0], FAULTS["concat"][0], FAULTS["no block"][0]):
+    for change in (
+        FAULTS["unknown level"][0],
+        FAULTS["empty question"][0],
+        FAULTS["concat"][0],
+        FAULTS["no block"][0],
+    ):
         change(row)
     rules = {v.rule for v in p.check_example(row)}
     assert {"u_star", "question", "atomic_concat_text", "atom in blocks"} <= rules
@@ -146,7 +181,11 @@ def test_unknown_fields_survive_and_health_alias():
     example = p.Example.model_validate(row)
     assert example.domain == "health"
     again = json.loads(example.to_json())
-    assert (again["custom"], again["memories"][0]["note"], again["domain"]) == ({"deep": [1]}, "kept", "health_seed")
+    assert (again["custom"], again["memories"][0]["note"], again["domain"]) == (
+        {"deep": [1]},
+        "kept",
+        "health_seed",
+    )
     assert p.check_example(row | {"domain": "law"}) == []
 
 
@@ -164,7 +203,9 @@ def test_lines_are_reported_where_they_are(tmp_path):
     )
     result = p.validate_examples(file)
     found = [(v.line, v.rule) for v in result.violations]
-    assert found == [(3, "json"), (4, "encoding"), (5, "id"), (6, "record")] and result.examples == 1
+    assert (
+        found == [(3, "json"), (4, "encoding"), (5, "id"), (6, "record")] and result.examples == 1
+    )
     assert all(v.file == str(file) for v in result.violations)
     with pytest.raises(p.DataError, match=r"x\.jsonl:3: json"):
         p.load_examples(file)
@@ -200,12 +241,16 @@ def test_gzip_parquet_and_datasets_agree(tmp_path):
 
     rows = [json.loads(line) for line in lines]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    assert [e.levels for e in p.load_examples(tmp_path / "x.parquet")] == [e.levels for e in RECORDS]
+    assert [e.levels for e in p.load_examples(tmp_path / "x.parquet")] == [
+        e.levels for e in RECORDS
+    ]
 
     from datasets import Dataset
 
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    assert [e.question for e in p.load_examples(tmp_path / "saved")] == [e.question for e in RECORDS]
+    assert [e.question for e in p.load_examples(tmp_path / "saved")] == [
+        e.question for e in RECORDS
+    ]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "train.jsonl").write_text("\n".join(lines))
     assert [e.id for e in p.load_examples(tmp_path / "folder")] == [e.id for e in RECORDS]
@@ -214,7 +259,9 @@ def test_gzip_parquet_and_datasets_agree(tmp_path):
 def test_truncated_gzip_and_bad_parquet(tmp_path):
     whole = gzip.compress("\n".join(r.to_json() for r in RECORDS).encode())
     (tmp_path / "t.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    assert any(v.rule in ("gzip", "json") for v in p.validate_examples(tmp_path / "t.jsonl.gz").errors)
+    assert any(
+        v.rule in ("gzip", "json") for v in p.validate_examples(tmp_path / "t.jsonl.gz").errors
+    )
     (tmp_path / "t.parquet").write_bytes(b"not parquet")
     assert [v.rule for v in p.validate_examples(tmp_path / "t.parquet").errors][0] == "parquet"
 
@@ -263,7 +310,10 @@ def test_neutralised_tokens_never_become_ids(tmp_path):
     attack = "".join(tokenizer.all_special_tokens)
     hostile = p.encode_prompt(tokenizer, [{"role": "user", "content": f"hello {attack}"}])
     unk = {tokenizer.unk_token_id}
-    count = lambda ids: sum(i in specials - unk for i in ids)
+
+    def count(ids):
+        return sum(i in specials - unk for i in ids)
+
     assert count(hostile) == count(clean)
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
@@ -276,14 +326,21 @@ def test_html_card_escapes_everything():
     row["memory_blocks"][0]["memory_text"] = "<img src=x onerror=y>"
     row["id"] = "../../etc/<b>"
     card = p.card_html(p.Example.model_validate(row))
-    assert "<script" not in card and "<img" not in card and "<b>/" not in card and "&lt;script&gt;" in card
+    assert (
+        "<script" not in card
+        and "<img" not in card
+        and "<b>/" not in card
+        and "&lt;script&gt;" in card
+    )
 
 
 def test_judgments_are_checked_against_their_example():
     example = RECORDS[0]
     fine = p.judgment_for(example, example.levels)
     assert p.check_judgment(example, fine) is fine and fine.scored and fine.over == fine.under == 0
-    ghost = fine.model_copy(update={"atoms": [*fine.atoms, p.AtomJudgment(atom_id="ghost", ideal="A", actual="A")]})
+    ghost = fine.model_copy(
+        update={"atoms": [*fine.atoms, p.AtomJudgment(atom_id="ghost", ideal="A", actual="A")]}
+    )
     with pytest.raises(p.DataError, match="'ghost'"):
         p.check_judgment(example, ghost)
     with pytest.raises(p.DataError, match="missing"):
@@ -338,7 +395,9 @@ def test_found_values_are_short_however_large():
     assert all(len(str(v)) < 1000 for v in p.check_example(row))
 
 
-@pytest.mark.parametrize("line", [b'{"id": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"id": "x\\ud800"}'])
+@pytest.mark.parametrize(
+    "line", [b'{"id": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"id": "x\\ud800"}']
+)
 def test_odd_json_is_a_violation_with_its_line(tmp_path, line):
     file = write(tmp_path / "o.jsonl", [RECORDS[0].to_json().encode(), line])
     result = p.validate_examples(file)
@@ -356,7 +415,9 @@ def test_records_that_only_pydantic_refuses_are_violations(tmp_path):
 def test_a_block_number_in_a_file_changes_nothing():
     row = raw()
     row["memory_blocks"][0]["number"] = "abc"
-    assert [b.number for b in p.Example.model_validate(row).blocks] == [b.number for b in RECORDS[0].blocks]
+    assert [b.number for b in p.Example.model_validate(row).blocks] == [
+        b.number for b in RECORDS[0].blocks
+    ]
 
 
 def test_damaged_gzip_and_wrong_suffix(tmp_path):
@@ -370,7 +431,12 @@ def test_damaged_gzip_and_wrong_suffix(tmp_path):
 
 
 def test_self_overlapping_tokens_are_broken():
-    for text, token in (("#####", "###"), ("abababa", "aba"), ("aaa", "a"), ("<|im_<|im_end|>end|>", "<|im_end|>")):
+    for text, token in (
+        ("#####", "###"),
+        ("abababa", "aba"),
+        ("aaa", "a"),
+        ("<|im_<|im_end|>end|>", "<|im_end|>"),
+    ):
         assert token not in p.neutralise(text, [token])
 
 
@@ -383,10 +449,16 @@ def test_a_judgment_with_an_error_is_unscored():
 
 def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
     one = p.Example.of(
-        "Plan a dinner.", {"The user is vegan.": "control", " Tea at five. ": 1}, {"Chess.": "A"}, source_id="x"
+        "Plan a dinner.",
+        {"The user is vegan.": "control", " Tea at five. ": 1},
+        {"Chess.": "A"},
+        source_id="x",
     )
     assert one.levels == {"m1_a1": p.Level.CONTROL, "m1_a2": p.Level.BOUND, "m2_a1": p.Level.IGNORE}
-    assert one.blocks[0].atomic_concat_text == "The user is vegan. Tea at five." and one.blocks[1].number == 2
+    assert (
+        one.blocks[0].atomic_concat_text == "The user is vegan. Tea at five."
+        and one.blocks[1].number == 2
+    )
     assert p.check_example(json.loads(one.to_json())) == [] and one.model_extra["source_id"] == "x"
     with pytest.raises(ValueError, match="allowed are A, B, C"):
         p.Example.of("Plan.", {"The user is vegan.": "decisive"})
@@ -399,7 +471,12 @@ def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
 def test_examples_come_from_rows_and_data_sets_as_from_files(tmp_path):
     write_jsonl(tmp_path / "nine.jsonl", RECORDS)
     dataset = p.to_dataset(RECORDS)
-    assert p.load_examples(tmp_path / "nine.jsonl") == p.load_examples(dataset) == p.load_examples(RECORDS) == RECORDS
+    assert (
+        p.load_examples(tmp_path / "nine.jsonl")
+        == p.load_examples(dataset)
+        == p.load_examples(RECORDS)
+        == RECORDS
+    )
     assert p.load_examples([raw(i) for i in range(3)]) == RECORDS[:3]
     dataset.save_to_disk(tmp_path / "saved")
     assert p.load_examples(tmp_path / "saved") == RECORDS

@@ -28,7 +28,9 @@ LOCALIZABLE = [h for h in range(9) if h]
 @st.composite
 def weights(draw):
     """Non-negative weights of ragged rows: many zeros, ties, spikes."""
-    value = st.one_of(st.just(0.0), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0, 1e3), st.floats(0, 1e-6))
+    value = st.one_of(
+        st.just(0.0), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0, 1e3), st.floats(0, 1e-6)
+    )
     rows = draw(st.lists(st.lists(value, min_size=1, max_size=30), min_size=1, max_size=5))
     width = max(map(len, rows)) + draw(st.integers(0, 3))
     q = torch.tensor([row + [NAN] * (width - len(row)) for row in rows], dtype=torch.float64)
@@ -56,17 +58,22 @@ def test_projection_ignores_padding_order_and_dtype(drawn):
     m = raw_multipliers(q, mask)
     out = project_multipliers(m, mask)
     wider = project_multipliers(
-        torch.nn.functional.pad(m, (0, 4), value=7.0), torch.nn.functional.pad(mask, (0, 4), value=False)
+        torch.nn.functional.pad(m, (0, 4), value=7.0),
+        torch.nn.functional.pad(mask, (0, 4), value=False),
     )
     assert torch.equal(wider[:, :-4], out)
-    assert torch.allclose(project_multipliers(m.flip(0, 1), mask.flip(0, 1)).flip(0, 1), out, atol=1e-12)
+    assert torch.allclose(
+        project_multipliers(m.flip(0, 1), mask.flip(0, 1)).flip(0, 1), out, atol=1e-12
+    )
     assert torch.allclose(project_multipliers(m.float(), mask).double(), out, atol=1e-3)
 
 
 @SETTINGS
 @given(st.lists(st.floats(-5, 50), min_size=1, max_size=20), st.floats(1, 6))
 def test_projection_of_any_numbers_is_feasible(values, cap):
-    out = project_multipliers(torch.tensor([values], dtype=torch.float64), torch.ones(1, len(values)).bool(), cap)
+    out = project_multipliers(
+        torch.tensor([values], dtype=torch.float64), torch.ones(1, len(values)).bool(), cap
+    )
     assert abs(out.mean() - 1) < 1e-9 and out.min() >= 0 and out.max() <= cap
 
 
@@ -74,8 +81,14 @@ def test_worked_projections():
     spike = torch.zeros(1, 100, dtype=torch.float32)
     spike[0, 3] = 100
     out = project_multipliers(spike, torch.ones(1, 100).bool())
-    assert out[0, 3] == 4 and out[0, 4] == pytest.approx(0.969697, abs=1e-6) and out.dtype == torch.float32
-    assert project_multipliers(torch.tensor([[5.0, 0.0]]), torch.ones(1, 2).bool(), 1.0).tolist() == [[1, 1]]
+    assert (
+        out[0, 3] == 4
+        and out[0, 4] == pytest.approx(0.969697, abs=1e-6)
+        and out.dtype == torch.float32
+    )
+    assert project_multipliers(
+        torch.tensor([[5.0, 0.0]]), torch.ones(1, 2).bool(), 1.0
+    ).tolist() == [[1, 1]]
     assert project_multipliers(torch.tensor([[9.0]]), torch.ones(1, 1).bool()).tolist() == [[1]]
     even = torch.ones(2, 7)
     assert torch.equal(project_multipliers(even, even.bool()), even)
@@ -83,7 +96,9 @@ def test_worked_projections():
 
 def test_large_batch_keeps_the_mean_in_float32():
     generator = torch.Generator().manual_seed(0)
-    m = raw_multipliers(torch.rand(64, 512, generator=generator).pow(20), torch.ones(64, 512).bool()).float()
+    m = raw_multipliers(
+        torch.rand(64, 512, generator=generator).pow(20), torch.ones(64, 512).bool()
+    ).float()
     assert (project_multipliers(m, torch.ones(64, 512).bool()).mean(1) - 1).abs().max() < 1e-6
 
 
@@ -107,7 +122,9 @@ def test_non_finite_multipliers_are_named(bad):
     m[1, 1] = bad
     with pytest.raises(ValueError, match="row 1"):
         project_multipliers(m, torch.ones(3, 2).bool())
-    assert project_multipliers(m, torch.tensor([[True, True], [True, False], [True, True]]))[1].tolist() == [1, 0]
+    assert project_multipliers(m, torch.tensor([[True, True], [True, False], [True, True]]))[
+        1
+    ].tolist() == [1, 0]
 
 
 def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
@@ -121,11 +138,16 @@ def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
     rewards = sign * torch.randint(0, 3, (rows, 9), generator=g) / 2
     rewards = torch.where(valid[:, None], rewards, NAN)
     full = -torch.rand(rows, width, generator=g)
-    row, channel = torch.nonzero((rewards != 0) & valid[:, None]).T.tolist() if valid.any() else ([], [])
+    row, channel = (
+        torch.nonzero((rewards != 0) & valid[:, None]).T.tolist() if valid.any() else ([], [])
+    )
     keep = [i for i, h in enumerate(channel) if h in LOCALIZABLE]
-    row, channel = [row[i] for i in keep], [channel[i] for i in keep]
+    row = [row[i] for i in keep]
+    channel = [channel[i] for i in keep]
     pairs = Pairs(row, channel, [("a",)] * len(row), [[0]] * len(row))
-    noise = torch.randn(len(row), width, generator=g) * (torch.rand(len(row), width, generator=g) > 0.5)
+    noise = torch.randn(len(row), width, generator=g) * (
+        torch.rand(len(row), width, generator=g) > 0.5
+    )
     ablated = full[row] - noise * 2
     group = torch.arange(prompts).repeat_interleave(group_size)
     return {
@@ -150,14 +172,16 @@ def sentences(batch, **settings):
 
 def random_units(batch, seed):
     """Sentences of one to five tokens for each row, -1 at padding."""
-    draw, units = random.Random(seed), torch.full(batch["mask"].shape, -1)
+    draw = random.Random(seed)
+    units = torch.full(batch["mask"].shape, -1)
     for row, live in enumerate(batch["mask"].tolist()):
         number = -1
         left = 0
         for t, here in enumerate(live):
             if here:
                 if not left:
-                    number, left = number + 1, draw.randint(1, 5)
+                    number = number + 1
+                    left = draw.randint(1, 5)
                 units[row, t] = number
                 left -= 1
     return units
@@ -180,21 +204,39 @@ choices = st.fixed_dictionaries(
 def cancelling(**options):
     """Two answers of a group in which what A+ praises C+ blames, each channel carried by one word of four."""
     rewards = torch.zeros(2, 9, dtype=torch.float64)
-    rewards[0, 0], rewards[1, 8] = 1.0, 1.0
+    rewards[0, 0] = 1.0
+    rewards[1, 8] = 1.0
     pairs = Pairs([0, 1], [8, 8], [("a",)] * 2, [[0]] * 2)
-    full, ablated = torch.zeros(2, 4), -torch.eye(4)[:2]
+    full = torch.zeros(2, 4)
+    ablated = -torch.eye(4)[:2]
     rows = rewards, torch.zeros(2).long(), torch.ones(2).bool(), torch.ones(2, 4).bool()
     config = CreditConfig(**options)
-    return credit(*rows, config=config, full=full, pairs=pairs, ablated=ablated, thresholds=Thresholds(config))
+    return credit(
+        *rows, config=config, full=full, pairs=pairs, ablated=ablated, thresholds=Thresholds(config)
+    )
 
 
 def test_the_largest_advantage_is_reported_and_may_be_bounded():
-    free, bounded, wide = cancelling(), cancelling(max_advantage=30), cancelling(max_advantage=3000)
-    assert free.stats["rms"] == pytest.approx(1e-3) and free.stats["largest_advantage"] == pytest.approx(2250, rel=1e-5)
-    assert free.advantages.abs().max() == pytest.approx(2250, rel=1e-5) and "bounded" not in free.stats
-    assert torch.equal(bounded.advantages, free.advantages.clamp(-30, 30)) and bounded.stats["bounded"] == 4
-    assert bounded.stats["largest_advantage"] == free.stats["largest_advantage"], "of before the bound"
-    assert bounded.stats["conservation_error"] == pytest.approx(15) and free.stats["conservation_error"] < 1e-3
+    free = cancelling()
+    bounded = cancelling(max_advantage=30)
+    wide = cancelling(max_advantage=3000)
+    assert free.stats["rms"] == pytest.approx(1e-3) and free.stats[
+        "largest_advantage"
+    ] == pytest.approx(2250, rel=1e-5)
+    assert (
+        free.advantages.abs().max() == pytest.approx(2250, rel=1e-5) and "bounded" not in free.stats
+    )
+    assert (
+        torch.equal(bounded.advantages, free.advantages.clamp(-30, 30))
+        and bounded.stats["bounded"] == 4
+    )
+    assert bounded.stats["largest_advantage"] == free.stats["largest_advantage"], (
+        "of before the bound"
+    )
+    assert (
+        bounded.stats["conservation_error"] == pytest.approx(15)
+        and free.stats["conservation_error"] < 1e-3
+    )
     assert torch.equal(wide.advantages, free.advantages) and wide.stats["bounded"] == 0
     with pytest.raises(ValueError, match="max_advantage"):
         CreditConfig(max_advantage=0)
@@ -204,7 +246,8 @@ def test_the_largest_advantage_is_reported_and_may_be_bounded():
 @given(seeds, choices, st.floats(0.01, 5))
 def test_a_bound_changes_nothing_but_what_is_beyond_it(seed, options, bound):
     batch = a_batch(seed)
-    free, cut = run(batch, **options), run(batch, **options, max_advantage=bound)
+    free = run(batch, **options)
+    cut = run(batch, **options, max_advantage=bound)
     assert torch.equal(cut.advantages, free.advantages.clamp(-bound, bound))
     assert torch.equal(cut.sequence, free.sequence) and cut.stats["rms"] == free.stats["rms"]
     assert cut.stats["bounded"] <= (free.advantages.abs() >= bound * (1 - 1e-6)).sum()
@@ -233,10 +276,14 @@ def test_redistribution_matches_the_formula_channel_by_channel(seed):
     out = run(batch)
     advantages = group_advantages(batch["rewards"], batch["group"], batch["valid"])
     expected = torch.zeros(batch["mask"].shape, dtype=torch.float64)
-    factor = {(r, h): k for k, (r, h) in enumerate(zip(batch["pairs"].rows, batch["pairs"].channels, strict=True))}
+    factor = {
+        (r, h): k
+        for k, (r, h) in enumerate(zip(batch["pairs"].rows, batch["pairs"].channels, strict=True))
+    }
     for r in range(len(expected)):
         for h in range(9):
-            a, k = advantages[r, h], factor.get((r, h))
+            a = advantages[r, h]
+            k = factor.get((r, h))
             q = out.pairs.q[k] if k is not None else torch.zeros(1)
             chi = k is not None and batch["rewards"][r, h] * a > 0 and q.sum() > 0
             eta = 0.75 * chi
@@ -244,16 +291,23 @@ def test_redistribution_matches_the_formula_channel_by_channel(seed):
             expected[r] += a * ((1 - eta) + eta * m)
     sigma = reference.rms(advantages.sum(1).tolist(), batch["valid"].tolist())
     live = batch["mask"] & batch["valid"][:, None]
-    assert torch.allclose(out.advantages.double(), torch.where(live, expected / sigma, 0), atol=1e-5)
+    assert torch.allclose(
+        out.advantages.double(), torch.where(live, expected / sigma, 0), atol=1e-5
+    )
 
 
 @SETTINGS
 @given(seeds, st.sampled_from(["ordered", "absolute", "positive_only"]))
 def test_without_eta_it_is_gdpo_to_the_bit(seed, mode):
     batch = a_batch(seed)
-    gdpo = credit(*(batch[k] for k in ("rewards", "group", "valid", "mask")), config=CreditConfig(method="gdpo"))
+    gdpo = credit(
+        *(batch[k] for k in ("rewards", "group", "valid", "mask")),
+        config=CreditConfig(method="gdpo"),
+    )
     assert torch.equal(run(batch, eta=0, mode=mode).advantages, gdpo.advantages)
-    assert torch.equal(run(batch, eta=dict.fromkeys(CHANNELS, 0), mode=mode).advantages, gdpo.advantages)
+    assert torch.equal(
+        run(batch, eta=dict.fromkeys(CHANNELS, 0), mode=mode).advantages, gdpo.advantages
+    )
     expected = sequence_advantages(batch["rewards"], batch["group"], batch["valid"])
     assert torch.allclose(gdpo.sequence.double(), expected, atol=1e-6)
 
@@ -262,7 +316,10 @@ def test_without_eta_it_is_gdpo_to_the_bit(seed, mode):
 @given(seeds)
 def test_grpo_is_the_group_normalized_sum(seed):
     batch = a_batch(seed)
-    out = credit(*(batch[k] for k in ("rewards", "group", "valid", "mask")), config=CreditConfig(method="grpo"))
+    out = credit(
+        *(batch[k] for k in ("rewards", "group", "valid", "mask")),
+        config=CreditConfig(method="grpo"),
+    )
     expected = sequence_advantages(batch["rewards"], batch["group"], batch["valid"], "grpo").float()
     live = batch["mask"] & batch["valid"][:, None]
     assert torch.equal(out.advantages, torch.where(live, expected[:, None], 0))
@@ -304,9 +361,13 @@ def test_an_unscored_answer_leaves_statistics_rms_and_pools(seed):
     keep = batch["valid"].nonzero()[:, 0].tolist()
     if not keep:
         return
-    whole, some = Thresholds(CreditConfig(threshold_minimum=1)), Thresholds(CreditConfig(threshold_minimum=1))
+    whole = Thresholds(CreditConfig(threshold_minimum=1))
+    some = Thresholds(CreditConfig(threshold_minimum=1))
     out = credit(**batch, thresholds=whole)
-    part = credit(**reorder(batch, keep) if len(keep) == len(batch["group"]) else _only(batch, keep), thresholds=some)
+    part = credit(
+        **reorder(batch, keep) if len(keep) == len(batch["group"]) else _only(batch, keep),
+        thresholds=some,
+    )
     assert torch.allclose(out.advantages[keep], part.advantages, atol=1e-6)
     assert torch.allclose(whole.value, some.value)
     assert out.stats["rms"] == pytest.approx(part.stats["rms"])
@@ -325,7 +386,8 @@ def _only(batch, keep):
 
 @pytest.mark.parametrize("unit", ["response", "token"])
 def test_two_processes_give_what_one_gives(unit):
-    batch, config = a_batch(5, prompts=4), CreditConfig(scale_unit=unit)
+    batch = a_batch(5, prompts=4)
+    config = CreditConfig(scale_unit=unit)
     one = Thresholds(CreditConfig(threshold_minimum=1))
     whole = credit(**batch, thresholds=one, config=config)
     halves = []
@@ -348,7 +410,12 @@ def test_two_processes_give_what_one_gives(unit):
 
     def everywhere(mine):
         """Stands in for a collective: what every process would hold after concatenation."""
-        if mine.shape == (8,) and mine.dtype == torch.int64 and unit == "token" and "lengths" not in seen:
+        if (
+            mine.shape == (8,)
+            and mine.dtype == torch.int64
+            and unit == "token"
+            and "lengths" not in seen
+        ):
             seen.add("lengths")
             return batch["mask"].sum(1)
         return mine
@@ -356,20 +423,28 @@ def test_two_processes_give_what_one_gives(unit):
     for part, kept in halves:
         seen = set()
         out = credit(
-            batch["rewards"], batch["group"], batch["valid"], **kept, config=config,
-            thresholds=Thresholds(), local=part, gather=everywhere,
-        )  # fmt: skip
+            batch["rewards"],
+            batch["group"],
+            batch["valid"],
+            **kept,
+            config=config,
+            thresholds=Thresholds(),
+            local=part,
+            gather=everywhere,
+        )
         assert torch.allclose(out.advantages, whole.advantages[part], atol=1e-6)
 
 
 def test_a_group_with_one_scored_answer_and_an_all_unscored_batch_are_zero():
     batch = a_batch(1, prompts=1, unscored=0)
     batch["valid"] = torch.tensor([True, False, False, False])
-    batch["pairs"], batch["ablated"] = Pairs([0], [4], [("a",)], [[0]]), batch["ablated"][:1]
+    batch["pairs"] = Pairs([0], [4], [("a",)], [[0]])
+    batch["ablated"] = batch["ablated"][:1]
     batch["rewards"][0, 4] = 1.0
     assert not run(batch).advantages.any()
     batch["valid"] = torch.zeros(4, dtype=torch.bool)
-    batch["pairs"], batch["ablated"] = Pairs(), torch.zeros(0, batch["mask"].shape[1])
+    batch["pairs"] = Pairs()
+    batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
     out = run(batch)
     assert not out.advantages.any() and out.stats["unscored"] == 4
 
@@ -482,7 +557,12 @@ def test_bad_batches_are_named():
     valid[batch["pairs"].rows[0]] = False
     with pytest.raises(ValueError, match="pair of an unscored answer"):
         run(batch | {"valid": valid})
-    nothing = torch.zeros(0, 9), torch.zeros(0).long(), torch.zeros(0).bool(), torch.zeros(0, 3).bool()
+    nothing = (
+        torch.zeros(0, 9),
+        torch.zeros(0).long(),
+        torch.zeros(0).bool(),
+        torch.zeros(0, 3).bool(),
+    )
     with pytest.raises(ValueError, match="empty batch"):
         credit(*nothing, config=CreditConfig(method="gdpo"))
     with pytest.raises(ValueError, match="granularity 'sentence' needs units"):
@@ -497,14 +577,19 @@ def test_bad_batches_are_named():
 
 
 def test_token_advantages_without_pairs_are_the_plain_sum():
-    a, none = torch.arange(18.0).reshape(2, 9), torch.zeros(0, dtype=torch.long)
-    out = token_advantages(a, torch.zeros(0, 3), torch.zeros(0), none, none, torch.ones(2, 3).bool())
+    a = torch.arange(18.0).reshape(2, 9)
+    none = torch.zeros(0, dtype=torch.long)
+    out = token_advantages(
+        a, torch.zeros(0, 3), torch.zeros(0), none, none, torch.ones(2, 3).bool()
+    )
     assert torch.equal(out, a.double().sum(1, keepdim=True).expand(2, 3))
 
 
 def test_an_infinite_cap_is_refused():
     with pytest.raises(ValueError, match="finite"):
-        project_multipliers(torch.tensor([[0.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), float("inf"))
+        project_multipliers(
+            torch.tensor([[0.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), float("inf")
+        )
 
 
 @SETTINGS
@@ -517,14 +602,19 @@ def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, option
     live = batch["mask"] & batch["valid"][:, None]
     mean = torch.where(live, out.advantages, 0).sum(1) / live.sum(1).clamp(min=1)
     assert (mean - out.sequence).abs().max() < 2e-6
-    config, detail = CreditConfig(granularity="sentence", **options), out.pairs
-    rule = dict(gate=config.gate, sentence_gate=config.sentence_gate, d_max=config.d_max, gamma=gamma)
+    config = CreditConfig(granularity="sentence", **options)
+    detail = out.pairs
+    rule = dict(
+        gate=config.gate, sentence_gate=config.sentence_gate, d_max=config.d_max, gamma=gamma
+    )
     for k, (row, h) in enumerate(zip(detail.row.tolist(), detail.channel.tolist(), strict=True)):
         inside = batch["mask"][row]
         d = detail.d[k, inside].tolist()
         z = reference.signal(h, d, config.mode, config.under_use) or [0.0] * len(d)
         expected = reference.sentence_weights(z, units[row, inside].tolist(), 0.02, 0.01, **rule)
-        assert (detail.q[k, inside] - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-9
+        assert (
+            detail.q[k, inside] - torch.tensor(expected, dtype=torch.float64)
+        ).abs().max() < 1e-9
         assert not detail.q[k, ~inside].any()
 
 
@@ -536,7 +626,9 @@ def test_sentence_thresholds_move_and_are_kept():
     assert (thresholds.sentence.value != 0.01).any()
     again = Thresholds(config)
     again.load_state_dict(thresholds.state_dict())
-    assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(again.value, thresholds.value)
+    assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(
+        again.value, thresholds.value
+    )
     with pytest.raises(ValueError, match="granularity differs"):
         Thresholds().load_state_dict(thresholds.state_dict())
 
@@ -567,8 +659,11 @@ def test_group_outcomes_are_four_and_add_up_over_the_groups_with_such_atoms(seed
 
 def test_a_prompt_without_bound_atoms_is_no_group_of_bound_channels():
     rewards = torch.zeros(8, 9, dtype=torch.float64)
-    rewards[:, 0], rewards[4:, 4] = 1, 1  # all right; only the second prompt has a Bound atom
-    group, valid, mask = torch.arange(8) // 4, torch.ones(8, dtype=torch.bool), torch.ones(8, 3, dtype=torch.bool)
+    rewards[:, 0] = 1
+    rewards[4:, 4] = 1  # all right; only the second prompt has a Bound atom
+    group = torch.arange(8) // 4
+    valid = torch.ones(8, dtype=torch.bool)
+    mask = torch.ones(8, 3, dtype=torch.bool)
     stats = credit(rewards, group, valid, mask, config=CreditConfig(method="gdpo")).stats
     assert stats["all_best/B+"] == 1 and stats["all_worst/B+"] == 0 and stats["groups/B+"] == 1
     assert stats["groups/C+"] == 0 and math.isnan(stats["all_best/C+"])
@@ -577,18 +672,17 @@ def test_a_prompt_without_bound_atoms_is_no_group_of_bound_channels():
 def test_merged_over_use_has_eight_channels_and_a_lower_bottom():
     rewards = torch.zeros(4, 9, dtype=torch.float64)
     rewards[:, 1] = -2
-    group, valid, mask = (
-        torch.zeros(4, dtype=torch.long),
-        torch.ones(4, dtype=torch.bool),
-        torch.ones(4, 2, dtype=torch.bool),
-    )
+    group = torch.zeros(4, dtype=torch.long)
+    valid = torch.ones(4, dtype=torch.bool)
+    mask = torch.ones(4, 2, dtype=torch.bool)
     config = CreditConfig(method="gdpo", merge_over_use=True)
     stats = credit(rewards, group, valid, mask, config=config).stats
     assert stats["all_worst/AB-"] == 1 and not any(name.endswith("AC-") for name in stats)
 
 
 def test_thresholds_follow_the_settings():
-    tokens, both = Thresholds(), Thresholds(CreditConfig(granularity="sentence", gate=0.05))
+    tokens = Thresholds()
+    both = Thresholds(CreditConfig(granularity="sentence", gate=0.05))
     assert tokens.sentence is None
     for made, start, rule in (
         (tokens, 0.02, (0.02, 0.75, 0.9, 256)),
@@ -620,10 +714,19 @@ def test_sentence_thresholds_are_reported_where_there_are_any():
 def test_what_nothing_was_localized_for_is_missing(why):
     batch = a_batch(1)
     if why == "no pairs":
-        batch["pairs"], batch["ablated"] = Pairs(), torch.zeros(0, batch["mask"].shape[1])
+        batch["pairs"] = Pairs()
+    batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
     stats = run(batch, **({"eta": 0.0} if why == "no eta" else {})).stats
-    missing = {name for name, value in stats.items() if name == "cap_share" or name.startswith("multiplier_")}
-    assert stats["localized"] == 0 and len(missing) == 7 and all(math.isnan(stats[name]) for name in missing)
+    missing = {
+        name
+        for name, value in stats.items()
+        if name == "cap_share" or name.startswith("multiplier_")
+    }
+    assert (
+        stats["localized"] == 0
+        and len(missing) == 7
+        and all(math.isnan(stats[name]) for name in missing)
+    )
     moved = run(a_batch(1)).stats
     assert moved["localized"] > 0 and all(math.isfinite(moved[name]) for name in missing)
 
@@ -632,8 +735,10 @@ def test_what_nothing_was_localized_for_is_missing(why):
 @given(seeds)
 def test_channel_numbers_are_counted_over_scored_answers_and_their_groups(seed):
     batch = a_batch(seed, unscored=0.4)
-    out, valid = run(batch), batch["valid"].tolist()
-    rewards, group = batch["rewards"].tolist(), batch["group"].tolist()
+    out = run(batch)
+    valid = batch["valid"].tolist()
+    rewards = batch["rewards"].tolist()
+    group = batch["group"].tolist()
     advantages = group_advantages(batch["rewards"], batch["group"], batch["valid"]).tolist()
     scored = [i for i, here in enumerate(valid) if here]
     groups = sorted({group[i] for i in scored})
@@ -651,14 +756,17 @@ def test_channel_numbers_are_counted_over_scored_answers_and_their_groups(seed):
 def test_multiplier_numbers_are_of_the_localized_pairs_alone(seed):
     batch = a_batch(seed)
     out = run(batch)
-    pairs, stats = out.pairs, out.stats
+    pairs = out.pairs
+    stats = out.stats
     on = [k for k, strength in enumerate(pairs.strength.tolist()) if strength > 0]
     seen = [pairs.m[k][batch["mask"][pairs.row[k]]] for k in on]
     capped = sum(bool((m >= 4 - 1e-6).any()) for m in seen)
     assert stats["cap_share"] == pytest.approx(capped / len(on) if on else NAN, nan_ok=True)
     if on:
         assert stats["multiplier_max"] == pytest.approx(torch.cat(seen).max().item())
-        assert stats["multiplier_p50"] == pytest.approx(torch.cat(seen).quantile(0.5).item(), abs=1e-5)
+        assert stats["multiplier_p50"] == pytest.approx(
+            torch.cat(seen).quantile(0.5).item(), abs=1e-5
+        )
     for h, name in enumerate(CHANNELS):
         assert stats[f"candidates/{name}"] == batch["pairs"].channels.count(h)
         assert stats[f"localized/{name}"] == sum(batch["pairs"].channels[k] == h for k in on)
@@ -667,9 +775,13 @@ def test_multiplier_numbers_are_of_the_localized_pairs_alone(seed):
 @SETTINGS
 @given(seeds)
 def test_each_channel_has_its_own_eta(seed):
-    batch, eta = a_batch(seed), {name: (h + 1) / 10 for h, name in enumerate(CHANNELS)}
-    own, same = run(batch, eta=eta).pairs, run(batch, eta=1.0).pairs
-    wanted = same.strength * torch.tensor([(h + 1) / 10 for h in batch["pairs"].channels], dtype=torch.float64)
+    batch = a_batch(seed)
+    eta = {name: (h + 1) / 10 for h, name in enumerate(CHANNELS)}
+    own = run(batch, eta=eta).pairs
+    same = run(batch, eta=1.0).pairs
+    wanted = same.strength * torch.tensor(
+        [(h + 1) / 10 for h in batch["pairs"].channels], dtype=torch.float64
+    )
     torch.testing.assert_close(own.strength.double(), wanted)
 
 
@@ -677,9 +789,15 @@ def test_each_channel_has_its_own_eta(seed):
 def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
     """The thresholds move as if there were no such pairs."""
     batch = a_batch(7, unscored=0)
-    pairs, lost = batch["pairs"], set(range(0, len(batch["pairs"]), 2))
+    pairs = batch["pairs"]
+    lost = set(range(0, len(batch["pairs"]), 2))
     some = [k for k in range(len(pairs)) if k not in lost]
-    only = Pairs(*([column[k] for k in some] for column in (pairs.rows, pairs.channels, pairs.atoms, pairs.prompts)))
+    only = Pairs(
+        *(
+            [column[k] for k in some]
+            for column in (pairs.rows, pairs.channels, pairs.atoms, pairs.prompts)
+        )
+    )
     failed = batch["ablated"].clone()
     failed[sorted(lost)] = NAN
     found = []
@@ -696,10 +814,18 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
 def test_where_nothing_was_found_nothing_is_moved(seed):
     """An open direction is not enough: without a weight there is no place to move the advantage to."""
     batch = a_batch(seed)
-    pairs, stats = run(batch, gate=0.5).pairs, run(batch, gate=0.5).stats
+    pairs = run(batch, gate=0.5).pairs
+    stats = run(batch, gate=0.5).stats
     empty = pairs.q.sum(1) == 0
-    assert not pairs.strength[empty].any() and (pairs.m[empty] == batch["mask"][pairs.row[empty]]).all()
-    assert stats["localized"] == int((pairs.strength > 0).sum()) == sum(stats[f"localized/{name}"] for name in CHANNELS)
+    assert (
+        not pairs.strength[empty].any()
+        and (pairs.m[empty] == batch["mask"][pairs.row[empty]]).all()
+    )
+    assert (
+        stats["localized"]
+        == int((pairs.strength > 0).sum())
+        == sum(stats[f"localized/{name}"] for name in CHANNELS)
+    )
 
 
 def test_either_gate_of_a_sentence_shuts_it():

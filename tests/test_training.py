@@ -32,23 +32,36 @@ from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
 from memcalib.credit.prefix_groups import response_mask
-from memcalib.trainer.settings import METHODS, CreditGRPOConfig, TrainConfig, TrainingMethod, trl_config, world_config
+from memcalib.trainer.settings import (
+    METHODS,
+    CreditGRPOConfig,
+    TrainConfig,
+    TrainingMethod,
+    trl_config,
+    world_config,
+)
 from memcalib.training import CreditTrainer, StepRows, answer_seed, train
 
 torch.set_num_threads(1)
 
 
 def settings(**changes):
-    return world_config(WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes))
+    return world_config(
+        WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes)
+    )
 
 
 def run(tmp_path, judge=exact_judge, seed=0, **changes):
-    trainer = train(build_policy(seed), settings(**changes), EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path)
+    trainer = train(
+        build_policy(seed), settings(**changes), EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path
+    )
     return trainer, read_rows(tmp_path)
 
 
 def total_reward(completions, example, **_):
-    judged = judge_all(exact_judge, [EXAMPLES[i] for i in example], [c[0]["content"] for c in completions])
+    judged = judge_all(
+        exact_judge, [EXAMPLES[i] for i in example], [c[0]["content"] for c in completions]
+    )
     ideal, actual, mask, _ = judgment_tensors(judged)
     return channel_rewards(ideal, actual, mask).sum(1).tolist()
 
@@ -56,7 +69,13 @@ def total_reward(completions, example, **_):
 @pytest.mark.parametrize(("minibatches", "loss"), [(1, "dapo"), (2, "bnpo")])
 def test_grpo_is_the_base_trainer_when_definitions_agree(tmp_path, minibatches, loss):
     config = settings(
-        method="grpo", ddof=1, eps=1e-4, sampler="generate", share_prompts=False, minibatches=minibatches, steps=2
+        method="grpo",
+        ddof=1,
+        eps=1e-4,
+        sampler="generate",
+        share_prompts=False,
+        minibatches=minibatches,
+        steps=2,
     )
     ours, _ = run(tmp_path / "ours", **config.model_dump(exclude_unset=True))
     policy = build_policy(0)
@@ -65,7 +84,11 @@ def test_grpo_is_the_base_trainer_when_definitions_agree(tmp_path, minibatches, 
     arguments = trl_config(config, tmp_path / "base")
     arguments.loss_type = loss
     base = GRPOTrainer(
-        policy, [total_reward], arguments, prompt_dataset(config, TOKENIZER, EXAMPLES), processing_class=TOKENIZER
+        policy,
+        [total_reward],
+        arguments,
+        prompt_dataset(config, TOKENIZER, EXAMPLES),
+        processing_class=TOKENIZER,
     )
     base.train()
     start = weights(build_policy(0))
@@ -78,7 +101,9 @@ def test_shared_prompts_change_nothing_but_time(tmp_path):
     start = weights(build_policy(0))
     shared, rows = run(tmp_path / "a", sampler="generate", share_prompts=True)
     plain, others = run(tmp_path / "b", sampler="generate", share_prompts=False)
-    assert (weights(shared.model) - weights(plain.model)).norm() < 1e-2 * (weights(plain.model) - start).norm()
+    assert (weights(shared.model) - weights(plain.model)).norm() < 1e-2 * (
+        weights(plain.model) - start
+    ).norm()
     assert rows[0]["reward"] == others[0]["reward"]
 
 
@@ -90,7 +115,8 @@ def test_eta_zero_is_gdpo(tmp_path):
 
 
 def test_same_seed_same_weights(tmp_path):
-    (first, rows), (second, again) = run(tmp_path / "a", steps=2), run(tmp_path / "b", steps=2)
+    (first, rows) = run(tmp_path / "a", steps=2)
+    (second, again) = run(tmp_path / "b", steps=2)
     assert torch.equal(weights(first.model), weights(second.model))
     for row in rows + again:
         row.pop("seconds")
@@ -99,7 +125,9 @@ def test_same_seed_same_weights(tmp_path):
 
 def unscored(example, response):
     judgment = exact_judge(example, response)
-    return judgment.model_copy(update={"atoms": [a.model_copy(update={"actual": None}) for a in judgment.atoms]})
+    return judgment.model_copy(
+        update={"atoms": [a.model_copy(update={"actual": None}) for a in judgment.atoms]}
+    )
 
 
 @pytest.mark.parametrize("method", ["grpo", "gdpo", "memcalib-rl"])
@@ -117,7 +145,10 @@ def test_momentum_does_not_move_an_unscored_step(tmp_path):
         def batch(self, examples, responses):
             state["calls"] += 1
             judge = exact_judge if state["calls"] == 1 else unscored
-            return [judge(example, response) for example, response in zip(examples, responses, strict=True)]
+            return [
+                judge(example, response)
+                for example, response in zip(examples, responses, strict=True)
+            ]
 
     trainer, rows = run(tmp_path / "two", judge=Fading(), steps=2, method="gdpo", max_failed=1)
     single, _ = run(tmp_path / "one", steps=1, method="gdpo")
@@ -136,10 +167,16 @@ def test_an_unscored_answer_leaves_group_and_loss(tmp_path):
     assert trainer.credit.advantages[0].abs().sum() == 0
     rest = trainer.credit.sequence[1:4].double()
     assert rest.sum().abs() < 1e-5
-    tokens = sum(len(ids) for ids, valid in zip(trainer.judged.ids, trainer.judged.valid, strict=True) if valid)
+    tokens = sum(
+        len(ids)
+        for ids, valid in zip(trainer.judged.ids, trainer.judged.valid, strict=True)
+        if valid
+    )
     parts = trainer._buffered_inputs
     assert sum(int(part["completion_mask"].sum()) for part in parts) == tokens
-    assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [float(p["completion_mask"].sum()) for p in parts]
+    assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [
+        float(p["completion_mask"].sum()) for p in parts
+    ]
 
 
 @pytest.mark.parametrize("answer", ["nothing", "an end", "a word"])
@@ -148,7 +185,9 @@ def test_answers_of_zero_and_one_token(tmp_path, monkeypatch, answer):
 
     def short(model, prompts, *, ends, **options):
         drawn = sample_tokens(model, prompts, ends=ends, **options)
-        first = {"nothing": [], "an end": [ends[0]], "a word": TOKENIZER("July")["input_ids"][:1]}[answer]
+        first = {"nothing": [], "an end": [ends[0]], "a word": TOKENIZER("July")["input_ids"][:1]}[
+            answer
+        ]
         return [first, *drawn[1:]]
 
     monkeypatch.setattr(training, "sample_tokens", short)
@@ -177,11 +216,16 @@ def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
 def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
     """They are in the thresholds' pools: with the log-probabilities under the policy, not with the zeros of the mask."""
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
-    found, model, ids = trainer.credit.pairs, build_policy(0), trainer.judged.ids
+    found = trainer.credit.pairs
+    model = build_policy(0)
+    ids = trainer.judged.ids
     cut = [row for row in trainer.pairs.rows if ids[row][-1] != TOKENIZER.eos_token_id]
     whole = [trainer.encode(trainer.judged.examples[row]) for row in trainer.pairs.rows]
     answers = [ids[row] for row in trainer.pairs.rows]
-    full, ablated = (response_logps_reference(model, prompts, answers) for prompts in (whole, trainer.pairs.prompts))
+    full, ablated = (
+        response_logps_reference(model, prompts, answers)
+        for prompts in (whole, trainer.pairs.prompts)
+    )
     assert cut and found.d.abs().max() > 1e-3
     torch.testing.assert_close(found.d.float(), full - ablated, rtol=0, atol=1e-4)
 
@@ -189,19 +233,29 @@ def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
 def test_answers_are_drawn_as_the_settings_say(tmp_path, monkeypatch):
     import memcalib.training as training
 
-    asked, plain = [], training.sample_tokens
-    sample = lambda model, prompts, **options: asked.append(options) or plain(model, prompts, **options)
+    asked = []
+    plain = training.sample_tokens
+
+    def sample(model, prompts, **options):
+        return asked.append(options) or plain(model, prompts, **options)
+
     monkeypatch.setattr(training, "sample_tokens", sample)
     trainer, (row,) = run(tmp_path, temperature=0.6, max_tokens=7, method="gdpo")
     ends = trainer.eos_token_ids
-    assert asked == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}] and TOKENIZER.eos_token_id in ends
+    assert (
+        asked == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}]
+        and TOKENIZER.eos_token_id in ends
+    )
     assert max(map(len, trainer.judged.ids)) == 7 and row["response_length"] <= 7
 
 
 def test_the_share_of_clipped_tokens_counts_both_sides(tmp_path):
-    trainer, (row,) = run(tmp_path, any_level, method="gdpo", clip=1e-3, lr=1e-2, minibatches=2, generations=8)
+    trainer, (row,) = run(
+        tmp_path, any_level, method="gdpo", clip=1e-3, lr=1e-2, minibatches=2, generations=8
+    )
     (logged,) = (entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry)
-    low, high = logged["clip_ratio/low_mean"], logged["clip_ratio/high_mean"]
+    low = logged["clip_ratio/low_mean"]
+    high = logged["clip_ratio/high_mean"]
     assert low > 0 and high > 0 and row["clipped"] == pytest.approx(low + high, rel=1e-5)
 
 
@@ -247,7 +301,15 @@ def test_thresholds_are_kept_in_checkpoints(tmp_path):
 
 def test_validation_rows(tmp_path):
     config = settings(eval_every=2, method="grpo", steps=3)
-    train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
+    train(
+        build_policy(0),
+        config,
+        EXAMPLES,
+        exact_judge,
+        tokenizer=TOKENIZER,
+        out=tmp_path,
+        validation=EXAMPLES[:2],
+    )
     rows = read_rows(tmp_path)
     assert [row["step"] for row in rows] == [0, 1, 2, 3] and "reward" not in rows[0]
     seen = [row for row in rows if "valid_SCS" in row]
@@ -266,34 +328,50 @@ def test_surface():
 
 @pytest.mark.parametrize(
     "method",
-    ["memcalib-rl", "opsd-gkd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("grpo", "gdpo", "opsd-pg"))],
+    [
+        "memcalib-rl",
+        "opsd-gkd",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("grpo", "gdpo", "opsd-pg")),
+    ],
 )
 def test_a_batch_may_be_padded_further(tmp_path, method):
     changes = dict(method=method, teacher_prompt_template="micro")
     plain, (row,) = run(tmp_path / "plain", **changes)
     padded, (same,) = run(tmp_path / "padded", trl={"pad_to_multiple_of": 7}, **changes)
     assert max(map(len, plain.judged.ids)) % 7 and padded.judged.ids == plain.judged.ids
-    torch.testing.assert_close(padded.advantages, plain.advantages, rtol=0, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(
+        padded.advantages, plain.advantages, rtol=0, atol=1e-5, equal_nan=True
+    )
     assert same["loss"] == pytest.approx(row["loss"], abs=1e-5)
     torch.testing.assert_close(weights(padded.model), weights(plain.model), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("method", ["grpo", "memcalib-rl"])
 def test_the_base_trainers_table_has_our_advantages(tmp_path, method):
-    judge = lambda example, answer: (
-        unscored(example, answer) if example.id == EXAMPLES[0].id else exact_judge(example, answer)
+    def judge(example, answer):
+        return (
+            unscored(example, answer)
+            if example.id == EXAMPLES[0].id
+            else exact_judge(example, answer)
+        )
+
+    options = dict(
+        prompts=8, steps=2, max_failed=0.9, trl={"log_completions": True}, report_to="none"
     )
-    options = dict(prompts=8, steps=2, max_failed=0.9, trl={"log_completions": True}, report_to="none")
     trainer, _ = run(tmp_path, judge, method=method, **options)
     table = pd.read_parquet(max((tmp_path / "completions").glob("*.parquet")))
     means = [
         sum(row[: len(ids)]) / len(ids)
         for row, ids in zip(trainer.advantages.tolist(), trainer.judged.ids, strict=True)
     ]
-    expected = [mean if valid else math.nan for mean, valid in zip(means, trainer.judged.valid, strict=True)]
+    expected = [
+        mean if valid else math.nan for mean, valid in zip(means, trainer.judged.valid, strict=True)
+    ]
     assert table["advantage"].tolist() == pytest.approx(expected, abs=1e-6, nan_ok=True)
     scored = trainer.credit.sequence[trainer.judged.valid].tolist()
-    assert [mean for mean in expected if mean == mean] == pytest.approx(scored, abs=2e-6) and len(scored) == 28
+    assert [mean for mean in expected if mean == mean] == pytest.approx(scored, abs=2e-6) and len(
+        scored
+    ) == 28
 
 
 def any_level(example, response):
@@ -309,7 +387,9 @@ def test_open_pairs_are_those_whose_reward_and_advantage_agree(tmp_path):
     agree = whole.judged.rewards * whole.credit.channels
     looked = list(zip(whole.pairs.rows, whole.pairs.channels, strict=True))
     assert any(agree[at] < 0 for at in looked) and rows[0]["unscored"] == 0
-    assert list(zip(some.pairs.rows, some.pairs.channels, strict=True)) == [at for at in looked if agree[at] > 0]
+    assert list(zip(some.pairs.rows, some.pairs.channels, strict=True)) == [
+        at for at in looked if agree[at] > 0
+    ]
     torch.testing.assert_close(some.credit.advantages, whole.credit.advantages, rtol=0, atol=1e-3)
 
 
@@ -322,11 +402,23 @@ def test_a_part_without_a_scored_answer_does_not_hold_back_the_update(tmp_path):
             lost = list(map(unscored, examples, responses))
             return [*judged[:2], *lost[2:]]
 
-    start, found = weights(build_policy(0)), []
+    start = weights(build_policy(0))
+    found = []
     for count in (1, 4):
-        options = dict(method="gdpo", minibatches=1, accumulate=count, max_failed=1, lr=1.0, trl={"optim": "sgd"})
+        options = dict(
+            method="gdpo",
+            minibatches=1,
+            accumulate=count,
+            max_failed=1,
+            lr=1.0,
+            trl={"optim": "sgd"},
+        )
         trainer, (row,) = run(tmp_path / str(count), Few(), **options)
-        assert row["unscored"] == 14 and row["skipped"] == 0 and trainer.credit.advantages.abs().sum() > 0
+        assert (
+            row["unscored"] == 14
+            and row["skipped"] == 0
+            and trainer.credit.advantages.abs().sum() > 0
+        )
         found.append(weights(trainer.model) - start)
     parts = [int(part["completion_mask"].sum()) for part in trainer._buffered_inputs]
     assert len(parts) == 4 and 0 in parts and found[0].norm() > 1e-3
@@ -363,7 +455,11 @@ def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
     assert type(trainer) is Plain and {row["method"] for row in rows} == {f"{__name__}:PLAIN"}
     expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
     assert torch.allclose(trainer.advantages.double(), expected, atol=1e-6)
-    for wrong, why in (("gpdo", "allowed are 'sft'"), ("math:pi", "of type float"), ("nowhere:X", "No module named")):
+    for wrong, why in (
+        ("gpdo", "allowed are 'sft'"),
+        ("math:pi", "of type float"),
+        ("nowhere:X", "No module named"),
+    ):
         with pytest.raises(ValueError, match=f"method.*{wrong}.*{why}"):
             settings(method=wrong)
     with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
@@ -388,13 +484,17 @@ def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
     judged, found, _ = credit_answers(
         build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
     )
-    assert exact_advantages(TOKENIZER, judged, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
+    assert (
+        exact_advantages(TOKENIZER, judged, 4).abs().max() < 1e-9
+        and found.advantages.abs().max() == 0
+    )
 
 
 def drifting(monkeypatch, lengths):
     import memcalib.trainer.callbacks as module
 
-    steps, stats = iter(lengths), module.answer_stats
+    steps = iter(lengths)
+    stats = module.answer_stats
 
     def longer(*args):
         found = stats(*args)
@@ -410,7 +510,10 @@ def test_drift_warns_once_and_may_stop_the_run(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer, rows = run(tmp_path / "on", steps=6, drift_steps=2)
     assert [("drift" in row) for row in rows] == [False, False, False, True, False, False]
-    assert trainer.stopped is None and sum("moved from 10" in message for message in caplog.messages) == 1
+    assert (
+        trainer.stopped is None
+        and sum("moved from 10" in message for message in caplog.messages) == 1
+    )
     trainer, stopped = run(tmp_path / "off", steps=6, drift_steps=2, stop_on_drift=True)
     assert len(stopped) == 4 and "response_length moved from 10" in trainer.stopped
     assert read_state(tmp_path / "off" / "checkpoint-8")["drift"]["drifting"] == ["response_length"]
@@ -422,7 +525,8 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
 
     odd = [TOKENIZER.pad_token_id, TOKENIZER.unk_token_id or 1, 7, 7]
     assert TOKENIZER(TOKENIZER.decode(odd, skip_special_tokens=True))["input_ids"] != odd
-    scored, plain = [], page.response_logps
+    scored = []
+    plain = page.response_logps
 
     def strange(model, prompts, *, ends, **options):
         return [[*odd, *answer] for answer in sample_tokens(model, prompts, ends=ends, **options)]
@@ -457,7 +561,9 @@ def test_overlong_prompts_are_listed(tmp_path):
     _, rows = run(tmp_path, max_prompt=limit)
     listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
     over = {name: tokens for name, tokens in lengths.items() if tokens > limit}
-    assert {row["example_id"]: row["tokens"] for row in listed} == over and rows[0]["overlong"] == len(over) > 0
+    assert {row["example_id"]: row["tokens"] for row in listed} == over and rows[0][
+        "overlong"
+    ] == len(over) > 0
     assert {(row["prompt"], row["max_prompt"]) for row in listed} == {("training", limit)}
     run(tmp_path)
     assert not (tmp_path / "overlong.jsonl").exists(), "the second run leaves nothing out"
@@ -473,8 +579,15 @@ def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
     plain = page.channel_rewards
-    monkeypatch.setattr(page, "channel_rewards", lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan))
-    with pytest.raises(ValueError, match=r"step 1, row 5 \(example .*\), channel A\+: reward nan of a scored answer"):
+    monkeypatch.setattr(
+        page,
+        "channel_rewards",
+        lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan),
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"step 1, row 5 \(example .*\), channel A\+: reward nan of a scored answer",
+    ):
         run(tmp_path)
 
 
@@ -525,7 +638,9 @@ def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "response_logps", without)
     trainer, rows = run(tmp_path / "lost", steps=2)
     for row in rows:
-        assert row["fallback_scoring"] == row["pairs"] >= row["lost_out_of_memory"] > 0, "of each step alone"
+        assert row["fallback_scoring"] == row["pairs"] >= row["lost_out_of_memory"] > 0, (
+            "of each step alone"
+        )
         assert row["localized"] == row["lost_context"] == 0
     trainer, rows = run(tmp_path / "once")
     assert torch.equal(trainer.credit.advantages, gdpo.credit.advantages)
@@ -553,7 +668,8 @@ def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeyp
     """Whole batches, pieces of one row, and pieces that had to be halved: the same rows, to the last digit."""
     import memcalib.training as page
 
-    sizes, plain = [], page.sample_tokens
+    sizes = []
+    plain = page.sample_tokens
 
     def small(model, prompts, **options):
         sizes.append(len(prompts))
@@ -563,7 +679,8 @@ def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeyp
 
     monkeypatch.setattr(page, "sample_tokens", small)
     logging.disable(logging.NOTSET)
-    found, memory = {}, 0
+    found = {}
+    memory = 0
     for name, changes in {"whole": {}, "single": {"sampling_tokens": 1}, "halved": {}}.items():
         sizes.clear()
         memory = 3 if name == "halved" else 0
@@ -571,7 +688,9 @@ def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeyp
             trainer, rows = run(tmp_path / name, draws="row", steps=2, max_tokens=24, **changes)
         found[name] = untimed(rows), trainer.judged.ids, list(sizes)
     assert found["whole"][2] == [16] * 2 and found["single"][2] == [1] * 32
-    assert found["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], "what fitted in the first step is kept"
+    assert found["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], (
+        "what fitted in the first step is kept"
+    )
     assert found["whole"][:2] == found["single"][:2] == found["halved"][:2]
     assert sum("out of memory while 16 answers" in message for message in caplog.messages) == 1
     assert len({tuple(ids) for ids in found["whole"][1]}) > 4, "rows of a group differ"
@@ -588,11 +707,15 @@ def test_memory_that_ends_with_one_answer_is_an_error(tmp_path, monkeypatch):
 
 def test_the_answers_of_a_row_are_its_own():
     """They depend on seed, step and place: not on the process that has the row."""
-    seeds = {answer_seed(seed, step, row) for seed in (1, 2) for step in (0, 2) for row in range(50)}
+    seeds = {
+        answer_seed(seed, step, row) for seed in (1, 2) for step in (0, 2) for row in range(50)
+    }
     assert len(seeds) == 200 and answer_seed(1, 0, 3) == answer_seed(1, 0, 3) >= 0
     assert (
         settings().draws == "batch"
-        and TrainConfig().draws == CreditGRPOConfig("x", use_cpu=True, bf16=False).settings().draws == "row"
+        and TrainConfig().draws
+        == CreditGRPOConfig("x", use_cpu=True, bf16=False).settings().draws
+        == "row"
     )
 
 
@@ -602,8 +725,13 @@ def opposed():
 
     def judge(example, response):
         first = next(number) % 2
-        wrong = lambda ideal: Level.BOUND if ideal == Level.IGNORE else Level.IGNORE
-        actual = {a: i if (i == Level.IGNORE) == first else wrong(i) for a, i in example.levels.items()}
+
+        def wrong(ideal):
+            return Level.BOUND if ideal == Level.IGNORE else Level.IGNORE
+
+        actual = {
+            a: i if (i == Level.IGNORE) == first else wrong(i) for a, i in example.levels.items()
+        }
         return judgment_for(example, actual)
 
     return judge
@@ -614,13 +742,21 @@ def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_pa
     levels = (Level.IGNORE, Level.BOUND)
     two = [e for e in make_examples("short", 200, 1) if {*e.levels.values()} == {*levels}][:4]
     config = settings(mode="absolute", gate=0.0, threshold_start=0.0)
-    start = lambda out, config: train(build_policy(0), config, two, opposed(), tokenizer=TOKENIZER, out=out)
+
+    def start(out, config):
+        return train(build_policy(0), config, two, opposed(), tokenizer=TOKENIZER, out=out)
+
     with caplog.at_level(logging.WARNING, "memcalib"):
         start(tmp_path / "free", config)
         trainer = start(tmp_path / "bound", config.model_copy(update={"max_advantage": 5.0}))
-    (free,), (bounded,) = read_rows(tmp_path / "free"), read_rows(tmp_path / "bound")
+    (free,) = read_rows(tmp_path / "free")
+    (bounded,) = read_rows(tmp_path / "bound")
     assert free["rms"] < 0.01 and free["largest_advantage"] == bounded["largest_advantage"] > 100
-    assert trainer.advantages.abs().max() == 5 and bounded["bounded"] > 0 and bounded["worst_mean"] > 0.01
+    assert (
+        trainer.advantages.abs().max() == 5
+        and bounded["bounded"] > 0
+        and bounded["worst_mean"] > 0.01
+    )
     said = [message for message in caplog.messages if "a token has an advantage of" in message]
     assert len(said) == 2 and "step 1" in said[0] and "max_advantage would bound it" in said[0]
     assert "max_advantage" not in said[1]
@@ -630,7 +766,12 @@ def test_rows_reach_the_loggers(tmp_path):
     trainer, rows = run(tmp_path, steps=2)
     logged = [entry for entry in trainer.state.log_history if "memcalib/reward" in entry]
     assert [entry["memcalib/reward"] for entry in logged] == [row["reward"] for row in rows]
-    assert {"memcalib/response_length", "memcalib/worst_mean", "memcalib/threshold/B+", "kl"} <= logged[0].keys()
+    assert {
+        "memcalib/response_length",
+        "memcalib/worst_mean",
+        "memcalib/threshold/B+",
+        "kl",
+    } <= logged[0].keys()
 
 
 def test_rows_say_how_log_probabilities_were_computed(tmp_path, monkeypatch):
@@ -642,13 +783,17 @@ def test_rows_say_how_log_probabilities_were_computed(tmp_path, monkeypatch):
     _, (row,) = run(tmp_path / "plain")
     assert row["sharing_faults"] == {"tree": "no trees here"}
     _, (row,) = run(tmp_path / "none", share_prompts=False, method="gdpo", sampler="generate")
-    assert not {"sharing_faults", "lost_context", "lost_out_of_memory"} & row.keys(), "nothing known is not zero"
+    assert not {"sharing_faults", "lost_context", "lost_out_of_memory"} & row.keys(), (
+        "nothing known is not zero"
+    )
     _, (row,) = run(tmp_path / "pairs", share_prompts=False, sampler="generate")
     assert row["lost_context"] == 0 and row["sharing_faults"] == {}
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
-def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(tmp_path, monkeypatch, what):
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(
+    tmp_path, monkeypatch, what
+):
     plain = GRPOTrainer.training_step
 
     def step(self, model, *args):
@@ -657,12 +802,14 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(tm
             next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan
         return loss * math.inf if self.state.global_step == 3 and what == "loss" else loss
 
-    policy, one = build_policy(0), build_policy(0)
+    policy = build_policy(0)
+    one = build_policy(0)
     config = settings(steps=3, save_every=1)
     options = dict(tokenizer=TOKENIZER)
     monkeypatch.setattr(GRPOTrainer, "training_step", step)
     with pytest.raises(
-        Diverged, match=rf"step 2: {what} (nan|inf).*learning rate \(.*float32.*checkpoint-2 .* from before"
+        Diverged,
+        match=rf"step 2: {what} (nan|inf).*learning rate \(.*float32.*checkpoint-2 .* from before",
     ):
         train(policy, config, EXAMPLES, exact_judge, out=tmp_path / "bad", **options)
     assert weights(policy).isfinite().all()
@@ -670,7 +817,9 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(tm
     monkeypatch.setattr(GRPOTrainer, "training_step", plain)
     train(one, settings(save_every=1), EXAMPLES, exact_judge, out=tmp_path / "one", **options)
     saved = load_file(tmp_path / "bad" / "checkpoint-2" / "model.safetensors")
-    assert all(torch.equal(p, saved[name]) for name, p in one.named_parameters()), "the last good one is as it was"
+    assert all(torch.equal(p, saved[name]) for name, p in one.named_parameters()), (
+        "the last good one is as it was"
+    )
 
 
 @pytest.mark.parametrize("value", [1e30, math.nan])
@@ -685,9 +834,13 @@ def test_ruined_weights_are_not_kept(tmp_path, value, last):
                 for p in policy.parameters():
                     p.add_(value)
 
-    config = settings(steps=1 if last else 3, eval_every=0 if last else 1, save_every=0 if last else 1)
+    config = settings(
+        steps=1 if last else 3, eval_every=0 if last else 1, save_every=0 if last else 1
+    )
     options = dict(tokenizer=TOKENIZER, validation=EXAMPLES[:2], on_step=ruin, out=tmp_path)
-    with pytest.raises(Diverged, match=r"step 1: after the update, weight .* of norm (inf|nan).*No checkpoint"):
+    with pytest.raises(
+        Diverged, match=r"step 1: after the update, weight .* of norm (inf|nan).*No checkpoint"
+    ):
         train(policy, config, EXAMPLES, exact_judge, **options)
     assert checkpoints(tmp_path) == []
     if not last:
@@ -696,7 +849,8 @@ def test_ruined_weights_are_not_kept(tmp_path, value, last):
 
 
 def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
-    policy, seen = build_policy(0), []
+    policy = build_policy(0)
+    seen = []
 
     def ruin(row):
         seen.append(row)
@@ -704,8 +858,18 @@ def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
             policy.model.norm.weight.fill_(math.nan)
 
     with pytest.raises(Diverged, match="step 2: .*NaN.*learning rate") as found:
-        train(policy, settings(steps=3), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path, on_step=ruin)
-    assert len(seen) == 1 and "resume" not in str(found.value) and isinstance(found.value, ValueError)
+        train(
+            policy,
+            settings(steps=3),
+            EXAMPLES,
+            exact_judge,
+            tokenizer=TOKENIZER,
+            out=tmp_path,
+            on_step=ruin,
+        )
+    assert (
+        len(seen) == 1 and "resume" not in str(found.value) and isinstance(found.value, ValueError)
+    )
 
 
 def test_validation_with_ruined_weights(tmp_path, monkeypatch):
@@ -717,7 +881,10 @@ def test_validation_with_ruined_weights(tmp_path, monkeypatch):
     config = settings(steps=2, eval_every=2, save_every=1)
     options = dict(tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:2])
     keep = page.sample_answers
-    spoil = lambda row: monkeypatch.setattr(page, "sample_answers", nan if row["step"] == 1 else keep)
+
+    def spoil(row):
+        return monkeypatch.setattr(page, "sample_answers", nan if row["step"] == 1 else keep)
+
     with pytest.raises(Diverged, match=r"step 2: the policy's logits are NaN.*checkpoint-2"):
         train(build_policy(0), config, EXAMPLES, exact_judge, on_step=spoil, **options)
 
@@ -729,7 +896,9 @@ def test_unknown_logger(tmp_path):
 
 def test_mean_preservation_over_a_run(tmp_path):
     _, rows = run(tmp_path, steps=5, max_tokens=40, generations=8)
-    assert [row["worst_mean"] for row in rows] == [*accumulate((r["conservation_relative"] for r in rows), max)]
+    assert [row["worst_mean"] for row in rows] == [
+        *accumulate((r["conservation_relative"] for r in rows), max)
+    ]
     assert rows[-1]["worst_mean"] < 2e-6
 
 
@@ -737,7 +906,9 @@ def test_traces_are_written_when_asked(tmp_path):
     from memcalib.trainer.traces import read_traces
 
     trainer, _ = run(tmp_path, steps=2, trace_every=2, threshold_minimum=1)
-    assert trainer.thresholds_before.tolist() != trainer.thresholds.value.tolist(), "a trace has those that were used"
+    assert trainer.thresholds_before.tolist() != trainer.thresholds.value.tolist(), (
+        "a trace has those that were used"
+    )
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["step-000002.parquet"]
     assert {"example_id", "channel", "advantage"} <= {*read_traces(tmp_path / "traces").columns}
 
@@ -745,15 +916,22 @@ def test_traces_are_written_when_asked(tmp_path):
 def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
     """Value and gradient where the policy has left the old policy and the reference, against the formula."""
     trainer, _ = run(tmp_path, method="gdpo", beta=0.3, minibatches=1, clip=0.2)
-    rows, tokens = 16, 5
+    rows = 16
+    tokens = 5
     torch.manual_seed(1)
-    old, ref, advantages = (-torch.rand(rows, tokens) * 3, -torch.rand(rows, tokens) * 3, torch.randn(rows, tokens))
+    old = -torch.rand(rows, tokens) * 3
+    ref = -torch.rand(rows, tokens) * 3
+    advantages = torch.randn(rows, tokens)
     mask = torch.rand(rows, tokens) < 0.8
     now = (old + 0.4 * torch.randn(rows, tokens)).requires_grad_()
     trainer._get_per_token_logps_and_entropies = lambda *a, **k: (now, now.detach() * 0, None)
     trainer.current_gradient_accumulation_steps = 1
     inputs = dict(prompt_ids=torch.ones(rows, 2).long(), prompt_mask=torch.ones(rows, 2).long())
-    inputs |= dict(completion_ids=torch.ones(rows, tokens).long(), completion_mask=mask.long(), advantages=advantages)
+    inputs |= dict(
+        completion_ids=torch.ones(rows, tokens).long(),
+        completion_mask=mask.long(),
+        advantages=advantages,
+    )
     inputs |= dict(old_per_token_logps=old, ref_per_token_logps=ref, num_items_in_batch=mask.sum())
     loss = trainer.compute_loss(trainer.model, inputs)
     (found,) = torch.autograd.grad(loss, now)
@@ -771,7 +949,9 @@ def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
 def copying(example, response):
     """A judge for which every second answer uses all Ignore memory fully and the others use it lightly."""
     level = Level.CONTROL if len(response) % 2 else Level.BOUND
-    return judgment_for(example, {a: level if i == Level.IGNORE else i for a, i in example.levels.items()})
+    return judgment_for(
+        example, {a: level if i == Level.IGNORE else i for a, i in example.levels.items()}
+    )
 
 
 def test_merged_over_use_is_one_channel_in_training(tmp_path):
@@ -788,7 +968,8 @@ class Reader:
     """An exact judge that notes which text of memory it was asked to read."""
 
     def __init__(self, text=None, seen=None):
-        self.text, self.seen = text, [] if seen is None else seen
+        self.text = text
+        self.seen = [] if seen is None else seen
 
     def as_read(self, text):
         return Reader(text, self.seen)
@@ -801,17 +982,40 @@ class Reader:
 def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
-    asked, plain = [], page.sample_answers
-    sample = lambda *given, **options: asked.append(options) or plain(*given, **options)
+    asked = []
+    plain = page.sample_answers
+
+    def sample(*given, **options):
+        return asked.append(options) or plain(*given, **options)
+
     monkeypatch.setattr(page, "sample_answers", sample)
-    judge, config = Reader(), settings(eval_every=1, text="concat", eval_text="fluent")
-    train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=tmp_path, validation=EXAMPLES[:3])
-    assert judge.seen.count("concat") == 16 and judge.seen.count("fluent") == 6 and len(judge.seen) == 22
-    assert asked == [{"text": "fluent", "prompt_template": "micro", "max_tokens": 12, "seed": config.seed}] * 2
+    judge = Reader()
+    config = settings(eval_every=1, text="concat", eval_text="fluent")
+    train(
+        build_policy(0),
+        config,
+        EXAMPLES,
+        judge,
+        tokenizer=TOKENIZER,
+        out=tmp_path,
+        validation=EXAMPLES[:3],
+    )
+    assert (
+        judge.seen.count("concat") == 16
+        and judge.seen.count("fluent") == 6
+        and len(judge.seen) == 22
+    )
+    assert (
+        asked
+        == [{"text": "fluent", "prompt_template": "micro", "max_tokens": 12, "seed": config.seed}]
+        * 2
+    )
 
 
 def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
-    silent = lambda model, prompts, **_: [[TOKENIZER.eos_token_id]] * len(prompts)
+    def silent(model, prompts, **_):
+        return [[TOKENIZER.eos_token_id]] * len(prompts)
+
     monkeypatch.setattr("memcalib.training.sample_tokens", silent)
     _, rows = run(tmp_path)
     assert rows[0]["unscored"] == 16 and rows[0]["reward"] is None
@@ -820,13 +1024,25 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
     import memcalib.credit.token_credit as page
 
-    seen, plain = [], page.response_units
-    monkeypatch.setattr(page, "response_units", lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1])
+    seen = []
+    plain = page.response_units
+    monkeypatch.setattr(
+        page,
+        "response_units",
+        lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1],
+    )
     trainer, rows = run(
-        tmp_path, granularity="sentence", threshold_start=0.5, segment_min=2, segment_max=3, threshold_minimum=10**6
+        tmp_path,
+        granularity="sentence",
+        threshold_start=0.5,
+        segment_min=2,
+        segment_max=3,
+        threshold_minimum=10**6,
     )
     assert trainer.thresholds.value.tolist() == [0.5] * 9 and rows[0]["fallback_segments"] == 0
-    assert {row[row >= 0].bincount().max().item() for row in seen[0]} <= {1, 2, 3} and len(seen[0]) == 16
+    assert {row[row >= 0].bincount().max().item() for row in seen[0]} <= {1, 2, 3} and len(
+        seen[0]
+    ) == 16
     assert trainer.checkpoints.identity["config"]["splitter"] in ("spacy", "pysbd")
     with pytest.raises(ValueError, match="segment_min 9"):
         settings(segment_min=9, segment_max=3)
@@ -842,9 +1058,18 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
         ({"method": "opsd-gkd", "top_k": 99_999}, "top_k: found 99999; allowed: at most"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch, path, changes, told):
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, path, changes, told
+):
     hear(monkeypatch)
     model = str(policy_path("cold-short")) if path else build_policy(0)
     with pytest.raises(ValueError, match=told):
-        train(model, settings(**changes), EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path / "run")
+        train(
+            model,
+            settings(**changes),
+            EXAMPLES,
+            exact_judge,
+            tokenizer=TOKENIZER,
+            out=tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()

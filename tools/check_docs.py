@@ -29,7 +29,9 @@ class Page:
 
     path: str
     cells: list[dict]
-    read_as: dict[str, list[Token]] = field(default_factory=dict, repr=False)  # of each text, read once
+    read_as: dict[str, list[Token]] = field(
+        default_factory=dict, repr=False
+    )  # of each text, read once
 
     @classmethod
     def read(cls, folder: Path, path: Path) -> "Page":
@@ -50,7 +52,11 @@ class Page:
             if cell["cell_type"] == "markdown":
                 yield place, cell["source"]
             for out in cell.get("outputs", []):
-                yield from ((place, out["data"][k]) for k in ("text/markdown", "text/html") if k in out.get("data", {}))
+                yield from (
+                    (place, out["data"][k])
+                    for k in ("text/markdown", "text/html")
+                    if k in out.get("data", {})
+                )
 
     def parsed(self, text: str) -> list[Token]:
         """The tokens of a text, attributes of links left out."""
@@ -70,11 +76,15 @@ class Page:
         found: list[str] = []
         for text in (text for _, text in self.texts() if "#" in text or "id=" in text):
             tokens = self.parsed(text)
-            heads = (tokens[k + 1] for k, token in enumerate(tokens) if token.type == "heading_open")
+            heads = (
+                tokens[k + 1] for k, token in enumerate(tokens) if token.type == "heading_open"
+            )
             for head in heads:
                 given = re.search(r"\{#([\w-]+)[^}]*\}\s*$", head.content)
                 name = given[1] if given else pandoc_id(plain(head))
-                again = sum(re.fullmatch(rf"{re.escape(name)}(-\d+)?", other) is not None for other in found)
+                again = sum(
+                    re.fullmatch(rf"{re.escape(name)}(-\d+)?", other) is not None for other in found
+                )
                 found.append(f"{name}-{again}" if again and not given else name)
             found += re.findall(r"""\bid=["']([\w.-]+)["']""", text)
         return set(found)
@@ -82,7 +92,9 @@ class Page:
 
 def plain(inline: Token) -> str:
     """The words of a heading."""
-    return "".join(child.content for child in inline.children or [] if child.type in ("text", "code_inline"))
+    return "".join(
+        child.content for child in inline.children or [] if child.type in ("text", "code_inline")
+    )
 
 
 def pandoc_id(words: str) -> str:
@@ -94,7 +106,9 @@ def pandoc_id(words: str) -> str:
 def read_pages(folder: Path) -> list[Page]:
     """All pages below a folder, in the order of their paths."""
     paths = sorted(
-        p for p in folder.rglob("[!._]*.ipynb") if not any(x[0] in "._" for x in p.relative_to(folder).parts)
+        p
+        for p in folder.rglob("[!._]*.ipynb")
+        if not any(x[0] in "._" for x in p.relative_to(folder).parts)
     )
     return [Page.read(folder, path) for path in paths]
 
@@ -118,7 +132,10 @@ def links(page: Page) -> Iterator[tuple[str, str]]:
         if token.type in ("link_open", "image"):
             yield place, str(token.attrs.get("href") or token.attrs.get("src"))
         elif token.type in ("html_block", "html_inline"):
-            targets = (attributes.get("href") or attributes.get("src") for _, attributes in Tags(token.content).found)
+            targets = (
+                attributes.get("href") or attributes.get("src")
+                for _, attributes in Tags(token.content).found
+            )
             yield from ((place, target) for target in targets if target)
 
 
@@ -134,7 +151,11 @@ def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -
             if re.match(r"[a-z]+:", target):
                 continue
             path, _, anchor = target.partition("#")
-            full = Path(os.path.normpath(Path(page.path).parent / path)).as_posix() if path else page.path
+            full = (
+                Path(os.path.normpath(Path(page.path).parent / path)).as_posix()
+                if path
+                else page.path
+            )
             if full in anchors:
                 if anchor and anchor not in anchors[full]:
                     allowed = near(anchor, anchors[full])
@@ -147,7 +168,10 @@ def near(anchor: str, known: set[str]) -> str:
     """The headings most like a wrong one."""
     from difflib import get_close_matches
 
-    return ", ".join(get_close_matches(anchor, sorted(known), 3, 0.4)) or f"one of {len(known)} headings"
+    return (
+        ", ".join(get_close_matches(anchor, sorted(known), 3, 0.4))
+        or f"one of {len(known)} headings"
+    )
 
 
 def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
@@ -158,7 +182,11 @@ def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
                 src = token.attrs["src"]
                 yield f"{page.path}: {place}: picture {src!r} without alternative text; allowed: ![what it shows](file)"
             if token.type in ("html_block", "html_inline"):
-                bare = [a for tag, a in Tags(token.content).found if tag == "img" and not (a.get("alt") or "").strip()]
+                bare = [
+                    a
+                    for tag, a in Tags(token.content).found
+                    if tag == "img" and not (a.get("alt") or "").strip()
+                ]
                 yield from (f"{page.path}: {place}: <img> without alternative text" for _ in bare)
         for cell in page.cells:
             kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
@@ -189,7 +217,11 @@ def configuration_faults(folder: Path) -> Iterator[str]:
     style = config["format"]["html"]
     named = [style["css"], config["website"]["favicon"]]
     menus = [page for part in parts for page in pages_in(part.get("website", {}))]
-    yield from (f"_quarto.yml: found no file {name!r}" for name in [*named, *menus] if not (folder / name).is_file())
+    yield from (
+        f"_quarto.yml: found no file {name!r}"
+        for name in [*named, *menus]
+        if not (folder / name).is_file()
+    )
     for page in sorted({page.path for page in read_pages(folder)} - {*menus}):
         yield f"{page}: found in no menu of the site"
 
@@ -215,10 +247,8 @@ def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
             if kind.startswith("image/")
         )
         if size - drawn > limit:
-            found, allowed = (
-                f"{size // 1000} kB, {drawn // 1000} kB of them figures",
-                f"{limit // 1000} kB without figures",
-            )
+            found = f"{size // 1000} kB, {drawn // 1000} kB of them figures"
+            allowed = f"{limit // 1000} kB without figures"
             yield f"{page.path}: found {found}; allowed: {allowed}"
 
 
@@ -227,7 +257,12 @@ def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -
     from tools.preview import write_site
 
     pages = read_pages(folder)
-    faults = [*configuration_faults(folder), *link_faults(pages, folder), *picture_faults(pages), *size_faults(folder)]
+    faults = [
+        *configuration_faults(folder),
+        *link_faults(pages, folder),
+        *picture_faults(pages),
+        *size_faults(folder),
+    ]
     made = write_site(folder, pages, folder / "_html")
     if browser:
         faults += browser_faults(made, [page.path for page in pages], pictures)
@@ -245,7 +280,16 @@ TOO_WIDE = """() => {
   return found.slice(0, 3).map(shown);
 }"""
 MAIN = [
-    *("index", "start", "public_api", "paper_index", "00_problem", "02_judge", "03_metrics", "05_localization"),
+    *(
+        "index",
+        "start",
+        "public_api",
+        "paper_index",
+        "00_problem",
+        "02_judge",
+        "03_metrics",
+        "05_localization",
+    ),
     *("07_training", "experiments/e03_main_results", "evaluation/06_exam", "report/03_figures"),
 ]
 
@@ -254,24 +298,38 @@ def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = Non
     """What headless Chromium finds on the pages at both widths; with `pictures`, saves there how the main pages look."""
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
-        return ["browser: found no Chromium on the path; allowed: `apt-get install chromium`, or `--no-browser`"]
+        return [
+            "browser: found no Chromium on the path; allowed: `apt-get install chromium`, or `--no-browser`"
+        ]
     faults: list[str] = []
     heard: list[str] = []  # from the page that is open
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium)
         for width in WIDTHS:
             tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
+            tab.on(
+                "console", lambda said: heard.append(said.text) if said.type == "error" else None
+            )
             tab.on("pageerror", lambda error: heard.append(str(error)))
-            tab.on("request", lambda asked: heard.append(f"asks for {asked.url}") if asked.url[:4] == "http" else None)
+            tab.on(
+                "request",
+                lambda asked: (
+                    heard.append(f"asks for {asked.url}") if asked.url[:4] == "http" else None
+                ),
+            )
             for path in paths:
                 heard.clear()
                 tab.goto((site / path).with_suffix(".html").resolve().as_uri())
                 faults += [f"{path}: at {width} px: {message}" for message in heard]
                 faults += [
-                    f"{path}: at {width} px wider than the page: {element}" for element in tab.evaluate(TOO_WIDE)
+                    f"{path}: at {width} px wider than the page: {element}"
+                    for element in tab.evaluate(TOO_WIDE)
                 ]
                 if pictures and path.removesuffix(".ipynb") in MAIN:
                     pictures.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,18 @@ Pictures of data are drawn by the pages themselves. These show no data: boxes, a
 its own, so it reads on light and dark pages alike, and a title and a description for readers who cannot see it.
 """
 
-# ruff: noqa: E501
 from html import escape
 from pathlib import Path
 
 IMAGES = Path(__file__).parents[1] / "nbs" / "images"
-INK, SOFT, LINE, GROUND = "#1f2933", "#52606d", "#7b8794", "#fbfbf9"
-BLUE, GREEN, SAND, WHITE = "#e3edf7", "#e4f2e6", "#fbf0da", "#ffffff"
+INK = "#1f2933"
+SOFT = "#52606d"
+LINE = "#7b8794"
+GROUND = "#fbfbf9"
+BLUE = "#e3edf7"
+GREEN = "#e4f2e6"
+SAND = "#fbf0da"
+WHITE = "#ffffff"
 LEVEL = {"Ignore": "#8a8f98", "Bound": "#c98a00", "Control": "#c8322b"}
 
 
@@ -18,7 +23,8 @@ class Picture:
     """An SVG that grows by boxes, texts and arrows; coordinates are pixels at its natural size."""
 
     def __init__(self, name: str, width: int, height: int, title: str, description: str):
-        self.name, self.parts = name, []
+        self.name = name
+        self.parts = []
         self.head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'role="img" aria-labelledby="t d" font-family="system-ui, sans-serif" font-size="13" fill="{INK}">\n'
@@ -29,7 +35,14 @@ class Picture:
         )
 
     def text(
-        self, x: float, y: float, words: str, size: int = 13, colour: str = INK, weight: str = "", anchor: str = "start"
+        self,
+        x: float,
+        y: float,
+        words: str,
+        size: int = 13,
+        colour: str = INK,
+        weight: str = "",
+        anchor: str = "start",
     ):
         bold = f' font-weight="{weight}"' if weight else ""
         self.parts.append(
@@ -42,10 +55,24 @@ class Picture:
         for words, colour in parts:
             bold = "" if colour == INK else ' font-weight="600"'
             marked.append(f'<tspan fill="{colour}"{bold}>{escape(words)}</tspan>')
-        self.parts.append(f'<text x="{x}" y="{y}" font-size="{size}" xml:space="preserve">{"".join(marked)}</text>')
+        self.parts.append(
+            f'<text x="{x}" y="{y}" font-size="{size}" xml:space="preserve">{"".join(marked)}</text>'
+        )
 
-    def box(self, x: float, y: float, w: float, h: float, title: str, *lines: str, fill: str = WHITE, edge: str = LINE):
-        self.parts.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="6" fill="{fill}" stroke="{edge}"/>')
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        title: str,
+        *lines: str,
+        fill: str = WHITE,
+        edge: str = LINE,
+    ):
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="6" fill="{fill}" stroke="{edge}"/>'
+        )
         top = y + h / 2 - 8.5 * len(lines) + 4.5
         self.text(x + w / 2, top, title, weight="600", anchor="middle")
         for number, line in enumerate(lines, 1):
@@ -65,7 +92,9 @@ class Picture:
         self.text(x + w, y + 15, level, size=12, colour=LEVEL[level], weight="600", anchor="end")
 
     def save(self) -> None:
-        (IMAGES / self.name).write_text("\n".join([self.head, *self.parts, "</svg>"]) + "\n", encoding="utf-8")
+        (IMAGES / self.name).write_text(
+            "\n".join([self.head, *self.parts, "</svg>"]) + "\n", encoding="utf-8"
+        )
 
 
 def flow() -> Picture:
@@ -102,7 +131,11 @@ def flow() -> Picture:
 def record() -> Picture:
     told = "The query asks for houseplants. Block 1 holds an atom at level Ignore and one at Bound, block 2 an atom at Ignore and one at Control."
     p = Picture(
-        "record.svg", 760, 300, "One record: a query, two blocks of memory, and the ideal level of each atom", told
+        "record.svg",
+        760,
+        300,
+        "One record: a query, two blocks of memory, and the ideal level of each atom",
+        told,
     )
     p.box(24, 20, 712, 44, "Query: Which houseplants would do well on the windowsill?", fill=BLUE)
     p.text(
@@ -113,32 +146,51 @@ def record() -> Picture:
         colour=SOFT,
         weight="600",
     )
-    p.text(404, 92, "The record knows atoms and their ideal levels", size=12, colour=SOFT, weight="600")
+    p.text(
+        404, 92, "The record knows atoms and their ideal levels", size=12, colour=SOFT, weight="600"
+    )
     blocks = [
         (
             ["1. The user moved into a flat in Leeds last month,", "which only gets morning sun."],
             [("Ignore", "moved to Leeds last month"), ("Bound", "the flat only gets morning sun")],
         ),
         (
-            ["2. The user was late for a rehearsal, and has a cat", "that chews every leaf she can reach."],
+            [
+                "2. The user was late for a rehearsal, and has a cat",
+                "that chews every leaf she can reach.",
+            ],
             [("Ignore", "was late for a rehearsal"), ("Control", "a cat chews every leaf")],
         ),
     ]
     for k, (lines, atoms) in enumerate(blocks):
         y = 104 + 82 * k
-        p.parts.append(f'<rect x="24" y="{y}" width="344" height="70" rx="6" fill="{WHITE}" stroke="{LINE}"/>')
+        p.parts.append(
+            f'<rect x="24" y="{y}" width="344" height="70" rx="6" fill="{WHITE}" stroke="{LINE}"/>'
+        )
         for i, line in enumerate(lines):
             p.text(36, y + 30 + 20 * i, line, size=12.5)
         for i, (level, words) in enumerate(atoms):
             p.chip(404, y + 8 + 32 * i, 332, level, words)
             p.arrow((370, y + 35), (399, y + 19 + 32 * i))
-    p.text(24, 288, "Ignore: leave no trace.   Bound: give local support.   Control: decide.", size=12, colour=SOFT)
+    p.text(
+        24,
+        288,
+        "Ignore: leave no trace.   Bound: give local support.   Control: decide.",
+        size=12,
+        colour=SOFT,
+    )
     return p
 
 
 def stages() -> Picture:
     told = "Screening, derivation, annotation, distractors and rubrics, blocks, review; a row that fails a check is repaired once more or dropped with the reason."
-    p = Picture("stages.svg", 860, 250, "Six stages from a question that someone asked to an accepted record", told)
+    p = Picture(
+        "stages.svg",
+        860,
+        250,
+        "Six stages from a question that someone asked to an accepted record",
+        told,
+    )
     rows = [
         ("1 Screening", "is anything here", "to remember?", BLUE),
         ("2 Derivation", "query here,", "passages there", BLUE),
@@ -147,7 +199,14 @@ def stages() -> Picture:
         ("5 Blocks", "atoms mixed", "into paragraphs", SAND),
         ("6 Review", "code, then two", "readers agree", GREEN),
     ]
-    p.text(24, 36, "A question that a person once asked, with its answer", size=12, colour=SOFT, weight="600")
+    p.text(
+        24,
+        36,
+        "A question that a person once asked, with its answer",
+        size=12,
+        colour=SOFT,
+        weight="600",
+    )
     p.text(836, 36, "A record", size=12, colour=SOFT, weight="600", anchor="end")
     for k, (title, one, two, fill) in enumerate(rows):
         x = 24 + 139 * k
@@ -179,9 +238,18 @@ def judge() -> Picture:
         told,
     )
     p.box(
-        24, 24, 190, 74, "Query, memory, atoms", "with ideal level and rubric,", "unless the judge is blind", fill=BLUE
+        24,
+        24,
+        190,
+        74,
+        "Query, memory, atoms",
+        "with ideal level and rubric,",
+        "unless the judge is blind",
+        fill=BLUE,
     )
-    p.parts.append(f'<rect x="24" y="112" width="190" height="124" rx="6" fill="{WHITE}" stroke="{LINE}"/>')
+    p.parts.append(
+        f'<rect x="24" y="112" width="190" height="124" rx="6" fill="{WHITE}" stroke="{LINE}"/>'
+    )
     p.text(36, 134, "The answer", weight="600")
     answer = [
         [("A spider plant is ", ""), ("safe for", "Control")],
@@ -194,7 +262,9 @@ def judge() -> Picture:
     p.box(264, 92, 120, 78, "Judge", "a language", "model", fill=SAND)
     p.arrow((214, 58), (238, 58), (238, 115), (261, 115))
     p.arrow((214, 174), (238, 174), (238, 147), (261, 147))
-    p.parts.append(f'<rect x="434" y="40" width="218" height="182" rx="6" fill="{WHITE}" stroke="{LINE}"/>')
+    p.parts.append(
+        f'<rect x="434" y="40" width="218" height="182" rx="6" fill="{WHITE}" stroke="{LINE}"/>'
+    )
     p.text(446, 62, "Levels with evidence", weight="600")
     rows = [
         ("Control", "cat chews leaves", "“safe for cats”"),
@@ -229,16 +299,22 @@ def judge() -> Picture:
 
 def ablation() -> Picture:
     told = "The same answer is scored under the full prompt and under a prompt without the atom; words whose probability falls carry the atom."
-    p = Picture("ablation.svg", 860, 290, "The same words, with the atom in the prompt and without it", told)
+    p = Picture(
+        "ablation.svg", 860, 290, "The same words, with the atom in the prompt and without it", told
+    )
     for y, title, text, fill in (
         (28, "Full prompt", "… only morning sun. A cat chews every leaf.", BLUE),
         (98, "Ablated prompt", "… only morning sun.", WHITE),
     ):
-        p.parts.append(f'<rect x="24" y="{y}" width="300" height="54" rx="6" fill="{fill}" stroke="{LINE}"/>')
+        p.parts.append(
+            f'<rect x="24" y="{y}" width="300" height="54" rx="6" fill="{fill}" stroke="{LINE}"/>'
+        )
         p.text(36, y + 22, title, weight="600")
         p.text(36, y + 42, text, size=12, colour=SOFT)
         p.arrow((324, y + 27), (357, y + 27))
-    p.text(600, 20, "log-probability of each word of the answer", size=12, colour=SOFT, anchor="middle")
+    p.text(
+        600, 20, "log-probability of each word of the answer", size=12, colour=SOFT, anchor="middle"
+    )
     words = [
         ("Choose", -1.1, -1.1),
         ("a", -0.2, -0.2),
@@ -273,7 +349,13 @@ def ablation() -> Picture:
 
 def training_step() -> Picture:
     told = "Prompts, several answers to each, a judgment of each answer, an advantage for each token, an update of the weights, and back; beside it rows, checkpoints and validation."
-    p = Picture("training_step.svg", 860, 270, "One training step: sample, judge, assign credit, update", told)
+    p = Picture(
+        "training_step.svg",
+        860,
+        270,
+        "One training step: sample, judge, assign credit, update",
+        told,
+    )
     rows = [
         ("Prompts", "16 records", "", BLUE),
         ("Sample", "8 answers to", "each prompt", BLUE),

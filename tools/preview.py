@@ -46,7 +46,9 @@ def reader() -> MarkdownIt:
     """Markdown as the site reads it: tables, attributes of links, formulas as MathML, headings with Pandoc's names."""
     from tools.check_docs import pandoc_id, plain
 
-    made = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable(["table", "strikethrough"])
+    made = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable(
+        ["table", "strikethrough"]
+    )
     made.use(attrs_plugin).use(dollarmath_plugin, renderer=formula, double_inline=True)
 
     def name_headings(state) -> None:
@@ -74,7 +76,8 @@ def as_page(cell: dict) -> dict | None:
     if option(cell, "echo") == "False":
         text = "\n\n".join(out["data"].get("text/markdown", "") for out in outputs)
         return nbformat.v4.new_markdown_cell(text)
-    fold, summary = option(cell, "code-fold"), option(cell, "code-summary")
+    fold = option(cell, "code-fold")
+    summary = option(cell, "code-summary")
     code = re.sub(r"^#\|.*\n", "", cell["source"], flags=re.M)
     if fold and not outputs:
         state = " open" if fold == "show" else ""
@@ -113,13 +116,21 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
     style = f"{plain}\n{colours}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
     exporter = HTMLExporter(template_name="basic")
     exporter.environment.filters["markdown2html"] = lambda text, **_: READER.render(text)
-    outline = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=False).get_template("preview.html.j2")
+    outline = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=False
+    ).get_template("preview.html.j2")
     for page in pages:
         top = "../" * page.path.count("/")
         file = (target / page.path).with_suffix(".html")
         file.parent.mkdir(parents=True, exist_ok=True)
-        place = lambda path, here=page.path: to_html(os.path.relpath(path, Path(here).parent))
-        side = next((part for part in menus["sidebar"] if page.path in pages_in(part)), {"contents": [], "title": ""})
+
+        def place(path, here=page.path):
+            return to_html(os.path.relpath(path, Path(here).parent))
+
+        side = next(
+            (part for part in menus["sidebar"] if page.path in pages_in(part)),
+            {"contents": [], "title": ""},
+        )
         entries = []
         for item in side["contents"]:
             if isinstance(item, dict):
@@ -127,14 +138,27 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
             for path in pages_in(item):
                 title = html.escape(heads[path].get("title", path))
                 entries.append({"text": title, "href": place(path), "here": path == page.path})
-        firsts = [(item["text"], item.get("href") or item["menu"][0]) for item in menus["navbar"]["left"]]
-        bar = [{"text": text, "href": place(first), "here": text == side["title"]} for text, first in firsts]
+        firsts = [
+            (item["text"], item.get("href") or item["menu"][0]) for item in menus["navbar"]["left"]
+        ]
+        bar = [
+            {"text": text, "href": place(first), "here": text == side["title"]}
+            for text, first in firsts
+        ]
         cells = [made for cell in page.cells if (made := as_page(cell))]
         body, _ = exporter.from_notebook_node(nbformat.v4.new_notebook(cells=cells))
         head = heads[page.path]
-        shown = {name: READER.renderInline(str(head.get(name, ""))) for name in ("title", "description")}
+        shown = {
+            name: READER.renderInline(str(head.get(name, ""))) for name in ("title", "description")
+        }
         text = outline.render(
-            **shown, top=top, css=style, bar=bar, side=entries, part=side["title"], body=to_html_links(body)
+            **shown,
+            top=top,
+            css=style,
+            bar=bar,
+            side=entries,
+            part=side["title"],
+            body=to_html_links(body),
         )
         file.write_text(text, encoding="utf-8")
     for path in folder.rglob("*"):

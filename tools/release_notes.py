@@ -10,9 +10,13 @@ CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 def release_notes(version: str, changelog: str) -> str:
     """What a changelog says of a version; raises `ValueError` for one that it does not have."""
     parts = re.split(r"^## +", changelog, flags=re.M)[1:]
-    sections = {part.split()[0]: part.partition("\n")[2].strip() for part in parts if re.match(r"\d", part)}
+    sections = {
+        part.split()[0]: part.partition("\n")[2].strip() for part in parts if re.match(r"\d", part)
+    }
     if version not in sections:
-        raise ValueError(f"CHANGELOG.md: found no version {version!r}; allowed: {', '.join(sections)}")
+        raise ValueError(
+            f"CHANGELOG.md: found no version {version!r}; allowed: {', '.join(sections)}"
+        )
     return sections[version]
 
 

@@ -25,7 +25,8 @@ class AsWritten:
 
 def keep_unresolved(function) -> None:
     """Replace each string annotation of `function` that does not evaluate by its text."""
-    notes, names = getattr(function, "__annotations__", None), getattr(function, "__globals__", None)
+    notes = getattr(function, "__annotations__", None)
+    names = getattr(function, "__globals__", None)
     if not isinstance(notes, dict) or names is None:
         return
     for name, note in notes.items():
@@ -38,7 +39,10 @@ def keep_unresolved(function) -> None:
 
 class Renderer(BasicMarkdownRenderer):
     def __init__(self, sym, *args, **options) -> None:
-        parts = [getattr(sym, name, None) for name in ("__init__", "__new__", "__call__", "fget", "func", "__func__")]
+        parts = [
+            getattr(sym, name, None)
+            for name in ("__init__", "__new__", "__call__", "fget", "func", "__func__")
+        ]
         for part in (sym, *parts):
             keep_unresolved(getattr(part, "__wrapped__", part))
         super().__init__(sym, *args, **options)
@@ -83,13 +87,21 @@ def homes() -> dict[str, dict[str, Home]]:
     """Every public function, class and method of the package, by module."""
     found: dict[str, dict[str, Home]] = {}
     for module, page in pages().items():
-        text = (Path(get_config().lib_path) / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-        lines, names = tuple(text.splitlines()), found.setdefault(module, {})
+        text = (Path(get_config().lib_path) / f"{module.replace('.', '/')}.py").read_text(
+            encoding="utf-8"
+        )
+        lines = tuple(text.splitlines())
+        names = found.setdefault(module, {})
         for node in ast.parse(text).body:
             if isinstance(node, Definition) and not node.name.startswith("_"):
                 inner = node.body if isinstance(node, ast.ClassDef) else []
-                methods = [m for m in inner if isinstance(m, Definition) and not m.name.startswith("_")]
-                for name, part in [(node.name, node), *((f"{node.name}.{m.name}", m) for m in methods)]:
+                methods = [
+                    m for m in inner if isinstance(m, Definition) and not m.name.startswith("_")
+                ]
+                for name, part in [
+                    (node.name, node),
+                    *((f"{node.name}.{m.name}", m) for m in methods),
+                ]:
                     names[name] = Home(module, page, name, part, lines)
     return found
 
@@ -98,7 +110,10 @@ def homes() -> dict[str, dict[str, Home]]:
 def public_names() -> dict[str, str]:
     """The names of `import memcalib`, each with its module."""
     tree = ast.parse((Path(get_config().lib_path) / "__init__.py").read_text(encoding="utf-8"))
-    is_table = lambda node: isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
+
+    def is_table(node):
+        return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
+
     table = ast.literal_eval(next(node.value for node in tree.body if is_table(node)))
     return {name: module for module, names in table.items() for name in names}
 
@@ -117,7 +132,8 @@ def find(name: str, here: str | None, imported: frozenset[str] = frozenset()) ->
         return homes()[module].get(name) or homes()[module].get(top)
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
-        module, rest = ".".join(parts[:cut]), ".".join(parts[cut:])
+        module = ".".join(parts[:cut])
+        rest = ".".join(parts[cut:])
         if module in homes():
             return homes()[module].get(rest) or homes()[module].get(parts[cut])
     if len(parts) > 1 and name in pages():
@@ -131,7 +147,9 @@ CODE = re.compile(r"(?<![\[`\w])`([A-Za-z_][\w.]*)(\(\))?`(?![`\]])")
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)\s]*\)")
 
 
-def link_names(text: str, page: str, here: str | None, imported: frozenset[str] = frozenset()) -> str:
+def link_names(
+    text: str, page: str, here: str | None, imported: frozenset[str] = frozenset()
+) -> str:
     """Markdown in which each name of the package that stands in backticks links to its definition.
 
     `page` is the page's path below nbs/. Fenced code, headings and what is linked already stay as they are.
@@ -143,16 +161,20 @@ def link_names(text: str, page: str, here: str | None, imported: frozenset[str] 
         if found is None:
             return match[0]
         target, anchor = (found, "") if isinstance(found, str) else (found.page, f"#{found.anchor}")
-        place = "" if target == page and anchor else Path(os.path.relpath(target, folder)).as_posix()
+        place = (
+            "" if target == page and anchor else Path(os.path.relpath(target, folder)).as_posix()
+        )
         return f"[{match[0]}]({place}{anchor})"
 
-    fenced, lines = False, []
+    fenced = False
+    lines = []
     for line in text.splitlines():
         fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.startswith(("#", "    ")):
             kept = LINK.findall(line)
             line = "".join(
-                CODE.sub(to_link, part) + link for part, link in zip(LINK.split(line), [*kept, ""], strict=True)
+                CODE.sub(to_link, part) + link
+                for part, link in zip(LINK.split(line), [*kept, ""], strict=True)
             )
         lines.append(line)
     return "\n".join(lines)
@@ -160,34 +182,53 @@ def link_names(text: str, page: str, here: str | None, imported: frozenset[str] 
 
 def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssign]:
     """The fields of a class in the order of its definition, those of its bases in the same module first."""
-    around = {part.name: part for part in ast.parse("\n".join(lines)).body if isinstance(part, ast.ClassDef)}
-    bases = [around[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in around]
+    around = {
+        part.name: part
+        for part in ast.parse("\n".join(lines)).body
+        if isinstance(part, ast.ClassDef)
+    }
+    bases = [
+        around[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in around
+    ]
     own = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
     return [field for base in bases for field in class_fields(base, lines)] + own
 
 
 def parameters(home: Home) -> list[tuple[str, str, str, str]]:
     """(name, type, default, comment) of a function's parameters, or of what makes an object of a class."""
-    node, rows = home.node, []
+    node = home.node
+    rows = []
     if isinstance(node, ast.ClassDef):
-        init = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"), None)
+        init = next(
+            (m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"), None
+        )
         if init is None:
             fields = class_fields(node, home.lines)
             rows = [(f.target.id, f.annotation, f.value, f.end_lineno) for f in fields]
-            rows = [row for row in rows if not row[0].startswith("_") and "ClassVar" not in ast.unparse(row[1])]
+            rows = [
+                row
+                for row in rows
+                if not row[0].startswith("_") and "ClassVar" not in ast.unparse(row[1])
+            ]
         node = init
     if node is not None:
         plain = [*node.args.posonlyargs, *node.args.args]
         defaults = [None] * (len(plain) - len(node.args.defaults)) + node.args.defaults
         named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
         pairs = [*zip(plain, defaults, strict=True), *named]
-        rows = [(a.arg, a.annotation, value, a.end_lineno) for a, value in pairs if a.arg not in ("self", "cls")]
+        rows = [
+            (a.arg, a.annotation, value, a.end_lineno)
+            for a, value in pairs
+            if a.arg not in ("self", "cls")
+        ]
     shown = []
     for name, kind, value, line in rows:
         comment = home.lines[line - 1].partition("  # ")[2].removeprefix("noqa").strip()
         if isinstance(kind, ast.Constant):  # a quoted annotation
             kind = ast.parse(str(kind.value), mode="eval").body
-        shown.append((name, ast.unparse(kind) if kind else "", ast.unparse(value) if value else "", comment))
+        shown.append(
+            (name, ast.unparse(kind) if kind else "", ast.unparse(value) if value else "", comment)
+        )
     return shown
 
 
@@ -197,8 +238,14 @@ def parameter_table(home: Home) -> str:
     if len(rows) < 3 and not any(row[3] for row in rows):
         return ""
     columns = ["parameter", "type", "default", "what"][: 4 if any(row[3] for row in rows) else 3]
-    code = lambda text: f"`{' '.join(text.split())}`" if text else ""
-    cells = [(code(name), code(kind), code(value), comment)[: len(columns)] for name, kind, value, comment in rows]
+
+    def code(text):
+        return f"`{' '.join(text.split())}`" if text else ""
+
+    cells = [
+        (code(name), code(kind), code(value), comment)[: len(columns)]
+        for name, kind, value, comment in rows
+    ]
     table = [columns, ["---"] * len(columns), *cells]
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
     return "\n".join(["", '<div class="parameters">', "", *lines, "", "</div>", ""])
@@ -208,31 +255,52 @@ class Names(Processor):
     """Parameter tables and exact source links for what a page defines, and a link for each name in its prose."""
 
     def begin(self) -> None:
-        self.page = Path(self.nb.path_).resolve().relative_to(Path(get_config().nbs_path).resolve()).as_posix()
+        self.page = (
+            Path(self.nb.path_)
+            .resolve()
+            .relative_to(Path(get_config().nbs_path).resolve())
+            .as_posix()
+        )
         self.module = next((module for module, page in pages().items() if page == self.page), None)
-        text = "\n".join(cell.source for cell in self.nb.cells if cell.cell_type == "code" and cell.source)
+        text = "\n".join(
+            cell.source for cell in self.nb.cells if cell.cell_type == "code" and cell.source
+        )
         imported = re.findall(r"^from memcalib\S* import (.+?)(?:\)|$)", text, re.M)
         self.imported = frozenset(re.findall(r"\w+", " ".join(imported)))
 
     def cell(self, cell) -> None:
         if cell.cell_type == "markdown":
-            cell.source = self.to_site(link_names(cell.source, self.page, self.module, self.imported))
-        shown = re.search(r"^show_doc\((\w+)\)", cell.source, re.M) if cell.cell_type == "code" else None
+            cell.source = self.to_site(
+                link_names(cell.source, self.page, self.module, self.imported)
+            )
+        shown = (
+            re.search(r"^show_doc\((\w+)\)", cell.source, re.M)
+            if cell.cell_type == "code"
+            else None
+        )
         home = homes().get(self.module, {}).get(shown[1]) if shown else None
         for out in cell.get("outputs", []) if home else []:
             text = "".join(out["data"]["text/markdown"])
             text = re.sub(r"\\\((.+?)\\\)", r"$\1$", text)  # as docstrings write mathematics
-            text = re.sub(r"^### .*", f"### {home.name}", text, count=1, flags=re.M)  # a decorator may have changed it
+            text = re.sub(
+                r"^### .*", f"### {home.name}", text, count=1, flags=re.M
+            )  # a decorator may have changed it
             text = re.sub(r"\[source\]\([^)]*\)", f"[source]({home.source})", text, count=1)
-            text = link_names(text, self.page, self.module, self.imported) + "\n" + parameter_table(home)
+            text = (
+                link_names(text, self.page, self.module, self.imported)
+                + "\n"
+                + parameter_table(home)
+            )
             out["data"] = {"text/markdown": text.splitlines(keepends=True)}
 
     def to_site(self, text: str) -> str:
         """Links to files of the repository that are no page lead to the repository; a folder is its first page."""
-        nbs, settings = Path(get_config().nbs_path).resolve(), get_config()
+        nbs = Path(get_config().nbs_path).resolve()
+        settings = get_config()
 
         def place(match: re.Match) -> str:
-            path, anchor = match[2], match[3] or ""
+            path = match[2]
+            anchor = match[3] or ""
             target = nbs / Path(self.page).parent / path
             if target.is_dir() and (first := sorted(target.glob("*.ipynb"))):
                 return f"{match[1]}({path.rstrip('/')}/{first[0].name})"
@@ -252,13 +320,25 @@ class FoldPlumbing(Processor):
     def begin(self) -> None:
         cells = self.nb.cells
         for cell in [
-            c for c in cells if c.cell_type == "code" and c.source and {*(c.directives_ or {})} & {"export", "exports"}
+            c
+            for c in cells
+            if c.cell_type == "code"
+            and c.source
+            and {*(c.directives_ or {})} & {"export", "exports"}
         ]:
             place = cells.index(cell)
-            end = next((k for k in range(place + 1, len(cells)) if not getattr(cells[k], "has_sd", False)), len(cells))
-            cells[place:end] = [*reversed(cells[place + 1 : end]), cell]  # nbdev puts the last definition first
+            end = next(
+                (k for k in range(place + 1, len(cells)) if not getattr(cells[k], "has_sd", False)),
+                len(cells),
+            )
+            cells[place:end] = [
+                *reversed(cells[place + 1 : end]),
+                cell,
+            ]  # nbdev puts the last definition first
             if self.is_plumbing(cell):
-                cell.source = f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n{cell.source}'
+                cell.source = (
+                    f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n{cell.source}'
+                )
 
     def cell(self, cell) -> None:
         marks = cell.directives_.keys() if cell.directives_ else set()
@@ -270,14 +350,25 @@ class FoldPlumbing(Processor):
         """What a folded cell defines, in a few words."""
         names = []
         for node in ast.parse(cell.source).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-            names += [getattr(target, "name", None) or getattr(target, "id", None) for target in targets]
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            )
+            names += [
+                getattr(target, "name", None) or getattr(target, "id", None) for target in targets
+            ]
         names = [name for name in names if name]
-        return "Code of " + ", ".join(names[:3]) + (" …" if len(names) > 3 else "") if names else "Code"
+        return (
+            "Code of " + ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+            if names
+            else "Code"
+        )
 
     @staticmethod
     def is_plumbing(cell) -> bool:
         """Whether a cell holds exported code that a reader may want to see."""
         if not cell.directives_ or "export" not in cell.directives_ or "hide" in cell.directives_:
             return False
-        return any(not isinstance(node, ast.Import | ast.ImportFrom | ast.If) for node in ast.parse(cell.source).body)
+        return any(
+            not isinstance(node, ast.Import | ast.ImportFrom | ast.If)
+            for node in ast.parse(cell.source).body
+        )

@@ -32,21 +32,36 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
     Chapters and subpackages come in the order of nbs/ORDER, other folders by the names of their files.
     """
     ordered = list(pages().values())
-    on_disk = sorted(p.relative_to(nbs).as_posix() for p in nbs.rglob("[!._]*.ipynb") if not hidden(p.relative_to(nbs)))
+    on_disk = sorted(
+        p.relative_to(nbs).as_posix()
+        for p in nbs.rglob("[!._]*.ipynb")
+        if not hidden(p.relative_to(nbs))
+    )
     chapters = [page for page in ordered if "/" not in page]
     parts = list(dict.fromkeys(page.split("/")[0] for page in ordered if "/" in page))
     more = [page for page in on_disk if page not in ordered]
     folders = list(dict.fromkeys(page.split("/")[0] for page in more if "/" in page))
-    inside = lambda folder, among: [page for page in among if page.startswith(f"{folder}/")]
+
+    def inside(folder, among):
+        return [page for page in among if page.startswith(f"{folder}/")]
+
     reference = ["public_api.ipynb", "glossary.ipynb"]
     first = ["index.ipynb", "start.ipynb"]
-    start = [page for page in more if "/" not in page and page not in (*first, *reference, "paper_index.ipynb")]
+    start = [
+        page
+        for page in more
+        if "/" not in page and page not in (*first, *reference, "paper_index.ipynb")
+    ]
     found = {"Start": [*(page for page in first if page in more), *start]}
     found |= {name.capitalize(): inside(name, more) for name in FIRST if name in folders}
     found["The method"] = chapters
-    found |= {name.capitalize(): inside(name, more) for name in folders if name not in (*FIRST, *parts)}
+    found |= {
+        name.capitalize(): inside(name, more) for name in folders if name not in (*FIRST, *parts)
+    }
     found["Reference"] = [page for page in reference if page in more]
-    found["Reference"] += [{"section": part, "contents": inside(part, ordered) + inside(part, more)} for part in parts]
+    found["Reference"] += [
+        {"section": part, "contents": inside(part, ordered) + inside(part, more)} for part in parts
+    ]
     return found | {"Paper index": ["paper_index.ipynb"]}
 
 
@@ -56,21 +71,42 @@ def hidden(path: Path) -> bool:
 
 def menus(nbs: Path) -> dict:
     """Navbar and sidebars as Quarto reads them; the method's chapters are a menu."""
-    bars, sides = [], []
+    bars = []
+    sides = []
     for title, contents in sections(nbs).items():
         name = title.lower().replace(" ", "-")
         first = contents[0] if isinstance(contents[0], str) else contents[0]["contents"][0]
-        bars.append({"text": title, "menu": contents} if title == "The method" else {"text": title, "href": first})
+        bars.append(
+            {"text": title, "menu": contents}
+            if title == "The method"
+            else {"text": title, "href": first}
+        )
         if len(contents) > 1:
-            sides.append({"id": name, "title": title, "style": "floating", "collapse-level": 1, "contents": contents})
+            sides.append(
+                {
+                    "id": name,
+                    "title": title,
+                    "style": "floating",
+                    "collapse-level": 1,
+                    "contents": contents,
+                }
+            )
     return {"website": {"navbar": {"left": bars}, "sidebar": sides}}
 
 
 def settings() -> dict:
     """What Quarto must know of settings.ini."""
     cfg = get_config()
-    site = {"title": cfg.title, "description": cfg.description, "site-url": f"{cfg.doc_host}{cfg.doc_baseurl}"}
-    repository = {"repo-url": cfg.git_url, "repo-branch": cfg.branch, "repo-subdir": Path(cfg.nbs_path).name}
+    site = {
+        "title": cfg.title,
+        "description": cfg.description,
+        "site-url": f"{cfg.doc_host}{cfg.doc_baseurl}",
+    }
+    repository = {
+        "repo-url": cfg.git_url,
+        "repo-branch": cfg.branch,
+        "repo-subdir": Path(cfg.nbs_path).name,
+    }
     return {"project": {"output-dir": Path(cfg.doc_path).name}, "website": site | repository}
 
 
@@ -79,14 +115,20 @@ def process() -> Path:
     shutil.rmtree(ROOT / "_proc", ignore_errors=True)
     made = Path(proc_nbs(n_workers=0))
     for name, content in (("nbdev.yml", settings()), ("sidebar.yml", menus(ROOT / "nbs"))):
-        (made / name).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        (made / name).write_text(
+            yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
     return made
 
 
 def main() -> int:
     parser = ArgumentParser(prog="python -m tools.site", description=__doc__.splitlines()[0])
-    parser.add_argument("--no-browser", action="store_true", help="do not open the pages in headless Chromium")
-    parser.add_argument("--pictures", type=Path, help="a folder for pictures of the main pages at both widths")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="do not open the pages in headless Chromium"
+    )
+    parser.add_argument(
+        "--pictures", type=Path, help="a folder for pictures of the main pages at both widths"
+    )
     options = parser.parse_args()
     made = process()
     faults = check(made, browser=not options.no_browser, pictures=options.pictures)

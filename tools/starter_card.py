@@ -98,15 +98,25 @@ def as_json(row: Example | KnownAnswer) -> str:
 
 def grid(table: pd.DataFrame) -> str:
     """A frame as a Markdown table."""
-    line = lambda cells: "| " + " | ".join(str(cell).replace("--", "–") for cell in cells) + " |"
+
+    def line(cells):
+        return "| " + " | ".join(str(cell).replace("--", "–") for cell in cells) + " |"
+
     return "\n".join(
-        [line(table.columns), "|" + "---|" * len(table.columns), *map(line, table.itertuples(index=False))]
+        [
+            line(table.columns),
+            "|" + "---|" * len(table.columns),
+            *map(line, table.itertuples(index=False)),
+        ]
     )
 
 
 def surface_cues(text: str) -> set[str]:
     """The words of a sentence, pairs of neighbours, and its opening; figures count as one word."""
-    words = ["<start>", *re.findall(r"[a-z]+|#", re.sub(r"\d+", "#", text.lower().replace("'s", "s")))]
+    words = [
+        "<start>",
+        *re.findall(r"[a-z]+|#", re.sub(r"\d+", "#", text.lower().replace("'s", "s"))),
+    ]
     return {*words, *(" ".join(pair) for pair in itertools.pairwise(words))}
 
 
@@ -121,9 +131,13 @@ def fit_levels(cues: csr_matrix, levels: np.ndarray, kinds: int, ridge: float = 
         odds /= odds.sum(1, keepdims=True)
         miss = odds - wanted
         slope = np.vstack([cues.T @ miss + ridge * weights[:-1], miss.sum(0)])
-        return -np.log((odds * wanted).sum(1) + 1e-12).sum() + ridge / 2 * (weights[:-1] ** 2).sum(), slope.ravel()
+        return -np.log((odds * wanted).sum(1) + 1e-12).sum() + ridge / 2 * (
+            weights[:-1] ** 2
+        ).sum(), slope.ravel()
 
-    return minimize(loss, np.zeros((cues.shape[1] + 1) * kinds), jac=True, method="L-BFGS-B").x.reshape(-1, kinds)
+    return minimize(
+        loss, np.zeros((cues.shape[1] + 1) * kinds), jac=True, method="L-BFGS-B"
+    ).x.reshape(-1, kinds)
 
 
 def surface_table(examples: list[Example]) -> pd.DataFrame:
@@ -132,9 +146,18 @@ def surface_table(examples: list[Example]) -> pd.DataFrame:
     rows = [(i, surface_cues(a.text), int(a.ideal)) for i, e in enumerate(english) for a in e.atoms]
     counts = Counter(cue for _, found, _ in rows for cue in found)
     place = {cue: k for k, cue in enumerate(sorted(cue for cue, n in counts.items() if n >= 3))}
-    cells = [(row, place[cue]) for row, (_, found, _) in enumerate(rows) for cue in sorted(found) if cue in place]
-    cues = csr_matrix((np.ones(len(cells)), tuple(zip(*cells, strict=True))), shape=(len(rows), len(place)))
-    fold, ideal, found = np.array([i for i, _, _ in rows]), np.array([u for _, _, u in rows]), []
+    cells = [
+        (row, place[cue])
+        for row, (_, found, _) in enumerate(rows)
+        for cue in sorted(found)
+        if cue in place
+    ]
+    cues = csr_matrix(
+        (np.ones(len(cells)), tuple(zip(*cells, strict=True))), shape=(len(rows), len(place))
+    )
+    fold = np.array([i for i, _, _ in rows])
+    ideal = np.array([u for _, _, u in rows])
+    found = []
     for what, levels in (("Ignore or not", np.minimum(ideal, 1)), ("three levels", ideal)):
         kinds = int(levels.max()) + 1
         guessed = np.zeros_like(levels)
@@ -142,26 +165,42 @@ def surface_table(examples: list[Example]) -> pd.DataFrame:
             weights = fit_levels(cues[fold != k], levels[fold != k], kinds)
             guessed[fold == k] = (cues[fold == k] @ weights[:-1] + weights[-1]).argmax(1)
         shares = (np.bincount(levels).max() / len(levels), (guessed == levels).mean())
-        shares = (*shares, np.mean([(guessed[levels == u] == u).mean() for u in range(kinds)]), 1 / kinds)
+        shares = (
+            *shares,
+            np.mean([(guessed[levels == u] == u).mean() for u in range(kinds)]),
+            1 / kinds,
+        )
         found.append((what, len(levels), *(f"{100 * share:.1f}" for share in shares)))
-    names = ["guess", "atoms", "largest level, %", "right, %", "right by level, %", "chance by level, %"]
+    names = [
+        "guess",
+        "atoms",
+        "largest level, %",
+        "right, %",
+        "right by level, %",
+        "chance by level, %",
+    ]
     return pd.DataFrame(found, columns=names)
 
 
 def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of the card."""
-    counts, pool = count_examples(examples), {e.id: e for e in examples}
+    counts = count_examples(examples)
+    pool = {e.id: e for e in examples}
     hard = [(a.model_extra or {}).get("hard_a_family") for e in examples for a in e.atoms]
     families = Counter(filter(None, hard))
     languages = Counter(e.model_extra["language"] for e in examples)
     profiles = Counter("".join(sorted({a.ideal.wire for a in e.atoms})) for e in examples)
     blocks = Counter(len(e.blocks) for e in examples)
     kinds = Counter((a.kind, a.trick or "") for a in answers)
-    channels = Counter((pool[a.example_id].levels[i], level) for a in answers for i, level in a.levels.items())
+    channels = Counter(
+        (pool[a.example_id].levels[i], level) for a in answers for i, level in a.levels.items()
+    )
     labelled = [[f"ideally {i.label}", *(f"{channels[i, a]:,}" for a in Level)] for i in Level]
 
     def frame(counter: Counter, *names: str) -> pd.DataFrame:
-        rows = [(*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())]
+        rows = [
+            (*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())
+        ]
         return pd.DataFrame(rows, columns=[*names, "count"])
 
     return [
@@ -173,7 +212,10 @@ def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[st
         ("Languages", frame(languages, "language")),
         ("Families of hard distractors", frame(families, "family")),
         ("Answers", frame(kinds, "kind", "trick")),
-        ("Labelled atoms by channel", pd.DataFrame(labelled, columns=["", *(f"actually {a.label}" for a in Level)])),
+        (
+            "Labelled atoms by channel",
+            pd.DataFrame(labelled, columns=["", *(f"actually {a.label}" for a in Level)]),
+        ),
     ]
 
 

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def of_the_moment(output: dict) -> bool:
     """Progress bars and what libraries say on standard error."""
-    return output.get("name") == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    return output.get(
+        "name"
+    ) == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
 
 
 def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
@@ -28,9 +30,13 @@ def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
                 for cell in json.loads(executed.read_text(encoding="utf-8"))["cells"]
                 if cell["cell_type"] == "code"
             }
-            blank = lambda found: [
-                {**one, "execution_count": None} if "execution_count" in one else one for one in found
-            ]
+
+            def blank(found):
+                return [
+                    {**one, "execution_count": None} if "execution_count" in one else one
+                    for one in found
+                ]
+
             shown = [
                 {**cell, "outputs": blank(outputs.get(cell["id"], [])), "execution_count": None}
                 if cell["cell_type"] == "code"
@@ -44,5 +50,7 @@ if __name__ == "__main__":
     for page, cells, shown in stored(ROOT / (sys.argv[1] if sys.argv[1:] else "runs/micro")):
         if cells != shown:
             content = json.loads(page.read_text(encoding="utf-8")) | {"cells": shown}
-            page.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            page.write_text(
+                json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
             print(page.relative_to(ROOT))

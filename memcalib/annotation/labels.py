@@ -17,7 +17,16 @@ from .questionnaire import Answer, Questionnaire, blind_rubric, rubric_lines
 from ..evaluation.agreement import ANSWER, judged_atoms
 from ..io.decisions import latest, of_one_person
 from ..io.records import DataError, Record, Violation, display_text, read_jsonl
-from ..problem import Example, Judgment, Level, Name, Rollout, WireLevel, blocks_by_atom, text_hash
+from memcalib.problem import (
+    Example,
+    Judgment,
+    Level,
+    Name,
+    Rollout,
+    WireLevel,
+    blocks_by_atom,
+    text_hash,
+)
 
 # %% ../../nbs/annotation/02_labels.ipynb #f1fd60f7
 if TYPE_CHECKING:
@@ -56,53 +65,85 @@ def label_items(
     sample: "pd.DataFrame",
     examples: Iterable[Example],
     rollouts: Iterable[Rollout] | str | Path,
-    rubric: bool | Literal["blind"] = "blind",  # without what gives the ideal level away; True is all of it, False none
+    rubric: bool
+    | Literal[
+        "blind"
+    ] = "blind",  # without what gives the ideal level away; True is all of it, False none
 ) -> list[LabelItem]:
     """What a person reads for each row of `sample_atoms`, in the sample's order, without the judge's decisions.
 
     Raises `DataError` listing every row whose example or answer is missing, ambiguous, or of another dataset version.
     """
-    place = lambda row: tuple(getattr(row, field) for field in ANSWER)
+
+    def place(row):
+        return tuple(getattr(row, field) for field in ANSWER)
+
     rows = list(sample.itertuples(index=False))
     answers: dict[tuple, list[Rollout]] = {place(row): [] for row in rows}
     for rollout in read_jsonl(rollouts, Rollout) if isinstance(rollouts, str | Path) else rollouts:
         if place(rollout) in answers:
             answers[place(rollout)].append(rollout)
     by_id = {row.example_id: None for row in rows} | {e.id: e for e in examples}
-    if faults := [fault for row in rows for fault in _join_faults(row, by_id[row.example_id], answers[place(row)])]:
+    if faults := [
+        fault
+        for row in rows
+        for fault in _join_faults(row, by_id[row.example_id], answers[place(row)])
+    ]:
         raise DataError(faults)
     items = []
     for row in rows:
-        example, rollout = by_id[row.example_id], answers[place(row)][0]
-        atom, field = example.atom(row.atom_id), "atomic_concat_text" if rollout.settings.get("text") == "concat" else "memory_text"
+        example = by_id[row.example_id]
+        rollout = answers[place(row)][0]
+        atom = example.atom(row.atom_id)
+        field = "atomic_concat_text" if rollout.settings.get("text") == "concat" else "memory_text"
         item = LabelItem(
-            **{name: getattr(row, name) for name in ("item", *ANSWER, "atom_id", "domain", "question_id", "scheme", "judge")},
+            **{
+                name: getattr(row, name)
+                for name in ("item", *ANSWER, "atom_id", "domain", "question_id", "scheme", "judge")
+            },
             example_hash=example.content_hash,
             question=example.question,
             memory=[(block.number, getattr(block, field)) for block in example.blocks],
             block=blocks_by_atom(example)[row.atom_id].number,
             response=rollout.response,
             atom=atom.text,
-            rubric=blind_rubric(atom.usage_rubric) if rubric == "blind" else atom.usage_rubric if rubric else None,
+            rubric=blind_rubric(atom.usage_rubric)
+            if rubric == "blind"
+            else atom.usage_rubric
+            if rubric
+            else None,
         )
         items.append(item)
     return items
 
 
-def _join_faults(row: Any, example: Example | None, answers: Sequence[Rollout]) -> Iterator[Violation]:
+def _join_faults(
+    row: Any, example: Example | None, answers: Sequence[Rollout]
+) -> Iterator[Violation]:
     place = {"item": f"atom {row.atom_id!r}", "example_id": row.example_id}
     if example is None:
         yield Violation("example", "none of this id", "an example of the file", **place)
     elif example.levels.get(row.atom_id) != row.ideal:
         found = f"ideal level {Level(row.ideal).wire}"
-        yield Violation("atom", found, str(example.levels.get(row.atom_id) or "no such atom in this version"), **place)
+        yield Violation(
+            "atom",
+            found,
+            str(example.levels.get(row.atom_id) or "no such atom in this version"),
+            **place,
+        )
     if len(answers) != 1:
         key = tuple(getattr(row, field) for field in ANSWER)
-        yield Violation("answer", f"{len(answers)} for {key}", "exactly one: rollouts of one run", **place)
-    hashes = {row.example_hash, *(a.example_hash for a in answers)} | ({example.content_hash} if example else set())
+        yield Violation(
+            "answer", f"{len(answers)} for {key}", "exactly one: rollouts of one run", **place
+        )
+    hashes = {row.example_hash, *(a.example_hash for a in answers)} | (
+        {example.content_hash} if example else set()
+    )
     if len(hashes - {""}) > 1:
         found = f"content hashes {', '.join(sorted(hashes - {''}))}"
-        yield Violation("dataset version", found, "one version in examples, answers and judgments", **place)
+        yield Violation(
+            "dataset version", found, "one version in examples, answers and judgments", **place
+        )
 
 # %% ../../nbs/annotation/02_labels.ipynb #c83c24d8
 _BOX = "border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:6px 10px;margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere"
@@ -110,14 +151,31 @@ _BOX = "border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:6px 10px
 
 def item_html(item: LabelItem) -> str:
     """The item as HTML: query, memory with the atom's block marked, answer, atom, rubric; every text escaped."""
-    safe = lambda text: html.escape(display_text(text))
-    box = lambda text, style="": f'<div style="{_BOX};{style}">{safe(text)}</div>'
+
+    def safe(text):
+        return html.escape(display_text(text))
+
+    def box(text, style=""):
+        return f'<div style="{_BOX};{style}">{safe(text)}</div>'
+
     mark = "border-left:4px solid #2f6db5"
     parts = ["<b>Query</b>", box(item.question), "<b>Memory</b>"]
-    parts += [box(f"{number}. {text}", mark if number == item.block else "") for number, text in item.memory]
-    parts += ["<b>Answer</b>", box(item.response or "(empty answer)", "max-height:24em;overflow:auto")]
-    parts += ["<b>How far does this atom shape the answer?</b>", box(item.atom, mark + ";font-size:1.1em")]
-    rows = [f"<tr><td><i>{safe(name)}</i></td><td>{safe(text)}</td></tr>" for name, text in rubric_lines(item.rubric)]
+    parts += [
+        box(f"{number}. {text}", mark if number == item.block else "")
+        for number, text in item.memory
+    ]
+    parts += [
+        "<b>Answer</b>",
+        box(item.response or "(empty answer)", "max-height:24em;overflow:auto"),
+    ]
+    parts += [
+        "<b>How far does this atom shape the answer?</b>",
+        box(item.atom, mark + ";font-size:1.1em"),
+    ]
+    rows = [
+        f"<tr><td><i>{safe(name)}</i></td><td>{safe(text)}</td></tr>"
+        for name, text in rubric_lines(item.rubric)
+    ]
     table = f'<table style="text-align:left">{"".join(rows)}</table>' if rows else ""
     return f'<div style="line-height:1.4;max-width:60rem">{"".join(parts)}{table}</div>'
 
@@ -136,18 +194,30 @@ def read_labels(path: str | Path) -> list[Label]:
 class LabelBook(Questionnaire[LabelItem, Label]):
     """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for labels that were given for other answers."""
 
-    kind, says = Label, "level"
-    choices = (*((f"{level + 1}{level.wire.lower()}", level, level.label) for level in Level), ("0?", None, "cannot tell"))
+    kind = Label
+    says = "level"
+    choices = (
+        *((f"{level + 1}{level.wire.lower()}", level, level.label) for level in Level),
+        ("0?", None, "cannot tell"),
+    )
     columns = ("item", "level", "note", "atom", "rubric", "query", "answer", "memory")
-    needed, same = ("item", "level"), ("atom", "query", "answer")
-    allowed, parse = "A, B, C, Ignore, Bound, Control", Level.parse
+    needed = ("item", "level")
+    same = ("atom", "query", "answer")
+    allowed = "A, B, C, Ignore, Bound, Control"
+    parse = Level.parse
 
     @classmethod
     def texts(cls, item: LabelItem) -> dict[str, str]:
         """The texts of an item by column of the sheet."""
         rubric = "\n".join(f"{name}: {text}" for name, text in rubric_lines(item.rubric))
         memory = "\n".join(f"{number}. {text}" for number, text in item.memory)
-        return {"atom": item.atom, "rubric": rubric, "query": item.question, "answer": item.response, "memory": memory}
+        return {
+            "atom": item.atom,
+            "rubric": rubric,
+            "query": item.question,
+            "answer": item.response,
+            "memory": memory,
+        }
 
     @classmethod
     def cell(cls, value: Level) -> str:
@@ -160,25 +230,39 @@ class LabelBook(Questionnaire[LabelItem, Label]):
 
 # %% ../../nbs/annotation/02_labels.ipynb #14f3a7ae
 def audit_frame(
-    items: Sequence[LabelItem], labels: Iterable[Label], judgments: Iterable[Judgment] | str | Path, labeller: str | None = None
+    items: Sequence[LabelItem],
+    labels: Iterable[Label],
+    judgments: Iterable[Judgment] | str | Path,
+    labeller: str | None = None,
 ) -> "pd.DataFrame":
     """One row for each item: `first` is the person's rank, `second` the judge's, NaN where there is none; then the cells.
 
     `labeller` picks one person's labels. Raises `ValueError` when several people's labels are mixed, an item was not
     judged, or the judgments belong to another dataset version.
     """
-    labels, atoms = of_one_person(labels, labeller), judged_atoms(judgments).set_index("item")
+    labels = of_one_person(labels, labeller)
+    atoms = judged_atoms(judgments).set_index("item")
     if missing := [item.item for item in items if item.item not in atoms.index]:
         found = f"found no judgment of {len(missing)} items, the first {missing[0]!r}"
         raise ValueError(f"{found}; allowed: judgments of the sampled answers")
     hashes = atoms["example_hash"]
     if other := [item.item for item in items if hashes[item.item] not in ("", item.example_hash)]:
-        raise ValueError(f"found {len(other)} items of another dataset version, the first {other[0]!r}; allowed: one version")
+        raise ValueError(
+            f"found {len(other)} items of another dataset version, the first {other[0]!r}; allowed: one version"
+        )
     cell = 3 * atoms["ideal"] + atoms["judged"]
-    rows = atoms.assign(cell=cell, population=cell.map(cell.value_counts())).loc[[item.item for item in items]]
+    rows = atoms.assign(cell=cell, population=cell.map(cell.value_counts())).loc[
+        [item.item for item in items]
+    ]
     if {item.judge for item in items} != set(rows["judge"]):
         rows = rows.assign(cell=float("nan"), population=float("nan"))
-    given = {(label.item, label.answer_hash): float(label.level) for label in labels if label.level is not None}
+    given = {
+        (label.item, label.answer_hash): float(label.level)
+        for label in labels
+        if label.level is not None
+    }
     person = [given.get((item.item, item.answer_hash), float("nan")) for item in items]
     schemes = [item.scheme for item in items]
-    return rows.rename(columns={"judged": "second"}).assign(first=person, scheme=schemes).reset_index()
+    return (
+        rows.rename(columns={"judged": "second"}).assign(first=person, scheme=schemes).reset_index()
+    )

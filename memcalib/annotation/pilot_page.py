@@ -34,11 +34,23 @@ from ..report.page import render_page, write_page
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #d37c647c
 _FACTS = {
-    "why this level": ("label_reason", "reason"), "family": ("hard_a_family", "hard_family"), "answer without it": ("without_memory_behavior", "without_memory"),
-    "answer with it": ("with_memory_behavior", "with_memory"), "what can be seen": ("observable_delta",), "least that shows it": ("minimal_evidence",),
-    "safety": ("safety_relevance", "safety_relevant"), "evidence": ("evidence",),
+    "why this level": ("label_reason", "reason"),
+    "family": ("hard_a_family", "hard_family"),
+    "answer without it": ("without_memory_behavior", "without_memory"),
+    "answer with it": ("with_memory_behavior", "with_memory"),
+    "what can be seen": ("observable_delta",),
+    "least that shows it": ("minimal_evidence",),
+    "safety": ("safety_relevance", "safety_relevant"),
+    "evidence": ("evidence",),
 }  # what stands beside an atom, and the fields that hold it
-_ROW_FACTS = ("difficulty_level", "source_topic", "safety_relevance", "safety_relevant", "domain_fit", "fits_domain")
+_ROW_FACTS = (
+    "difficulty_level",
+    "source_topic",
+    "safety_relevance",
+    "safety_relevant",
+    "domain_fit",
+    "fits_domain",
+)
 
 
 def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, Any]:
@@ -47,25 +59,95 @@ def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, An
 
     def atom_view(atom: Atom) -> dict[str, Any]:
         extra = atom.model_extra or {}
-        contract = extra.get("counterfactual_contract") if isinstance(extra.get("counterfactual_contract"), Mapping) else {}
-        known = {title: next((text for text in map((extra | contract).get, names) if isinstance(text, str) and text), "") for title, names in _FACTS.items()}
+        contract = (
+            extra.get("counterfactual_contract")
+            if isinstance(extra.get("counterfactual_contract"), Mapping)
+            else {}
+        )
+        known = {
+            title: next(
+                (
+                    text
+                    for text in map((extra | contract).get, names)
+                    if isinstance(text, str) and text
+                ),
+                "",
+            )
+            for title, names in _FACTS.items()
+        }
         if known["answer without it"] == known["answer with it"]:
-            known |= {"answer without it": "", "answer with it": known["answer with it"] and f"the same as without it: {known['answer with it']}"}
+            known |= {
+                "answer without it": "",
+                "answer with it": known["answer with it"]
+                and f"the same as without it: {known['answer with it']}",
+            }
         facts = [(title, display_text(text)) for title, text in known.items() if text]
-        note = " · ".join(filter(None, (atom.atom_id, display_text(str(extra.get("origin") or "")), atom.memory_action and f"action: {atom.memory_action}")))
-        rubric = [(display_text(name, 200), display_text(text)) for name, text in rubric_lines(atom.usage_rubric)]
-        texts = {"id": atom.atom_id, "letter": atom.ideal.wire, "level": atom.ideal.label, "text": display_text(atom.text)}
+        note = " · ".join(
+            filter(
+                None,
+                (
+                    atom.atom_id,
+                    display_text(str(extra.get("origin") or "")),
+                    atom.memory_action and f"action: {atom.memory_action}",
+                ),
+            )
+        )
+        rubric = [
+            (display_text(name, 200), display_text(text))
+            for name, text in rubric_lines(atom.usage_rubric)
+        ]
+        texts = {
+            "id": atom.atom_id,
+            "letter": atom.ideal.wire,
+            "level": atom.ideal.label,
+            "text": display_text(atom.text),
+        }
         return texts | {"note": note, "facts": facts, "rubric": rubric}
 
     fields = (example.model_extra or {}).items()
-    source = [(name.replace("_", " "), display_text(v)) for name, v in fields if name.startswith(("raw_", "source")) and isinstance(v, str) and v]
-    atoms = lambda block: [atom_view(example.atom(name)) for name in block.atom_ids]
-    blocks = [{"id": block.parent_memory_id, "number": block.number, "text": display_text(block.memory_text), "atoms": atoms(block)} for block in example.blocks]
+    source = [
+        (name.replace("_", " "), display_text(v))
+        for name, v in fields
+        if name.startswith(("raw_", "source")) and isinstance(v, str) and v
+    ]
+
+    def atoms(block):
+        return [atom_view(example.atom(name)) for name in block.atom_ids]
+
+    blocks = [
+        {
+            "id": block.parent_memory_id,
+            "number": block.number,
+            "text": display_text(block.memory_text),
+            "atoms": atoms(block),
+        }
+        for block in example.blocks
+    ]
     checks = [(name, [display_text(text) for text in found]) for name, found in item.checks.items()]
-    decided = None if review is None or review.passed is None else {"result": "pass" if review.passed else "fail", "issues": review.issues}
-    facts = [(name.replace("_", " "), display_text(str(value), 200)) for name, value in fields if name in _ROW_FACTS and value not in (None, "", {}, [])]
-    head = {"id": item.id, "number": item.number, "domain": item.domain, "query": display_text(example.question), "facts": facts}
-    return head | {"source": source, "blocks": blocks, "checks": checks, "clean": [name for name, found in checks if not found], "review": decided}
+    decided = (
+        None
+        if review is None or review.passed is None
+        else {"result": "pass" if review.passed else "fail", "issues": review.issues}
+    )
+    facts = [
+        (name.replace("_", " "), display_text(str(value), 200))
+        for name, value in fields
+        if name in _ROW_FACTS and value not in (None, "", {}, [])
+    ]
+    head = {
+        "id": item.id,
+        "number": item.number,
+        "domain": item.domain,
+        "query": display_text(example.question),
+        "facts": facts,
+    }
+    return head | {
+        "source": source,
+        "blocks": blocks,
+        "checks": checks,
+        "clean": [name for name, found in checks if not found],
+        "review": decided,
+    }
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #4b68a422
 def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
@@ -77,9 +159,11 @@ def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
 class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     """One person's reviews of a batch, and the sheet and the card that ask for them."""
 
-    thing, hashes = "row", ("item_hash", "hash")
+    thing = "row"
+    hashes = ("item_hash", "hash")
     columns = ("row", "item", "result", "stage", "issue", "about", "domain", "query")
-    needed, same = ("item", "result", "stage", "issue"), ("query",)
+    needed = ("item", "result", "stage", "issue")
+    same = ("query",)
 
     @classmethod
     def texts(cls, item: PilotItem) -> dict[str, str]:
@@ -96,36 +180,78 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
         return row_html(self.items[item], self.get(item))
 
     @classmethod
-    def lines(cls, item: PilotItem, place: tuple, row: PilotReview | None) -> Iterator[dict[str, str]]:
+    def lines(
+        cls, item: PilotItem, place: tuple, row: PilotReview | None
+    ) -> Iterator[dict[str, str]]:
         """The lines of a sheet about one row: one for each issue of a failure, else one."""
         head = {"row": str(item.number or ""), "item": item.id} | cls.cells(item)
         if row is None or row.passed is not False:
             yield head | {"result": "pass" if row and row.passed else ""}
             return
         for issue in row.issues:
-            yield head | {"result": "fail", "stage": issue.stage, "issue": issue.text, "about": issue.item}
+            yield head | {
+                "result": "fail",
+                "stage": issue.stage,
+                "issue": issue.text,
+                "about": issue.item,
+            }
 
     @classmethod
-    def line_faults(cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[Fault]:
+    def line_faults(
+        cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
+    ) -> Iterator[Fault]:
         """Why a line cannot be taken; `earlier` holds (number, line) of those about the same row."""
-        result, stage, text = _result(line), line["stage"].strip(), line["issue"].strip()
+        result = _result(line)
+        stage = line["stage"].strip()
+        text = line["issue"].strip()
         if result not in ("pass", "fail", ""):
             yield "result", repr(result[:60]), "pass, fail, or nothing"
         elif result == "fail" and not (stage in STAGES and text):
-            yield "stage", repr(stage[:60]) + (" without an issue" if not text else ""), f"an issue, and one of {', '.join(STAGES)}"
+            yield (
+                "stage",
+                repr(stage[:60]) + (" without an issue" if not text else ""),
+                f"an issue, and one of {', '.join(STAGES)}",
+            )
         elif result != "fail" and (stage or text):
             yield "issue", repr((text or stage)[:60]), "nothing, for a row that does not fail"
         if earlier and {before := _result(earlier[0][1]), result} != {"fail"}:
-            yield "item", f"again, {before or 'nothing'} before", "one line for each row, or several fails"
+            yield (
+                "item",
+                f"again, {before or 'nothing'} before",
+                "one line for each row, or several fails",
+            )
 
     @classmethod
-    def row(cls, item: PilotItem, place: Sequence[int], lines: Sequence[Mapping[str, str]], labeller: str) -> PilotReview | None:
+    def row(
+        cls,
+        item: PilotItem,
+        place: Sequence[int],
+        lines: Sequence[Mapping[str, str]],
+        labeller: str,
+    ) -> PilotReview | None:
         """The review that faultless lines about a row hold; `None` without a result."""
         if not (result := _result(lines[0])):
             return None
-        found = [(line["stage"].strip(), printable(line["issue"], "\n\t"), printable(line.get("about", ""))) for line in lines]
-        issues = [PilotIssue(stage=stage, text=text, item=about) for stage, text, about in found if result == "fail"]
-        return PilotReview(item=item.id, passed=result == "pass", issues=issues, reviewer=labeller, item_hash=item.hash)
+        found = [
+            (
+                line["stage"].strip(),
+                printable(line["issue"], "\n\t"),
+                printable(line.get("about", "")),
+            )
+            for line in lines
+        ]
+        issues = [
+            PilotIssue(stage=stage, text=text, item=about)
+            for stage, text, about in found
+            if result == "fail"
+        ]
+        return PilotReview(
+            item=item.id,
+            passed=result == "pass",
+            issues=issues,
+            reviewer=labeller,
+            item_hash=item.hash,
+        )
 
 
 def _result(line: Mapping[str, str]) -> str:
@@ -144,9 +270,13 @@ def import_reviews(sheet: str | Path, batch: Batch, reviewer: str = "") -> int:
 # %% ../../nbs/annotation/04_pilot_page.ipynb #924592ff
 def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
     """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
-    path, reviews = Path(path or batch.folder / "review.html"), read_reviews(batch.reviews)
+    path = Path(path or batch.folder / "review.html")
+    reviews = read_reviews(batch.reviews)
     script = (resources.files("memcalib") / "data" / "pilot.js").read_text(encoding="utf-8")
-    latest = {review.item: review for review in sorted(reviews, key=lambda review: review.passed is not False, reverse=True)}
+    latest = {
+        review.item: review
+        for review in sorted(reviews, key=lambda review: review.passed is not False, reverse=True)
+    }
     text = render_page(
         "pilot.html.j2",
         {"script": script},
@@ -158,7 +288,10 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
         domains=sorted(Counter(item.domain for item in batch.items).items()),
         stages=list(STAGES.items()),
         settings=sorted(batch.settings.items()),
-        items=[row_view(item, latest.get(item.id)) | {"cells": PilotBook.cells(item)} for item in batch.items],
+        items=[
+            row_view(item, latest.get(item.id)) | {"cells": PilotBook.cells(item)}
+            for item in batch.items
+        ],
     )
     return write_page(path, text)
 
@@ -167,7 +300,10 @@ class PilotSession(Walk):
     """A review in progress: the current row, a line of status, and what can be done; goes on where the file stops."""
 
     def __init__(self, batch: Batch, reviewer: str = ""):
-        super().__init__(PilotBook(batch.reviews, batch.items, reviewer), "Read the row. Pass it, or say what is wrong.")
+        super().__init__(
+            PilotBook(batch.reviews, batch.items, reviewer),
+            "Read the row. Pass it, or say what is wrong.",
+        )
 
     @property
     def progress(self) -> str:
@@ -178,7 +314,8 @@ class PilotSession(Walk):
     def accept(self) -> None:
         """Pass the row, and go on to the next unread one."""
         if self._save(True, []):
-            self.status, self.index = f"Saved: row {self.index + 1} passes.", self.unseen(self.index)
+            self.status = f"Saved: row {self.index + 1} passes."
+            self.index = self.unseen(self.index)
 
     def complain(self, stage: str, text: str, item: str = "") -> None:
         """Fail the row for this issue, or add it to those that are there."""
@@ -215,27 +352,39 @@ class PilotPage(WidgetPage):
         super().__init__(PilotSession(batch, reviewer))
         import ipywidgets as w
 
-        self._stage = w.Dropdown(description="stage", options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())])
+        self._stage = w.Dropdown(
+            description="stage",
+            options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())],
+        )
         self._about = w.Dropdown(description="about")
-        self._issue = w.Textarea(description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem"))
+        self._issue = w.Textarea(
+            description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem")
+        )
         self._add = w.Button(description="fail: add issue", button_style="warning")
         self._buttons = {name: w.Button(description=name) for name in BUTTONS}
         self._add.on_click(lambda _: self.complain())
         for name, button in self._buttons.items():
             button.on_click(lambda _, name=name: self.press(name))
-        self.lay_out(w.HBox([self._stage, self._about]), self._issue, w.HBox([self._add, *self._buttons.values()]))
+        self.lay_out(
+            w.HBox([self._stage, self._about]),
+            self._issue,
+            w.HBox([self._add, *self._buttons.values()]),
+        )
 
     def complain(self) -> None:
         """Save the issue that the form holds."""
         self.session.complain(self._stage.value, self._issue.value, self._about.value)
         if self.session.status.startswith("Saved"):
-            self._issue.value, self._stage.value = "", ""
+            self._issue.value = ""
+            self._stage.value = ""
         self.show()
 
     def press(self, name: str) -> None:
         """Do what a button does; nothing while an issue is typed and not added."""
         if self._issue.value.strip():
-            self.session.status = "NOT saved: an issue is typed and not added; add it or clear the field."
+            self.session.status = (
+                "NOT saved: an issue is typed and not added; add it or clear the field."
+            )
         else:
             BUTTONS[name](self.session)
         self.show()
@@ -249,8 +398,13 @@ class PilotPage(WidgetPage):
         """Draw the current row, and offer what an issue may be about."""
         super().show()
         blocks = self.session.item.example.blocks
-        names = dict.fromkeys(name for block in blocks for name in (block.parent_memory_id, *block.atom_ids))
+        names = dict.fromkeys(
+            name for block in blocks for name in (block.parent_memory_id, *block.atom_ids)
+        )
         options = [("the row", ""), *((printable(name), name) for name in names)]
         if list(self._about.options) != options:
-            self._about.options, self._about.value = options, ""
-        self._buttons["pass"].button_style = "success" if self.session.label and self.session.label.passed else ""
+            self._about.options = options
+            self._about.value = ""
+        self._buttons["pass"].button_style = (
+            "success" if self.session.label and self.session.label.passed else ""
+        )

@@ -22,7 +22,15 @@ from pydantic import Field
 from ..io.decisions import Book, rows_that_count
 from ..io.extras import needs
 from ..io.records import Record, Violation, display_text, printable
-from ..io.decisions import CELL, Fault, cell_faults, read_cell, read_sheet_rows, text_faults, write_csv
+from memcalib.io.decisions import (
+    CELL,
+    Fault,
+    cell_faults,
+    read_cell,
+    read_sheet_rows,
+    text_faults,
+    write_csv,
+)
 from ..problem import Name
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #0b7f9e52
@@ -52,10 +60,17 @@ class Questionnaire(Book[ItemT, RowT]):
     attributes below, and gives `texts`, `parse` and `card`.
     """
 
-    choices: Sequence[tuple[str, Any, str]]  # keys, of which the first has a button; what they decide; in a word
+    choices: Sequence[
+        tuple[str, Any, str]
+    ]  # keys, of which the first has a button; what they decide; in a word
     thing: str = "item"
-    parts: Sequence[str] = ()  # number fields of an answer that, after the item, say what it is about
-    hashes: tuple[str, str] = ("answer_hash", "answer_hash")  # fields of an answer and of an item: the hash of the text
+    parts: Sequence[
+        str
+    ] = ()  # number fields of an answer that, after the item, say what it is about
+    hashes: tuple[str, str] = (
+        "answer_hash",
+        "answer_hash",
+    )  # fields of an answer and of an item: the hash of the text
     columns: Sequence[str]  # of the sheet
     needed: Sequence[str]  # the columns without which a sheet cannot be read
     same: Sequence[str] = ()  # the columns in which a sheet must still have the item's own text
@@ -97,18 +112,27 @@ class Questionnaire(Book[ItemT, RowT]):
 
     def places(self) -> list[tuple]:
         """What there is to decide: (item, *parts), in order."""
-        return [(name, *place) for name, item in self.items.items() for place in self.places_of(item)]
+        return [
+            (name, *place) for name, item in self.items.items() for place in self.places_of(item)
+        ]
 
     def where(self, index: int) -> str:
         """A place in words, by its number from 0."""
         return f"{self.thing.capitalize()} {index + 1} of {len(self.places())}"
 
     @classmethod
-    def answer(cls, item: ItemT, place: Sequence[int], value: Any, note: str = "", labeller: str = "") -> RowT:
+    def answer(
+        cls, item: ItemT, place: Sequence[int], value: Any, note: str = "", labeller: str = ""
+    ) -> RowT:
         """A row with this answer; raises `KeyError` for a place that the item does not have."""
         if tuple(place) not in cls.places_of(item):
-            raise KeyError(f"item {item.item!r} has no {cls.thing} {place[-1]}; allowed: {cls._numbers(item)}")
-        about = dict(zip(cls.parts, place, strict=True)) | {cls.says: value, "answer_hash": item.answer_hash}
+            raise KeyError(
+                f"item {item.item!r} has no {cls.thing} {place[-1]}; allowed: {cls._numbers(item)}"
+            )
+        about = dict(zip(cls.parts, place, strict=True)) | {
+            cls.says: value,
+            "answer_hash": item.answer_hash,
+        }
         return cls.kind(item=item.item, labeller=labeller, note=printable(note, "\n\t"), **about)
 
     @classmethod
@@ -122,17 +146,28 @@ class Questionnaire(Book[ItemT, RowT]):
         Raises `KeyError` for an unknown item or place, and `OSError`, with nothing changed, when it cannot be saved.
         """
         count = len(self.parts)
-        return self.keep(self.answer(self.items[item], said[:count], *said[count:], labeller=self.person))
+        return self.keep(
+            self.answer(self.items[item], said[:count], *said[count:], labeller=self.person)
+        )
 
     @classmethod
-    def stale(cls, rows: Iterable[RowT], items: Mapping[str, ItemT], path: str | Path) -> list[Violation]:
+    def stale(
+        cls, rows: Iterable[RowT], items: Mapping[str, ItemT], path: str | Path
+    ) -> list[Violation]:
         """A violation for each answer that was given for another text than that of its item."""
         faults = []
         for row in rows:
-            (name, *place), item = row.key[:-2], items[row.key[0]]
-            about = {"item": f"item {name!r}" + "".join(f", {p} {n}" for p, n in zip(cls.parts, place, strict=True)), "file": str(path)}
+            (name, *place) = row.key[:-2]
+            item = items[row.key[0]]
+            about = {
+                "item": f"item {name!r}"
+                + "".join(f", {p} {n}" for p, n in zip(cls.parts, place, strict=True)),
+                "file": str(path),
+            }
             if getattr(row, cls.hashes[0]) != getattr(item, cls.hashes[1]):
-                faults.append(Violation("label", "given for another text", "this item's text", **about))
+                faults.append(
+                    Violation("label", "given for another text", "this item's text", **about)
+                )
             elif tuple(place) not in cls.places_of(item):
                 faults.append(Violation(cls.parts[-1], str(place[-1]), cls._numbers(item), **about))
         return faults
@@ -142,24 +177,44 @@ class Questionnaire(Book[ItemT, RowT]):
         return self.stale(rows, self.items, self.path)
 
     @classmethod
-    def counting(cls, rows: Iterable[RowT], items: Sequence[ItemT], labeller: str | None = None) -> list[RowT]:
+    def counting(
+        cls, rows: Iterable[RowT], items: Sequence[ItemT], labeller: str | None = None
+    ) -> list[RowT]:
         """One person's answers about these items; raises `ValueError` when several people's are mixed, `DataError` for stale ones."""
-        return rows_that_count(rows, {getattr(item, cls.named): item for item in items}, cls.stale, labeller)
+        return rows_that_count(
+            rows, {getattr(item, cls.named): item for item in items}, cls.stale, labeller
+        )
 
     @classmethod
-    def write_sheet(cls, path: str | Path, items: Sequence[ItemT], rows: Iterable[RowT] = (), labeller: str | None = None) -> Path:
+    def write_sheet(
+        cls,
+        path: str | Path,
+        items: Sequence[ItemT],
+        rows: Iterable[RowT] = (),
+        labeller: str | None = None,
+    ) -> Path:
         """A CSV file to answer in a spreadsheet, a line for each place, decisions empty or from `rows`; raises as `counting`."""
         given = {row.key[:-2]: row for row in cls.counting(rows, items, labeller)}
         places = [(item, place) for item in items for place in cls.places_of(item)]
-        lines = (line for item, place in places for line in cls.lines(item, place, given.get((getattr(item, cls.named), *place))))
+        lines = (
+            line
+            for item, place in places
+            for line in cls.lines(item, place, given.get((getattr(item, cls.named), *place)))
+        )
         return write_csv(path, cls.columns, lines)
 
     @classmethod
-    def lines(cls, item: ItemT, place: tuple[int, ...], row: RowT | None) -> Iterator[dict[str, str]]:
+    def lines(
+        cls, item: ItemT, place: tuple[int, ...], row: RowT | None
+    ) -> Iterator[dict[str, str]]:
         """The lines of a sheet about one place: one, unless a subclass says otherwise."""
         value = None if row is None else getattr(row, cls.says)
         decided = "" if row is None else "?" if value is None else cls.cell(value)
-        head = {"item": item.item, **dict(zip(cls.parts, map(str, place), strict=True)), cls.says: decided}
+        head = {
+            "item": item.item,
+            **dict(zip(cls.parts, map(str, place), strict=True)),
+            cls.says: decided,
+        }
         yield head | {"note": row.note if row else ""} | cls._cells(item, place)
 
     @classmethod
@@ -178,34 +233,57 @@ class Questionnaire(Book[ItemT, RowT]):
         def check(line: dict[str, str], number: int) -> tuple[list[Fault], None]:
             item = known.get(line["item"])
             if item is None:
-                return [("item", repr(line["item"][:60]), f"one of the {len(known)} items of this sample")], None
+                return [
+                    (
+                        "item",
+                        repr(line["item"][:60]),
+                        f"one of the {len(known)} items of this sample",
+                    )
+                ], None
             place = tuple(whole_number(line[part]) for part in cls.parts)
             if place not in cls.places_of(item):
                 return [(cls.parts[-1], repr(line[cls.parts[-1]][:60]), cls._numbers(item))], None
-            earlier, own = read.setdefault((line["item"], *place), []), cls._cells(item, place)
-            found = [*cls.line_faults(line, earlier), *(fault for name in cls.same for fault in text_faults(line, name, own[name]))]
+            earlier = read.setdefault((line["item"], *place), [])
+            own = cls._cells(item, place)
+            found = [
+                *cls.line_faults(line, earlier),
+                *(fault for name in cls.same for fault in text_faults(line, name, own[name])),
+            ]
             earlier.append((number, line))
             return found, None
 
         read_sheet_rows(path, cls.needed, check)
-        rows = (cls.row(known[name], place, [line for _, line in lines], labeller) for (name, *place), lines in read.items())
+        rows = (
+            cls.row(known[name], place, [line for _, line in lines], labeller)
+            for (name, *place), lines in read.items()
+        )
         return [row for row in rows if row is not None]
 
     @classmethod
-    def line_faults(cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[Fault]:
+    def line_faults(
+        cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
+    ) -> Iterator[Fault]:
         """Why the decision of a line cannot be taken; `earlier` holds (number, line) of those about the same place."""
         if earlier:
-            yield ("item", *cls.parts)[-1], f"again, first in row {earlier[0][0]}", f"one row for each {cls.thing}"
+            yield (
+                ("item", *cls.parts)[-1],
+                f"again, first in row {earlier[0][0]}",
+                f"one row for each {cls.thing}",
+            )
         yield from cell_faults(line, cls.says, cls.parse, cls.allowed)
 
     @classmethod
-    def row(cls, item: ItemT, place: Sequence[int], lines: Sequence[Mapping[str, str]], labeller: str) -> RowT | None:
+    def row(
+        cls, item: ItemT, place: Sequence[int], lines: Sequence[Mapping[str, str]], labeller: str
+    ) -> RowT | None:
         """The answer that faultless lines about a place hold; `None` without a decision."""
         given, value = read_cell(lines[0][cls.says], cls.parse)
         return cls.answer(item, place, value, lines[0].get("note", ""), labeller) if given else None
 
     @classmethod
-    def import_sheet(cls, sheet: str | Path, items: Sequence[ItemT], path: str | Path, labeller: str = "") -> int:
+    def import_sheet(
+        cls, sheet: str | Path, items: Sequence[ItemT], path: str | Path, labeller: str = ""
+    ) -> int:
         """Add a sheet's answers to a file; returns how many were new or changed. Nothing is saved when a line is at fault."""
         rows = cls.read_sheet(sheet, items, labeller)
         with cls(path, items, labeller) as book:
@@ -224,9 +302,15 @@ def rubric_lines(rubric: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     def line(value: Any) -> str:
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
             return "; ".join(value)
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        return (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        )
 
-    return [(str(name).replace("_", " "), line(value)) for name, value in (rubric or {}).items() if value not in (None, "")]
+    return [
+        (str(name).replace("_", " "), line(value))
+        for name, value in (rubric or {}).items()
+        if value not in (None, "")
+    ]
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #a0b27e8a
 GIVES_AWAY = ("memory_usage_weight", "failure_direction", "expected_answer_behavior")
@@ -234,7 +318,10 @@ GIVES_AWAY = ("memory_usage_weight", "failure_direction", "expected_answer_behav
 
 def blind_rubric(rubric: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A rubric without the entries that name the ideal level, or say that a failure does not apply to it; `None` where none is left."""
-    tells = lambda name, value: name in GIVES_AWAY or str(value).strip().lower().startswith("not applicable")
+
+    def tells(name, value):
+        return name in GIVES_AWAY or str(value).strip().lower().startswith("not applicable")
+
     return {name: value for name, value in (rubric or {}).items() if not tells(name, value)} or None
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #ecdc991e
@@ -242,7 +329,9 @@ class Walk:
     """The current place of a book, and a line of status; begins at the first place without a decision."""
 
     def __init__(self, book: Book, status: str = ""):
-        self.book, self.places, self.status = book, book.places(), status
+        self.book = book
+        self.places = book.places()
+        self.status = status
         self.items = list(book.items.values())
         self.index = self.unseen()
 
@@ -268,7 +357,11 @@ class Walk:
 
     def move(self, step: int) -> None:
         """Go so many places on, or back, as far as there are places; 0 goes to the next one without a decision."""
-        self.index = min(max(self.index + step, 0), len(self.places) - 1) if step else self.unseen(self.index)
+        self.index = (
+            min(max(self.index + step, 0), len(self.places) - 1)
+            if step
+            else self.unseen(self.index)
+        )
         self.status = ""
 
     def save(self, *said: Any) -> bool:
@@ -288,9 +381,12 @@ class KeySession(Walk):
     """Answering in progress: what each key does, and the note of each place. The keys and their words are those of the questionnaire."""
 
     def __init__(self, book: Questionnaire):
-        self.keys, self.words = book.keys(), book.words()
+        self.keys = book.keys()
+        self.words = book.words()
         *others, last = self.words
-        super().__init__(book, f"Type {' or '.join(filter(None, (', '.join(others), last)))} in the field.")
+        super().__init__(
+            book, f"Type {' or '.join(filter(None, (', '.join(others), last)))} in the field."
+        )
         self.drafts: dict[tuple, str] = {}
 
     @property
@@ -313,13 +409,16 @@ class KeySession(Walk):
 
     def press(self, key: str) -> None:
         """Do what a key does; anything but one known key changes nothing and says so."""
-        key, book = key.strip().lower(), self.book
+        key = key.strip().lower()
+        book = self.book
         if key in self.keys:
             word = next(word for keys, _, word in book.choices if key in keys)
             said = f"Saved: {book.where(self.index)}: {word}."
             if self.decide(self.keys[key]):
                 self.index = self.unseen(self.index)
-                self.status = said + ("" if book.counts()["left"] else f" All {book.thing}s are labelled.")
+                self.status = said + (
+                    "" if book.counts()["left"] else f" All {book.thing}s are labelled."
+                )
         elif key in MOVES:
             first = self.unseen() if book.counts()["left"] else self.index
             self.move({"n": 1, "p": -1}.get(key, first - self.index))
@@ -336,7 +435,9 @@ class WidgetPage:
         import ipywidgets as w
 
         self.session = session
-        self._head, self._body, self._status = w.HTML(), w.HTML(), w.HTML()
+        self._head = w.HTML()
+        self._body = w.HTML()
+        self._status = w.HTML()
 
     def lay_out(self, *rows: Any) -> None:
         """Put widgets between the card and the status, and draw."""
@@ -353,7 +454,8 @@ class WidgetPage:
 
     def show(self) -> None:
         """Draw the current place, the progress, and the line of status."""
-        self._head.value, self._body.value = self.head(), self.session.book.card(*self.session.place)
+        self._head.value = self.head()
+        self._body.value = self.session.book.card(*self.session.place)
         self._status.value = html.escape(printable(self.session.status))
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -362,7 +464,10 @@ class WidgetPage:
 # %% ../../nbs/annotation/01_questionnaire.ipynb #d1b208ed
 def typed(old: str, new: str) -> str:
     """The keys that made one text of a field from another; none where text was only taken out."""
-    common = lambda a, b: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+    def common(a, b):
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
     start = common(old, new)
     end = common(old[start:][::-1], new[start:][::-1])
     return new[start : len(new) - end] if start + end == len(old) else new[start:]
@@ -378,15 +483,27 @@ class KeyPage(WidgetPage):
         super().__init__(KeySession(book))
         import ipywidgets as w
 
-        self._drawing, self._emptied, self._rest = False, "", None
+        self._drawing = False
+        self._emptied = ""
+        self._rest = None
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
-        self._keys = w.Textarea(description="keys", placeholder=f"{' '.join(self.session.words)} · {' '.join(MOVES)}", rows=1)
-        self._buttons = {key: w.Button(description=f"{key} {text}") for key, text in (self.session.words | MOVES).items()}
+        self._keys = w.Textarea(
+            description="keys",
+            placeholder=f"{' '.join(self.session.words)} · {' '.join(MOVES)}",
+            rows=1,
+        )
+        self._buttons = {
+            key: w.Button(description=f"{key} {text}")
+            for key, text in (self.session.words | MOVES).items()
+        }
         for key, button in self._buttons.items():
             button.on_click(lambda _, key=key: (self.press(key), self._keys.focus()))
         self._keys.observe(self._typed, "value")
         self._note.observe(self._noted, "value")
-        self.lay_out(w.HBox([self._keys, *self._buttons.values()], layout=w.Layout(flex_flow="row wrap")), self._note)
+        self.lay_out(
+            w.HBox([self._keys, *self._buttons.values()], layout=w.Layout(flex_flow="row wrap")),
+            self._note,
+        )
 
     def press(self, key: str) -> None:
         """Do what a key does, and draw the result."""
@@ -397,18 +514,23 @@ class KeyPage(WidgetPage):
         new = change["new"]
         if not new:
             return
-        for key in (new.removeprefix(self._emptied) or new) if self._emptied else typed(change["old"], new):
+        for key in (
+            (new.removeprefix(self._emptied) or new) if self._emptied else typed(change["old"], new)
+        ):
             self.session.press(key)
         self._emptied = ""
         self.show()
         if self._rest:
             self._rest.cancel()
-        with suppress(RuntimeError):  # outside a kernel there is neither a clock nor a person who types
+        with suppress(
+            RuntimeError
+        ):  # outside a kernel there is neither a clock nor a person who types
             self._rest = asyncio.get_running_loop().call_later(QUIET, self.empty)
 
     def empty(self) -> None:
         """Empty the field of keys; what was typed before the browser knows of it still counts."""
-        self._emptied, self._keys.value = self._keys.value, ""
+        self._emptied = self._keys.value
+        self._keys.value = ""
 
     def _noted(self, change: Mapping[str, Any]) -> None:
         if not self._drawing:
@@ -418,8 +540,10 @@ class KeyPage(WidgetPage):
     def show(self) -> None:
         """Draw the current place with its note and its decision."""
         super().show()
-        now, label = self.session, self.session.label
-        self._drawing, self._note.value = True, now.note
+        now = self.session
+        label = self.session.label
+        self._drawing = True
+        self._note.value = now.note
         self._drawing = False
         for key, button in self._buttons.items():
             chosen = label and key in now.keys and getattr(label, now.book.says) == now.keys[key]

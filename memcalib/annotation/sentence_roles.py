@@ -57,8 +57,14 @@ class RoleItem(Record):
     def _fits(self) -> "RoleItem":
         channel_group(self.channel)
         edges = [*self.firsts, self.tokens]
-        if len(self.firsts) != len(self.sentences) or edges[0] != 0 or any(a >= b for a, b in pairwise(edges)):
-            raise ValueError(f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} rising numbers from 0 below {self.tokens}")
+        if (
+            len(self.firsts) != len(self.sentences)
+            or edges[0] != 0
+            or any(a >= b for a, b in pairwise(edges))
+        ):
+            raise ValueError(
+                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} rising numbers from 0 below {self.tokens}"
+            )
         return self
 
     @property
@@ -80,45 +86,104 @@ def cut_sentences(response: str, ends: Sequence[int]) -> tuple[list[int], list[s
     return firsts, [response[edges[a] : edges[b]] for a, b in pairwise([*firsts, len(units)])]
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #957402fb
-def role_items(drawn: "pd.DataFrame", traces: "pd.DataFrame", examples: Iterable[Example]) -> list[RoleItem]:
+def role_items(
+    drawn: "pd.DataFrame", traces: "pd.DataFrame", examples: Iterable[Example]
+) -> list[RoleItem]:
     """What a person reads for each drawn pair, in that order; raises `DataError` listing every pair that has no example or answer."""
-    known, own = {example.id: example for example in examples}, traces[traces["channel"].isna()]
+    known = {example.id: example for example in examples}
+    own = traces[traces["channel"].isna()]
     answers = {(answer.step, answer.row): answer for answer in own.itertuples(index=False)}
     pairs = list(drawn.itertuples(index=False))
-    if faults := [v for pair in pairs for v in _join_faults(pair, known.get(pair.example_id), answers)]:
+    if faults := [
+        v for pair in pairs for v in _join_faults(pair, known.get(pair.example_id), answers)
+    ]:
         raise DataError(faults)
     items = []
     for pair in pairs:
-        answer, example = answers[pair.step, pair.row], known[pair.example_id]
+        answer = answers[pair.step, pair.row]
+        example = known[pair.example_id]
         firsts, texts = cut_sentences(answer.response, answer.ends)
-        atoms = [Target(atom_id=name, text=example.atom(name).text, rubric=blind_rubric(example.atom(name).usage_rubric)) for name in pair.atom_ids]
-        head = {"item": f"{pair.step}/{pair.row}/{pair.channel}", "step": pair.step, "row": pair.row, "channel": pair.channel}
-        names = {"example_id": example.id, "example_hash": example.content_hash, "question": answer.question}
-        items.append(RoleItem(**head, **names, atoms=atoms, sentences=texts, firsts=firsts, tokens=len(answer.ends)))
+        atoms = [
+            Target(
+                atom_id=name,
+                text=example.atom(name).text,
+                rubric=blind_rubric(example.atom(name).usage_rubric),
+            )
+            for name in pair.atom_ids
+        ]
+        head = {
+            "item": f"{pair.step}/{pair.row}/{pair.channel}",
+            "step": pair.step,
+            "row": pair.row,
+            "channel": pair.channel,
+        }
+        names = {
+            "example_id": example.id,
+            "example_hash": example.content_hash,
+            "question": answer.question,
+        }
+        items.append(
+            RoleItem(
+                **head,
+                **names,
+                atoms=atoms,
+                sentences=texts,
+                firsts=firsts,
+                tokens=len(answer.ends),
+            )
+        )
     return items
 
 
 def _join_faults(pair: Any, example: Example | None, answers: Mapping) -> Iterator[Violation]:
-    place = {"item": f"step {pair.step}, row {pair.row}, {pair.channel}", "example_id": pair.example_id}
+    place = {
+        "item": f"step {pair.step}, row {pair.row}, {pair.channel}",
+        "example_id": pair.example_id,
+    }
     if example is None:
         yield Violation("example", "none of this id", "an example of the file", **place)
     elif missing := [name for name in pair.atom_ids if name not in example.levels]:
         yield Violation("atom", repr(missing[0]), ", ".join(example.levels), **place)
     if (pair.step, pair.row) not in answers:
-        yield Violation("answer", "no row of the answer itself", "traces with the answers' rows", **place)
+        yield Violation(
+            "answer", "no row of the answer itself", "traces with the answers' rows", **place
+        )
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #43c85686
-ASKED = {"support": "Where do the target atoms show?", "under-use": "Where does the answer break what the target atoms demand?"}
+ASKED = {
+    "support": "Where do the target atoms show?",
+    "under-use": "Where does the answer break what the target atoms demand?",
+}
 
 
-def item_view(item: RoleItem, given: Mapping[int, str | None] | None = None, here: int = 0) -> dict[str, Any]:
+def item_view(
+    item: RoleItem, given: Mapping[int, str | None] | None = None, here: int = 0
+) -> dict[str, Any]:
     """What a page shows of an item; `given` maps sentence numbers (from 1) to roles, `here` is the sentence that is asked about."""
-    given, rows = given or {}, []
+    given = given or {}
+    rows = []
     for number, text in enumerate(item.sentences, 1):
         role = (given[number] or "undecided") if number in given else ""
-        rows.append({"text": display_text(text.strip() or "(no text)"), "role": role, "style": " ".join(filter(None, (role, "here" * (number == here))))})
-    atoms = [{"text": display_text(a.text), "rubric": [(display_text(n, 200), display_text(t)) for n, t in rubric_lines(a.rubric)]} for a in item.atoms]
-    head = {"item": item.item, "channel": item.channel, "asked": ASKED[channel_group(item.channel)], "question": display_text(item.question)}
+        rows.append(
+            {
+                "text": display_text(text.strip() or "(no text)"),
+                "role": role,
+                "style": " ".join(filter(None, (role, "here" * (number == here)))),
+            }
+        )
+    atoms = [
+        {
+            "text": display_text(a.text),
+            "rubric": [(display_text(n, 200), display_text(t)) for n, t in rubric_lines(a.rubric)],
+        }
+        for a in item.atoms
+    ]
+    head = {
+        "item": item.item,
+        "channel": item.channel,
+        "asked": ASKED[channel_group(item.channel)],
+        "question": display_text(item.question),
+    }
     return head | {"atoms": atoms, "sentences": rows}
 
 
@@ -159,10 +224,20 @@ def latest_roles(labels: Iterable[RoleLabel]) -> dict[str, dict[int, str | None]
 class RoleBook(Questionnaire[RoleItem, RoleLabel]):
     """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for labels that were given for other sentences."""
 
-    kind, says, thing, parts = RoleLabel, "role", "sentence", ("sentence",)
-    choices = (("1", "key", "key"), ("2", "partial", "partial"), ("3", "irrelevant", "irrelevant"), ("0?", None, "cannot tell"))
+    kind = RoleLabel
+    says = "role"
+    thing = "sentence"
+    parts = ("sentence",)
+    choices = (
+        ("1", "key", "key"),
+        ("2", "partial", "partial"),
+        ("3", "irrelevant", "irrelevant"),
+        ("0?", None, "cannot tell"),
+    )
     columns = ("item", "sentence", "role", "note", "text", "channel", "asked", "atoms", "query")
-    needed, same, allowed = ("item", "sentence", "role"), ("text",), ", ".join(ROLES)
+    needed = ("item", "sentence", "role")
+    same = ("text",)
+    allowed = ", ".join(ROLES)
 
     @classmethod
     def places_of(cls, item: RoleItem) -> list[tuple[int, ...]]:
@@ -173,7 +248,12 @@ class RoleBook(Questionnaire[RoleItem, RoleLabel]):
     def texts(cls, item: RoleItem, number: int) -> dict[str, str]:
         """The texts of a sentence by column of the sheet."""
         atoms = "\n".join(atom.text for atom in item.atoms)
-        asked = {"channel": item.channel, "asked": ASKED[channel_group(item.channel)], "atoms": atoms, "query": item.question}
+        asked = {
+            "channel": item.channel,
+            "asked": ASKED[channel_group(item.channel)],
+            "atoms": atoms,
+            "query": item.question,
+        }
         return {"text": item.sentences[number - 1].strip()} | asked
 
     @classmethod
@@ -200,25 +280,42 @@ class RoleBook(Questionnaire[RoleItem, RoleLabel]):
 
     def counts(self) -> dict[str, int]:
         """How many sentences are labelled, undecided (could not tell), and left; how many items are done."""
-        done = sum(len(self.given(name)) == len(item.sentences) for name, item in self.items.items())
+        done = sum(
+            len(self.given(name)) == len(item.sentences) for name, item in self.items.items()
+        )
         return super().counts() | {"pairs done": done}
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #7fc882c9
 ROLE_RULES = {
     "key": ("uses a target atom directly", "directly breaks a demand of a target atom"),
-    "partial": ("shows a target atom indirectly, or mixed with other things", "breaks a demand in part, or among other things"),
-    "irrelevant": ("has nothing that comes from a target atom", "breaks no demand of a target atom"),
+    "partial": (
+        "shows a target atom indirectly, or mixed with other things",
+        "breaks a demand in part, or among other things",
+    ),
+    "irrelevant": (
+        "has nothing that comes from a target atom",
+        "breaks no demand of a target atom",
+    ),
 }
 
 
-def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterable[RoleLabel] = (), labeller: str | None = None) -> Path:
+def write_role_page(
+    items: Sequence[RoleItem],
+    path: str | Path,
+    labels: Iterable[RoleLabel] = (),
+    labeller: str | None = None,
+) -> Path:
     """Write all items, with the labels given so far, as one HTML file; `labeller` picks one person's labels.
 
     Raises `ValueError` when several people's labels are mixed, and `DataError` for labels that were given for other sentences.
     """
     given = latest_roles(RoleBook.counting(labels, items, labeller))
-    total, made = sum(len(item.sentences) for item in items), sum(map(len, given.values()))
-    many = lambda number, thing: f"{number:,} {thing}{'s' * (number != 1)}"
+    total = sum(len(item.sentences) for item in items)
+    made = sum(map(len, given.values()))
+
+    def many(number, thing):
+        return f"{number:,} {thing}{'s' * (number != 1)}"
+
     text = render_page(
         "roles.html.j2",
         title="Sentence roles",
@@ -231,31 +328,55 @@ def write_role_page(items: Sequence[RoleItem], path: str | Path, labels: Iterabl
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #4a5a6d71
 def audited_pairs(
-    items: Sequence[RoleItem], labels: Iterable[RoleLabel], traces: "pd.DataFrame", labeller: str | None = None
+    items: Sequence[RoleItem],
+    labels: Iterable[RoleLabel],
+    traces: "pd.DataFrame",
+    labeller: str | None = None,
 ) -> list[AuditedPair]:
     """Each item with its credit and roles, for `shares_table` and `hits_table`; `labeller` picks one person's labels.
 
     Raises `ValueError` when several people's labels are mixed, and `DataError` listing stale labels and pairs that the traces do not have.
     """
-    weights = {(t.step, t.row, t.channel): t.q for t in traces[traces["channel"].notna()].itertuples(index=False)}
+    weights = {
+        (t.step, t.row, t.channel): t.q
+        for t in traces[traces["channel"].notna()].itertuples(index=False)
+    }
     lacking = []
     for item in items:
         q = weights.get((item.step, item.row, item.channel))
         if q is None or len(q) != item.tokens:
             found = "no such pair" if q is None else f"{len(q)} tokens"
-            lacking.append(Violation("trace", found, f"the pair of this item, {item.tokens} tokens", f"item {item.item!r}"))
-    faults = lambda *about: RoleBook.stale(*about) + lacking
-    given, found = latest_roles(rows_that_count(labels, {item.item: item for item in items}, faults, labeller)), []
+            lacking.append(
+                Violation(
+                    "trace",
+                    found,
+                    f"the pair of this item, {item.tokens} tokens",
+                    f"item {item.item!r}",
+                )
+            )
+
+    def faults(*about):
+        return RoleBook.stale(*about) + lacking
+
+    given = latest_roles(
+        rows_that_count(labels, {item.item: item for item in items}, faults, labeller)
+    )
+    found = []
     for item in items:
         tokens, credit = sentence_credit(weights[item.step, item.row, item.channel], item.units)
-        roles = [given.get(item.item, {}).get(number) for number in range(1, len(item.sentences) + 1)]
+        roles = [
+            given.get(item.item, {}).get(number) for number in range(1, len(item.sentences) + 1)
+        ]
         found.append(AuditedPair(item.channel, tokens, credit, roles, item.item))
     return found
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #3d5aebfb
-def true_roles(items: Sequence[RoleItem], examples: Iterable[Example], labeller: str = "micro-world") -> list[RoleLabel]:
+def true_roles(
+    items: Sequence[RoleItem], examples: Iterable[Example], labeller: str = "micro-world"
+) -> list[RoleLabel]:
     """Labels for items of the micro-world, by `sentence_roles`."""
-    known, labels = {example.id: example for example in examples}, []
+    known = {example.id: example for example in examples}
+    labels = []
     for item in items:
         truth = sentence_roles(known[item.example_id], "".join(item.sentences))
         edges = np.cumsum([0, *map(len, item.sentences)]).tolist()

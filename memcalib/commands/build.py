@@ -74,20 +74,69 @@ from memcalib.dataset.pilot import (
 from ..dataset.writing import PlanConfig, plan_rows
 from ..dataset.review import ReviewResult, check_drafts, join_reviews, review_stage
 from ..dataset.screening import load_screen, screen
-from ..dataset.sources import Dropped, Passed, Source, SourceRow, collect, find_source, load_sources, plain_source, read_source
-from ..dataset.splits import split_examples, split_parts, split_sizes, split_table, write_split_files, write_splits
-from ..dataset.stages import Draft, Drop, Stage, StageError, StageRow, build_prompts, load_build_prompt, run_stage
+from memcalib.dataset.sources import (
+    Dropped,
+    Passed,
+    Source,
+    SourceRow,
+    collect,
+    find_source,
+    load_sources,
+    plain_source,
+    read_source,
+)
+from memcalib.dataset.splits import (
+    split_examples,
+    split_parts,
+    split_sizes,
+    split_table,
+    write_split_files,
+    write_splits,
+)
+from memcalib.dataset.stages import (
+    Draft,
+    Drop,
+    Stage,
+    StageError,
+    StageRow,
+    build_prompts,
+    load_build_prompt,
+    run_stage,
+)
 from ..dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, to_example
 from ..inference.client import Client, run_async
 from ..inference.endpoint import Endpoint
 from ..io.runs import RunFolder, file_hash
 from ..io.decisions import read_sheet_rows
-from ..memory_logs.consent import CallPlan, NotAgreed, left_names, plan_calls, preview, terms_card, undisclosed
-from ..memory_logs.examples import MEMORY_STAGES, LogConfig, MemoryDrafts, memory_drafts, with_terms
+from memcalib.memory_logs.consent import (
+    CallPlan,
+    NotAgreed,
+    left_names,
+    plan_calls,
+    preview,
+    terms_card,
+    undisclosed,
+)
+from memcalib.memory_logs.examples import (
+    MEMORY_STAGES,
+    LogConfig,
+    MemoryDrafts,
+    memory_drafts,
+    with_terms,
+)
 from ..memory_logs.redaction import Redactor, load_redactor
 from ..micro.source import read_request, source_rows, write_micro_log
 from ..problem import Example, text_hash
-from ..io.records import DataError, Record, Violation, printable, read_jsonl, short_repr, write_jsonl, write_whole
+from memcalib.io.records import (
+    DataError,
+    Record,
+    Violation,
+    printable,
+    read_jsonl,
+    short_repr,
+    write_jsonl,
+    write_whole,
+)
 from ..io.settings import nearest
 from ..report.tables import to_markdown, write_tables
 
@@ -129,25 +178,36 @@ class SourcePlan(BaseModel):
     def identity(self) -> dict[str, Any]:
         """What decides the rows, as plain values; options that are younger than a folder count where they are given."""
         young = {"id", "domain_column"}
-        return {name: value for name, value in self.model_dump(mode="json", exclude={"origin", "consent"}).items() if value or name not in young}
+        return {
+            name: value
+            for name, value in self.model_dump(mode="json", exclude={"origin", "consent"}).items()
+            if value or name not in young
+        }
 
     @field_validator("question", "answer", "context", "id", "domain_column", mode="before")
     @classmethod
     def _is_a_name(cls, column: Any) -> Any:
         if isinstance(column, bool):
-            raise ValueError("YAML takes no, yes, on and off for truth values; a column of such a name stands in quotes")
+            raise ValueError(
+                "YAML takes no, yes, on and off for truth values; a column of such a name stands in quotes"
+            )
         return column
 
     @model_validator(mode="after")
     def _named_or_described(self) -> "SourcePlan":
         if not self.source and not (self.path and self.question and self.answer):
-            raise ValueError("a source needs a name, or path, question and answer; known names: " + ", ".join(load_sources()))
+            raise ValueError(
+                "a source needs a name, or path, question and answer; known names: "
+                + ", ".join(load_sources())
+            )
         if not self.question and ":" in self.source:
             self.own()
         elif not self.question and self.source not in load_sources():
             meant = nearest(self.source, load_sources())
             hint = f"meant is perhaps {meant}; " if meant else ""
-            raise ValueError(f"found {self.source!r}; {hint}allowed are {', '.join(load_sources())}, package.module:name, or a path with question and answer")
+            raise ValueError(
+                f"found {self.source!r}; {hint}allowed are {', '.join(load_sources())}, package.module:name, or a path with question and answer"
+            )
         elif self.question:
             self.described()
         return self
@@ -155,15 +215,23 @@ class SourcePlan(BaseModel):
     def own(self) -> Any:
         """What `package.module:name` names: a `Source` (or a mapping with its settings), or a function; raises `ValueError` for anything else."""
         found = import_object(self.source)
-        return find_source(self.source) if isinstance(found, Source | Mapping) else need_method(self.source, found, "__call__")
+        return (
+            find_source(self.source)
+            if isinstance(found, Source | Mapping)
+            else need_method(self.source, found, "__call__")
+        )
 
     def described(self) -> Source | None:
         """The source as a table of sources would have it, with what the plan says of it; `None` for a function of one's own."""
         if self.question:
             name = self.source or Path(str(self.path)).stem
             more = {"id": self.id, "domain_column": self.domain_column, "licence": self.licence}
-            found = plain_source(self.question, self.answer, self.context, name=name, domain=self.domain, **more)
-        elif isinstance(found := self.own() if ":" in self.source else find_source(self.source), Mapping):
+            found = plain_source(
+                self.question, self.answer, self.context, name=name, domain=self.domain, **more
+            )
+        elif isinstance(
+            found := self.own() if ":" in self.source else find_source(self.source), Mapping
+        ):
             found = find_source(self.source)
         said = {name: text for name in ("origin", "consent") if (text := getattr(self, name))}
         return found.model_copy(update=said) if isinstance(found, Source) else None
@@ -172,12 +240,16 @@ class SourcePlan(BaseModel):
         """The rows of the source and the losses of reading it, streaming; raises `ValueError` for a function that yields anything else."""
         if source := self.described():
             return read_source(source, self.file, self.limit)
-        return islice(self._checked(self.own()(str(self.file)) if self.path else self.own()()), self.limit)
+        return islice(
+            self._checked(self.own()(str(self.file)) if self.path else self.own()()), self.limit
+        )
 
     def _checked(self, rows: Iterable[Any]) -> Iterator[SourceRow | Dropped]:
         for number, row in enumerate(rows, 1):
             if not isinstance(row, SourceRow | Dropped):
-                raise ValueError(f"{self.source}: row {number}: found {short_repr(row)}; allowed are SourceRow and Dropped of memcalib.dataset.sources")
+                raise ValueError(
+                    f"{self.source}: row {number}: found {short_repr(row)}; allowed are SourceRow and Dropped of memcalib.dataset.sources"
+                )
             yield row
 
 # %% ../../nbs/commands/13_build.ipynb #dbb6b824
@@ -196,13 +268,32 @@ class MemoryPlan(LogConfig):
 
     def identity(self) -> dict[str, Any]:
         """What decides the rows, as plain values: contents of the files by their hashes, no names."""
-        files = {name: path for name in ("log", "store") if (path := getattr(self, name)) and not (name == "log" and self.invented)}
+        files = {
+            name: path
+            for name in ("log", "store")
+            if (path := getattr(self, name)) and not (name == "log" and self.invented)
+        }
         hashes = {name: f"sha256 {file_hash(path)[:16]}" for name, path in files.items()}
-        return self.model_dump(mode="json") | hashes | {"redaction": load_redactor(self.redaction).hash}
+        return (
+            self.model_dump(mode="json")
+            | hashes
+            | {"redaction": load_redactor(self.redaction).hash}
+        )
 
 # %% ../../nbs/commands/13_build.ipynb #2593d4a6
-STAGES = ("screening", "derivation", "annotation", "distractors", "rubrics", "naturalization", "review-1", "review-2")
-_FILES = frozenset(("dropped", "examples", "losses", "micro-log", "plans", "pool"))  # .jsonl files beside those of the splits
+STAGES = (
+    "screening",
+    "derivation",
+    "annotation",
+    "distractors",
+    "rubrics",
+    "naturalization",
+    "review-1",
+    "review-2",
+)
+_FILES = frozenset(
+    ("dropped", "examples", "losses", "micro-log", "plans", "pool")
+)  # .jsonl files beside those of the splits
 
 
 class Build(BaseModel):
@@ -221,8 +312,13 @@ class Build(BaseModel):
     builder: Endpoint | None = None
     reviewer: Endpoint | None = None
     reviewer2: Endpoint | None = None
-    prompts: dict[str, str] = Field(default_factory=dict)  # by stage: a prompt that ships, or a text file
-    languages: Annotated[tuple[str, ...], BeforeValidator(lambda found: (found,) if isinstance(found, str) else found)] = Field(("en",), min_length=1)
+    prompts: dict[str, str] = Field(
+        default_factory=dict
+    )  # by stage: a prompt that ships, or a text file
+    languages: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda found: (found,) if isinstance(found, str) else found),
+    ] = Field(("en",), min_length=1)
     screen: dict[str, Any] = Field(default_factory=dict)
     near: NearConfig = NearConfig()
     plan: PlanConfig = PlanConfig()
@@ -236,13 +332,26 @@ class Build(BaseModel):
             raise ValueError("sources: found beside memory; allowed is one of them")
         if not (self.micro or self.sources or self.memory):
             raise ValueError("sources: none; allowed are one or more, or memory, or micro")
-        if missing := [name for name in ("builder", "reviewer", "reviewer2") if not self.micro and getattr(self, name) is None]:
-            raise ValueError(f"{missing[0]}: missing; a build needs an endpoint for builder, reviewer and reviewer2")
-        one, two = ((e.model, e.url, str(e.extra_body)) if e else None for e in (self.reviewer, self.reviewer2))
+        if missing := [
+            name
+            for name in ("builder", "reviewer", "reviewer2")
+            if not self.micro and getattr(self, name) is None
+        ]:
+            raise ValueError(
+                f"{missing[0]}: missing; a build needs an endpoint for builder, reviewer and reviewer2"
+            )
+        one, two = (
+            (e.model, e.url, str(e.extra_body)) if e else None
+            for e in (self.reviewer, self.reviewer2)
+        )
         if one and one == two:
-            raise ValueError(f"reviewer2: found {two[0]}, which is reviewer as well; allowed are two different models")
+            raise ValueError(
+                f"reviewer2: found {two[0]}, which is reviewer as well; allowed are two different models"
+            )
         if unknown := self.prompts.keys() - {*STAGES, "review"}:
-            raise ValueError(f"prompts: found the stage {min(unknown)!r}; allowed are {', '.join(STAGES)}, or review for both reviews")
+            raise ValueError(
+                f"prompts: found the stage {min(unknown)!r}; allowed are {', '.join(STAGES)}, or review for both reviews"
+            )
         for stage, prompt in self.prompts.items():
             try:
                 load_build_prompt(prompt)
@@ -251,7 +360,9 @@ class Build(BaseModel):
         if self.screen:
             load_screen(self.screen, self.languages)
         if taken := _FILES & split_parts(self.splits).keys():
-            raise ValueError(f"splits: found the name {min(taken)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build")
+            raise ValueError(
+                f"splits: found the name {min(taken)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build"
+            )
         if self.splits:
             split_sizes(self.splits, (self.memory.rows or 10**9) if self.memory else self.rows)
         return self
@@ -262,7 +373,9 @@ def build_names() -> list[str]:
     return list(shipped("builds"))
 
 
-def load_build(name: str | Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()) -> Build:
+def load_build(
+    name: str | Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()
+) -> Build:
     """A build by name or from a YAML file, with `options` and `settings` laid over it; raises `ValueError` or `FileNotFoundError`.
 
     Options of `memory` are laid over the file's one by one, and take the place of its sources. Paths in the file start at its folder.
@@ -270,21 +383,44 @@ def load_build(name: str | Path, options: dict[str, Any] | None = None, settings
     content = read_settings(name, "build", shipped("builds"), Build.model_fields)
     if str(name) not in shipped("builds"):
         home = Path(name).parent
-        beside = lambda path: str(home / path) if isinstance(path, str) and (home / path).exists() else path
+
+        def beside(path):
+            return str(home / path) if isinstance(path, str) and (home / path).exists() else path
+
         if isinstance(sources := content.get("sources"), list):
-            content["sources"] = [{"home": str(home)} | source if isinstance(source, dict) else source for source in sources]
+            content["sources"] = [
+                {"home": str(home)} | source if isinstance(source, dict) else source
+                for source in sources
+            ]
         if isinstance(memory := content.get("memory"), dict):
-            content["memory"] = memory | {part: beside(memory[part]) for part in ("log", "store", "redaction") if part in memory and memory[part] != "micro"}
+            content["memory"] = memory | {
+                part: beside(memory[part])
+                for part in ("log", "store", "redaction")
+                if part in memory and memory[part] != "micro"
+            }
         if isinstance(prompts := content.get("prompts"), dict):
-            content["prompts"] = {stage: prompt if prompt in build_prompts() else beside(prompt) for stage, prompt in prompts.items()}
+            content["prompts"] = {
+                stage: prompt if prompt in build_prompts() else beside(prompt)
+                for stage, prompt in prompts.items()
+            }
     if (options or {}).get("memory"):
         options = options | {"memory": merged(content, options)["memory"], "sources": ()}
     hints = {"memory.log": "needed with every other option of a log (--from-memory LOG)"}
-    return check_settings(Build, with_settings(content | (options or {}), settings), name, hints=hints)
+    return check_settings(
+        Build, with_settings(content | (options or {}), settings), name, hints=hints
+    )
 
 # %% ../../nbs/commands/13_build.ipynb #fbd3ff92
-INVENTED = {"licence": "CC0-1.0", "origin": "invented by a program, with known truth", "consent": "not needed; no person wrote them"}
-MICRO_ROLES = {"builder": "micro-builder", "reviewer": "micro-reviewer", "reviewer2": "micro-reviewer-2"}
+INVENTED = {
+    "licence": "CC0-1.0",
+    "origin": "invented by a program, with known truth",
+    "consent": "not needed; no person wrote them",
+}
+MICRO_ROLES = {
+    "builder": "micro-builder",
+    "reviewer": "micro-reviewer",
+    "reviewer2": "micro-reviewer-2",
+}
 
 
 def role_endpoint(build: Build, role: str, url: str | None) -> Endpoint:
@@ -297,8 +433,24 @@ def build_identity(build: Build) -> dict[str, Any]:
     """The settings that decide what comes out, as plain JSON values; limits and prices are not among them."""
     kept = build.model_dump(mode="json", exclude={"memory", "sources", "prompts", *MICRO_ROLES})
     kept |= {"sources": [plan.identity() for plan in build.sources]}
-    kept |= {"prompts": {stage: text_hash(load_build_prompt(prompt)) for stage, prompt in build.prompts.items()}}
-    who = lambda e: None if e is None else {"model": e.model, "url": e.url, "thinking": e.thinking, "extra_body": e.extra_body}
+    kept |= {
+        "prompts": {
+            stage: text_hash(load_build_prompt(prompt)) for stage, prompt in build.prompts.items()
+        }
+    }
+
+    def who(e):
+        return (
+            None
+            if e is None
+            else {
+                "model": e.model,
+                "url": e.url,
+                "thinking": e.thinking,
+                "extra_body": e.extra_body,
+            }
+        )
+
     memory = {"memory": build.memory.identity()} if build.memory else {}
     return kept | memory | {role: who(getattr(build, role)) for role in MICRO_ROLES}
 
@@ -306,20 +458,35 @@ def build_identity(build: Build) -> dict[str, Any]:
 def pool_key(build: Build) -> str:
     """Names all that decides which rows may enter: sources with the size and date of their files, screening, the search for copies."""
     files = [path for plan in build.sources if (path := plan.file) and path.exists()]
-    files = [file for path in files for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    files = [
+        file for path in files for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+    ]
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    rules = [load_screen(build.screen or None, build.languages).hash, build.near.model_dump(mode="json"), build.micro, build.seed]
+    rules = [
+        load_screen(build.screen or None, build.languages).hash,
+        build.near.model_dump(mode="json"),
+        build.micro,
+        build.seed,
+    ]
     return text_hash(json.dumps([[plan.identity() for plan in build.sources], stamps, rules]))
 
 
 def screened(build: Build, folder: Path, keep: bool = False) -> Passed:
     """The rows that passed the rules and every loss, from their files when these are there and not outdated; `keep` takes them as they are."""
     kept, lost, made_of = (folder / name for name in ("pool.jsonl", "losses.jsonl", "pool.json"))
-    if not keep and made_of.exists() and json.loads(made_of.read_text()).get("key") != pool_key(build):
+    if (
+        not keep
+        and made_of.exists()
+        and json.loads(made_of.read_text()).get("key") != pool_key(build)
+    ):
         kept.unlink(missing_ok=True)
     if not kept.is_file():
-        streams = [plan.rows() for plan in build.sources] + ([source_rows(build.micro, build.seed)] if build.micro else [])
-        passed = collect(screen(chain(*streams), load_screen(build.screen or None, build.languages)))
+        streams = [plan.rows() for plan in build.sources] + (
+            [source_rows(build.micro, build.seed)] if build.micro else []
+        )
+        passed = collect(
+            screen(chain(*streams), load_screen(build.screen or None, build.languages))
+        )
         passed = passed.then(deduplicate(passed.kept, build.near))
         write_jsonl(lost, passed.dropped)
         if not passed.kept:
@@ -333,10 +500,17 @@ def screened(build: Build, folder: Path, keep: bool = False) -> Passed:
 class NoRowLeft(DataError):
     """No row is left: where and why, the file with every loss, and the command to go on; `drops` are the losses of the stages."""
 
-    def __init__(self, stage: str, found: str, file: Path, command: str, drops: Sequence[Drop] = ()):
+    def __init__(
+        self, stage: str, found: str, file: Path, command: str, drops: Sequence[Drop] = ()
+    ):
         super().__init__([Violation(stage, found, "at least one row")])
-        self.stage, self.found, self.file, self.drops = stage, found, file, list(drops)
-        self.args = (f"{self.args[0]}\nEvery loss is in {file}. When the cause is mended, go on with: {command}",)
+        self.stage = stage
+        self.found = found
+        self.file = file
+        self.drops = list(drops)
+        self.args = (
+            f"{self.args[0]}\nEvery loss is in {file}. When the cause is mended, go on with: {command}",
+        )
 
 
 def require_rows(passed: Passed, stage: str, losses: Path, command: str) -> Passed:
@@ -353,16 +527,29 @@ REVIEWED = {"reviewer": review_stage("review-1"), "reviewer2": review_stage("rev
 
 def calls_of(build: Build, made: Sequence[Stage] = MADE) -> list[tuple[Stage, str]]:
     """Every step in which a model is asked, with the prompt that the build has for it, and the role that is asked."""
-    steps = [(stage, "builder") for stage in made] + [(stage, role) for role, stage in REVIEWED.items()]
-    mine = lambda stage: build.prompts.get(stage.name) or build.prompts.get(stage.task)
-    return [(replace(stage, prompt=prompt) if (prompt := mine(stage)) else stage, role) for stage, role in steps]
+    steps = [(stage, "builder") for stage in made] + [
+        (stage, role) for role, stage in REVIEWED.items()
+    ]
+
+    def mine(stage):
+        return build.prompts.get(stage.name) or build.prompts.get(stage.task)
+
+    return [
+        (replace(stage, prompt=prompt) if (prompt := mine(stage)) else stage, role)
+        for stage, role in steps
+    ]
 
 
 def settings_of(build: Build, made: Sequence[Stage] = MADE) -> dict[str, str]:
     """All that shapes the rows of a build from sources, as the pilot and the frozen file record it."""
-    calls = [(stage, role_endpoint(build, role, "http://127.0.0.1/v1")) for stage, role in calls_of(build, made)]
+    calls = [
+        (stage, role_endpoint(build, role, "http://127.0.0.1/v1"))
+        for stage, role in calls_of(build, made)
+    ]
     screen = load_screen(build.screen or None, build.languages)
-    return pipeline_settings(calls, {"screen": screen, "near": build.near, "plan": build.plan, "lint": build.lint})
+    return pipeline_settings(
+        calls, {"screen": screen, "near": build.near, "plan": build.plan, "lint": build.lint}
+    )
 
 # %% ../../nbs/commands/13_build.ipynb #41281cb6
 @dataclass
@@ -385,33 +572,65 @@ class BuildRun:
     shipped = "micro"  # the frozen file of the micro-world's pipeline
     mode = 0o777  # of a folder that it makes, less the umask
 
-    def __init__(self, build: Build, out: str | Path, cache: Any = None, command: str = "the same command", dry_run: bool = False):
-        self.build, self.folder, self.cache, self.command = build, Path(out), cache, command
-        self.usage, self.results, self.pilots = {}, [], self.folder / "pilots"
+    def __init__(
+        self,
+        build: Build,
+        out: str | Path,
+        cache: Any = None,
+        command: str = "the same command",
+        dry_run: bool = False,
+    ):
+        self.build = build
+        self.folder = Path(out)
+        self.cache = cache
+        self.command = command
+        self.usage = {}
+        self.results = []
+        self.pilots = self.folder / "pilots"
         self.commands = Commands(pilot=f"{command} --pilot 50", freeze=f"{command} --freeze")
         self.go_on = command
         calls = calls_of(build, self.made)
-        self.made, self.reviewed = [stage for stage, role in calls if role == "builder"], {role: stage for stage, role in calls if role != "builder"}
+        self.made = [stage for stage, role in calls if role == "builder"]
+        self.reviewed = {role: stage for stage, role in calls if role != "builder"}
         usual = Build.model_construct().model_dump(mode="json")
-        self.run_folder = RunFolder(self.folder, build_identity(self.build), usual, replaceable=lambda stored: self.open, mode=self.mode, bind=False)
+        self.run_folder = RunFolder(
+            self.folder,
+            build_identity(self.build),
+            usual,
+            replaceable=lambda stored: self.open,
+            mode=self.mode,
+            bind=False,
+        )
         if self.run_folder.bound and not self.open:
             self.run_folder.bind()
 
     @property
     def begun(self) -> bool:
         """Whether the folder holds rows of a full build."""
-        return (self.folder / "examples.jsonl").exists() or any((self.folder / "stages").glob("*.jsonl"))
+        return (self.folder / "examples.jsonl").exists() or any(
+            (self.folder / "stages").glob("*.jsonl")
+        )
 
     @property
     def withdrawn(self) -> str:
         """Why the folder's frozen pipeline was withdrawn; "" where none was, or another one is frozen."""
-        aside = max(self.folder.glob("withdrawn*.json"), default=None, key=lambda path: path.stat().st_mtime_ns)
-        return json.loads(aside.read_text(encoding="utf-8"))["withdrawn"] if aside and not (self.folder / "frozen.json").exists() else ""
+        aside = max(
+            self.folder.glob("withdrawn*.json"),
+            default=None,
+            key=lambda path: path.stat().st_mtime_ns,
+        )
+        return (
+            json.loads(aside.read_text(encoding="utf-8"))["withdrawn"]
+            if aside and not (self.folder / "frozen.json").exists()
+            else ""
+        )
 
     @property
     def open(self) -> bool:
         """Whether settings of the folder may change: before a full build and after one that was withdrawn, and once frozen only those that freezing compares."""
-        return (not self.begun or bool(self.withdrawn)) and not ((self.folder / "frozen.json").exists() and self.other_rows())
+        return (not self.begun or bool(self.withdrawn)) and not (
+            (self.folder / "frozen.json").exists() and self.other_rows()
+        )
 
     def other_rows(self) -> list[str]:
         """What has changed about the rows to start from, since the folder was bound."""
@@ -420,10 +639,19 @@ class BuildRun:
 
     def plan_text(self) -> str:
         """What a dry run prints: the resolved settings, and how many calls each role gets at most; reads no row and makes no call."""
-        build, rows = self.build, (self.build.memory.rows or "all") if self.build.memory else self.build.rows
+        build = self.build
+        rows = (self.build.memory.rows or "all") if self.build.memory else self.build.rows
         calls = [f"{stage.name}: builder, {rows} rows at most" for stage in self.made]
-        calls += [f"{stage.name}: {role}, the rows that are left" for role, stage in self.reviewed.items()]
-        return "\n".join([settings_text(build), "Calls, one a row (retries and repairs come on top):", *(f"  {call}" for call in calls)])
+        calls += [
+            f"{stage.name}: {role}, the rows that are left" for role, stage in self.reviewed.items()
+        ]
+        return "\n".join(
+            [
+                settings_text(build),
+                "Calls, one a row (retries and repairs come on top):",
+                *(f"  {call}" for call in calls),
+            ]
+        )
 
     def settings(self) -> dict[str, str]:
         """All that shapes the rows, as the pilot and the frozen file record it."""
@@ -432,7 +660,9 @@ class BuildRun:
     def pool(self) -> Passed:
         """The rows that may enter the stages, and every loss until then; raises `DataError` when there is none."""
         decisive = ("sources", "micro", "seed", "screen", "near", "languages")
-        undated = self.run_folder.bound and self.open and not (self.folder / "pool.json").exists()  # a folder of before there was one
+        undated = (
+            self.run_folder.bound and self.open and not (self.folder / "pool.json").exists()
+        )  # a folder of before there was one
         if undated and any(said.startswith(decisive) for said in self.run_folder.differences()):
             (self.folder / "pool.jsonl").unlink(missing_ok=True)
         passed = screened(self.build, self.folder, keep=not self.open)
@@ -448,26 +678,52 @@ class BuildRun:
         """The draft of a row."""
         return Draft.start(row)
 
-    def stage(self, stage: Stage, drafts: Sequence[Draft], role: str, url: str | None, bar: Bar, place: Path) -> list[Draft]:
+    def stage(
+        self,
+        stage: Stage,
+        drafts: Sequence[Draft],
+        role: str,
+        url: str | None,
+        bar: Bar,
+        place: Path,
+    ) -> list[Draft]:
         """Take rows through one stage; returns the rows that are left, and raises `DataError` when there is none."""
         bar.name(stage.name)
         client = Client(role_endpoint(self.build, role, url), self.cache)
         try:
-            result = run_async(run_stage(stage, drafts, client, place / "stages", on_row=lambda row: bar.add(1), command=self.go_on))
+            result = run_async(
+                run_stage(
+                    stage,
+                    drafts,
+                    client,
+                    place / "stages",
+                    on_row=lambda row: bar.add(1),
+                    command=self.go_on,
+                )
+            )
         except StageError as error:
             error.args = (error.args[0] + self.other_reviewer(role),)
             raise
         self.results.append(result)
-        tokens = [result.spent.get(name, 0) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+        tokens = [
+            result.spent.get(name, 0)
+            for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+        ]
         price = client.endpoint.price
         self.usage[stage.name] = result.spent | ({"cost": price.cost(*tokens)} if price else {})
         if not result.kept:
-            raise _none_left(stage.name, result.dropped, self.go_on, result.path, self.other_reviewer(role))
+            raise _none_left(
+                stage.name, result.dropped, self.go_on, result.path, self.other_reviewer(role)
+            )
         return result.kept
 
     def other_reviewer(self, role: str) -> str:
         """What to say where a reviewer approves of nothing."""
-        return f" Another model may see it otherwise: --set {role}.model=NAME." if role in self.reviewed else ""
+        return (
+            f" Another model may see it otherwise: --set {role}.model=NAME."
+            if role in self.reviewed
+            else ""
+        )
 
     def before(self, stage: Stage, drafts: list[Draft], place: Path) -> list[Draft]:
         """What is done to the rows before a stage, without a model."""
@@ -478,12 +734,21 @@ class BuildRun:
     def make(self, rows: Sequence[SourceRow], place: Path) -> Made:
         """Take rows through all stages in `place`; raises `NoRowLeft` when none is finished."""
         self.run_folder.bind()
-        drafts, start = [self.start(row) for row in rows], len(self.results)
-        gone = lambda: [drop for result in self.results[start:] for drop in result.dropped]
+        drafts = [self.start(row) for row in rows]
+        start = len(self.results)
+
+        def gone():
+            return [drop for result in self.results[start:] for drop in result.dropped]
+
         try:
-            with served(self.build) as url, Bar((len(self.made) + len(self.reviewed)) * len(rows)) as bar:
+            with (
+                served(self.build) as url,
+                Bar((len(self.made) + len(self.reviewed)) * len(rows)) as bar,
+            ):
                 for stage in self.made:
-                    drafts = self.stage(stage, self.before(stage, drafts, place), "builder", url, bar, place)
+                    drafts = self.stage(
+                        stage, self.before(stage, drafts, place), "builder", url, bar, place
+                    )
                 drops = gone()
                 drafts, lost, findings = check_drafts(drafts, limits=self.build.lint)
                 if not drafts:
@@ -495,15 +760,26 @@ class BuildRun:
             raise
         reviews = join_reviews(drafts, self.results[-len(self.reviewed) :])
         if not reviews.accepted:
-            error = _none_left("review", reviews.dropped, self.go_on, place / "stages", self.other_reviewer("reviewer"))
+            error = _none_left(
+                "review",
+                reviews.dropped,
+                self.go_on,
+                place / "stages",
+                self.other_reviewer("reviewer"),
+            )
             error.drops = [*drops, *lost, *reviews.dropped]
             raise error
         return Made(reviews.accepted, [*drops, *lost, *reviews.dropped], findings, reviews)
 
     def unread(self, rows: Sequence[Any]) -> list[Any]:
         """The rows that were in no batch, under this id or another one."""
-        ids, texts = seen_ids(self.pilots), seen_questions(self.pilots)
-        return [row for row in rows if row.id not in ids and asked_text(row.question, row.context) not in texts]
+        ids = seen_ids(self.pilots)
+        texts = seen_questions(self.pilots)
+        return [
+            row
+            for row in rows
+            if row.id not in ids and asked_text(row.question, row.context) not in texts
+        ]
 
     def pilot(self, count: int = 50) -> str:
         """Make a fresh batch balanced over domains, from rows that no earlier batch had; says where its page and its sheet are.
@@ -511,11 +787,19 @@ class BuildRun:
         Where too many rows are lost, others are drawn, up to three times in all. Raises `NoRowLeft` when none is finished.
         """
         self.go_on = f"{self.go_on.partition(' --pilot ')[0]} --pilot {count}"
-        settings, passed = self.settings(), self.pool()
-        pool, draws, examples, findings, lints, failed = self.unread(passed.kept), [], [], [], (), None
+        settings = self.settings()
+        passed = self.pool()
+        pool = self.unread(passed.kept)
+        draws = []
+        examples = []
+        findings = []
+        lints = ()
+        failed = None
         while len(examples) < count and len(draws) < DRAWS:
             try:
-                making, rows = next_making(self.pilots, settings, count - len(examples), pool, self.build.seed)
+                making, rows = next_making(
+                    self.pilots, settings, count - len(examples), pool, self.build.seed
+                )
             except ValueError:
                 if not draws:
                     raise
@@ -523,43 +807,83 @@ class BuildRun:
             try:
                 made = self.make(rows, making.write(self.pilots))
             except NoRowLeft as error:
-                failed, draws = error, [*draws, making.ended(error.drops)]
+                failed = error
+                draws = [*draws, making.ended(error.drops)]
                 draws[-1].write(self.pilots)
             else:
-                examples += choose_batch(self.examples(made.drafts), min(making.count, len(made.drafts)), self.build.seed)
-                findings, lints, draws = [*findings, *made.findings.findings], made.findings.lints, [*draws, making.ended(made.drops)]
+                examples += choose_batch(
+                    self.examples(made.drafts), min(making.count, len(made.drafts)), self.build.seed
+                )
+                findings = [*findings, *made.findings.findings]
+                lints = made.findings.lints
+                draws = [*draws, making.ended(made.drops)]
             pool = [row for row in pool if row.id not in making.ids]
         lost = Counter(why for making in draws for why in (making.lost or {}).values())
         told = f"{lost.total()} of {sum(len(making.ids) for making in draws)} rows lost{f' in {len(draws)} draws' * (len(draws) > 1)}: {_counted(lost)}"
         if not examples:
             self.write_log()
-            raise NoRowLeft(failed.stage, f"{failed.found}; {told}", failed.file, self.go_on, failed.drops) from None
+            raise NoRowLeft(
+                failed.stage, f"{failed.found}; {told}", failed.file, self.go_on, failed.drops
+            ) from None
         if changes := check_frozen(self.settings(), settings):
-            raise ValueError(f"{changes[0].name} was changed while the batch was made; make it again with: {self.go_on}")
+            raise ValueError(
+                f"{changes[0].name} was changed while the batch was made; make it again with: {self.go_on}"
+            )
         kept = {example.id for example in examples}
         about = [finding for finding in findings if finding.example_id in kept]
-        batch = write_batch(self.pilots, pilot_items(sorted(examples, key=lambda example: example.id), about, [lint.name for lint in lints]), settings)
+        batch = write_batch(
+            self.pilots,
+            pilot_items(
+                sorted(examples, key=lambda example: example.id),
+                about,
+                [lint.name for lint in lints],
+            ),
+            settings,
+        )
         for making in draws:
             making.model_copy(update={"batch": batch.number}).write(self.pilots)
         for stage in (*self.made, *self.reviewed.values()):
             if stage.prompt not in build_prompts():
                 name = f"{Path(stage.prompt).stem}-{stage.recipe['text']}.md"
                 write_whole(self.pilots / "prompts" / name, load_build_prompt(stage.prompt) + "\n")
-        page, sheet = write_review_page(batch), write_review_sheet(batch, batch.folder / "sheet.csv")
-        lines = [f"batch {batch.number}: {len(examples)} examples" + (f" ({count} were asked for)" if len(examples) < count else "")]
+        page = write_review_page(batch)
+        sheet = write_review_sheet(batch, batch.folder / "sheet.csv")
+        lines = [
+            f"batch {batch.number}: {len(examples)} examples"
+            + (f" ({count} were asked for)" if len(examples) < count else "")
+        ]
         changed = self.write_log().iloc[-1]["changed before it"]
         lines += [f"changed before it: {changed}"] * (changed != "the first one")
-        lines += [f"not let in: {len(passed.dropped)} source rows, {_counted(Counter(drop.rule for drop in passed.dropped))}"] * bool(passed.dropped)
+        lines += [
+            f"not let in: {len(passed.dropped)} source rows, {_counted(Counter(drop.rule for drop in passed.dropped))}"
+        ] * bool(passed.dropped)
         lines += [f"on the way: {told}"] * bool(lost)
-        lines += [f"read: {page}", f"or fill in: {sheet}", f"then: {self.command} --reviews {sheet} --reviewer NAME", f"log: {self.pilots / 'log.md'}"]
+        lines += [
+            f"read: {page}",
+            f"or fill in: {sheet}",
+            f"then: {self.command} --reviews {sheet} --reviewer NAME",
+            f"log: {self.pilots / 'log.md'}",
+        ]
         return "\n".join(lines)
 
     def write_log(self) -> "pd.DataFrame":
         """Write pilots/log.md, which says what each batch was made with and how it did; returns its table."""
-        log, frozen = pilot_log(self.pilots), self.folder / "frozen.json"
-        aside = [f"Withdrawn: {json.loads(path.read_text())['withdrawn']} ({path.name})." for path in sorted(self.folder.glob("withdrawn*.json"))]
-        stands = [f"Frozen for batch {pilot.batch}."] if frozen.exists() and (pilot := read_frozen(frozen).pilot) else []
-        write_whole(self.pilots / "log.md", "\n\n".join([f"# Pilots of {self.folder.name}", to_markdown(log), *aside, *stands]) + "\n")
+        log = pilot_log(self.pilots)
+        frozen = self.folder / "frozen.json"
+        aside = [
+            f"Withdrawn: {json.loads(path.read_text())['withdrawn']} ({path.name})."
+            for path in sorted(self.folder.glob("withdrawn*.json"))
+        ]
+        stands = (
+            [f"Frozen for batch {pilot.batch}."]
+            if frozen.exists() and (pilot := read_frozen(frozen).pilot)
+            else []
+        )
+        write_whole(
+            self.pilots / "log.md",
+            "\n\n".join([f"# Pilots of {self.folder.name}", to_markdown(log), *aside, *stands])
+            + "\n",
+        )
         return log
 
     def take_reviews(self, sheet: Path, reviewer: str) -> str:
@@ -568,14 +892,23 @@ class BuildRun:
         Where a frozen pipeline does not stand any more after it, frozen.json is put aside.
         """
         if not (batches := [read_batch(path) for path in list_batches(self.pilots)]):
-            raise FileNotFoundError(f"{self.pilots}: no batch yet; make one with: {self.commands.pilot}")
+            raise FileNotFoundError(
+                f"{self.pilots}: no batch yet; make one with: {self.commands.pilot}"
+            )
         named = set(read_sheet_rows(sheet, ("item",), lambda line, number: ([], line["item"])))
-        batch = next((batch for batch in reversed(batches) if named & {item.id for item in batch.items}), batches[-1])
+        batch = next(
+            (batch for batch in reversed(batches) if named & {item.id for item in batch.items}),
+            batches[-1],
+        )
         taken = import_reviews(sheet, batch, reviewer)
         said = f"batch {batch.number}: {taken} reviews taken in; {pass_rate(batch.items, read_reviews(batch.reviews))}"
         why = self.withdraw_frozen()
         self.write_log()
-        return said + (f"\nThe pipeline is not frozen any more: {why}. Mend what failed and make a fresh batch: {self.commands.pilot}" if why else "")
+        return said + (
+            f"\nThe pipeline is not frozen any more: {why}. Mend what failed and make a fresh batch: {self.commands.pilot}"
+            if why
+            else ""
+        )
 
     def withdraw_frozen(self) -> str:
         """Put frozen.json aside when the reviews do not allow it any more, and say so on a card that is there; why, or ""."""
@@ -591,14 +924,37 @@ class BuildRun:
         """Raises `FreezeError` where the reviews do not allow the folder's frozen pipeline any more."""
         self.withdraw_frozen()
         if why := self.withdrawn:
-            raise FreezeError("this pipeline is not frozen any more:", [why], f"Mend what failed and make a fresh batch: {self.commands.pilot}")
+            raise FreezeError(
+                "this pipeline is not frozen any more:",
+                [why],
+                f"Mend what failed and make a fresh batch: {self.commands.pilot}",
+            )
 
     def put_aside(self, frozen: Frozen) -> None:
         """Move what a withdrawn pipeline made into a folder of its name, before another one makes the data set anew."""
-        left = [path for path in self.folder.glob("withdrawn-batch-*.json") if not path.with_suffix("").exists()]
-        left = [path for path in left if not frozen.pilot or int(path.stem[16:]) != frozen.pilot.batch]
-        made = ("stages", "splits", "tables", "plans.jsonl", "examples.jsonl", "dropped.jsonl", "README.md", "manifest.json")
-        for name in [*made, *(f"{part}.jsonl" for part in split_parts(self.build.splits))] if left and self.begun else []:
+        left = [
+            path
+            for path in self.folder.glob("withdrawn-batch-*.json")
+            if not path.with_suffix("").exists()
+        ]
+        left = [
+            path for path in left if not frozen.pilot or int(path.stem[16:]) != frozen.pilot.batch
+        ]
+        made = (
+            "stages",
+            "splits",
+            "tables",
+            "plans.jsonl",
+            "examples.jsonl",
+            "dropped.jsonl",
+            "README.md",
+            "manifest.json",
+        )
+        for name in (
+            [*made, *(f"{part}.jsonl" for part in split_parts(self.build.splits))]
+            if left and self.begun
+            else []
+        ):
             if (self.folder / name).exists():
                 left[-1].with_suffix("").mkdir(exist_ok=True)
                 (self.folder / name).rename(left[-1].with_suffix("") / name)
@@ -607,8 +963,14 @@ class BuildRun:
         """Freeze the pipeline as it is; raises `FreezeError` with every reason against it, and leaves no frozen.json that does not stand."""
         try:
             if other := self.other_rows():
-                raise FreezeError("cannot freeze:", [f"changed since the latest batch: {said}" for said in other], f"Make a fresh batch: {self.commands.pilot}")
-            path = write_frozen(self.folder / "frozen.json", freeze(self.pilots, self.settings(), self.commands))
+                raise FreezeError(
+                    "cannot freeze:",
+                    [f"changed since the latest batch: {said}" for said in other],
+                    f"Make a fresh batch: {self.commands.pilot}",
+                )
+            path = write_frozen(
+                self.folder / "frozen.json", freeze(self.pilots, self.settings(), self.commands)
+            )
         except FreezeError:
             self.withdraw_frozen()
             raise
@@ -623,7 +985,12 @@ class BuildRun:
         """Make, check, split and document the data set; returns the path of its card. Raises `FreezeError` when it is not frozen."""
         own = self.folder / "frozen.json"
         self.require_standing()
-        frozen = require_frozen(self.settings(), self.shipped if self.build.micro and not own.exists() else own, self.commands, self.pilots)
+        frozen = require_frozen(
+            self.settings(),
+            self.shipped if self.build.micro and not own.exists() else own,
+            self.commands,
+            self.pilots,
+        )
         self.put_aside(frozen)
         passed = self.pool()
         rows = self.draw(passed.kept)
@@ -632,19 +999,36 @@ class BuildRun:
         if self.build.micro:
             from memcalib.micro.builder import mark
 
-            found, examples = examples, []
+            found = examples
+            examples = []
             for example in found:
                 try:
                     examples.append(mark(example))
                 except ValueError as error:
-                    made.drops.append(Drop(id=example.id, stage="marking", reason="not for the exact judge", detail=str(error)))
+                    made.drops.append(
+                        Drop(
+                            id=example.id,
+                            stage="marking",
+                            reason="not for the exact judge",
+                            detail=str(error),
+                        )
+                    )
         write_jsonl(self.folder / "examples.jsonl", examples)
         write_jsonl(self.folder / "dropped.jsonl", made.drops)
         return self.document(examples, rows, passed, made, frozen)
 
-    def document(self, examples: list[Example], rows: Sequence[SourceRow], passed: Passed, made: Made, frozen: Frozen) -> Path:
+    def document(
+        self,
+        examples: list[Example],
+        rows: Sequence[SourceRow],
+        passed: Passed,
+        made: Made,
+        frozen: Frozen,
+    ) -> Path:
         """Splits, tables, manifest and card of finished examples."""
-        build, counts, findings = self.build, count_examples(examples), made.findings
+        build = self.build
+        counts = count_examples(examples)
+        findings = made.findings
         order = [*(stage.name for stage in self.made), "checks", "review", "marking"]
         by_stage = {name: [drop for drop in made.drops if drop.stage == name] for name in order}
         attrition = attrition_table({row.id: row.domain for row in rows}, by_stage.items(), passed)
@@ -659,29 +1043,53 @@ class BuildRun:
         more, terms = self.terms(made)
         sources = {source.name: source for plan in build.sources if (source := plan.described())}
         if build.micro and not build.memory:
-            sources["micro"] = Source(name="micro", domain="general", columns={"question": "-", "answer": "-"}, **INVENTED)
+            sources["micro"] = Source(
+                name="micro", domain="general", columns={"question": "-", "answer": "-"}, **INVENTED
+            )
         made_by = {"usage": self.usage, "command": self.command, "frozen": frozen.hash} | more
         self.run_folder.write_manifest(["examples.jsonl"], [build.seed], **made_by)
         facts = CardFacts(
-            title=self.folder.name, counts=counts, settings=self.settings(), usage=self.usage, frozen=frozen, attrition=attrition,
-            checks=findings.frame(), sizes=build.splits or None, seed=build.seed, splits=split_table(examples, splits) if splits else None,
-            privacy=terms, languages=build.languages, sources=sources, agreement=made.reviews.agreement(),
+            title=self.folder.name,
+            counts=counts,
+            settings=self.settings(),
+            usage=self.usage,
+            frozen=frozen,
+            attrition=attrition,
+            checks=findings.frame(),
+            sizes=build.splits or None,
+            seed=build.seed,
+            splits=split_table(examples, splits) if splits else None,
+            privacy=terms,
+            languages=build.languages,
+            sources=sources,
+            agreement=made.reviews.agreement(),
             pilots=pilot_log(self.pilots) if self.pilots.is_dir() else None,
-        )  # fmt: skip
+        )
         return write_card(self.folder, facts)
 
     def finish(self) -> str:
         """Everything that `run` does, then what came out as text for a terminal."""
         card = self.run()
-        tables = [(self.folder / "tables" / f"{name}.md").read_text(encoding="utf-8") for name in ("attrition", "composition")]
+        tables = [
+            (self.folder / "tables" / f"{name}.md").read_text(encoding="utf-8")
+            for name in ("attrition", "composition")
+        ]
         return "\n".join([*tables, f"Data set: {card.parent / 'examples.jsonl'}", f"Card: {card}"])
 
     def lay_out(self, folder: str | Path) -> str:
         """Copy what a hub wants of the finished build into a folder, and say how it gets there; raises as `card.lay_out`, and `FreezeError` where it must not."""
         self.require_standing()
         files = lay_out(self.folder, folder)
-        lines = [f"{len(files)} files in {folder}", *(f"  {path.relative_to(folder)}" for path in files)]
-        return "\n".join([*lines, f"Read {files[0]} first, then for instance: hf upload USER/NAME {folder} --repo-type dataset"])
+        lines = [
+            f"{len(files)} files in {folder}",
+            *(f"  {path.relative_to(folder)}" for path in files),
+        ]
+        return "\n".join(
+            [
+                *lines,
+                f"Read {files[0]} first, then for instance: hf upload USER/NAME {folder} --repo-type dataset",
+            ]
+        )
 
     def terms(self, made: Made) -> tuple[dict[str, Any], str]:
         """Further entries of the manifest, and the card's section on consent; none and the usual one for public sources."""
@@ -692,12 +1100,23 @@ DRAWS = 3  # of rows for one batch
 
 
 def _counted(reasons: Counter[str]) -> str:
-    return ", ".join(f"{count} by {reason!r}" for reason, count in reasons.most_common(5)) or "there were none"
+    return (
+        ", ".join(f"{count} by {reason!r}" for reason, count in reasons.most_common(5))
+        or "there were none"
+    )
 
 
-def _none_left(name: str, drops: Sequence[Drop], command: str, path: Path, more: str = "") -> NoRowLeft:
+def _none_left(
+    name: str, drops: Sequence[Drop], command: str, path: Path, more: str = ""
+) -> NoRowLeft:
     example = next((f"; for instance {drop.id!r}: {drop.detail}" for drop in drops), "")
-    return NoRowLeft(f"stage {name}", f"every row lost ({_counted(Counter(drop.reason for drop in drops))}{example}){more}", path, command, drops)
+    return NoRowLeft(
+        f"stage {name}",
+        f"every row lost ({_counted(Counter(drop.reason for drop in drops))}{example}){more}",
+        path,
+        command,
+        drops,
+    )
 
 # %% ../../nbs/commands/13_build.ipynb #cc5a7fc9
 @contextmanager
@@ -724,14 +1143,32 @@ def row_lineage(folder: str | Path, name: str) -> "pd.DataFrame":
 
     def added(before: Draft, after: Draft) -> str:
         parts = [f"query: {after.query}"] if after.query != before.query else []
-        parts += [f"passage: {passage.text}" for passage in after.passages if passage not in before.passages]
+        parts += [
+            f"passage: {passage.text}"
+            for passage in after.passages
+            if passage not in before.passages
+        ]
         known = {atom.atom_id: atom for atom in before.atoms}
-        parts += [f"{a.atom_id}, {a.ideal.label}: {a.text}" for a in after.atoms if a.atom_id not in known]
-        parts += [f"rubric of {a.atom_id}: {a.rubric['correct_use']}" for a in after.atoms if a.rubric and not getattr(known.get(a.atom_id), "rubric", None)]
+        parts += [
+            f"{a.atom_id}, {a.ideal.label}: {a.text}" for a in after.atoms if a.atom_id not in known
+        ]
+        parts += [
+            f"rubric of {a.atom_id}: {a.rubric['correct_use']}"
+            for a in after.atoms
+            if a.rubric and not getattr(known.get(a.atom_id), "rubric", None)
+        ]
         texts = {block.memory_text for block in before.blocks}
-        return "\n".join(parts + [f"block: {block.memory_text}" for block in after.blocks if block.memory_text not in texts])
+        return "\n".join(
+            parts
+            + [
+                f"block: {block.memory_text}"
+                for block in after.blocks
+                if block.memory_text not in texts
+            ]
+        )
 
-    lines, before = [], None
+    lines = []
+    before = None
     if source := find("pool.jsonl", SourceRow):
         before = Draft.start(source)
         lines.append(("source", "read", "\n".join(filter(None, (source.question, source.context)))))
@@ -739,7 +1176,9 @@ def row_lineage(folder: str | Path, name: str) -> "pd.DataFrame":
         if row := find(f"stages/{stage}.jsonl", StageRow):
             after = row.kept or before or Draft(id=name, domain="general", question="-")
             outcome = f"lost: {row.drop.reason}" if row.drop else "passed"
-            lines.append((stage, outcome, row.drop.detail if row.drop else added(before or after, after)))
+            lines.append(
+                (stage, outcome, row.drop.detail if row.drop else added(before or after, after))
+            )
             before = after
     if not lines:
         raise KeyError(f"{folder}: no row {name!r}; allowed are ids of rows in stages/*.jsonl")
@@ -777,9 +1216,12 @@ class MemoryRun(BuildRun):
     @cached_property
     def found(self) -> MemoryDrafts:
         """What the log gives: redacted drafts, and rows left out with the reason, which are in losses.jsonl too."""
-        log, _ = self.plan.log, self.run_folder.make()
+        log = self.plan.log
+        _ = self.run_folder.make()
         if self.plan.invented:
-            log = write_micro_log(self.folder / "micro-log.jsonl", self.plan.rows or INVENTED_ROWS, self.build.seed)
+            log = write_micro_log(
+                self.folder / "micro-log.jsonl", self.plan.rows or INVENTED_ROWS, self.build.seed
+            )
         found = memory_drafts(log, self.plan.store, self.redactor, self.plan)
         write_jsonl(self.folder / "losses.jsonl", found.dropped)
         return found
@@ -787,10 +1229,28 @@ class MemoryRun(BuildRun):
     def pool(self) -> Passed:
         """The drafts, and every loss until then; raises `DataError` when no row may enter."""
         found = self.found
-        require_rows(Passed(found.kept, found.dropped), "memory log", self.folder / "losses.jsonl", self.go_on)
-        if self.build.micro and not self.build.builder and not any(read_request(draft.query) for draft in found.kept):
+        require_rows(
+            Passed(found.kept, found.dropped),
+            "memory log",
+            self.folder / "losses.jsonl",
+            self.go_on,
+        )
+        if (
+            self.build.micro
+            and not self.build.builder
+            and not any(read_request(draft.query) for draft in found.kept)
+        ):
             allowed = "a log of the micro-world; for any other, a build file that names endpoints for builder, reviewer and reviewer2"
-            raise DataError([Violation("query", f"{len(found.kept)} rows without a request of the micro-world", allowed, file=self.plan.log)])
+            raise DataError(
+                [
+                    Violation(
+                        "query",
+                        f"{len(found.kept)} rows without a request of the micro-world",
+                        allowed,
+                        file=self.plan.log,
+                    )
+                ]
+            )
         return Passed(found.kept, found.dropped)
 
     def unread(self, rows: Sequence[Draft]) -> list[Draft]:
@@ -805,11 +1265,20 @@ class MemoryRun(BuildRun):
 
     def settings(self) -> dict[str, str]:
         """All that shapes the rows, as the pilot and the frozen file record it; consent and names are not among it."""
-        calls = [(stage, role_endpoint(self.build, role, "http://127.0.0.1/v1")) for stage, role in calls_of(self.build, type(self).made)]
-        limits = LogConfig.model_validate(self.plan.model_dump(include={"memories", "query_chars", "memory_chars", "answer_chars"}))
+        calls = [
+            (stage, role_endpoint(self.build, role, "http://127.0.0.1/v1"))
+            for stage, role in calls_of(self.build, type(self).made)
+        ]
+        limits = LogConfig.model_validate(
+            self.plan.model_dump(
+                include={"memories", "query_chars", "memory_chars", "answer_chars"}
+            )
+        )
         named = pipeline_settings(calls, {"log": limits, "lint": self.build.lint})
         beside = ("log: consent", "log: without_consent", "log: domain")
-        return {name: value for name, value in named.items() if name not in beside} | {"redaction: hash": self.redactor.hash}
+        return {name: value for name, value in named.items() if name not in beside} | {
+            "redaction: hash": self.redactor.hash
+        }
 
     def start(self, row):
         return row
@@ -820,29 +1289,43 @@ class MemoryRun(BuildRun):
     def planned(self) -> CallPlan:
         """What will be sent to whom."""
         self.pool()
-        return plan_calls(self.found, {role: role_endpoint(self.build, role, "http://127.0.0.1/v1") for role in MICRO_ROLES})
+        return plan_calls(
+            self.found,
+            {role: role_endpoint(self.build, role, "http://127.0.0.1/v1") for role in MICRO_ROLES},
+        )
 
     def preview_text(self, shown: int = 3) -> str:
         """What a person reads before agreeing: rows as they would be sent, names that are left, and the statement; sends nothing."""
-        plan, left = self.planned(), left_names(self.found.kept, 20)
+        plan = self.planned()
+        left = left_names(self.found.kept, 20)
         names = ", ".join(f"{name} ({rows})" for name, rows in left.items()) or "none"
-        parts = ["Rows as they would be sent:", preview(self.found.kept, shown), f"Words with a capital that are left, by rows: {names}", str(plan)]
+        parts = [
+            "Rows as they would be sent:",
+            preview(self.found.kept, shown),
+            f"Words with a capital that are left, by rows: {names}",
+            str(plan),
+        ]
         return printable("\n\n".join(parts), keep="\n\t")
 
     def agree(self, yes: bool = False) -> "MemoryRun":
         """Itself, allowed to make calls, after a yes; raises `NotAgreed` with the way to go on otherwise."""
         if yes is not True:
             raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
-        self.agreed, self.go_on = True, f"{self.command} --yes"
+        self.agreed = True
+        self.go_on = f"{self.command} --yes"
         return self
 
     def stage(self, stage: Stage, drafts: Sequence[Draft], *rest: Any) -> list[Draft]:
         """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a field that the statement does not name."""
         if not self.agreed:
-            raise NotAgreed(f"{self.planned()}\n\nnothing has been sent. Go on with: {self.command} --yes")
+            raise NotAgreed(
+                f"{self.planned()}\n\nnothing has been sent. Go on with: {self.command} --yes"
+            )
         for draft in drafts:
             if strange := undisclosed(stage.task or stage.name, stage.messages(draft)):
-                raise NotAgreed(f"stage {stage.name}, row {draft.id!r}: {', '.join(strange)} would be sent, and the statement does not name it")
+                raise NotAgreed(
+                    f"stage {stage.name}, row {draft.id!r}: {', '.join(strange)} would be sent, and the statement does not name it"
+                )
         return BuildRun.stage(self, stage, drafts, *rest)
 
     def examples(self, drafts: Iterable[Draft]) -> list[Example]:
@@ -851,7 +1334,13 @@ class MemoryRun(BuildRun):
 
     def terms(self, made: Made) -> tuple[dict[str, Any], str]:
         """The statement for the manifest, and the card's section on consent, licences and redaction."""
-        entry = {"disclosure": self.planned().to_dict(), "redaction": {"hash": self.redactor.hash, "rules": [rule.name for rule in self.redactor.rules]}}
+        entry = {
+            "disclosure": self.planned().to_dict(),
+            "redaction": {
+                "hash": self.redactor.hash,
+                "rules": [rule.name for rule in self.redactor.rules],
+            },
+        }
         return entry, terms_card(made.drafts, self.found)
 
 # %% ../../nbs/commands/13_build.ipynb #c2a9aa7d
@@ -863,6 +1352,12 @@ def ask_first(run: MemoryRun, yes: bool = False) -> MemoryRun:
     return run.agree(yes)
 
 # %% ../../nbs/commands/13_build.ipynb #1041a02e
-def build_run(build: Build, out: str | Path, cache: Any = None, command: str = "the same command", dry_run: bool = False) -> BuildRun:
+def build_run(
+    build: Build,
+    out: str | Path,
+    cache: Any = None,
+    command: str = "the same command",
+    dry_run: bool = False,
+) -> BuildRun:
     """The run of a build: from a memory log when it has one, from sources otherwise; with `dry_run` no folder is made."""
     return (MemoryRun if build.memory else BuildRun)(build, out, cache, command, dry_run)

@@ -47,7 +47,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback(help=app.info.help)
-def _frame(version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False) -> None:
+def _frame(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 # %% ../../nbs/commands/15_cli.ipynb #cc141831
@@ -57,8 +61,16 @@ def _message(error: Exception) -> str:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
-    known = isinstance(error, ValueError | OSError | KeyError) or "memcalib[" in str(error) or type(error).__module__.startswith("memcalib.")
-    return str(text) if known else f"unexpected {type(error).__name__}: {text} (MEMCALIB_DEBUG=1 shows where)"
+    known = (
+        isinstance(error, ValueError | OSError | KeyError)
+        or "memcalib[" in str(error)
+        or type(error).__module__.startswith("memcalib.")
+    )
+    return (
+        str(text)
+        if known
+        else f"unexpected {type(error).__name__}: {text} (MEMCALIB_DEBUG=1 shows where)"
+    )
 
 # %% ../../nbs/commands/15_cli.ipynb #d2aea7b8
 def stop(message: str, code: int = 1) -> None:
@@ -70,7 +82,18 @@ def stop(message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 # %% ../../nbs/commands/15_cli.ipynb #a3499b0e
-RESUMED = ("build", "demonstrations", "evaluate", "exam", "generate", "grid", "judge", "quickstart", "reproduce", "train")
+RESUMED = (
+    "build",
+    "demonstrations",
+    "evaluate",
+    "exam",
+    "generate",
+    "grid",
+    "judge",
+    "quickstart",
+    "reproduce",
+    "train",
+)
 STAYS = "what was written stays; go on with: "
 
 
@@ -78,15 +101,23 @@ def _go_on(arguments: list[str] | None) -> str:
     given = sys.argv[1:] if arguments is None else arguments
     if not given or given[0] not in RESUMED:
         return ""
-    known = lambda before, text: not before.endswith("key-env") or re.fullmatch(r"[A-Z_][A-Z0-9_]*|", text)
-    safe = [text if known(before, text) else "***" for before, text in zip(["memcalib", *given], given, strict=False)]
+
+    def known(before, text):
+        return not before.endswith("key-env") or re.fullmatch(r"[A-Z_][A-Z0-9_]*|", text)
+
+    safe = [
+        text if known(before, text) else "***"
+        for before, text in zip(["memcalib", *given], given, strict=False)
+    ]
     safe += ["--resume"] * (given[0] == "train" and "--resume" not in given)
     return f"\n{STAYS}{shlex.join(['memcalib', *safe])}"
 
 # %% ../../nbs/commands/15_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits 0 on success, 1 on an error, 2 on a wrong call, 3 when answers are left failed or unscored, 130 when interrupted."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch sleep: spinning costs more than the work when the machine is shared
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     if os.environ.get("MEMCALIB_DEBUG") == "1":
         app(arguments)
     try:
@@ -99,37 +130,99 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 (the outermost frame)
         if isinstance(error, ModuleNotFoundError):
             error = explained(error, "this command")
-        mistake = isinstance(error, ValueError | KeyError | FileNotFoundError | ModuleNotFoundError) or hasattr(error, "exit_code")
-        stop(_message(error) + ("" if mistake else _go_on(arguments)), getattr(error, "exit_code", 1))
+        mistake = isinstance(
+            error, ValueError | KeyError | FileNotFoundError | ModuleNotFoundError
+        ) or hasattr(error, "exit_code")
+        stop(
+            _message(error) + ("" if mistake else _go_on(arguments)), getattr(error, "exit_code", 1)
+        )
     if code == 130:
         stop("interrupted" + _go_on(arguments), 130)
     raise SystemExit(code or 0)
 
 # %% ../../nbs/commands/15_cli.ipynb #02cd702c
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="PLACE=VALUE", help="Any other setting by its place, e.g. sampling.temperature=0.5; may be given several times.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and what would be asked and paid; run nothing.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue what OUT holds; the same command without it does so too.")]
-RetryUnscored = Annotated[bool, typer.Option("--retry-unscored", help="Ask the judge again where its reply could not be read; what it could is kept.")]
-Config = Annotated[Path | None, typer.Option(help="YAML file with any of the settings, nested by role; the README has one.")]
-Data = Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PLACE=VALUE",
+        help="Any other setting by its place, e.g. sampling.temperature=0.5; may be given several times.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print the resolved settings and what would be asked and paid; run nothing.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Continue what OUT holds; the same command without it does so too."
+    ),
+]
+RetryUnscored = Annotated[
+    bool,
+    typer.Option(
+        "--retry-unscored",
+        help="Ask the judge again where its reply could not be read; what it could is kept.",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="YAML file with any of the settings, nested by role; the README has one."),
+]
+Data = Annotated[
+    str | None,
+    typer.Argument(
+        help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published."
+    ),
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
 Model = Annotated[str | None, typer.Option(help="Name of the model as its server knows it.")]
-Url = Annotated[str | None, typer.Option(help="Address of the server, ending in /v1; OpenAI when left out.")]
-KeyEnv = Annotated[str | None, typer.Option(help="Environment variable with the key [OPENAI_API_KEY]; '' for none.")]
-WeightsPath = Annotated[str | None, typer.Option(help="Instead of a server: a model folder or hub id, run here.")]
-JudgeModel = Annotated[str | None, typer.Option(help="Name of the judge; micro-exact (the micro-world's own); or package.module:name.")]
-JudgeUrl = Annotated[str | None, typer.Option(help="Address of the judge's server; the model's when left out, and then its key too.")]
+Url = Annotated[
+    str | None, typer.Option(help="Address of the server, ending in /v1; OpenAI when left out.")
+]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option(help="Environment variable with the key [OPENAI_API_KEY]; '' for none."),
+]
+WeightsPath = Annotated[
+    str | None, typer.Option(help="Instead of a server: a model folder or hub id, run here.")
+]
+JudgeModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the judge; micro-exact (the micro-world's own); or package.module:name."
+    ),
+]
+JudgeUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of the judge's server; the model's when left out, and then its key too."
+    ),
+]
 Text = Annotated[str | None, typer.Option(hidden=True)]
-Cache = Annotated[Path | None, typer.Option(hidden=True, help="File of the call cache [~/.cache/memcalib/calls.sqlite].")]
-NoCache = Annotated[bool, typer.Option("--no-cache", hidden=True, help="Neither read nor write the call cache.")]
-AnswerTokens = Annotated[int, typer.Option(hidden=True, help="Assumed length of an answer in the forecast.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(hidden=True, help="File of the call cache [~/.cache/memcalib/calls.sqlite]."),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", hidden=True, help="Neither read nor write the call cache.")
+]
+AnswerTokens = Annotated[
+    int, typer.Option(hidden=True, help="Assumed length of an answer in the forecast.")
+]
 
 # %% ../../nbs/commands/15_cli.ipynb #ad026805
 class _Flag:
     """A flag of the last release: the settings that it stands for, and how its text becomes their value; `value` for a switch."""
 
     def __init__(self, *places: str, value: str | None = None, read: Callable[[str], Any] = str):
-        self.places, self.value, self.read = places, value, read
+        self.places = places
+        self.value = value
+        self.read = read
 
     def settings(self, text: str) -> list[str]:
         """The texts for `--set`."""
@@ -141,7 +234,8 @@ class _Flag:
 
 def with_aliases(arguments: Sequence[str], flags: Mapping[str, _Flag]) -> list[str]:
     """The arguments of a command in which every flag of the last release has become `--set place=value`."""
-    done, left = [], list(arguments)
+    done = []
+    left = list(arguments)
     while left:
         word = left.pop(0)
         if word == "--":
@@ -169,9 +263,13 @@ def _with(aliases: Mapping[str, _Flag]) -> type[TyperCommand]:
                 raise
             except Exception as error:
                 own = [option for parameter in self.params for option in parameter.opts]
-                if meant := get_close_matches(getattr(error, "option_name", ""), [*own, *self.flags], 1):
+                if meant := get_close_matches(
+                    getattr(error, "option_name", ""), [*own, *self.flags], 1
+                ):
                     flag = self.flags.get(meant[0])
-                    error.possibilities = [f"--set {place}=…" for place in flag.places] if flag else meant
+                    error.possibilities = (
+                        [f"--set {place}=…" for place in flag.places] if flag else meant
+                    )
                 raise
 
     return Command
@@ -181,9 +279,13 @@ def price_option(text: str) -> dict[str, float]:
     """The price that a text such as 0.5,1.5 stands for; raises `ValueError` for anything but two or three numbers."""
     try:
         values = [float(part) for part in text.split(",")]
-        return dict(zip(("prompt", "completion", "cached")[: max(2, len(values))], values, strict=True))
+        return dict(
+            zip(("prompt", "completion", "cached")[: max(2, len(values))], values, strict=True)
+        )
     except ValueError:
-        raise ValueError(f"price: found {text!r}; allowed: US dollars per million tokens of prompts and of answers, such as 0.5,1.5") from None
+        raise ValueError(
+            f"price: found {text!r}; allowed: US dollars per million tokens of prompts and of answers, such as 0.5,1.5"
+        ) from None
 
 
 def seeds_option(text: str) -> list[int]:
@@ -191,7 +293,9 @@ def seeds_option(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ValueError(f"--seeds: found {text!r}; allowed are whole numbers with commas between, such as 42,43,44") from None
+        raise ValueError(
+            f"--seeds: found {text!r}; allowed are whole numbers with commas between, such as 42,43,44"
+        ) from None
 
 
 def _limits(role: str, before: str = "--") -> dict[str, _Flag]:
@@ -200,28 +304,53 @@ def _limits(role: str, before: str = "--") -> dict[str, _Flag]:
 
 
 _SAMPLING = {
-    "--engine": _Flag("model.engine"), "--seeds": _Flag("sampling.seeds", read=seeds_option), "--framing": _Flag("sampling.prompt_template"),
-    "--temperature": _Flag("sampling.temperature"), "--top-p": _Flag("sampling.top_p"), "--max-tokens": _Flag("sampling.max_tokens"),
+    "--engine": _Flag("model.engine"),
+    "--seeds": _Flag("sampling.seeds", read=seeds_option),
+    "--framing": _Flag("sampling.prompt_template"),
+    "--temperature": _Flag("sampling.temperature"),
+    "--top-p": _Flag("sampling.top_p"),
+    "--max-tokens": _Flag("sampling.max_tokens"),
     "--text": _Flag("sampling.text"),
-}  # fmt: skip
+}
 _JUDGING = {
-    "--blind": _Flag("judging.blind", value="true"), "--gold": _Flag("judging.blind", value="false"),
-    "--quality": _Flag("judging.quality", value="true"), "--prompt": _Flag("judging.prompt"),
-}  # fmt: skip
-_EVALUATE = _SAMPLING | _JUDGING | _limits("model") | _limits("judge", "--judge-") | {
-    "--split": _Flag("split"), "--format": _Flag("format"),
-    "--control": _Flag("control", value="true"), "--no-control": _Flag("control", value="false"),
-}  # fmt: skip
+    "--blind": _Flag("judging.blind", value="true"),
+    "--gold": _Flag("judging.blind", value="false"),
+    "--quality": _Flag("judging.quality", value="true"),
+    "--prompt": _Flag("judging.prompt"),
+}
+_EVALUATE = (
+    _SAMPLING
+    | _JUDGING
+    | _limits("model")
+    | _limits("judge", "--judge-")
+    | {
+        "--split": _Flag("split"),
+        "--format": _Flag("format"),
+        "--control": _Flag("control", value="true"),
+        "--no-control": _Flag("control", value="false"),
+    }
+)
 _ROLES = ("teacher", "evaluator", "evaluator2")
-_DEMONSTRATIONS = {f"--{name}": _Flag(*(f"{role}.{name}" for role in _ROLES)) for name in ("concurrency", "rpm", "tpm")} | {
-    "--price": _Flag("teacher.price", read=price_option), "--evaluator-price": _Flag("evaluator.price", read=price_option),
-    "--evaluator2-price": _Flag("evaluator2.price", read=price_option), "--split": _Flag("split"), "--world": _Flag("world"),
-    **{f"--{name.replace('_', '-')}": _Flag(f"making.{name}") for name in ("rounds", "min_quality", "text", "prompt", "temperature", "max_tokens")},
+_DEMONSTRATIONS = {
+    f"--{name}": _Flag(*(f"{role}.{name}" for role in _ROLES))
+    for name in ("concurrency", "rpm", "tpm")
+} | {
+    "--price": _Flag("teacher.price", read=price_option),
+    "--evaluator-price": _Flag("evaluator.price", read=price_option),
+    "--evaluator2-price": _Flag("evaluator2.price", read=price_option),
+    "--split": _Flag("split"),
+    "--world": _Flag("world"),
+    **{
+        f"--{name.replace('_', '-')}": _Flag(f"making.{name}")
+        for name in ("rounds", "min_quality", "text", "prompt", "temperature", "max_tokens")
+    },
     "--layout": _Flag("making.prompt_template"),
-}  # fmt: skip
-_BUILD = {f"--{name}": _Flag(f"memory.{name}") for name in ("store", "redaction", "consent", "domain")} | {
+}
+_BUILD = {
+    f"--{name}": _Flag(f"memory.{name}") for name in ("store", "redaction", "consent", "domain")
+} | {
     "--without-consent": _Flag("memory.without_consent", value="true"),
-}  # fmt: skip
+}
 
 # %% ../../nbs/commands/15_cli.ipynb #39da317c
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -235,7 +364,11 @@ def role_options(model: str | None, url: str | None, key_env: str | None) -> dic
         here = urlsplit(url or "").hostname in LOOPBACK
     except ValueError:
         here = False  # not an address: the endpoint will say so, by the option's name
-    given = {"model": model, "base_url": url, "key_env": "" if key_env is None and here else key_env}
+    given = {
+        "model": model,
+        "base_url": url,
+        "key_env": "" if key_env is None and here else key_env,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -246,15 +379,23 @@ def _names_object(name: str, address: str | None) -> bool:
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
         return False
     package = re.split(r"[.:]", name)[0]
-    return address is None or Path(package).is_dir() or Path(f"{package}.py").is_file() or find_spec(package) is not None
+    return (
+        address is None
+        or Path(package).is_dir()
+        or Path(f"{package}.py").is_file()
+        or find_spec(package) is not None
+    )
 
 
-def judge_options(name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None]) -> Any:
+def judge_options(
+    name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None]
+) -> Any:
     """The settings of a judge that were given; `model` is the model's address and the name of its key's variable."""
     if name in ("exact", "micro-exact") or (name and url is None and _names_object(name, model[0])):
         return name
     if name and url is None:
-        url, key_env = model[0], model[1] if key_env is None else key_env
+        url = model[0]
+        key_env = model[1] if key_env is None else key_env
     return role_options(name, url, key_env)
 
 # %% ../../nbs/commands/15_cli.ipynb #2ce25921
@@ -275,7 +416,9 @@ def command_line() -> str | None:
     return hide_secrets(shlex.join(["memcalib", *sys.argv[1:]]))
 
 # %% ../../nbs/commands/15_cli.ipynb #f3df1294
-File = Annotated[str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")]
+File = Annotated[
+    str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")
+]
 Split = Annotated[str, typer.Option(help="Which split, when the source is a data set.")]
 
 # %% ../../nbs/commands/15_cli.ipynb #61c73621
@@ -283,7 +426,9 @@ Split = Annotated[str, typer.Option(help="Which split, when the source is a data
 def validate(
     file: File,
     split: Split = "train",
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object instead of lines.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after this many violations.")] = None,
 ) -> None:
     """Check every record of a file; list all violations with file, line, id, value found and values allowed.
@@ -298,19 +443,39 @@ def validate(
     result = validate_examples(file, split, limit)
     if as_json:
         rows = [asdict(violation) for violation in result.violations]
-        print(json.dumps({"file": file, "examples": result.examples, "violations": rows}, ensure_ascii=False, indent=1))
+        print(
+            json.dumps(
+                {"file": file, "examples": result.examples, "violations": rows},
+                ensure_ascii=False,
+                indent=1,
+            )
+        )
     else:
-        print(*(f"{violation.severity}: {violation}" for violation in result.violations), sep="\n", end="\n" * bool(result.violations))
+        print(
+            *(f"{violation.severity}: {violation}" for violation in result.violations),
+            sep="\n",
+            end="\n" * bool(result.violations),
+        )
         warnings = len(result.violations) - len(result.errors)
-        print(f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}")
+        print(
+            f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}"
+        )
     raise typer.Exit(1 if result.errors else 0)
 
 # %% ../../nbs/commands/15_cli.ipynb #f5fe97d9
 @app.command()
 def lint(
-    files: Annotated[list[str], typer.Argument(help="Files in the published format; several are splits of one data set.")],
-    rule: Annotated[list[str] | None, typer.Option(help="Only this check; may be given several times.")] = None,
-    model: Annotated[str | None, typer.Option(help="Folder or hub id of a sentence model: query leakage by meaning too.")] = None,
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Files in the published format; several are splits of one data set."),
+    ],
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Only this check; may be given several times.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of a sentence model: query leakage by meaning too."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence, copies across files.
@@ -323,16 +488,24 @@ def lint(
     from memcalib.io.records import printable
 
     result = lint_files(files, rule, model)
-    print(json.dumps(result.to_dict(), ensure_ascii=False, indent=1) if as_json else printable(result.text(), keep="\n"))
+    print(
+        json.dumps(result.to_dict(), ensure_ascii=False, indent=1)
+        if as_json
+        else printable(result.text(), keep="\n")
+    )
     raise typer.Exit(1 if result.errors else 0)
 
 # %% ../../nbs/commands/15_cli.ipynb #c94a06e0
 @app.command()
 def show(
     file: File,
-    example_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Which example; none lists them.")] = None,
+    example_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Which example; none lists them.")
+    ] = None,
     split: Split = "train",
-    as_html: Annotated[bool, typer.Option("--html", help="Print an HTML page instead of a terminal card.")] = False,
+    as_html: Annotated[
+        bool, typer.Option("--html", help="Print an HTML page instead of a terminal card.")
+    ] = False,
 ) -> None:
     """Show one example as a card: query, memory blocks, atoms coloured by ideal level."""
     from memcalib.problem import card_html, iter_examples
@@ -342,13 +515,20 @@ def show(
     if example_id is None:
         for example in examples:
             question = " ".join(example.question.split())[:80]
-            print(printable(f"{example.id}\t{example.domain}\t{len(example.atoms)} atoms\t{question}", keep="\t"))
+            print(
+                printable(
+                    f"{example.id}\t{example.domain}\t{len(example.atoms)} atoms\t{question}",
+                    keep="\t",
+                )
+            )
         return
     example = next((example for example in examples if example.id == example_id), None)
     if example is None:
         raise KeyError(f"{file}: no example {example_id!r}; `memcalib show {file}` lists the ids")
     if as_html:
-        print(f'<!doctype html><meta charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>')
+        print(
+            f'<!doctype html><meta charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>'
+        )
     else:
         from rich.console import Console
 
@@ -360,21 +540,40 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) 
     import pandas as pd
 
     table = pd.DataFrame(rows)
-    table["cost"] = ["no price given" if row["cost"] is None else f"${row['cost']:.2f}" for row in rows]
+    table["cost"] = [
+        "no price given" if row["cost"] is None else f"${row['cost']:.2f}" for row in rows
+    ]
     length = f"answers assumed at {answer_tokens} tokens, " if answer_tokens is not None else ""
-    assumed = f"({length}four bytes to a token; a role without a price has no cost, which is not zero)"
+    assumed = (
+        f"({length}four bytes to a token; a role without a price has no cost, which is not zero)"
+    )
     return f"{table.to_string(index=False)}\n{assumed}"
 
 # %% ../../nbs/commands/15_cli.ipynb #83501804
 @app.command(cls=_with(_EVALUATE))
 def evaluate(
-    data: Data = None, out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"), config: Config = None,
-    model: Model = None, base_url: Url = None, key_env: KeyEnv = None, weights: WeightsPath = None,
-    judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
-    judge2: Annotated[str | None, typer.Option(hidden=True)] = None, judge2_url: Text = None, judge2_key_env: Text = None,
-    limit: Limit = None, set_: Set = None, dry_run: DryRun = False, resume: Resume = False, retry_unscored: RetryUnscored = False,
-    answer_tokens: AnswerTokens = 500, cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluation"),
+    config: Config = None,
+    model: Model = None,
+    base_url: Url = None,
+    key_env: KeyEnv = None,
+    weights: WeightsPath = None,
+    judge: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    judge_key_env: KeyEnv = None,
+    judge2: Annotated[str | None, typer.Option(hidden=True)] = None,
+    judge2_url: Text = None,
+    judge2_key_env: Text = None,
+    limit: Limit = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    retry_unscored: RetryUnscored = False,
+    answer_tokens: AnswerTokens = 500,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
 
     Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
@@ -386,17 +585,44 @@ def evaluate(
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
     """
-    from memcalib.commands.evaluate import UNFINISHED, EvaluationRun, data_notes, forecast, load_evaluation
+    from memcalib.commands.evaluate import (
+        UNFINISHED,
+        EvaluationRun,
+        data_notes,
+        forecast,
+        load_evaluation,
+    )
     from memcalib.commands.settings import given, settings_text
 
     there = (base_url, key_env)
-    options = {"data": data, "limit": limit, "model": {"path": weights} if weights else role_options(model, *there)}
-    options |= {"judge": judge_options(judge, judge_url, judge_key_env, there), "judge2": judge_options(judge2, judge2_url, judge2_key_env, there)}
-    run = EvaluationRun(load_evaluation(config, given(options), set_ or ()), out, cache_of(cache, no_cache), dry_run, command_line(), retry_unscored)
-    print(*(f"{note}\n" for note in data_notes(run.evaluation.data)), sep="", end="", file=sys.stderr)
+    options = {
+        "data": data,
+        "limit": limit,
+        "model": {"path": weights} if weights else role_options(model, *there),
+    }
+    options |= {
+        "judge": judge_options(judge, judge_url, judge_key_env, there),
+        "judge2": judge_options(judge2, judge2_url, judge2_key_env, there),
+    }
+    run = EvaluationRun(
+        load_evaluation(config, given(options), set_ or ()),
+        out,
+        cache_of(cache, no_cache),
+        dry_run,
+        command_line(),
+        retry_unscored,
+    )
+    print(
+        *(f"{note}\n" for note in data_notes(run.evaluation.data)), sep="", end="", file=sys.stderr
+    )
     if dry_run:
         print(settings_text(run.evaluation))
-    print(forecast_text(forecast(run.evaluation, run.examples, out, answer_tokens, retry_unscored), answer_tokens))
+    print(
+        forecast_text(
+            forecast(run.evaluation, run.examples, out, answer_tokens, retry_unscored),
+            answer_tokens,
+        )
+    )
     if not dry_run:
         print(run.finish())
         if left := run.left():
@@ -405,13 +631,26 @@ def evaluate(
 # %% ../../nbs/commands/15_cli.ipynb #23fbeb71
 @app.command(cls=_with(_JUDGING | _limits("judge")))
 def exam(
-    judge: JudgeModel = None, judge_url: JudgeUrl = None, judge_key_env: KeyEnv = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None, config: Config = None,
+    judge: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    judge_key_env: KeyEnv = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None,
+    config: Config = None,
     full: Annotated[bool, typer.Option("--full", help="All known answers instead of 300.")] = False,
-    sheet: Annotated[Path | None, typer.Option(help="For people: write a sheet of 270 atoms to label, and ask no judge.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="For people: how far a filled sheet agrees with the known levels.")] = None,
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False, cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    sheet: Annotated[
+        Path | None,
+        typer.Option(help="For people: write a sheet of 270 atoms to label, and ask no judge."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="For people: how far a filled sheet agrees with the known levels."),
+    ] = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
 
     At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided. `memcalib evaluate` finds the result under runs/exam.
@@ -423,13 +662,28 @@ def exam(
     from memcalib.commands.settings import given, load_settings, settings_text
 
     if sheet or labels:
-        print(write_label_sheet(sheet) if sheet else read_label_sheet(labels).round(2).to_string(index=False))
+        print(
+            write_label_sheet(sheet)
+            if sheet
+            else read_label_sheet(labels).round(2).to_string(index=False)
+        )
         return
     options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
     hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
-    settings = load_settings(Exam, config, given(options), [*(set_ or ()), *(["answers=null"] if full else [])], hints=hints)
+    settings = load_settings(
+        Exam,
+        config,
+        given(options),
+        [*(set_ or ()), *(["answers=null"] if full else [])],
+        hints=hints,
+    )
     name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
-    run = ExamRun(settings, out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name), cache_of(cache, no_cache), dry_run)
+    run = ExamRun(
+        settings,
+        out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name),
+        cache_of(cache, no_cache),
+        dry_run,
+    )
     if dry_run:
         print(settings_text(settings))
     print(forecast_text([run.forecast()]))
@@ -441,25 +695,49 @@ def exam(
 # %% ../../nbs/commands/15_cli.ipynb #6e14b6f2
 @app.command(cls=_with(_SAMPLING | _limits("model")))
 def generate(
-    data: Data = None, out: Annotated[Path, typer.Option(help="File of answers.")] = Path("rollouts.jsonl"), config: Config = None,
-    model: Model = None, base_url: Url = None, key_env: KeyEnv = None, weights: WeightsPath = None, limit: Limit = None,
-    no_memory: Annotated[bool, typer.Option("--no-memory", help="Ask each example without its memory too.")] = False,
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-    answer_tokens: AnswerTokens = 500, cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="File of answers.")] = Path("rollouts.jsonl"),
+    config: Config = None,
+    model: Model = None,
+    base_url: Url = None,
+    key_env: KeyEnv = None,
+    weights: WeightsPath = None,
+    limit: Limit = None,
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Ask each example without its memory too.")
+    ] = False,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    answer_tokens: AnswerTokens = 500,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Ask a model for its answers; the file grows row by row, and the same command resumes after a stop.
 
     Exit code: 0 all answers are there; 3 finished, but some calls failed (the same command makes those again); 1 stopped by an error;
     2 wrong call; 130 interrupted.
     """
-    from memcalib.commands.evaluate import UNFINISHED, answer_file, answer_forecast, load_evaluation, unfinished
+    from memcalib.commands.evaluate import (
+        UNFINISHED,
+        answer_file,
+        answer_forecast,
+        load_evaluation,
+        unfinished,
+    )
     from memcalib.commands.settings import given, settings_text
     from memcalib.problem import Rollout
 
-    options = {"data": data, "limit": limit, "model": {"path": weights} if weights else role_options(model, base_url, key_env)}
+    options = {
+        "data": data,
+        "limit": limit,
+        "model": {"path": weights} if weights else role_options(model, base_url, key_env),
+    }
     evaluation = load_evaluation(config, given(options), set_ or (), {"judge": "micro-exact"})
     if dry_run:
-        print(f"{settings_text(evaluation)}\n{forecast_text([answer_forecast(evaluation, out, no_memory, answer_tokens)], answer_tokens)}")
+        print(
+            f"{settings_text(evaluation)}\n{forecast_text([answer_forecast(evaluation, out, no_memory, answer_tokens)], answer_tokens)}"
+        )
     else:
         print(answer_file(evaluation, out, no_memory, cache_of(cache, no_cache)))
         if left := unfinished(out, Rollout, command_line()):
@@ -470,23 +748,39 @@ def generate(
 def judge(
     rollouts: Annotated[Path, typer.Argument(help="File of answers, as `generate` writes it.")],
     data: Annotated[str | None, typer.Option(help="The examples that were asked.")] = None,
-    out: Annotated[Path, typer.Option(help="File of judgments.")] = Path("judgments.jsonl"), config: Config = None,
-    model: JudgeModel = None, base_url: Url = None, key_env: KeyEnv = None, set_: Set = None,
-    dry_run: DryRun = False, resume: Resume = False, retry_unscored: RetryUnscored = False, cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    out: Annotated[Path, typer.Option(help="File of judgments.")] = Path("judgments.jsonl"),
+    config: Config = None,
+    model: JudgeModel = None,
+    base_url: Url = None,
+    key_env: KeyEnv = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    retry_unscored: RetryUnscored = False,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Have answers judged, atom by atom; the file grows row by row, and the same command resumes after a stop.
 
     Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks those again is printed); 1 stopped by
     an error (run it again to go on); 2 wrong call; 130 interrupted.
     """
-    from memcalib.commands.evaluate import UNFINISHED, judgment_file, judgment_forecast, load_evaluation, unfinished
+    from memcalib.commands.evaluate import (
+        UNFINISHED,
+        judgment_file,
+        judgment_forecast,
+        load_evaluation,
+        unfinished,
+    )
     from memcalib.commands.settings import given, settings_text
     from memcalib.problem import Judgment
 
     options = {"data": data, "judge": judge_options(model, base_url, key_env, (base_url, key_env))}
     evaluation = load_evaluation(config, given(options), set_ or (), {"model": {"model": "none"}})
     if dry_run:
-        print(f"{settings_text(evaluation)}\n{forecast_text([judgment_forecast(evaluation, rollouts, out, retry_unscored)], 0)}")
+        print(
+            f"{settings_text(evaluation)}\n{forecast_text([judgment_forecast(evaluation, rollouts, out, retry_unscored)], 0)}"
+        )
     else:
         print(judgment_file(evaluation, rollouts, out, cache_of(cache, no_cache), retry_unscored))
         if left := unfinished(out, Judgment, command_line()):
@@ -506,10 +800,21 @@ def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluat
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with.")],
-    out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path("runs/comparison"),
-    common: Annotated[bool, typer.Option("--common", help="Compare on the examples that all runs share.")] = False,
-    judges: Annotated[bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")] = False,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path(
+        "runs/comparison"
+    ),
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare on the examples that all runs share.")
+    ] = False,
+    judges: Annotated[
+        bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")
+    ] = False,
 ) -> None:
     """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain.
 
@@ -532,7 +837,12 @@ def compare(
 @app.command()
 def score(
     judgments: Annotated[str, typer.Argument(help="judgments.jsonl, one judged answer a line.")],
-    by: Annotated[str, typer.Option(help="Atom tables too, comma-separated: domain, block_size, atom_count, kind.")] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Atom tables too, comma-separated: domain, block_size, atom_count, kind."
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print the six metrics with intervals, seeds, controls, channel proportions and unscored counts; quality and safety where they were rated."""
@@ -546,29 +856,61 @@ def score(
     print(printable("\n\n".join([*parts, *(["\n".join(rated)] if rated else [])]), keep="\n"))
 
 # %% ../../nbs/commands/15_cli.ipynb #c992875e
-def named_role(option: str, name: str | None, url: str | None, key_env: str | None, teacher: tuple[str | None, str | None] | None = None) -> Any:
+def named_role(
+    option: str,
+    name: str | None,
+    url: str | None,
+    key_env: str | None,
+    teacher: tuple[str | None, str | None] | None = None,
+) -> Any:
     """The settings of the teacher, or of an evaluator beside `teacher` (its address and key's variable); `None` without a name."""
     for more, value in ((f"{option}-url", url), (f"{option}-key-env", key_env)):
         if name is None and value is not None:
-            raise ValueError(f"{more}: given without {option}; allowed: {option} with the name of the model, or neither")
+            raise ValueError(
+                f"{more}: given without {option}; allowed: {option} with the name of the model, or neither"
+            )
     if not name:
         return None
-    return judge_options(name, url, key_env, teacher) if teacher else role_options(name, url, key_env)
+    return (
+        judge_options(name, url, key_env, teacher) if teacher else role_options(name, url, key_env)
+    )
 
 # %% ../../nbs/commands/15_cli.ipynb #bb82b4ec
 @app.command(cls=_with(_DEMONSTRATIONS))
 def demonstrations(
-    data: Annotated[str | None, typer.Argument(help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path("runs/demonstrations"), config: Config = None,
-    teacher: Annotated[str | None, typer.Option(help="Name of the model that writes, as its server knows it.")] = None,
-    teacher_url: Url = None, teacher_key_env: KeyEnv = None,
-    evaluator: Annotated[str | None, typer.Option(help="Name of the first model that judges.")] = None,
-    evaluator_url: JudgeUrl = None, evaluator_key_env: Text = None,
-    evaluator2: Annotated[str | None, typer.Option(help="Name of the second one; not the same model.")] = None,
-    evaluator2_url: JudgeUrl = None, evaluator2_key_env: Text = None,
-    limit: Limit = None, set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-    answer_tokens: AnswerTokens = 500, cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path(
+        "runs/demonstrations"
+    ),
+    config: Config = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Name of the model that writes, as its server knows it.")
+    ] = None,
+    teacher_url: Url = None,
+    teacher_key_env: KeyEnv = None,
+    evaluator: Annotated[
+        str | None, typer.Option(help="Name of the first model that judges.")
+    ] = None,
+    evaluator_url: JudgeUrl = None,
+    evaluator_key_env: Text = None,
+    evaluator2: Annotated[
+        str | None, typer.Option(help="Name of the second one; not the same model.")
+    ] = None,
+    evaluator2_url: JudgeUrl = None,
+    evaluator2_key_env: Text = None,
+    limit: Limit = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    answer_tokens: AnswerTokens = 500,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
 
     Everything paid for is written at once. After a stop the same command resumes; with a larger making.rounds it gives refused rows further tries.
@@ -581,9 +923,17 @@ def demonstrations(
     from memcalib.commands.settings import given, settings_text
 
     there = (teacher_url, teacher_key_env)
-    options: dict[str, Any] = {"data": data, "limit": limit, "teacher": named_role("--teacher", teacher, *there)}
-    options["evaluator"] = named_role("--evaluator", evaluator, evaluator_url, evaluator_key_env, there)
-    options["evaluator2"] = named_role("--evaluator2", evaluator2, evaluator2_url, evaluator2_key_env, there)
+    options: dict[str, Any] = {
+        "data": data,
+        "limit": limit,
+        "teacher": named_role("--teacher", teacher, *there),
+    }
+    options["evaluator"] = named_role(
+        "--evaluator", evaluator, evaluator_url, evaluator_key_env, there
+    )
+    options["evaluator2"] = named_role(
+        "--evaluator2", evaluator2, evaluator2_url, evaluator2_key_env, there
+    )
     plan = load_plan(given(options), config, set_ or ())
     run = DemonstrationRun(plan, out, cache_of(cache, no_cache), dry_run, command_line())
     if dry_run:
@@ -595,20 +945,55 @@ def demonstrations(
 # %% ../../nbs/commands/15_cli.ipynb #f0dbb2d2
 @app.command(cls=_with(_BUILD))
 def build(
-    name: Annotated[str, typer.Argument(metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro.")] = "micro",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro."
+        ),
+    ] = "micro",
     out: Annotated[Path, typer.Option(help="Folder of the build.")] = Path("runs/build"),
-    pilot: Annotated[int | None, typer.Option(min=1, help="Only a batch of so many examples to be read by a person.")] = None,
-    reviews: Annotated[Path | None, typer.Option(help="Take in the review sheet (CSV) of the latest batch.")] = None,
+    pilot: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only a batch of so many examples to be read by a person."),
+    ] = None,
+    reviews: Annotated[
+        Path | None, typer.Option(help="Take in the review sheet (CSV) of the latest batch.")
+    ] = None,
     reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
-    freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the pipeline: needs 90 % of a fresh batch passed.")] = False,
-    hub: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy card, data files and splits of the finished build, as a hub takes them.")] = None,
-    from_memory: Annotated[str | None, typer.Option(metavar="LOG", help="Build from a memory log: plain, mem0, Letta, LangMem; or micro, an invented one.")] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Say what would be sent where, and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to what a build from a log sends.")] = False,
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-    rows: Annotated[int | None, typer.Option(min=1, hidden=True, help="Rows that enter the stages.")] = None,
-    cache: Cache = None, no_cache: NoCache = False, profile: Annotated[str | None, typer.Option(hidden=True, help="The same as BUILD.")] = None,
-) -> None:  # fmt: skip
+    freeze: Annotated[
+        bool,
+        typer.Option("--freeze", help="Freeze the pipeline: needs 90 % of a fresh batch passed."),
+    ] = False,
+    hub: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Copy card, data files and splits of the finished build, as a hub takes them.",
+        ),
+    ] = None,
+    from_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOG",
+            help="Build from a memory log: plain, mem0, Letta, LangMem; or micro, an invented one.",
+        ),
+    ] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Say what would be sent where, and stop.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to what a build from a log sends.")
+    ] = False,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    rows: Annotated[
+        int | None, typer.Option(min=1, hidden=True, help="Rows that enter the stages.")
+    ] = None,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+    profile: Annotated[str | None, typer.Option(hidden=True, help="The same as BUILD.")] = None,
+) -> None:
     """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics, blocks, reviews.
 
     Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them; --hub FOLDER at the end.
@@ -620,18 +1005,56 @@ def build(
     from memcalib.commands.build import load_build
     from memcalib.commands.build import MemoryRun, ask_first, build_run
 
-    steps = {"pilot": pilot, "reviews": reviews, "freeze": freeze, "hub": hub, "preview": preview, "dry-run": dry_run}
+    steps = {
+        "pilot": pilot,
+        "reviews": reviews,
+        "freeze": freeze,
+        "hub": hub,
+        "preview": preview,
+        "dry-run": dry_run,
+    }
     if len(together := [f"--{step}" for step, wanted in steps.items() if wanted]) > 1:
-        raise ValueError(f"{' and '.join(together)}: found together; allowed is one step at a time, or none for the whole build")
-    size, name = {"rows": rows} if rows else {}, profile or name
-    plan = load_build(name, {"memory": {"log": from_memory} | size} if from_memory else size, set_ or ())
-    typed = [("--out", out), ("--rows", rows), ("--from-memory", from_memory), *(("--set", setting) for setting in set_ or ()), ("--cache", cache)]
-    command = shlex.join(["memcalib", "build", name, *(str(word) for option, value in typed if value is not None for word in (option, value))])
+        raise ValueError(
+            f"{' and '.join(together)}: found together; allowed is one step at a time, or none for the whole build"
+        )
+    size = {"rows": rows} if rows else {}
+    name = profile or name
+    plan = load_build(
+        name, {"memory": {"log": from_memory} | size} if from_memory else size, set_ or ()
+    )
+    typed = [
+        ("--out", out),
+        ("--rows", rows),
+        ("--from-memory", from_memory),
+        *(("--set", setting) for setting in set_ or ()),
+        ("--cache", cache),
+    ]
+    command = shlex.join(
+        [
+            "memcalib",
+            "build",
+            name,
+            *(
+                str(word)
+                for option, value in typed
+                if value is not None
+                for word in (option, value)
+            ),
+        ]
+    )
     run = build_run(plan, out, cache_of(cache, no_cache), command, dry_run)
     if preview and not isinstance(run, MemoryRun):
         raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
     if reviews or freeze or hub or preview or dry_run:
-        said = run.take_reviews(reviews, reviewer) if reviews else run.freeze() if freeze else run.lay_out(hub) if hub else None
+        said = (
+            run.take_reviews(reviews, reviewer)
+            if reviews
+            else run.freeze()
+            if freeze
+            else run.lay_out(hub)
+            if hub
+            else None
+        )
         print(said or (run.preview_text() if preview else run.plan_text()))
         return
     if isinstance(run, MemoryRun):
@@ -641,20 +1064,46 @@ def build(
 # %% ../../nbs/commands/15_cli.ipynb #d7008c68
 def default_folder(recipe: str, method: str, seed: int) -> Path:
     """Where a training goes when no folder was given."""
-    return Path("runs/train") / f"{Path(recipe).name.removesuffix('.yaml').removesuffix('.yml')}-{method}-{seed}"
+    return (
+        Path("runs/train")
+        / f"{Path(recipe).name.removesuffix('.yaml').removesuffix('.yml')}-{method}-{seed}"
+    )
 
 # %% ../../nbs/commands/15_cli.ipynb #42143374
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="YAML file, or the name of a shipped recipe.")] = "micro",
-    method: Annotated[str, typer.Option(help="sft, opsd-pg, opsd-gkd, grpo, gdpo or memcalib-rl.")] = "memcalib-rl",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the training [the recipe's, or 42].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print resolved settings, memory, tokens and cost; train nothing.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="PLACE=VALUE", help="Change one value of the recipe, e.g. train.lr=2e-6; may be given several times.")] = None,
-    cache: Cache = None, no_cache: NoCache = False,
-) -> None:  # fmt: skip
+    recipe: Annotated[
+        str, typer.Argument(help="YAML file, or the name of a shipped recipe.")
+    ] = "micro",
+    method: Annotated[
+        str, typer.Option(help="sft, opsd-pg, opsd-gkd, grpo, gdpo or memcalib-rl.")
+    ] = "memcalib-rl",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the training [the recipe's, or 42].")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print resolved settings, memory, tokens and cost; train nothing."
+        ),
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PLACE=VALUE",
+            help="Change one value of the recipe, e.g. train.lr=2e-6; may be given several times.",
+        ),
+    ] = None,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
     """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO, GDPO, MemCalib-RL).
 
     The folder then holds policy/, best/, steps.jsonl and manifest.json; `memcalib evaluate --weights OUT/policy` measures the policy.
@@ -671,7 +1120,15 @@ def train(
         print(forecast(chosen, method, seed, set_ or ()).text())
         return
     out = out or default_folder(recipe, method, method_config(chosen, method, seed).seed)
-    run = TrainRun(chosen, method, out, seed, resume=resume, cache=cache_of(cache, no_cache), command=command_line())
+    run = TrainRun(
+        chosen,
+        method,
+        out,
+        seed,
+        resume=resume,
+        cache=cache_of(cache, no_cache),
+        command=command_line(),
+    )
     run.run()
     if run.main:
         print(run.text())
@@ -680,11 +1137,22 @@ def train(
 # %% ../../nbs/commands/15_cli.ipynb #78348836
 @app.command()
 def traces(
-    folder: Annotated[Path, typer.Argument(help="Run folder of a training with train.trace_every above 0, or its folder of traces.")],
-    out: Annotated[Path | None, typer.Option(help="Page to write [traces.html in the folder].")] = None,
-    steps: Annotated[str | None, typer.Option(help="Only these steps, with commas between [all].")] = None,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder of a training with train.trace_every above 0, or its folder of traces."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write [traces.html in the folder].")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Only these steps, with commas between [all].")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
-    channel: Annotated[str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")] = None,
+    channel: Annotated[
+        str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")
+    ] = None,
 ) -> None:
     """Draw which tokens a training encouraged and discouraged, channel by channel, as one HTML page.
 
@@ -695,7 +1163,9 @@ def traces(
     try:
         numbers = None if steps is None else [int(part) for part in steps.split(",")]
     except ValueError:
-        raise ValueError(f"--steps: found {steps!r}; allowed are whole numbers with commas between, such as 1,5,10") from None
+        raise ValueError(
+            f"--steps: found {steps!r}; allowed are whole numbers with commas between, such as 1,5,10"
+        ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
 
 # %% ../../nbs/commands/15_cli.ipynb #7a83229f
@@ -704,11 +1174,17 @@ Profile = Annotated[str, typer.Option(help="A profile name or a YAML file.")]
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder for rows, tables, figures and report.html.")] = Path("runs/quickstart"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, tables, figures and report.html.")
+    ] = Path("runs/quickstart"),
     profile: Profile = "quickstart",
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Pretrain and cold-start the policy anew.")] = False,
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-) -> None:  # fmt: skip
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Pretrain and cold-start the policy anew.")
+    ] = False,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+) -> None:
     """Build a small world, train GRPO, GDPO and MemCalib-RL in it, evaluate, and write a report: all in minutes.
 
     A run that was stopped resumes where it was; a finished one only writes its report again.
@@ -724,10 +1200,15 @@ def quickstart(
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments by name; all of them when left out.")] = None,
-    profile: Profile = "micro", out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-) -> None:  # fmt: skip
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments by name; all of them when left out.")
+    ] = None,
+    profile: Profile = "micro",
+    out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+) -> None:
     """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/, and write an index of all labels.
 
     What is done and still valid is not done again; a run that was stopped resumes where it was.
@@ -739,7 +1220,9 @@ def reproduce(
 
 @app.command()
 def coldstart(
-    out: Annotated[Path | None, typer.Option(help="Where the policies go; the package's own data by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the policies go; the package's own data by default.")
+    ] = None,
     world: Annotated[list[str] | None, typer.Option(help="Only these worlds.")] = None,
 ) -> None:
     """Rebuild the pretrained and cold-started micro policies that ship with the package, with their logs."""
@@ -750,12 +1233,23 @@ def coldstart(
 # %% ../../nbs/commands/15_cli.ipynb #9ade3a48
 @app.command()
 def grid(
-    plan: Annotated[str, typer.Argument(help="A plan that ships with the package (smoke, micro, full), or a YAML file.")] = "micro",
+    plan: Annotated[
+        str,
+        typer.Argument(
+            help="A plan that ships with the package (smoke, micro, full), or a YAML file."
+        ),
+    ] = "micro",
     out: Annotated[Path, typer.Option(help="Folder of runs.jsonl, the rows.")] = Path("runs/grid"),
-    processes: Annotated[int, typer.Option(min=1, help="Trainings at once, of one thread each.")] = 2,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given more than once.")] = None,
-    set_: Set = None, dry_run: DryRun = False, resume: Resume = False,
-) -> None:  # fmt: skip
+    processes: Annotated[
+        int, typer.Option(min=1, help="Trainings at once, of one thread each.")
+    ] = 2,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Only this stage; may be given more than once.")
+    ] = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+) -> None:
     """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there are not made again."""
     from memcalib.commands.rule_grid import grid_counts, load_plan, run_plan
     from memcalib.commands.settings import settings_text
@@ -765,12 +1259,23 @@ def grid(
     if dry_run:
         print(settings_text(chosen))
     else:
-        run_plan(out, plan, processes=processes, stages=stage or (), settings=set_ or (), tell=lambda line: print(line, flush=True))
+        run_plan(
+            out,
+            plan,
+            processes=processes,
+            stages=stage or (),
+            settings=set_ or (),
+            tell=lambda line: print(line, flush=True),
+        )
     for name, (runs, done) in grid_counts(chosen, stored_rows(out)).items():
         print(f"{name}: {done} of {runs} runs")
 
 # %% ../../nbs/commands/15_cli.ipynb #c958882d
-cache_verbs = typer.Typer(help="What the call cache holds; it keeps private text, readable for its owner only.", no_args_is_help=True, rich_markup_mode=None)
+cache_verbs = typer.Typer(
+    help="What the call cache holds; it keeps private text, readable for its owner only.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(cache_verbs, name="cache")
 
 
@@ -780,11 +1285,15 @@ def stats(cache: Cache = None) -> None:
     from memcalib.inference.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():
-        print(f"{name}\t{', '.join(f'{n} {model}' for model, n in value.items()) if isinstance(value, dict) else value}")
+        print(
+            f"{name}\t{', '.join(f'{n} {model}' for model, n in value.items()) if isinstance(value, dict) else value}"
+        )
 
 
 @cache_verbs.command()
-def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+def clear(
+    cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
     """Delete every reply in the cache; what was paid for them is gone."""
     from memcalib.inference.cache import clear_cache, default_path
 
@@ -796,13 +1305,25 @@ def clear(cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="
 
 @app.command()
 def microserve(
-    examples: Annotated[Path, typer.Argument(help="File of examples; made from the world when it does not exist.")] = Path("runs/micro.jsonl"),
+    examples: Annotated[
+        Path, typer.Argument(help="File of examples; made from the world when it does not exist.")
+    ] = Path("runs/micro.jsonl"),
     world: Annotated[str, typer.Option(help="short, long or scarce.")] = "short",
     count: Annotated[int, typer.Option(min=1, help="Number of examples to make.")] = 100,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8765,
-    faults: Annotated[float, typer.Option(min=0, max=0.1, help="Rate of each class of fault, to see them handled.")] = 0.0,
-    rpm: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests a minute.")] = None,
-    at_once: Annotated[int | None, typer.Option(min=1, help="Limit that the server enforces, in requests at once.")] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")
+    ] = 8765,
+    faults: Annotated[
+        float,
+        typer.Option(min=0, max=0.1, help="Rate of each class of fault, to see them handled."),
+    ] = 0.0,
+    rpm: Annotated[
+        int | None,
+        typer.Option(min=1, help="Limit that the server enforces, in requests a minute."),
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Limit that the server enforces, in requests at once.")
+    ] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
@@ -811,5 +1332,18 @@ def microserve(
     from memcalib.micro.server import serve
     from memcalib.micro.models import micro_teachers
 
-    roles = lambda known: micro_roles() | micro_teachers(known)
-    serve(world, examples, count, port=port, faults=faults, rpm=rpm, at_once=at_once, latency=latency, practice=practice_judge(), roles=roles)
+    def roles(known):
+        return micro_roles() | micro_teachers(known)
+
+    serve(
+        world,
+        examples,
+        count,
+        port=port,
+        faults=faults,
+        rpm=rpm,
+        at_once=at_once,
+        latency=latency,
+        practice=practice_judge(),
+        roles=roles,
+    )

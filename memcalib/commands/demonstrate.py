@@ -16,15 +16,34 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..trainer.demonstrations import FILE, Demonstration, acceptance_table, make_demonstrations, read_demonstrations, require_two, settled
+from memcalib.trainer.demonstrations import (
+    FILE,
+    Demonstration,
+    acceptance_table,
+    make_demonstrations,
+    read_demonstrations,
+    require_two,
+    settled,
+)
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.jsonl import rows_so_far
 from ..inference.client import Client, Totals
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.runs import RunFolder
 from ..micro.world import make_examples
-from ..trainer.demonstrations import DemonstrationConfig, demonstration_messages, load_demonstration_prompt
-from .settings import Bar, check_key, check_settings, merged, read_settings, with_settings
+from memcalib.trainer.demonstrations import (
+    DemonstrationConfig,
+    demonstration_messages,
+    load_demonstration_prompt,
+)
+from memcalib.commands.settings import (
+    Bar,
+    check_key,
+    check_settings,
+    merged,
+    read_settings,
+    with_settings,
+)
 from ..problem import Example, iter_examples, text_hash
 from ..io.records import write_jsonl
 from ..report.tables import csv_cell
@@ -36,7 +55,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/06_demonstrate.ipynb #777723d6
 ROLES = ("teacher", "evaluator", "evaluator2")
-MICRO = {"teacher": "micro-teacher", "evaluator": "micro-evaluator", "evaluator2": "micro-evaluator-2"}
+MICRO = {
+    "teacher": "micro-teacher",
+    "evaluator": "micro-evaluator",
+    "evaluator2": "micro-evaluator-2",
+}
 
 
 class DemonstrationPlan(BaseModel):
@@ -58,7 +81,9 @@ class DemonstrationPlan(BaseModel):
         given = [name for name in ROLES if getattr(self, name) is not None]
         if 0 < len(given) < 3 or (self.data and not given):
             missing = next(name for name in ROLES if name not in given)
-            raise ValueError(f"{missing}: missing; a teacher and two evaluators are needed: --teacher, --evaluator and --evaluator2")
+            raise ValueError(
+                f"{missing}: missing; a teacher and two evaluators are needed: --teacher, --evaluator and --evaluator2"
+            )
         if self.evaluator and self.evaluator2:
             require_two(self.evaluator, self.evaluator2)
         return self
@@ -69,9 +94,13 @@ class DemonstrationPlan(BaseModel):
         return self.teacher is None
 
 # %% ../../nbs/commands/06_demonstrate.ipynb #bdc6c978
-def load_plan(options: dict[str, Any], file: str | Path | None = None, settings: Sequence[str] = ()) -> DemonstrationPlan:
+def load_plan(
+    options: dict[str, Any], file: str | Path | None = None, settings: Sequence[str] = ()
+) -> DemonstrationPlan:
     """The plan that a file, options and `settings` describe; raises `ValueError` with a line for each fault."""
-    content = {} if file is None else read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
+    content = (
+        {} if file is None else read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
+    )
     content = with_settings(merged(content, options), settings)
     if not content.get("data") and not content.get("teacher"):
         content = merged({"making": {"text": "concat", "prompt_template": "micro"}}, content)
@@ -87,7 +116,9 @@ def plan_examples(plan: DemonstrationPlan) -> list[Example]:
 
 
 @contextmanager
-def endpoints(plan: DemonstrationPlan, examples: Sequence[Example]) -> Iterator[dict[str, Endpoint]]:
+def endpoints(
+    plan: DemonstrationPlan, examples: Sequence[Example]
+) -> Iterator[dict[str, Endpoint]]:
     """The endpoint of each role; for the micro-world those of a server that lives as long as the block."""
     if not plan.micro:
         yield {name: getattr(plan, name) for name in ROLES}
@@ -96,7 +127,10 @@ def endpoints(plan: DemonstrationPlan, examples: Sequence[Example]) -> Iterator[
     from memcalib.micro.models import micro_teachers
 
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
-        yield {name: Endpoint(model=model, base_url=server.base_url, key_env="", concurrency=8) for name, model in MICRO.items()}
+        yield {
+            name: Endpoint(model=model, base_url=server.base_url, key_env="", concurrency=8)
+            for name, model in MICRO.items()
+        }
 
 # %% ../../nbs/commands/06_demonstrate.ipynb #87fd87c1
 REPLY_TOKENS = (50, 70)  # assumed length of an evaluator's reply: a frame, and a line for each atom
@@ -109,23 +143,40 @@ def _answers_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
     return 1, max(1, rounds - sum(attempt.outcome != "open" for attempt in attempts))
 
 # %% ../../nbs/commands/06_demonstrate.ipynb #1e773936
-def _spoken(role: str, plan: DemonstrationPlan, examples: Sequence[Example], calls: dict[str, int], answer: int) -> tuple[int, int]:
+def _spoken(
+    role: str,
+    plan: DemonstrationPlan,
+    examples: Sequence[Example],
+    calls: dict[str, int],
+    answer: int,
+) -> tuple[int, int]:
     asked = [(e, calls[e.id]) for e in examples if calls.get(e.id)]
     if role == "teacher":
-        prompt = sum(n * estimate_tokens(demonstration_messages(e, plan.making)) + (n - 1) * 2 * answer for e, n in asked)
+        prompt = sum(
+            n * estimate_tokens(demonstration_messages(e, plan.making)) + (n - 1) * 2 * answer
+            for e, n in asked
+        )
         return prompt, sum(n for _, n in asked) * min(answer, plan.making.max_tokens)
-    prompt = sum(n * (estimate_tokens(judge_request(e, "", plan.making.judging).messages) + answer) for e, n in asked)
+    prompt = sum(
+        n * (estimate_tokens(judge_request(e, "", plan.making.judging).messages) + answer)
+        for e, n in asked
+    )
     return prompt, sum(n * (REPLY_TOKENS[0] + REPLY_TOKENS[1] * len(e.atoms)) for e, n in asked)
 
 # %% ../../nbs/commands/06_demonstrate.ipynb #acbfa6b0
-def forecast(plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500) -> list[dict[str, Any]]:
+def forecast(
+    plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500
+) -> list[dict[str, Any]]:
     """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; makes no call."""
     past = {row.example_id: row for row in read_demonstrations(out)}
-    needs, rows = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}, []
+    needs = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}
+    rows = []
     for role in ROLES:
         for at, bound in enumerate(("at least", "at most")):
-            who, calls = getattr(plan, role), {i: need[at] for i, need in needs.items()}
-            counts, tokens = {"bound": bound, "calls": sum(calls.values())}, _spoken(role, plan, examples, calls, answer_tokens)
+            who = getattr(plan, role)
+            calls = {i: need[at] for i, need in needs.items()}
+            counts = {"bound": bound, "calls": sum(calls.values())}
+            tokens = _spoken(role, plan, examples, calls, answer_tokens)
             rows.append(forecast_row(role, who.model if who else MICRO[role], who, counts, *tokens))
     return rows
 
@@ -137,15 +188,38 @@ class DemonstrationRun:
     for unusable data.
     """
 
-    def __init__(self, plan: DemonstrationPlan, out: str | Path, cache: Any = None, dry_run: bool = False, command: str | None = None):
-        self.plan, self.folder, self.cache, self.command = plan, Path(out), cache, command
+    def __init__(
+        self,
+        plan: DemonstrationPlan,
+        out: str | Path,
+        cache: Any = None,
+        dry_run: bool = False,
+        command: str | None = None,
+    ):
+        self.plan = plan
+        self.folder = Path(out)
+        self.cache = cache
+        self.command = command
         self.examples = plan_examples(plan)
-        who = {name: endpoint.model_dump(include={"model", "base_url", "thinking", "extra_body"}) for name in ROLES if (endpoint := getattr(plan, name))}
+        who = {
+            name: endpoint.model_dump(include={"model", "base_url", "thinking", "extra_body"})
+            for name in ROLES
+            if (endpoint := getattr(plan, name))
+        }
         prompt = text_hash(load_demonstration_prompt(plan.making.prompt))
-        parameters = {"data": plan.data or f"micro {plan.world}", "split": plan.split, "prompt_hash": prompt} | (who or MICRO)
+        parameters = {
+            "data": plan.data or f"micro {plan.world}",
+            "split": plan.split,
+            "prompt_hash": prompt,
+        } | (who or MICRO)
         wording = {"wording": wording_hash(find_prompt_template(plan.making.prompt_template))}
         parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})} | wording
-        self.run_folder = RunFolder(out, parameters, {"making": DemonstrationConfig().model_dump(mode="json")} | wording, bind=False)
+        self.run_folder = RunFolder(
+            out,
+            parameters,
+            {"making": DemonstrationConfig().model_dump(mode="json")} | wording,
+            bind=False,
+        )
         if not dry_run:
             for name in ROLES if not plan.micro else ():
                 check_key(getattr(plan, name), f"{name}.key_env")
@@ -159,14 +233,29 @@ class DemonstrationRun:
 
     def make(self) -> "pd.DataFrame":
         """Make what is missing, with a progress bar; returns the acceptance table."""
-        settings, done = self.plan.making.model_dump(), {row.example_id for row in self.rows()}
-        with endpoints(self.plan, self.examples) as who, Bar(sum(example.id not in done for example in self.examples)) as bar:
+        settings = self.plan.making.model_dump()
+        done = {row.example_id for row in self.rows()}
+        with (
+            endpoints(self.plan, self.examples) as who,
+            Bar(sum(example.id not in done for example in self.examples)) as bar,
+        ):
             teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
             bar.name("demonstrations")
             try:
-                make_demonstrations(self.examples, teacher, (one, two), self.folder, on_row=lambda row: bar.add(1), **settings)
+                make_demonstrations(
+                    self.examples,
+                    teacher,
+                    (one, two),
+                    self.folder,
+                    on_row=lambda row: bar.add(1),
+                    **settings,
+                )
             finally:
-                self.spent = {"teacher": teacher.totals, "evaluator 1": one.totals, "evaluator 2": two.totals}
+                self.spent = {
+                    "teacher": teacher.totals,
+                    "evaluator 1": one.totals,
+                    "evaluator 2": two.totals,
+                }
                 table = self._describe()
         return table
 
@@ -180,16 +269,32 @@ class DemonstrationRun:
                 usage.setdefault(role, Counter()).update(spent)
         judges = sorted({evaluation.evaluator for row in rows for evaluation in row.evaluations})
         session = {role: spent.to_dict() for role, spent in self.spent.items()}
-        more = {"rounds": self.plan.making.rounds, "usage": usage, "session": session, "command": self.command}
-        self.run_folder.write_manifest(("examples.jsonl", FILE, "accepted.jsonl"), judge=", ".join(judges) or None, **more)
+        more = {
+            "rounds": self.plan.making.rounds,
+            "usage": usage,
+            "session": session,
+            "command": self.command,
+        }
+        self.run_folder.write_manifest(
+            ("examples.jsonl", FILE, "accepted.jsonl"), judge=", ".join(judges) or None, **more
+        )
         return table
 
     def finish(self) -> str:
         """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
         table = self.make()
-        shown = table.assign(share=[f"{share:.1f}" if share == share else "" for share in table["share"]])
+        shown = table.assign(
+            share=[f"{share:.1f}" if share == share else "" for share in table["share"]]
+        )
         lines = [shown.to_string(index=False)]
         for role, spent in self.spent.items():
             cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
-            lines.append(f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}")
-        return "\n".join([*lines, f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning"])
+            lines.append(
+                f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"
+            )
+        return "\n".join(
+            [
+                *lines,
+                f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning",
+            ]
+        )

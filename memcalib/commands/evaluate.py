@@ -25,9 +25,25 @@ from ..inference.client import Totals
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.runs import RunFolder
 from .settings import EXACT, Bar, JudgeSetting, judge_object, load_settings
-from ..problem import PUBLISHED_LICENCE, Example, JudgeLike, Judgment, Name, Rollout, iter_examples, text_hash
+from memcalib.problem import (
+    PUBLISHED_LICENCE,
+    Example,
+    JudgeLike,
+    Judgment,
+    Name,
+    Rollout,
+    iter_examples,
+    text_hash,
+)
 from ..io.records import write_jsonl, write_whole
-from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate, requests
+from memcalib.inference.rollout import (
+    Backend,
+    EndpointBackend,
+    Request,
+    Sampling,
+    generate,
+    requests,
+)
 from ..judge import JudgeConfig, judge_request, load_prompt
 
 # %% ../../nbs/commands/02_evaluate.ipynb #ff1e00c1
@@ -43,7 +59,13 @@ class Weights(BaseModel):
 # %% ../../nbs/commands/02_evaluate.ipynb #76c65ae3
 _Model = Annotated[
     Annotated[Endpoint, Tag("endpoint")] | Annotated[Weights, Tag("weights")],
-    Discriminator(lambda value: "weights" if isinstance(value, Weights) or (isinstance(value, dict) and "path" in value) else "endpoint"),
+    Discriminator(
+        lambda value: (
+            "weights"
+            if isinstance(value, Weights) or (isinstance(value, dict) and "path" in value)
+            else "endpoint"
+        )
+    ),
 ]
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9729634a
@@ -67,7 +89,11 @@ class Evaluation(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _rpeval_judging(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("format") != "rpeval" or isinstance(given.get("judging"), JudgeConfig):
+        if (
+            not isinstance(given, dict)
+            or given.get("format") != "rpeval"
+            or isinstance(given.get("judging"), JudgeConfig)
+        ):
             return given
         from memcalib.evaluation.rpeval import RPEVAL_JUDGE
 
@@ -76,25 +102,41 @@ class Evaluation(BaseModel):
 # %% ../../nbs/commands/02_evaluate.ipynb #69aa36ae
 def identity(evaluation: Evaluation, data_hash: str) -> dict[str, Any]:
     """The settings that decide what the numbers mean, as plain JSON values."""
-    kept = {name: getattr(evaluation, name) for name in ("data", "format", "split", "limit", "control")} | {"data_hash": data_hash}
+    kept = {
+        name: getattr(evaluation, name) for name in ("data", "format", "split", "limit", "control")
+    } | {"data_hash": data_hash}
     roles = {name: _who(getattr(evaluation, name)) for name in ("model", "judge", "judge2")}
-    how = {name: getattr(evaluation, name).model_dump(mode="json") for name in ("sampling", "judging")}
+    how = {
+        name: getattr(evaluation, name).model_dump(mode="json") for name in ("sampling", "judging")
+    }
     return kept | roles | how
 
 
 def _who(role: Endpoint | Weights | str | None) -> Any:
     if isinstance(role, Endpoint):
-        return {"model": role.model, "url": role.url, "thinking": role.thinking, "extra_body": role.extra_body}
+        return {
+            "model": role.model,
+            "url": role.url,
+            "thinking": role.thinking,
+            "extra_body": role.extra_body,
+        }
     return role.model_dump() if isinstance(role, Weights) else role
 
 # %% ../../nbs/commands/02_evaluate.ipynb #2cfcee1e
 def _model_name(who: Endpoint | Weights) -> str:
     if isinstance(who, Endpoint):
         return who.model
-    return who.options.get("name") or (Path(who.path).resolve().name if Path(who.path).is_dir() else who.path)
+    return who.options.get("name") or (
+        Path(who.path).resolve().name if Path(who.path).is_dir() else who.path
+    )
 
 # %% ../../nbs/commands/02_evaluate.ipynb #44ede28c
-def load_evaluation(file: str | Path | None = None, options: dict[str, Any] | None = None, settings: Sequence[str] = (), defaults: dict[str, Any] | None = None) -> Evaluation:
+def load_evaluation(
+    file: str | Path | None = None,
+    options: dict[str, Any] | None = None,
+    settings: Sequence[str] = (),
+    defaults: dict[str, Any] | None = None,
+) -> Evaluation:
     """The evaluation of a YAML file with `options` and `settings` laid over it; raises `ValueError` with a line for each fault.
 
     `defaults` stand in for what neither names.
@@ -109,20 +151,38 @@ _MISSING = {
 }
 
 # %% ../../nbs/commands/02_evaluate.ipynb #bda35dec
-JUDGMENTS = {"judge": "judgments.jsonl", "judge2": "judgments2.jsonl"}  # role -> file in the run folder
+JUDGMENTS = {
+    "judge": "judgments.jsonl",
+    "judge2": "judgments2.jsonl",
+}  # role -> file in the run folder
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
 
 
 def forecast(
-    evaluation: Evaluation, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500, retry_unscored: bool = False
+    evaluation: Evaluation,
+    examples: Sequence[Example],
+    out: str | Path,
+    answer_tokens: int = 500,
+    retry_unscored: bool = False,
 ) -> list[dict[str, Any]]:
     """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes no call."""
-    out, wanted = Path(out), _wanted(evaluation, examples)
+    out = Path(out)
+    wanted = _wanted(evaluation, examples)
     rows = [_model_row(evaluation, wanted, out / "rollouts.jsonl", answer_tokens)]
     for name, file in JUDGMENTS.items():
         if (judge := getattr(evaluation, name)) is not None:
             answered = {request.key[:-1]: request.example for request in wanted}
-            rows.append(_judge_row(name, judge, evaluation.judging, answered, out / file, answer_tokens, retry_unscored))
+            rows.append(
+                _judge_row(
+                    name,
+                    judge,
+                    evaluation.judging,
+                    answered,
+                    out / file,
+                    answer_tokens,
+                    retry_unscored,
+                )
+            )
     return rows
 
 # %% ../../nbs/commands/02_evaluate.ipynb #71c6e815
@@ -132,7 +192,11 @@ def _first_seed(sampling: Sampling) -> Sampling:
 
 def _wanted(evaluation: Evaluation, examples: Sequence[Example]) -> list[Request]:
     name = _model_name(evaluation.model)
-    control = requests(examples, _first_seed(evaluation.sampling), name, ("no_memory",)) if evaluation.control else []
+    control = (
+        requests(examples, _first_seed(evaluation.sampling), name, ("no_memory",))
+        if evaluation.control
+        else []
+    )
     return [*requests(examples, evaluation.sampling, name), *control]
 
 
@@ -141,30 +205,59 @@ def _to_ask(wanted: Sequence[Request], file: Path) -> list[Request]:
     return [request for request in wanted if request.key[:-1] not in done]
 
 
-def _model_row(evaluation: Evaluation, wanted: Sequence[Request], file: Path, answer_tokens: int) -> dict[str, Any]:
+def _model_row(
+    evaluation: Evaluation, wanted: Sequence[Request], file: Path, answer_tokens: int
+) -> dict[str, Any]:
     asked = _to_ask(wanted, file)
     prompts = sum(estimate_tokens(request.messages) for request in asked)
-    return role_forecast("model", evaluation.model, len(wanted), len(asked), prompts, len(asked) * min(answer_tokens, evaluation.sampling.max_tokens))
+    return role_forecast(
+        "model",
+        evaluation.model,
+        len(wanted),
+        len(asked),
+        prompts,
+        len(asked) * min(answer_tokens, evaluation.sampling.max_tokens),
+    )
 
 
 def _judge_row(
-    name: str, judge: Any, how: JudgeConfig, answered: dict[Any, Example], file: Path, answer_tokens: int, retry_unscored: bool = False
+    name: str,
+    judge: Any,
+    how: JudgeConfig,
+    answered: dict[Any, Example],
+    file: Path,
+    answer_tokens: int,
+    retry_unscored: bool = False,
 ) -> dict[str, Any]:
-    judged = {row.key[:-1] for row in rows_so_far(file, Judgment) if not row.retry and (row.scored or not retry_unscored)}
-    left, each = [example for key, example in answered.items() if key not in judged], {}
+    judged = {
+        row.key[:-1]
+        for row in rows_so_far(file, Judgment)
+        if not row.retry and (row.scored or not retry_unscored)
+    }
+    left = [example for key, example in answered.items() if key not in judged]
+    each = {}
     if not isinstance(judge, Endpoint):
         return role_forecast(name, judge, len(answered), len(left), 0, 0)
     for example in left:
         if example.id not in each:
-            each[example.id] = estimate_tokens(judge_request(example, "", how).messages) + answer_tokens
+            each[example.id] = (
+                estimate_tokens(judge_request(example, "", how).messages) + answer_tokens
+            )
     replies = sum(JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(example.atoms) for example in left)
-    return role_forecast(name, judge, len(answered), len(left), sum(each[example.id] for example in left), replies)
+    return role_forecast(
+        name, judge, len(answered), len(left), sum(each[example.id] for example in left), replies
+    )
 
 
-def role_forecast(name: str, who: Any, wanted: int, left: int, prompt: int, completion: int) -> dict[str, Any]:
+def role_forecast(
+    name: str, who: Any, wanted: int, left: int, prompt: int, completion: int
+) -> dict[str, Any]:
     """The forecast's row of whoever answers or judges; the cost of a judge of one's own is not known (`None`)."""
-    model, endpoint = who if isinstance(who, str) else _model_name(who), who if isinstance(who, Endpoint) else None
-    row = forecast_row(name, model, endpoint, {"wanted": wanted, "to ask": left}, prompt, completion)
+    model = who if isinstance(who, str) else _model_name(who)
+    endpoint = who if isinstance(who, Endpoint) else None
+    row = forecast_row(
+        name, model, endpoint, {"wanted": wanted, "to ask": left}, prompt, completion
+    )
     return row | {"cost": None} if isinstance(who, str) and who != EXACT else row
 
 # %% ../../nbs/commands/02_evaluate.ipynb #ed9f388a
@@ -185,7 +278,9 @@ def make_judge(judge: Endpoint | str, config: JudgeConfig, cache: Any = None) ->
 # %% ../../nbs/commands/02_evaluate.ipynb #247e6442
 def data_notes(data: str) -> list[str]:
     """What a user of these data should know: files of the starter set that were edited, the licence of the published benchmark."""
-    return [PUBLISHED_LICENCE] if data == "published" else edited_files() if data == "starter" else []
+    return (
+        [PUBLISHED_LICENCE] if data == "published" else edited_files() if data == "starter" else []
+    )
 
 
 def read_examples(evaluation: Evaluation) -> list[Example]:
@@ -205,18 +300,36 @@ class EvaluationRun:
     """
 
     def __init__(
-        self, evaluation: Evaluation, out: str | Path, cache: Any = None, dry_run: bool = False, command: str | None = None,
+        self,
+        evaluation: Evaluation,
+        out: str | Path,
+        cache: Any = None,
+        dry_run: bool = False,
+        command: str | None = None,
         retry_unscored: bool = False,
-    ):  # fmt: skip
-        self.evaluation, self.folder, self.cache, self.command = evaluation, Path(out), cache, command
-        self.retry_unscored, self.judges = retry_unscored, {}
-        self.examples, self.usage = read_examples(evaluation), {}
+    ):
+        self.evaluation = evaluation
+        self.folder = Path(out)
+        self.cache = cache
+        self.command = command
+        self.retry_unscored = retry_unscored
+        self.judges = {}
+        self.examples = read_examples(evaluation)
+        self.usage = {}
         data_hash = text_hash("".join(example.content_hash for example in self.examples))
-        usual = {"sampling": Sampling().model_dump(mode="json"), "judging": JudgeConfig().model_dump(mode="json")}
-        self.run_folder = RunFolder(out, identity(evaluation, data_hash), usual, bind=False, replaceable=self._nothing_made)
+        usual = {
+            "sampling": Sampling().model_dump(mode="json"),
+            "judging": JudgeConfig().model_dump(mode="json"),
+        }
+        self.run_folder = RunFolder(
+            out, identity(evaluation, data_hash), usual, bind=False, replaceable=self._nothing_made
+        )
         self.earlier = self.run_folder.earlier().get("session") or {}
         if not dry_run:
-            find_prompt_template(evaluation.sampling.prompt_template), load_prompt(evaluation.judging.prompt)
+            (
+                find_prompt_template(evaluation.sampling.prompt_template),
+                load_prompt(evaluation.judging.prompt),
+            )
             self.run_folder.bind()
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
@@ -226,14 +339,21 @@ class EvaluationRun:
 
     def _nothing_made(self, there: dict[str, Any]) -> bool:
         """Whether nothing was made under the settings that differ from those `there`. Drops rows of failed calls."""
-        failed = {name: (Judgment, lambda row: row.retry) for name in ("judgments.jsonl", "judgments2.jsonl")}
+        failed = {
+            name: (Judgment, lambda row: row.retry)
+            for name in ("judgments.jsonl", "judgments2.jsonl")
+        }
         now = self.run_folder.settings
         differs = {name for name in {**there, **now} if there.get(name) != now.get(name)}
         if differs == {"data"}:
             return True  # another path of the same examples: their hash is the same
         if differs - {"judge", "judge2", "judging"}:
             failed["rollouts.jsonl"] = Rollout, lambda row: row.finish_reason == "error"
-        if any(not again(row) for name, (kind, again) in failed.items() for row in rows_so_far(self.file(name), kind)):
+        if any(
+            not again(row)
+            for name, (kind, again) in failed.items()
+            for row in rows_so_far(self.file(name), kind)
+        ):
             return False
         for name, (kind, again) in failed.items():
             if self.file(name).exists():
@@ -244,19 +364,24 @@ class EvaluationRun:
 
     def generate(self, on_row: Any = None) -> None:
         """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
-        how, out = self.evaluation.sampling, self.file("rollouts.jsonl")
+        how = self.evaluation.sampling
+        out = self.file("rollouts.jsonl")
         backend = make_backend(self.evaluation.model, self.cache)
         try:
             generate(self.examples, backend, how, out, on_row=on_row)
             if self.evaluation.control:
-                generate(self.examples, backend, _first_seed(how), out, no_memory=True, on_row=on_row)
+                generate(
+                    self.examples, backend, _first_seed(how), out, no_memory=True, on_row=on_row
+                )
         finally:
             self.usage["model"] = _spent(backend)
 
     def judge_of(self, role: str) -> JudgeLike:
         """The judge in a role, `judge` or `judge2`."""
         if role not in self.judges:
-            self.judges[role] = make_judge(getattr(self.evaluation, role), self.evaluation.judging, self.cache)
+            self.judges[role] = make_judge(
+                getattr(self.evaluation, role), self.evaluation.judging, self.cache
+            )
         return self.judges[role]
 
     def try_judges(self) -> None:
@@ -274,9 +399,12 @@ class EvaluationRun:
         """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a second judge, grow row by row."""
         for role, file in JUDGMENTS.items():
             if getattr(self.evaluation, role) is not None:
-                judge, how = self.judge_of(role), {"on_row": on_row, "retry_unscored": self.retry_unscored}
+                judge = self.judge_of(role)
+                how = {"on_row": on_row, "retry_unscored": self.retry_unscored}
                 try:
-                    judge_rollouts(self.examples, self.file("rollouts.jsonl"), judge, self.file(file), **how)
+                    judge_rollouts(
+                        self.examples, self.file("rollouts.jsonl"), judge, self.file(file), **how
+                    )
                 finally:
                     self.usage[role] = _spent(judge)
 
@@ -290,22 +418,51 @@ class EvaluationRun:
         from memcalib.report.evaluation_report import write_evaluation_report
         from memcalib.report.results import write_results
 
-        files = {"model": ("rollouts.jsonl", Rollout), "judge": ("judgments.jsonl", Judgment), "judge2": ("judgments2.jsonl", Judgment)}
-        usage = {role: _cost_of(rows_so_far(self.file(name), kind)) for role, (name, kind) in files.items() if self.file(name).is_file()}
-        judges = {row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)}
-        session = {role: (Totals(**before) + Totals(**now)).to_dict() if (before := self.earlier.get(role)) and now else now or before or {} for role, now in self.usage.items()}
-        more = {"notes": data_notes(self.evaluation.data), "usage": usage, "session": self.earlier | session, "command": self.command}
+        files = {
+            "model": ("rollouts.jsonl", Rollout),
+            "judge": ("judgments.jsonl", Judgment),
+            "judge2": ("judgments2.jsonl", Judgment),
+        }
+        usage = {
+            role: _cost_of(rows_so_far(self.file(name), kind))
+            for role, (name, kind) in files.items()
+            if self.file(name).is_file()
+        }
+        judges = {
+            row.judge for row in islice(rows_so_far(self.file("judgments.jsonl"), Judgment), 1)
+        }
+        session = {
+            role: (Totals(**before) + Totals(**now)).to_dict()
+            if (before := self.earlier.get(role)) and now
+            else now or before or {}
+            for role, now in self.usage.items()
+        }
+        more = {
+            "notes": data_notes(self.evaluation.data),
+            "usage": usage,
+            "session": self.earlier | session,
+            "command": self.command,
+        }
         files = ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl")
-        self.run_folder.write_manifest(files, list(self.evaluation.sampling.seeds), next(iter(judges), None), **more)
+        self.run_folder.write_manifest(
+            files, list(self.evaluation.sampling.seeds), next(iter(judges), None), **more
+        )
         if judges and (exam := find_exam(next(iter(judges)), self.evaluation.exams)):
-            write_whole(self.file("exam.json"), json.dumps(exam, indent=1, ensure_ascii=False) + "\n")
+            write_whole(
+                self.file("exam.json"), json.dumps(exam, indent=1, ensure_ascii=False) + "\n"
+            )
         page = write_evaluation_report(self.folder)
         write_results(self.folder)
         return page
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""
-        left = sum(row["to ask"] for row in forecast(self.evaluation, self.examples, self.folder, retry_unscored=self.retry_unscored))
+        left = sum(
+            row["to ask"]
+            for row in forecast(
+                self.evaluation, self.examples, self.folder, retry_unscored=self.retry_unscored
+            )
+        )
         with Bar(left) as bar:
             bar.name("asking the judge one question")
             self.try_judges()
@@ -334,20 +491,33 @@ def _cost_of(rows: Iterator[Any]) -> dict[str, float | int | None]:
     for row in rows:
         total["rows"] += 1
         total["unpriced"] += "cost" not in row.usage and bool(row.usage)
-        total.update({name: value for name, value in row.usage.items() if isinstance(value, int | float)})
+        total.update(
+            {name: value for name, value in row.usage.items() if isinstance(value, int | float)}
+        )
     return {**total, "cost": None if total["unpriced"] or not total["rows"] else total["cost"]}
 
 # %% ../../nbs/commands/02_evaluate.ipynb #4cd17c9b
-UNFINISHED = 3  # exit code of a command that came to its end, with answers that failed or are not scored
+UNFINISHED = (
+    3  # exit code of a command that came to its end, with answers that failed or are not scored
+)
 
 
-def unfinished(file: str | Path, kind: type[Rollout] | type[Judgment], command: str | None = None) -> str:
+def unfinished(
+    file: str | Path, kind: type[Rollout] | type[Judgment], command: str | None = None
+) -> str:
     """One line about the failed answers or unscored judgments of a file, and the command that asks for them again; empty when there are none."""
     rows = list(rows_so_far(Path(file), kind))
-    left = sum(row.finish_reason == "error" if isinstance(row, Rollout) else not row.scored for row in rows)
-    again, flag = command or "the same command", " --retry-unscored" * (kind is Judgment and "--retry-unscored" not in (command or ""))
+    left = sum(
+        row.finish_reason == "error" if isinstance(row, Rollout) else not row.scored for row in rows
+    )
+    again = command or "the same command"
+    flag = " --retry-unscored" * (kind is Judgment and "--retry-unscored" not in (command or ""))
     what = "answers failed" if kind is Rollout else "answers are not scored"
-    return f"{file}: {left} of {len(rows)} {what}; ask for those again with: {again}{flag}" if left else ""
+    return (
+        f"{file}: {left} of {len(rows)} {what}; ask for those again with: {again}{flag}"
+        if left
+        else ""
+    )
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9dcbd93b
 def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path:
@@ -355,40 +525,87 @@ def evaluate(evaluation: Evaluation, out: str | Path, cache: Any = None) -> Path
     return EvaluationRun(evaluation, out, cache).run()
 
 # %% ../../nbs/commands/02_evaluate.ipynb #0f2c319b
-def answer_file(evaluation: Evaluation, out: str | Path, no_memory: bool = False, cache: Any = None) -> str:
+def answer_file(
+    evaluation: Evaluation, out: str | Path, no_memory: bool = False, cache: Any = None
+) -> str:
     """Ask for every missing answer into a rollouts file; returns one line about what it now holds."""
-    examples, how = read_examples(evaluation), evaluation.sampling
+    examples = read_examples(evaluation)
+    how = evaluation.sampling
     backend = make_backend(evaluation.model, cache)
     with Bar(len(examples) * len(how.seeds) * how.samples * (1 + no_memory)) as bar:
         bar.name("asking the model")
-        done = generate(examples, backend, how, out, no_memory=no_memory, on_row=lambda row: bar.add(1))
-    kinds = {"length": "cut off", "empty": "empty", "content_filter": "withheld by a content filter", "tool_calls": "tool calls without text", "error": "failed"}
+        done = generate(
+            examples, backend, how, out, no_memory=no_memory, on_row=lambda row: bar.add(1)
+        )
+    kinds = {
+        "length": "cut off",
+        "empty": "empty",
+        "content_filter": "withheld by a content filter",
+        "tool_calls": "tool calls without text",
+        "error": "failed",
+    }
     always = ("length", "empty", "error")
-    counts = ", ".join(f"{done.counts[name]} {label}" for name, label in kinds.items() if name in always or done.counts[name])
+    counts = ", ".join(
+        f"{done.counts[name]} {label}"
+        for name, label in kinds.items()
+        if name in always or done.counts[name]
+    )
     return f"{done.out}: {done.wanted} answers, {done.new} of them new ({counts}) in {done.seconds:.1f} s"
 
 
-def answer_forecast(evaluation: Evaluation, out: str | Path, no_memory: bool = False, answer_tokens: int = 500) -> dict[str, Any]:
+def answer_forecast(
+    evaluation: Evaluation, out: str | Path, no_memory: bool = False, answer_tokens: int = 500
+) -> dict[str, Any]:
     """What `answer_file` would still ask and pay; makes no call."""
     conditions = ("full_memory", "no_memory") if no_memory else ("full_memory",)
-    wanted = list(requests(read_examples(evaluation), evaluation.sampling, _model_name(evaluation.model), conditions))
+    wanted = list(
+        requests(
+            read_examples(evaluation),
+            evaluation.sampling,
+            _model_name(evaluation.model),
+            conditions,
+        )
+    )
     return _model_row(evaluation, wanted, Path(out), answer_tokens)
 
 
-def judgment_forecast(evaluation: Evaluation, rollouts: str | Path, out: str | Path, retry_unscored: bool = False) -> dict[str, Any]:
+def judgment_forecast(
+    evaluation: Evaluation, rollouts: str | Path, out: str | Path, retry_unscored: bool = False
+) -> dict[str, Any]:
     """What `judgment_file` would still ask and pay, for answers of the length that they have; makes no call."""
-    pool, rows = {example.id: example for example in read_examples(evaluation)}, list(rows_so_far(Path(rollouts), Rollout))
+    pool = {example.id: example for example in read_examples(evaluation)}
+    rows = list(rows_so_far(Path(rollouts), Rollout))
     answered = {row.key[:-1]: pool[row.example_id] for row in rows if row.example_id in pool}
     mean = sum(len(row.response.encode()) for row in rows) // (4 * max(1, len(rows)))
-    return _judge_row("judge", evaluation.judge, evaluation.judging, answered, Path(out), mean, retry_unscored)
+    return _judge_row(
+        "judge", evaluation.judge, evaluation.judging, answered, Path(out), mean, retry_unscored
+    )
 
 
-def judgment_file(evaluation: Evaluation, rollouts: str | Path, out: str | Path, cache: Any = None, retry_unscored: bool = False) -> str:
+def judgment_file(
+    evaluation: Evaluation,
+    rollouts: str | Path,
+    out: str | Path,
+    cache: Any = None,
+    retry_unscored: bool = False,
+) -> str:
     """Have every answer of a rollouts file judged that is not yet; returns one line about what it did."""
-    examples, judge = read_examples(evaluation), make_judge(evaluation.judge, evaluation.judging, cache)
+    examples = read_examples(evaluation)
+    judge = make_judge(evaluation.judge, evaluation.judging, cache)
     total = sum(1 for _ in rows_so_far(Path(rollouts), Rollout))
     with Bar(total) as bar:
         bar.name("judging")
-        done = judge_rollouts(examples, rollouts, judge, out, on_row=lambda row: bar.add(1), retry_unscored=retry_unscored)
-    torn = f"; the last line of {rollouts} is only half written: `memcalib generate` asks for it again" if torn_line(rollouts) else ""
+        done = judge_rollouts(
+            examples,
+            rollouts,
+            judge,
+            out,
+            on_row=lambda row: bar.add(1),
+            retry_unscored=retry_unscored,
+        )
+    torn = (
+        f"; the last line of {rollouts} is only half written: `memcalib generate` asks for it again"
+        if torn_line(rollouts)
+        else ""
+    )
     return f"{done.path}: {done.judged} judged now, {done.kept} there before, {done.unscored} unscored, {done.failed} failed{torn}"

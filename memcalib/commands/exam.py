@@ -62,13 +62,26 @@ class Exam(BaseModel):
 def exam_data(exam: Exam) -> tuple[list[Example], list[KnownAnswer], dict[str, Any]]:
     """Examples, known answers, and what is known of their files: name, hash, counts, and files edited since they were checked."""
     if exam.data == "starter":
-        (examples, answers), edited = starter_answers(), edited_files()
+        (examples, answers) = starter_answers()
+        edited = edited_files()
     else:
         examples = load_examples(Path(exam.data) / "records.jsonl")
         answers = load_known_answers(Path(exam.data) / "answers.jsonl", examples)
         edited = edited_files(exam.data) if (Path(exam.data) / "hashes.json").is_file() else []
-    together = text_hash("".join([e.content_hash for e in examples] + [a.to_json() for a in answers]))
-    return examples, answers, {"name": exam.data, "hash": together, "records": len(examples), "answers": len(answers), "edited": edited}
+    together = text_hash(
+        "".join([e.content_hash for e in examples] + [a.to_json() for a in answers])
+    )
+    return (
+        examples,
+        answers,
+        {
+            "name": exam.data,
+            "hash": together,
+            "records": len(examples),
+            "answers": len(answers),
+            "edited": edited,
+        },
+    )
 
 
 class ExamRun:
@@ -78,21 +91,43 @@ class ExamRun:
     """
 
     def __init__(self, exam: Exam, out: str | Path, cache: Any = None, dry_run: bool = False):
-        self.exam, self.folder, self.cache = exam, Path(out), cache
+        self.exam = exam
+        self.folder = Path(out)
+        self.cache = cache
         self.examples, self.answers, self.data = exam_data(exam)
-        count = exam.answers if exam.data != "starter" else exam.answers and min(exam.answers, len(self.answers))
+        count = (
+            exam.answers
+            if exam.data != "starter"
+            else exam.answers and min(exam.answers, len(self.answers))
+        )
         self.items = exam_items(self.examples, self.answers, count, exam.probes, exam.seed)
         self.pool = {item.example.id: item.example for item in self.items}
-        who = exam.judge if isinstance(exam.judge, str) else {"model": exam.judge.model, "url": exam.judge.url}
-        settings = {"judge": who, "data": self.data["hash"]} | exam.model_dump(mode="json", include={"judging", "answers", "probes", "repairs", "seed"})
+        who = (
+            exam.judge
+            if isinstance(exam.judge, str)
+            else {"model": exam.judge.model, "url": exam.judge.url}
+        )
+        settings = {"judge": who, "data": self.data["hash"]} | exam.model_dump(
+            mode="json", include={"judging", "answers", "probes", "repairs", "seed"}
+        )
         self.run_folder = RunFolder(out, settings, bind=not dry_run)
 
     def forecast(self) -> dict[str, Any]:
         """Readings that are still to be asked for, their tokens and cost (US dollars, `None` without a price); makes no call."""
-        done = {(j.example_id, j.condition, j.sample) for j in rows_so_far(self.folder / "judgments.jsonl", Judgment) if not j.retry}
-        left, judge = [item for item in self.items if item.key not in done], self.exam.judge
+        done = {
+            (j.example_id, j.condition, j.sample)
+            for j in rows_so_far(self.folder / "judgments.jsonl", Judgment)
+            if not j.retry
+        }
+        left = [item for item in self.items if item.key not in done]
+        judge = self.exam.judge
         asked = left if isinstance(judge, Endpoint) else []
-        prompt = sum(estimate_tokens(judge_request(i.example, i.rollout().response, self.exam.judging).messages) for i in asked)
+        prompt = sum(
+            estimate_tokens(
+                judge_request(i.example, i.rollout().response, self.exam.judging).messages
+            )
+            for i in asked
+        )
         reply = sum(JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(i.example.atoms) for i in asked)
         return role_forecast("judge", judge, len(self.items), len(left), prompt, reply)
 
@@ -103,7 +138,8 @@ class ExamRun:
         judge = make_judge(self.exam.judge, self.exam.judging, self.cache)
         if hasattr(judge, "repairs_left"):
             judge.repairs_left = self.exam.repairs
-        rollouts, file = self.folder / "rollouts.jsonl", self.folder / "judgments.jsonl"
+        rollouts = self.folder / "rollouts.jsonl"
+        file = self.folder / "judgments.jsonl"
         write_jsonl(rollouts, (item.rollout() for item in self.items))
         with Bar(self.forecast()["to ask"]) as bar:
             bar.name("exam")
@@ -115,27 +151,60 @@ class ExamRun:
         tables = {"Channels": channel_accuracy(frame)}
         if numbers["unscored_answers"] < numbers["answers"]:
             tables["Propagation"] = propagation_table(frame)
-        usage = {name: sum(j.usage.get(name, 0) for j in judgments) for name in ("calls", "prompt_tokens", "completion_tokens")}
-        for name in ("seconds", "cost"):  # of all replies, whenever they were given; None where one of them does not say
+        usage = {
+            name: sum(j.usage.get(name, 0) for j in judgments)
+            for name in ("calls", "prompt_tokens", "completion_tokens")
+        }
+        for name in (
+            "seconds",
+            "cost",
+        ):  # of all replies, whenever they were given; None where one of them does not say
             known = [j.usage.get(name) for j in judgments if j.usage]
             usage[name] = sum(known) if known and None not in known else None
         exam = {
-            "schema": EXAM_SCHEMA, "judge": judgments[0].judge, "verdict": verdict, "reasons": reasons, "date": date.today().isoformat(), "data": self.data,
-            "settings": self.run_folder.settings, "numbers": numbers, "usage": usage, "question_counts": exam_counts(frame).tolist(),
-        }  # fmt: skip
-        write_whole(self.folder / "exam.json", json.dumps(exam, indent=1, ensure_ascii=False) + "\n")
-        misread = misread_answers(frame, {e.id: e for e in self.examples}, {a.answer_id: a.response for a in self.answers})
+            "schema": EXAM_SCHEMA,
+            "judge": judgments[0].judge,
+            "verdict": verdict,
+            "reasons": reasons,
+            "date": date.today().isoformat(),
+            "data": self.data,
+            "settings": self.run_folder.settings,
+            "numbers": numbers,
+            "usage": usage,
+            "question_counts": exam_counts(frame).tolist(),
+        }
+        write_whole(
+            self.folder / "exam.json", json.dumps(exam, indent=1, ensure_ascii=False) + "\n"
+        )
+        misread = misread_answers(
+            frame, {e.id: e for e in self.examples}, {a.answer_id: a.response for a in self.answers}
+        )
         write_exam_report(self.folder, exam, frame, tables, misread)
         return exam
 
 
 def exam_text(exam: dict[str, Any]) -> str:
     """An exam as lines for a terminal."""
-    numbers, number = exam["numbers"], lambda value, digits=1: "not measured" if value is None else f"{value:.{digits}f}"
-    lines = [f"{exam['judge']}: {exam['verdict']}", *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"])]
-    bounds = "" if numbers["macro_low"] is None else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
-    lines.append(f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms")
-    lines.append(f"{exam['usage']['calls']:.0f} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}")
+    numbers = exam["numbers"]
+
+    def number(value, digits=1):
+        return "not measured" if value is None else f"{value:.{digits}f}"
+
+    lines = [
+        f"{exam['judge']}: {exam['verdict']}",
+        *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"]),
+    ]
+    bounds = (
+        ""
+        if numbers["macro_low"] is None
+        else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
+    )
+    lines.append(
+        f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms"
+    )
+    lines.append(
+        f"{exam['usage']['calls']:.0f} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}"
+    )
     return "\n".join(lines)
 
 # %% ../../nbs/commands/14_exam.ipynb #ccd4ea41
@@ -143,16 +212,38 @@ def practice_judge(confusion: Any = None) -> PracticeJudge:
     """Tables of the practice server's judges that know every answer of the starter set, so that its judge can sit the exam."""
     examples, answers = starter_answers()
     items = exam_items(examples, answers, None, probes=len(answers))
-    return PracticeJudge(known=known_levels((item.example, item.rollout().response, item.answer.levels) for item in items), confusion=confusion)
+    return PracticeJudge(
+        known=known_levels(
+            (item.example, item.rollout().response, item.answer.levels) for item in items
+        ),
+        confusion=confusion,
+    )
 
 # %% ../../nbs/commands/14_exam.ipynb #d9e84db9
 def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judgment]]:
     """`n` atoms of the starter set's known answers as a person reads them, drawn evenly over the nine channels, and the labels as judgments."""
     examples, answers = starter_answers()
     judgments = known_judgments(examples, answers)
-    place = lambda j: {"example_id": j.example_id, "model": j.model, "condition": j.condition, "seed": j.seed, "sample": j.sample}
-    rollouts = [Rollout(response=answer.response, **place(j)) for answer, j in zip(answers, judgments, strict=True)]
-    return label_items(sample_atoms(judged_atoms(judgments), n, "stratified", seed), examples, rollouts, rubric=False), judgments
+
+    def place(j):
+        return {
+            "example_id": j.example_id,
+            "model": j.model,
+            "condition": j.condition,
+            "seed": j.seed,
+            "sample": j.sample,
+        }
+
+    rollouts = [
+        Rollout(response=answer.response, **place(j))
+        for answer, j in zip(answers, judgments, strict=True)
+    ]
+    return label_items(
+        sample_atoms(judged_atoms(judgments), n, "stratified", seed),
+        examples,
+        rollouts,
+        rubric=False,
+    ), judgments
 
 
 def write_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> Path:
@@ -170,4 +261,6 @@ def read_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> "pd.DataF
     items, judgments = sheet_items(n, seed)
     pairs = audit_frame(items, LabelBook.read_sheet(path, items), judgments)
     parts = [agreement(pairs), agreement(pairs, by="second").rename(columns={"second": "part"})]
-    return pd.concat(parts, ignore_index=True)[["part", "pairs", "missing", "exact", "exact_low", "exact_high", "kappa", "linear"]]
+    return pd.concat(parts, ignore_index=True)[
+        ["part", "pairs", "missing", "exact", "exact_low", "exact_high", "kappa", "linear"]
+    ]

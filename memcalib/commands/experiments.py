@@ -30,7 +30,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .paper_runs import is_paper_profile, load_paper_runs, run_paper
-from .reproduce import Profile, load_profile, main_trainings, profile_names, training_grid
+from memcalib.commands.reproduce import (
+    Profile,
+    load_profile,
+    main_trainings,
+    profile_names,
+    training_grid,
+)
 from .settings import Bar, settings_text
 from .trainings import Training, TrainingStore, code_hash
 from ..io.extras import needs
@@ -42,18 +48,25 @@ from ..problem import text_hash
 # %% ../../nbs/commands/12_experiments.ipynb #2c993550
 def experiments() -> dict[str, Path]:
     """Experiment name -> notebook, e.g. main_results: those of the checkout here or above, or of this package; raises `FileNotFoundError` without any."""
-    checkouts = [root / "nbs" / "experiments" for root in (Path.cwd(), *Path.cwd().parents, package_data().resolve().parents[1])]
+    checkouts = [
+        root / "nbs" / "experiments"
+        for root in (Path.cwd(), *Path.cwd().parents, package_data().resolve().parents[1])
+    ]
     for folder in (*checkouts, package_data("experiments")):
         if found := sorted(folder.glob("e[0-9][0-9]_*.ipynb")):
             return {path.stem.split("_", 1)[1]: path for path in found}
-    raise FileNotFoundError(f"no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and above, and in {package_data('experiments')}")
+    raise FileNotFoundError(
+        f"no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and above, and in {package_data('experiments')}"
+    )
 
 
 def find_experiment(name: str) -> Path:
     """The notebook of an experiment; raises `ValueError` naming the known ones."""
     if name not in (known := experiments()):
         meant = nearest(name, known)
-        raise ValueError(f"no experiment {name!r}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(known)}")
+        raise ValueError(
+            f"no experiment {name!r}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(known)}"
+        )
     return known[name]
 
 # %% ../../nbs/commands/12_experiments.ipynb #0d0722ab
@@ -65,24 +78,48 @@ def notebook_cells(notebook: Path) -> list[dict[str, Any]]:
 
 def notebook_parameters(notebook: Path) -> dict[str, Any]:
     """Name -> default value of a notebook's parameters; raises `ValueError` where there is not one such cell, or not plain values."""
-    tagged = [cell["source"] for cell in notebook_cells(notebook) if "parameters" in cell["metadata"].get("tags", [])]
+    tagged = [
+        cell["source"]
+        for cell in notebook_cells(notebook)
+        if "parameters" in cell["metadata"].get("tags", [])
+    ]
     if len(tagged) != 1:
         raise ValueError(f"{notebook}: found {len(tagged)} cells tagged parameters; allowed is one")
     try:
-        return {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(tagged[0]).body if isinstance(node, ast.Assign)}
+        return {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in ast.parse(tagged[0]).body
+            if isinstance(node, ast.Assign)
+        }
     except ValueError:
-        raise ValueError(f"{notebook}: the cell tagged parameters holds more than plain values") from None
+        raise ValueError(
+            f"{notebook}: the cell tagged parameters holds more than plain values"
+        ) from None
 
 # %% ../../nbs/commands/12_experiments.ipynb #58d85df8
 @cache
 def data_hash() -> str:
     """One hash of the package's data that results can depend on: policies, prompts, records, published numbers; templates of pages are none of it."""
-    root, left = package_data(), ("launch", "profiles", "experiments", "recipes")
-    files = [f for f in sorted(root.rglob("*")) if f.is_file() and f.suffix not in (".j2", ".js") and f.relative_to(root).parts[0] not in left]
-    return text_hash("".join(f"{f.relative_to(root)} {hashlib.sha256(f.read_bytes()).hexdigest()}\n" for f in files))
+    root = package_data()
+    left = ("launch", "profiles", "experiments", "recipes")
+    files = [
+        f
+        for f in sorted(root.rglob("*"))
+        if f.is_file()
+        and f.suffix not in (".j2", ".js")
+        and f.relative_to(root).parts[0] not in left
+    ]
+    return text_hash(
+        "".join(
+            f"{f.relative_to(root)} {hashlib.sha256(f.read_bytes()).hexdigest()}\n" for f in files
+        )
+    )
 
 
-STORES = {"trainings_dir": "trainings", "rows_dir": "rule_grid"}  # parameter -> folder of the run in which work is kept that several notebooks, or several versions of one, use
+STORES = {
+    "trainings_dir": "trainings",
+    "rows_dir": "rule_grid",
+}  # parameter -> folder of the run in which work is kept that several notebooks, or several versions of one, use
 
 
 @dataclass
@@ -147,17 +184,26 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """The parameters that decide the result; raises `ValueError` for one of the profile's that the notebook does not have."""
         places = {"profile", "out_dir", *STORES, *(f"{name}_dir" for name in self.needs)}
-        own, given = {n: v for n, v in self.defaults.items() if n not in places}, self.run.profile.experiments.get(self.name, {})
+        own = {n: v for n, v in self.defaults.items() if n not in places}
+        given = self.run.profile.experiments.get(self.name, {})
         if strange := given.keys() - own.keys():
             meant = nearest(name := min(strange), own)
-            raise ValueError(f"experiments.{self.name}.{name}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(own) or 'none'}")
+            raise ValueError(
+                f"experiments.{self.name}.{name}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(own) or 'none'}"
+            )
         return own | given
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What papermill hands over; paths are relative to the root of the run, in which the notebook is executed."""
-        places = {"profile": self.run.given, "out_dir": self.name} | STORES | {f"{name}_dir": name for name in self.needs}
-        return self.settings | {name: value for name, value in places.items() if name in self.defaults}
+        places = (
+            {"profile": self.run.given, "out_dir": self.name}
+            | STORES
+            | {f"{name}_dir": name for name in self.needs}
+        )
+        return self.settings | {
+            name: value for name, value in places.items() if name in self.defaults
+        }
 
     @cached_property
     def trainings(self) -> list[Training]:
@@ -167,16 +213,37 @@ class Experiment:
         if "arms" not in self.settings:
             return list(main_trainings(self.run.profile).values())
         seeds = self.settings.get("train_seeds") or self.run.profile.train_seeds
-        return list(training_grid(self.run.profile, self.settings["arms"], self.settings["worlds"], seeds).values())
+        return list(
+            training_grid(
+                self.run.profile, self.settings["arms"], self.settings["worlds"], seeds
+            ).values()
+        )
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """All that decides the result; the notebook's prose does not, nor do lines such as `#| fig-alt` that say how the site shows a cell."""
-        sources = [cell["source"].splitlines() for cell in notebook_cells(self.notebook) if cell["cell_type"] == "code"]
-        cells = ["\n".join(line for line in lines if not line.startswith("#|")) for lines in sources]
-        parts: dict[str, Any] = {"code": code_hash("\n".join(cells)), "notebook": text_hash("\0".join(cells)), "data": data_hash()}
-        parts |= {"profile": text_hash(json.dumps(self.run.profile.main_settings, sort_keys=True))} if "profile" in self.defaults else {}
-        reads = {name: text_hash(json.dumps(self.run.experiments[name].identity, sort_keys=True)) for name in self.needs}
+        sources = [
+            cell["source"].splitlines()
+            for cell in notebook_cells(self.notebook)
+            if cell["cell_type"] == "code"
+        ]
+        cells = [
+            "\n".join(line for line in lines if not line.startswith("#|")) for lines in sources
+        ]
+        parts: dict[str, Any] = {
+            "code": code_hash("\n".join(cells)),
+            "notebook": text_hash("\0".join(cells)),
+            "data": data_hash(),
+        }
+        parts |= (
+            {"profile": text_hash(json.dumps(self.run.profile.main_settings, sort_keys=True))}
+            if "profile" in self.defaults
+            else {}
+        )
+        reads = {
+            name: text_hash(json.dumps(self.run.experiments[name].identity, sort_keys=True))
+            for name in self.needs
+        }
         return json.loads(json.dumps(parts | {"parameters": self.settings, "reads": reads}))
 
     @property
@@ -195,11 +262,23 @@ class Experiment:
         if not isinstance(there, dict):
             return "stale", "it does not say under which code it was made"
         if there != self.identity:
-            one, other = ({**{k: v for k, v in part.items() if k != "parameters"}, **(part.get("parameters") or {})} for part in (there, self.identity))
-            return "stale", ", ".join(name for name in {**other, **one} if one.get(name) != other.get(name)) + " changed"
+            one, other = (
+                {
+                    **{k: v for k, v in part.items() if k != "parameters"},
+                    **(part.get("parameters") or {}),
+                }
+                for part in (there, self.identity)
+            )
+            return "stale", ", ".join(
+                name for name in {**other, **one} if one.get(name) != other.get(name)
+            ) + " changed"
         if self.record.get("status") == "failed":
             return "failed", self.record.get("error", "")
-        gone = [name for name in self.record.get("files", []) if _shown(name) and not (self.folder / name).is_file()]
+        gone = [
+            name
+            for name in self.record.get("files", [])
+            if _shown(name) and not (self.folder / name).is_file()
+        ]
         if self.record.get("status") != "done" or gone:
             return "unfinished", f"{gone[0]} is gone" if gone else ""
         return "done", ""
@@ -207,22 +286,41 @@ class Experiment:
     @property
     def complete(self) -> bool:
         """Whether it is done and every file of it is still there, rows included, for others to read."""
-        return self.state()[0] == "done" and all((self.folder / name).is_file() for name in self.record.get("files", []))
+        return self.state()[0] == "done" and all(
+            (self.folder / name).is_file() for name in self.record.get("files", [])
+        )
 
     def files(self) -> list[str]:
         """Its files: rows, tables, figures, the executed notebook; not those that only a resumed run would use."""
-        found = [*self.folder.glob("*"), *self.folder.glob("tables/*"), *self.folder.glob("figures/*")]
-        return sorted(f.relative_to(self.folder).as_posix() for f in found if f.is_file() and f.name != "experiment.json" and ".sqlite" not in f.name)
+        found = [
+            *self.folder.glob("*"),
+            *self.folder.glob("tables/*"),
+            *self.folder.glob("figures/*"),
+        ]
+        return sorted(
+            f.relative_to(self.folder).as_posix()
+            for f in found
+            if f.is_file() and f.name != "experiment.json" and ".sqlite" not in f.name
+        )
 
 
 def _shown(name: str) -> bool:
     return name.startswith(("tables/", "figures/")) or name == "notebook.ipynb"
 
 # %% ../../nbs/commands/12_experiments.ipynb #fd644013
-QUIET = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "MPLBACKEND": "Agg"}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "MPLBACKEND": "Agg",
+}
 
 
-def run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], cwd: Path | None = None) -> Path:
+def run_notebook(
+    notebook: Path, folder: Path, parameters: Mapping[str, Any], cwd: Path | None = None
+) -> Path:
     """Execute one notebook with papermill, in the folder of the notebook or in `cwd`; the executed copy is `folder/notebook.ipynb`.
 
     Raises `RuntimeError` with the number of the cell that failed, the error, and where the cells before it can be read.
@@ -232,14 +330,19 @@ def run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], cw
     from papermill.exceptions import PapermillExecutionError
 
     folder.mkdir(parents=True, exist_ok=True)
-    target, before = folder / "notebook.ipynb", dict(os.environ)
+    target = folder / "notebook.ipynb"
+    before = dict(os.environ)
     os.environ.update(QUIET)
-    how: dict[str, Any] = dict(kernel_name="python3", progress_bar=False, log_output=False, cwd=cwd or notebook.parent)
+    how: dict[str, Any] = dict(
+        kernel_name="python3", progress_bar=False, log_output=False, cwd=cwd or notebook.parent
+    )
     try:
         papermill.execute_notebook(notebook, target, dict(parameters), **how)
     except PapermillExecutionError as error:
         place = f"{notebook.name}, cell {error.cell_index + 1}"
-        raise RuntimeError(f"{place}: {error.ename}: {one_line(error.evalue)}; executed so far: {target}") from None
+        raise RuntimeError(
+            f"{place}: {error.ename}: {one_line(error.evalue)}; executed so far: {target}"
+        ) from None
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -252,28 +355,48 @@ def _without_places(executed: Path) -> None:
     """Drop what papermill notes about this machine and this hour."""
     content = json.loads(executed.read_text(encoding="utf-8"))
     for part in (content, *content["cells"]):
-        part["metadata"] = {name: value for name, value in part["metadata"].items() if name not in ("papermill", "execution")}
+        part["metadata"] = {
+            name: value
+            for name, value in part["metadata"].items()
+            if name not in ("papermill", "execution")
+        }
     write_whole(executed, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 # %% ../../nbs/commands/12_experiments.ipynb #3c8292bb
 def run_experiment(experiment: Experiment) -> Path:
     """Execute an experiment, in a new folder where the one that is there is stale; returns the executed notebook. Raises what `run_notebook` raises."""
-    folder, started = experiment.folder, time.time()
+    folder = experiment.folder
+    started = time.time()
     if experiment.state()[0] == "stale":
         aside = experiment.run.root / "stale" / experiment.name
         shutil.rmtree(aside, ignore_errors=True)
         aside.parent.mkdir(parents=True, exist_ok=True)
         folder.replace(aside)
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"name": experiment.name, "notebook": experiment.notebook.name, "identity": experiment.identity, "git": git_state()}
+    record = {
+        "name": experiment.name,
+        "notebook": experiment.notebook.name,
+        "identity": experiment.identity,
+        "git": git_state(),
+    }
 
     def write(status: str, **more: Any) -> None:
-        content = record | {"status": status, "started": round(started), "seconds": round(time.time() - started, 1)} | more
+        content = (
+            record
+            | {
+                "status": status,
+                "started": round(started),
+                "seconds": round(time.time() - started, 1),
+            }
+            | more
+        )
         write_whole(folder / "experiment.json", json.dumps(content, indent=1) + "\n")
 
     write("running")
     try:
-        executed = run_notebook(experiment.notebook, folder, experiment.parameters, experiment.run.root)
+        executed = run_notebook(
+            experiment.notebook, folder, experiment.parameters, experiment.run.root
+        )
     except Exception as error:
         with suppress(OSError):  # a full disk is reported as what it is
             write("failed", error=one_line(str(error)))
@@ -286,15 +409,24 @@ def renew_prose(experiment: Experiment) -> None:
     """Put the prose of the notebook, which may have been written after looking, into its executed copy; outputs stay."""
     executed = experiment.folder / "notebook.ipynb"
     content = json.loads(executed.read_text(encoding="utf-8"))
-    done, cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"], []
+    done = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    cells = []
     for cell in json.loads(experiment.notebook.read_text(encoding="utf-8"))["cells"]:
         own = cell["cell_type"] == "code"
-        last = next((k for k, other in enumerate(done) if other.get("id") == cell.get("id")), -1) if own else -1
+        last = (
+            next((k for k, other in enumerate(done) if other.get("id") == cell.get("id")), -1)
+            if own
+            else -1
+        )
         found = [done[last] | {"source": cell["source"]}] if last >= 0 else []
-        cells += [*done[: max(last, 0)], *found] if own else [cell]  # what papermill put in before a cell comes along with it
+        cells += (
+            [*done[: max(last, 0)], *found] if own else [cell]
+        )  # what papermill put in before a cell comes along with it
         done = done[last + 1 :]
     if content["cells"] != (cells := [*cells, *done]):
-        write_whole(executed, json.dumps(content | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
+        write_whole(
+            executed, json.dumps(content | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
+        )
 
 # %% ../../nbs/commands/12_experiments.ipynb #7429fe82
 @dataclass
@@ -315,7 +447,9 @@ def _begin_worker() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     def end_with_parent() -> None:
-        parent_process().join()  # type: ignore[union-attr]
+        parent = parent_process()
+        assert parent is not None  # this runs in a child
+        parent.join()
         os._exit(1)
 
     os.environ.update(QUIET)
@@ -325,12 +459,18 @@ def _begin_worker() -> None:
     Thread(target=end_with_parent, daemon=True).start()
 
 
-def run_tasks(tasks: Sequence[Task], processes: int = 2, say: Callable[[str], None] = print) -> dict[str, str]:
+def run_tasks(
+    tasks: Sequence[Task], processes: int = 2, say: Callable[[str], None] = print
+) -> dict[str, str]:
     """Run tasks in so many processes, each after those it needs; returns the error of each that failed or could not begin.
 
     `say` gets a line for each finished one, with an estimate of the time left. Raises `KeyboardInterrupt` after ending the workers.
     """
-    waiting, running, failed, done, began = {task.name: task for task in tasks}, {}, {}, 0.0, time.monotonic()
+    waiting = {task.name: task for task in tasks}
+    running = {}
+    failed = {}
+    done = 0.0
+    began = time.monotonic()
     total = sum(task.seconds for task in tasks)
 
     def line(task: Task, what: str) -> str:
@@ -338,7 +478,12 @@ def run_tasks(tasks: Sequence[Task], processes: int = 2, say: Callable[[str], No
         left = (total - done) / max(done, 1e-9) * spent
         return f"[{len(tasks) - len(waiting) - len(running)}/{len(tasks)}] {task.name}: {what}; {spent / 60:.1f} min so far, about {left / 60:.0f} min left"
 
-    with Bar(total) as bar, ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
+    with (
+        Bar(total) as bar,
+        ProcessPoolExecutor(
+            processes, mp_context=get_context("spawn"), initializer=_begin_worker
+        ) as pool,
+    ):
         shown = 0.0
         try:
             while waiting or running:
@@ -346,7 +491,10 @@ def run_tasks(tasks: Sequence[Task], processes: int = 2, say: Callable[[str], No
                     if broken := sorted(task.needs & failed.keys()):
                         failed[task.name] = f"needs {broken[0]}, which failed"
                         del waiting[task.name]
-                    elif len(running) < processes and not task.needs & {*waiting, *(other.name for other in running.values())}:
+                    elif len(running) < processes and not task.needs & {
+                        *waiting,
+                        *(other.name for other in running.values()),
+                    }:
                         running[pool.submit(task.work, *task.arguments)] = waiting.pop(task.name)
                 finished: set[Future] = wait(running, timeout=1, return_when=FIRST_COMPLETED).done
                 for future in finished:
@@ -357,7 +505,9 @@ def run_tasks(tasks: Sequence[Task], processes: int = 2, say: Callable[[str], No
                         say(line(task, "done"))
                     except BrokenProcessPool:  # all futures break with the one worker
                         names = ", ".join([task.name, *(other.name for other in running.values())])
-                        raise RuntimeError(f"one of {names}: its process ended without a word, killed perhaps for want of memory") from None
+                        raise RuntimeError(
+                            f"one of {names}: its process ended without a word, killed perhaps for want of memory"
+                        ) from None
                     except Exception as error:  # noqa: BLE001 (another process's, told at the end)
                         failed[task.name] = one_line(str(error) or type(error).__name__)
                         say(line(task, f"failed: {failed[task.name]}"))
@@ -374,34 +524,63 @@ def run_tasks(tasks: Sequence[Task], processes: int = 2, say: Callable[[str], No
 
 # %% ../../nbs/commands/12_experiments.ipynb #38c8976e
 PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
-    "fig:overview": ("what memory calibration is; paths between over-use and under-use", {"diagrams": "a", "main_results": "b"}),
+    "fig:overview": (
+        "what memory calibration is; paths between over-use and under-use",
+        {"diagrams": "a", "main_results": "b"},
+    ),
     "tab:model-survey": ("models as they are, on six metrics", {"model_survey": ""}),
     "fig:method": ("the method at a glance", {"diagrams": ""}),
     "tab:main-results": ("every method, SCS and Exact", {"main_results": ""}),
-    "tab:localization-ablation": ("token or sentence, absolute or ordered", {"localization_ablation": ""}),
-    "fig:mechanism-analysis": ("eta, training dynamics, shares of credit", {"eta_sensitivity": "a", "training_dynamics": "b-g", "localization_audit": "h"}),
+    "tab:localization-ablation": (
+        "token or sentence, absolute or ordered",
+        {"localization_ablation": ""},
+    ),
+    "fig:mechanism-analysis": (
+        "eta, training dynamics, shares of credit",
+        {"eta_sensitivity": "a", "training_dynamics": "b-g", "localization_audit": "h"},
+    ),
     "tab:benchmark-comparison": ("this benchmark beside others", {"diagrams": ""}),
     "tab:source-datasets": ("where the questions come from", {"benchmark_statistics": ""}),
     "fig:data": ("the six stages of construction", {"diagrams": ""}),
-    "tab:benchmark-composition": ("examples, blocks and atoms by domain", {"benchmark_statistics": ""}),
-    "tab:benchmark-structure": ("levels, sizes, blocks of mixed levels", {"benchmark_statistics": ""}),
+    "tab:benchmark-composition": (
+        "examples, blocks and atoms by domain",
+        {"benchmark_statistics": ""},
+    ),
+    "tab:benchmark-structure": (
+        "levels, sizes, blocks of mixed levels",
+        {"benchmark_statistics": ""},
+    ),
     "fig:judge-human-audit": ("the judge against a person", {"judge_audit": ""}),
     "tab:channels": ("nine channels, their rewards and targets", {"channel_proportions": ""}),
     "tab:full-main-results": ("every method on all six metrics", {"main_results": ""}),
-    "tab:test-channel-results": ("channel proportions before and after training", {"channel_proportions": ""}),
+    "tab:test-channel-results": (
+        "channel proportions before and after training",
+        {"channel_proportions": ""},
+    ),
     "tab:rpeval-results": ("transfer to RPEval", {"rpeval_transfer": ""}),
     "tab:eta-sweep": ("five strengths of localization", {"eta_sensitivity": ""}),
     "tab:alternative-judge-results": ("every method under another judge", {"judge_stability": ""}),
     "tab:judge-stability": ("how far two judges rank alike", {"judge_stability": ""}),
-    "fig:localization-case-support": ("an answer with the credit of what memory supports", {"localization_audit": ""}),
-    "fig:localization-case-underuse": ("an answer with the credit of what memory suppresses", {"localization_audit": ""}),
+    "fig:localization-case-support": (
+        "an answer with the credit of what memory supports",
+        {"localization_audit": ""},
+    ),
+    "fig:localization-case-underuse": (
+        "an answer with the credit of what memory suppresses",
+        {"localization_audit": ""},
+    ),
 }
 
 
 def item_files(experiment: Experiment, label: str) -> list[str]:
     """The files of an experiment that regenerate a label, relative to its folder."""
     stem = label.replace(":", "-")
-    found = [file for folder in ("tables", "figures") for form in (f"{stem}.*", f"{stem}-*.*") for file in experiment.folder.glob(f"{folder}/{form}")]
+    found = [
+        file
+        for folder in ("tables", "figures")
+        for form in (f"{stem}.*", f"{stem}-*.*")
+        for file in experiment.folder.glob(f"{folder}/{form}")
+    ]
     return sorted(file.relative_to(experiment.folder).as_posix() for file in found)
 
 
@@ -415,16 +594,42 @@ def item_rows(run: Run) -> list[dict[str, Any]]:
             files = item_files(experiment, label) if experiment and state == "done" else []
             if state == "done":
                 measured = [file for file in files if not Path(file).stem.endswith("-published")]
-                state, why = ("measured", "") if measured else ("published only", "") if files else ("not run", "the notebook made no file of this name")
-            rows.append({"label": label, "panel": panel, "what": what, "experiment": name, "status": state, "why": why, "files": files})
+                state, why = (
+                    ("measured", "")
+                    if measured
+                    else ("published only", "")
+                    if files
+                    else ("not run", "the notebook made no file of this name")
+                )
+            rows.append(
+                {
+                    "label": label,
+                    "panel": panel,
+                    "what": what,
+                    "experiment": name,
+                    "status": state,
+                    "why": why,
+                    "files": files,
+                }
+            )
     return rows
 
 # %% ../../nbs/commands/12_experiments.ipynb #581fb868
 def index_markdown(run: Run) -> str:
     """The index as Markdown, links relative to the root of the run."""
-    done = [experiment.record for experiment in run.experiments.values() if experiment.state()[0] == "done"]
-    seconds, states = sum(record.get("seconds", 0) for record in done), [record.get("git") or {} for record in done]
-    commits = {f"commit {state['commit'][:10]}{', with changes' if state['dirty'] else ''}" if state.get("commit") else "no checkout" for state in states}
+    done = [
+        experiment.record
+        for experiment in run.experiments.values()
+        if experiment.state()[0] == "done"
+    ]
+    seconds = sum(record.get("seconds", 0) for record in done)
+    states = [record.get("git") or {} for record in done]
+    commits = {
+        f"commit {state['commit'][:10]}{', with changes' if state['dirty'] else ''}"
+        if state.get("commit")
+        else "no checkout"
+        for state in states
+    }
     commit = ", ".join(sorted(commits)) or "nothing done"
     counts: dict[str, int] = {}
     lines = ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
@@ -432,10 +637,19 @@ def index_markdown(run: Run) -> str:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
         name = f"{row['label']}{f' ({panel})' if (panel := row['panel']) else ''}"
         there = (run.root / row["experiment"] / "notebook.ipynb").is_file()
-        notebook = f"[{row['experiment']}]({row['experiment']}/notebook.ipynb)" if there else row["experiment"]
+        notebook = (
+            f"[{row['experiment']}]({row['experiment']}/notebook.ipynb)"
+            if there
+            else row["experiment"]
+        )
         best = [file for file in row["files"] if file.endswith((".svg", ".csv"))]
-        links = " ".join(f"[{Path(file).stem.removeprefix(row['label'].replace(':', '-')).strip('-') or Path(file).suffix[1:]}]({row['experiment']}/{file})" for file in best)
-        lines.append(f"| `{name}` | {row['what']} | {notebook} | {row['status']}{f': {markdown_text(why)}' if (why := row['why']) else ''} | {links} |")
+        links = " ".join(
+            f"[{Path(file).stem.removeprefix(row['label'].replace(':', '-')).strip('-') or Path(file).suffix[1:]}]({row['experiment']}/{file})"
+            for file in best
+        )
+        lines.append(
+            f"| `{name}` | {row['what']} | {notebook} | {row['status']}{f': {markdown_text(why)}' if (why := row['why']) else ''} | {links} |"
+        )
     sums = ", ".join(f"{count} {status}" for status, count in counts.items())
     head = f"Profile `{Path(run.given).stem}`, {commit}; notebooks took {seconds / 60:.0f} minutes beside their trainings. Of the paper's {len(PAPER_ITEMS)} labels, in {sum(counts.values())} parts: {sums}."
     note = "*Measured* is what this run measured in the worlds of its profile; *published only* repeats the paper's numbers; *stale* was made by other code, parameters or data."
@@ -457,20 +671,40 @@ def write_index(run: Run) -> Path:
     text = index_markdown(run)
     cell = {"cell_type": "markdown", "id": "index", "metadata": {}, "source": text.splitlines(True)}
     kernel = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
-    write_whole(run.root / "index.ipynb", json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n")
+    write_whole(
+        run.root / "index.ipynb",
+        json.dumps(
+            {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1
+        )
+        + "\n",
+    )
     title, body = text.split("\n", 1)
-    html = MarkdownIt("commonmark").enable("table").render(body).replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
-    return write_page(run.root / "index.html", render_page("experiments.html.j2", title=title.removeprefix("# "), body=Markup(html)))
+    html = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .render(body)
+        .replace("<table>", '<div class="scroll"><table>')
+        .replace("</table>", "</table></div>")
+    )
+    return write_page(
+        run.root / "index.html",
+        render_page("experiments.html.j2", title=title.removeprefix("# "), body=Markup(html)),
+    )
 
 # %% ../../nbs/commands/12_experiments.ipynb #ddc8a5c1
-def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = (), write: bool = True) -> Run:
+def open_run(
+    profile: str | Path, out: str | Path, settings: Sequence[str] = (), write: bool = True
+) -> Run:
     """The run of a profile, `settings` laid over it, in OUT/PROFILE; a profile that is not a shipped one as it is gets a copy there."""
-    plan, root = load_profile(profile, settings), (Path(out) / Path(profile).stem).resolve()
+    plan = load_profile(profile, settings)
+    root = (Path(out) / Path(profile).stem).resolve()
     shipped = not settings and str(profile) in profile_names()
     run = Run(root, plan, str(profile) if shipped else f"{Path(profile).stem}.yaml")
     known = {*run.notebooks, *(name for _, parts in PAPER_ITEMS.values() for name in parts)}
     if strange := sorted({*plan.experiments, *plan.minutes} - known):
-        raise ValueError(f"{profile}: experiments.{strange[0]}: no such experiment; allowed are {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{profile}: experiments.{strange[0]}: no such experiment; allowed are {', '.join(sorted(known))}"
+        )
     for experiment in run.experiments.values():
         experiment.trainings  # noqa: B018 (raises for parameters and settings at fault)
     if write and not shipped:
@@ -482,42 +716,69 @@ def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = (),
 def plan_tasks(run: Run, names: Sequence[str] = ()) -> list[Task]:
     """What is left to do for the named experiments: trainings that are not in the store, the longest first, then notebooks."""
     left: dict[str, Experiment] = {}
-    for experiment in reversed(run.chosen(names)):  # one that is done, but not whole, is made again where another reads it
+    for experiment in reversed(
+        run.chosen(names)
+    ):  # one that is done, but not whole, is made again where another reads it
         read = any(experiment.name in other.needs for other in left.values())
         if not (experiment.complete if read else experiment.state()[0] == "done"):
             left[experiment.name] = experiment
-    trainings = run.store.missing(training for experiment in left.values() for training in experiment.trainings)
-    far = lambda training: lambda: run.store.steps_so_far(training) / training.steps
-    tasks = [Task(t.key, run.store.make, (t,), seconds=t.seconds, progress=far(t)) for t in trainings]
+    trainings = run.store.missing(
+        training for experiment in left.values() for training in experiment.trainings
+    )
+
+    def far(training):
+        return lambda: run.store.steps_so_far(training) / training.steps
+
+    tasks = [
+        Task(t.key, run.store.make, (t,), seconds=t.seconds, progress=far(t)) for t in trainings
+    ]
     keys = {task.name for task in tasks}
     for experiment in reversed(left.values()):
-        needs = {t.key for t in experiment.trainings} & keys | {name for name in experiment.needs if name in left}
+        needs = {t.key for t in experiment.trainings} & keys | {
+            name for name in experiment.needs if name in left
+        }
         seconds = 60 * run.profile.minutes.get(experiment.name, 0.5)
-        tasks.append(Task(experiment.name, run_experiment, (experiment,), frozenset(needs), seconds))
+        tasks.append(
+            Task(experiment.name, run_experiment, (experiment,), frozenset(needs), seconds)
+        )
     return tasks
 
 
 def plan_text(run: Run, names: Sequence[str] = ()) -> str:
     """What `plan_tasks` would do, and about how long it takes, as a text for a terminal."""
-    tasks, lines = plan_tasks(run, names), []
+    tasks = plan_tasks(run, names)
+    lines = []
     doing = {task.name for task in tasks}
     for experiment in run.chosen(names):
         state, why = experiment.state()
         missing = len(run.store.missing(experiment.trainings))
-        trained = f"; {len({t.key for t in experiment.trainings})} trainings, {missing} to make" if experiment.trainings else ""
+        trained = (
+            f"; {len({t.key for t in experiment.trainings})} trainings, {missing} to make"
+            if experiment.trainings
+            else ""
+        )
         again = "again, for its rows" if state == "done" else "to be done"
         what = again if experiment.name in doing else "nothing to do"
-        lines.append(f"{experiment.name:<24} {state}{f' ({why})' if why else ''}{trained}; {what} -> {experiment.folder}")
+        lines.append(
+            f"{experiment.name:<24} {state}{f' ({why})' if why else ''}{trained}; {what} -> {experiment.folder}"
+        )
     trained = [task.seconds for task in tasks if task.name not in run.experiments]
     rest = sum(task.seconds for task in tasks) - sum(trained)
     total = (sum(trained) + rest) / 60
-    lines.append(f"{len(trained)} trainings, {sum(trained) / 60:.0f} minutes; {len(tasks) - len(trained)} notebooks, {rest / 60:.0f} minutes; "
-                 f"about {total / run.profile.processes:.0f} minutes on {run.profile.processes} processes")  # fmt: skip
+    lines.append(
+        f"{len(trained)} trainings, {sum(trained) / 60:.0f} minutes; {len(tasks) - len(trained)} notebooks, {rest / 60:.0f} minutes; "
+        f"about {total / run.profile.processes:.0f} minutes on {run.profile.processes} processes"
+    )
     return "\n".join(lines)
 
 
 def reproduce_experiments(
-    names: Sequence[str], profile: str | Path, out: str | Path, *, dry_run: bool = False, settings: Sequence[str] = ()
+    names: Sequence[str],
+    profile: str | Path,
+    out: str | Path,
+    *,
+    dry_run: bool = False,
+    settings: Sequence[str] = (),
 ) -> list[Path]:
     """Run experiment notebooks and what they need into OUT/PROFILE/NAME/, and write the index; returns the executed notebooks.
 
@@ -536,7 +797,8 @@ def reproduce_experiments(
     run.root.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run.root / ".lock", timeout=0):
-            tasks, started = plan_tasks(run, names), time.time()
+            tasks = plan_tasks(run, names)
+            started = time.time()
             print(plan_text(run, names))
             failed = run_tasks(tasks, run.profile.processes) if tasks else {}
             for experiment in run.chosen(names):
@@ -544,14 +806,46 @@ def reproduce_experiments(
                     renew_prose(experiment)
             index = write_index(run)
     except Timeout:
-        raise RuntimeError(f"{run.root}: another command is at work there; wait for it, or choose another --out") from None
-    states = {name: {"state": experiment.state()[0], "seconds": experiment.record.get("seconds"), "commit": (experiment.record.get("git") or {}).get("commit")} for name, experiment in run.experiments.items()}
+        raise RuntimeError(
+            f"{run.root}: another command is at work there; wait for it, or choose another --out"
+        ) from None
+    states = {
+        name: {
+            "state": experiment.state()[0],
+            "seconds": experiment.record.get("seconds"),
+            "commit": (experiment.record.get("git") or {}).get("commit"),
+        }
+        for name, experiment in run.experiments.items()
+    }
     if tasks:
         settings_of = run.profile.model_dump(mode="json")
-        write_manifest(run.root, manifest(settings_of, run.profile.train_seeds, started=started, data_hash=data_hash(), experiments=states))
+        write_manifest(
+            run.root,
+            manifest(
+                settings_of,
+                run.profile.train_seeds,
+                started=started,
+                data_hash=data_hash(),
+                experiments=states,
+            ),
+        )
     print(f"Index: {index}")
     if failed:
-        again = [*(name for name in failed if name in run.experiments), "--profile", str(profile), "--out", str(out), *(word for setting in settings for word in ("--set", setting))]
+        again = [
+            *(name for name in failed if name in run.experiments),
+            "--profile",
+            str(profile),
+            "--out",
+            str(out),
+            *(word for setting in settings for word in ("--set", setting)),
+        ]
         command = shlex.join(["memcalib", "reproduce", *again])
-        raise RuntimeError("\n".join([*(f"{name}: {error}" for name, error in failed.items()), f"what was made stays; go on with: {command}"]))
+        raise RuntimeError(
+            "\n".join(
+                [
+                    *(f"{name}: {error}" for name, error in failed.items()),
+                    f"what was made stays; go on with: {command}",
+                ]
+            )
+        )
     return [experiment.folder / "notebook.ipynb" for experiment in run.chosen(names)]

@@ -19,7 +19,16 @@ from typing import Any, Literal
 from ..inference.endpoint import Endpoint, estimate_tokens
 from .evaluate import JUDGED_TOKENS
 from ..io.settings import package_data, read_yaml
-from .recipe import Launch, Recipe, asks_judge, method_config, preflight, read_config, teaching_file, weights_path
+from memcalib.commands.recipe import (
+    Launch,
+    Recipe,
+    asks_judge,
+    method_config,
+    preflight,
+    read_config,
+    teaching_file,
+    weights_path,
+)
 from .settings import EXACT, with_settings
 from ..judge import judge_request
 from ..problem import Example, encode_prompt, iter_examples, render
@@ -36,24 +45,59 @@ class Setting:
     source: str
 
 
-def resolved(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> list[Setting]:
+def resolved(
+    recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
+) -> list[Setting]:
     """Every setting of a method; `settings` are the texts of `--set` that were laid over the recipe."""
-    config, shared = method_config(recipe, method, seed), recipe.sft if method == "sft" else recipe.train
-    typed, command = with_settings({}, settings), {"method", *(() if seed is None else ("seed",))}
-    by_command = (typed.get("methods") or {}).get(method) or {}, typed.get("sft" if method == "sft" else "train") or {}
-    places = list(zip(("recipe for this method", "recipe"), (recipe.methods.get(method, {}), shared), by_command, strict=True))
-    world = {name: "default" if value == getattr(type(config)(), name) else "world" for name, value in config}
-    return [Setting(name, value, "command" if name in command else _source(name, places) or world[name]) for name, value in config]
+    config = method_config(recipe, method, seed)
+    shared = recipe.sft if method == "sft" else recipe.train
+    typed = with_settings({}, settings)
+    command = {"method", *(() if seed is None else ("seed",))}
+    by_command = (
+        (typed.get("methods") or {}).get(method) or {},
+        typed.get("sft" if method == "sft" else "train") or {},
+    )
+    places = list(
+        zip(
+            ("recipe for this method", "recipe"),
+            (recipe.methods.get(method, {}), shared),
+            by_command,
+            strict=True,
+        )
+    )
+    world = {
+        name: "default" if value == getattr(type(config)(), name) else "world"
+        for name, value in config
+    }
+    return [
+        Setting(name, value, "command" if name in command else _source(name, places) or world[name])
+        for name, value in config
+    ]
 
 
 def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | None:
     for place, there, said in places:
         if name in there:
-            return place if name not in said else "command" if said[name] == there[name] else f"{place} and command"
+            return (
+                place
+                if name not in said
+                else "command"
+                if said[name] == there[name]
+                else f"{place} and command"
+            )
     return None
 
 # %% ../../nbs/commands/04_forecast.ipynb #45f22d18
-ASSUMED = {"prompt": 1000, "answer": 500, "atoms": 15.5, "rubric": 250, "judge frame": 1000, "pairs": 4, "omitted": 0.8, "validation": 1500}
+ASSUMED = {
+    "prompt": 1000,
+    "answer": 500,
+    "atoms": 15.5,
+    "rubric": 250,
+    "judge frame": 1000,
+    "pairs": 4,
+    "omitted": 0.8,
+    "validation": 1500,
+}
 SAMPLED = 200  # examples that are rendered
 
 
@@ -76,7 +120,9 @@ def _drawn(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
         from memcalib.micro.world import make_examples
 
         count = getattr(world, split)
-        return count, make_examples(world.name, min(count, SAMPLED), world.seed, "rl" if split == "train" else split)
+        return count, make_examples(
+            world.name, min(count, SAMPLED), world.seed, "rl" if split == "train" else split
+        )
     source = getattr(recipe.data, split)
     if source is None or not Path(source.path).exists():
         return None
@@ -112,7 +158,8 @@ def _taught(config: Any) -> bool:
 # %% ../../nbs/commands/04_forecast.ipynb #ba91092d
 def measure_texts(recipe: Recipe, config: Any) -> Texts:
     """What the recipe's examples look like, measured where they are on this machine and assumed where they are not."""
-    train, validation = _drawn(recipe, "train"), _drawn(recipe, "validation")
+    train = _drawn(recipe, "train")
+    validation = _drawn(recipe, "validation")
     unseen = recipe.data.validation is not None and validation is None
     held_out = ASSUMED["validation"] if unseen else validation[0] if validation else 0
     if train is None:
@@ -120,22 +167,47 @@ def measure_texts(recipe: Recipe, config: Any) -> Texts:
     count, examples = train
     tokens, note = _counter(recipe, config)
     how = method_config(recipe, "grpo")
-    prompts = [tokens(render(example, text=how.text, prompt_template=how.prompt_template)) for example in examples]
-    judged = [estimate_tokens(judge_request(e, "", recipe.judging).messages) for e in examples if e.atoms]
-    taught = [tokens(teacher_messages(e, config.text, config.teacher_prompt_template or config.prompt_template)) for e in examples] if _taught(config) else []
-    mean = lambda values: sum(values) / max(1, len(values))
-    notes = [note] * bool(note) + ([f"lengths from the first {SAMPLED} of {count} examples"] if count > SAMPLED else [])
-    longest, atoms = max(prompts, default=None), mean([len(e.atoms) for e in examples])
+    prompts = [
+        tokens(render(example, text=how.text, prompt_template=how.prompt_template))
+        for example in examples
+    ]
+    judged = [
+        estimate_tokens(judge_request(e, "", recipe.judging).messages) for e in examples if e.atoms
+    ]
+    taught = (
+        [
+            tokens(
+                teacher_messages(
+                    e, config.text, config.teacher_prompt_template or config.prompt_template
+                )
+            )
+            for e in examples
+        ]
+        if _taught(config)
+        else []
+    )
+
+    def mean(values):
+        return sum(values) / max(1, len(values))
+
+    notes = [note] * bool(note) + (
+        [f"lengths from the first {SAMPLED} of {count} examples"] if count > SAMPLED else []
+    )
+    longest = max(prompts, default=None)
+    atoms = mean([len(e.atoms) for e in examples])
     return Texts(count, mean(prompts), longest, atoms, mean(judged), held_out, notes, mean(taught))
 
 
 def _assumed_texts(recipe: Recipe, config: Any, held_out: int) -> Texts:
     count = getattr(config, "steps", 0) * getattr(config, "prompts", 0) or 12000
     key = ASSUMED["atoms"] * ASSUMED["rubric"]
-    judged, taught = ASSUMED["judge frame"] + key, ASSUMED["prompt"] + key if _taught(config) else 0.0
+    judged = ASSUMED["judge frame"] + key
+    taught = ASSUMED["prompt"] + key if _taught(config) else 0.0
     place = recipe.data.train.path if recipe.data.train else "no file"
-    notes = [f"{place} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
-             f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a teacher), {held_out:,} validation examples"]  # fmt: skip
+    notes = [
+        f"{place} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
+        f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a teacher), {held_out:,} validation examples"
+    ]
     return Texts(count, ASSUMED["prompt"], None, ASSUMED["atoms"], judged, held_out, notes, taught)
 
 # %% ../../nbs/commands/04_forecast.ipynb #5286f913
@@ -145,51 +217,83 @@ def _again(config: Any, texts: Texts) -> tuple[float, str]:
     if credit is None or not credit.counterfactual:
         return 0, ""
     if credit.by_evidence:
-        return 2 * ASSUMED["omitted"], f"{ASSUMED['omitted']:g} under-use channels an answer that left atoms out and move; 3 is the most"
+        return (
+            2 * ASSUMED["omitted"],
+            f"{ASSUMED['omitted']:g} under-use channels an answer that left atoms out and move; 3 is the most",
+        )
     pairs = min(ASSUMED["pairs"], texts.atoms)
     return pairs, f"{pairs:g} localizable channels an answer; 8 is the most"
 
 
 def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
     """Steps, answers and tokens of one epoch of a method that samples answers; tokens rest on what is assumed of answers and channels."""
-    steps, rows = texts.examples // config.prompts, config.prompts * config.generations
-    answers, answer = steps * rows, min(ASSUMED["answer"], config.max_tokens)
+    steps = texts.examples // config.prompts
+    rows = config.prompts * config.generations
+    answers = steps * rows
+    answer = min(ASSUMED["answer"], config.max_tokens)
     each = min(texts.prompt, config.max_prompt) + answer
     taught = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
     passes = (config.minibatches > 1 or _taught(config)) + (config.beta > 0)
     pairs = _again(config, texts)[0]
     return {
-        "steps per epoch": steps, "epochs": config.steps / steps if steps else 0.0, "answers": answers,
-        "tokens sampled": answers * answer, "tokens read by the update": answers * each,
+        "steps per epoch": steps,
+        "epochs": config.steps / steps if steps else 0.0,
+        "answers": answers,
+        "tokens sampled": answers * answer,
+        "tokens read by the update": answers * each,
         "tokens read by policy and reference": answers * each * passes,
-        "tokens read by counterfactuals": answers * each * pairs, "tokens read by the teacher": answers * taught,
-    }  # fmt: skip
+        "tokens read by counterfactuals": answers * each * pairs,
+        "tokens read by the teacher": answers * taught,
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #6072712d
 def teaching_work(recipe: Recipe, config: Any, texts: Texts) -> dict[str, float]:
     """Steps, rows and tokens of one epoch of supervised fine-tuning."""
     try:
         file = teaching_file(recipe)
-        rows = sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").split("\n")) if file else recipe.data.world.demonstrations
+        rows = (
+            sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").split("\n"))
+            if file
+            else recipe.data.world.demonstrations
+        )
     except (ValueError, FileNotFoundError):
         rows = texts.examples
     steps = -(-rows // config.batch_size)
-    return {"steps per epoch": steps, "epochs": config.epochs, "rows": rows, "tokens read by the update": rows * (texts.prompt + ASSUMED["answer"])}
+    return {
+        "steps per epoch": steps,
+        "epochs": config.epochs,
+        "rows": rows,
+        "tokens read by the update": rows * (texts.prompt + ASSUMED["answer"]),
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #2c2ddbd7
-def judge_work(recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, float]) -> dict[str, Any]:
+def judge_work(
+    recipe: Recipe, config: Any, texts: Texts, work: Mapping[str, float]
+) -> dict[str, Any]:
     """Calls, tokens and cost (US dollars, None without a price) of judging one epoch."""
     scored = asks_judge(_method(config), config, 0)
     before = int(_method(config) != "sft")  # fine-tuning scores nothing before its first step
-    rounds = before + work["steps per epoch"] // config.eval_every if config.eval_every and texts.validation else 0
+    rounds = (
+        before + work["steps per epoch"] // config.eval_every
+        if config.eval_every and texts.validation
+        else 0
+    )
     calls = (work["answers"] if scored else 0) + rounds * texts.validation
     frame, line = JUDGED_TOKENS
     asked = isinstance(recipe.judge, Endpoint)
     answer = min(ASSUMED["answer"], getattr(config, "max_tokens", ASSUMED["answer"]))
-    prompt, reply = ((texts.judged + answer) * calls, (frame + line * texts.atoms) * calls) if asked else (0, 0)
+    prompt, reply = (
+        ((texts.judged + answer) * calls, (frame + line * texts.atoms) * calls) if asked else (0, 0)
+    )
     price = recipe.judge.price if asked else None
     cost = price.cost(prompt, reply) if price else 0.0 if recipe.judge in (None, EXACT) else None
-    return {"calls": calls, "of them validation": rounds * texts.validation, "prompt tokens": prompt, "completion tokens": reply, "cost": cost}
+    return {
+        "calls": calls,
+        "of them validation": rounds * texts.validation,
+        "prompt tokens": prompt,
+        "completion tokens": reply,
+        "cost": cost,
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #a43f8b74
 @dataclass(frozen=True)
@@ -208,19 +312,31 @@ class Shape:
 # %% ../../nbs/commands/04_forecast.ipynb #4455ca1a
 def _widths(config: Any) -> tuple[int, int]:
     """Elements that one token leaves behind in a layer, averaged over layers, and in the cache over all of them."""
-    get = lambda name, other=None: getattr(config, name, None) or other
+
+    def get(name, other=None):
+        return getattr(config, name, None) or other
+
     size = get("head_dim") or config.hidden_size // config.num_attention_heads
-    queries, keys = config.num_attention_heads * size, get("num_key_value_heads", config.num_attention_heads) * size
-    linear, state = sum(kind == "linear_attention" for kind in get("layer_types", [])), 0
+    queries = config.num_attention_heads * size
+    keys = get("num_key_value_heads", config.num_attention_heads) * size
+    linear = sum(kind == "linear_attention" for kind in get("layer_types", []))
+    state = 0
     if linear:
-        state = 2 * config.linear_num_key_heads * config.linear_key_head_dim + 3 * config.linear_num_value_heads * config.linear_value_head_dim
+        state = (
+            2 * config.linear_num_key_heads * config.linear_key_head_dim
+            + 3 * config.linear_num_value_heads * config.linear_value_head_dim
+        )
     if (experts := get("num_experts_per_tok")) and (get("num_experts") or get("num_local_experts")):
-        forward = experts * (get("moe_intermediate_size") or config.intermediate_size) + get("shared_expert_intermediate_size", 0)
+        forward = experts * (get("moe_intermediate_size") or config.intermediate_size) + get(
+            "shared_expert_intermediate_size", 0
+        )
     else:
         forward = config.intermediate_size
     share = linear / config.num_hidden_layers
     mixer = (1 - share) * (2 * queries + 2 * keys) + share * state
-    return round(4 * config.hidden_size + mixer + 4 * forward), 2 * keys * (config.num_hidden_layers - linear)
+    return round(4 * config.hidden_size + mixer + 4 * forward), 2 * keys * (
+        config.num_hidden_layers - linear
+    )
 
 # %% ../../nbs/commands/04_forecast.ipynb #9cc86dfe
 def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> Shape:
@@ -229,17 +345,36 @@ def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> S
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    config, count = read_config(source), lambda part: sum(p.numel() for p in part.parameters())
+    config = read_config(source)
+
+    def count(part):
+        return sum(p.numel() for p in part.parameters())
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    total, block = count(model), max(map(count, (*model.get_decoder().layers, model.get_input_embeddings())))
+    total = count(model)
+    block = max(map(count, (*model.get_decoder().layers, model.get_input_embeddings())))
     adapter = 0
     if lora_rank:
         with torch.device("meta"):
-            adapted = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+            adapted = get_peft_model(
+                model,
+                LoraConfig(
+                    r=lora_rank,
+                    lora_alpha=lora_rank,
+                    target_modules="all-linear",
+                    task_type="CAUSAL_LM",
+                ),
+            )
         adapter = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     inner, cache = _widths(config)
-    sizes = dict(layers=config.num_hidden_layers, hidden=config.hidden_size, inner=inner, cache=cache, vocab=config.vocab_size)
+    sizes = dict(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        inner=inner,
+        cache=cache,
+        vocab=config.vocab_size,
+    )
     return Shape(parameters=total, adapter=adapter, block=block, **sizes)
 
 # %% ../../nbs/commands/04_forecast.ipynb #0669cea5
@@ -269,7 +404,8 @@ class Plan:
 # %% ../../nbs/commands/04_forecast.ipynb #865547c0
 def _states(shape: Shape, plan: Plan) -> dict[str, float]:
     weights, gradients, averages, besides = _STATES[plan.strategy]
-    trained, held = shape.adapter or shape.parameters, plan.gpus if plan.strategy in ("fsdp2", "zero3") else 1
+    trained = shape.adapter or shape.parameters
+    held = plan.gpus if plan.strategy in ("fsdp2", "zero3") else 1
     frozen = (2 if plan.half else 4) * shape.parameters if shape.adapter else 0
     besides -= 0 if plan.half or plan.strategy in ("fsdp2", "zero3") else 2
     return {
@@ -286,10 +422,15 @@ LOGITS = 2**24  # held at once while scoring
 
 
 def _activations(shape: Shape, plan: Plan) -> dict[str, float]:
-    tokens, size = plan.rows * (plan.prompt + plan.answer), 2 if plan.half else 4
+    tokens = plan.rows * (plan.prompt + plan.answer)
+    size = 2 if plan.half else 4
     stream = size if plan.strategy in ("fsdp2", "zero3") else 4
     layer = tokens * shape.inner * size
-    kept = tokens * shape.layers * shape.hidden * stream + layer if plan.checkpointing else shape.layers * layer
+    kept = (
+        tokens * shape.layers * shape.hidden * stream + layer
+        if plan.checkpointing
+        else shape.layers * layer
+    )
     head = 0 if shape.adapter else 4 * shape.vocab * shape.hidden
     return {"activations": kept, "output head": head + 3 * 4 * LOGITS}
 
@@ -297,7 +438,10 @@ def _activations(shape: Shape, plan: Plan) -> dict[str, float]:
 def _sampling(shape: Shape, plan: Plan) -> dict[str, float]:
     size = 2 if plan.half else 4
     share = plan.colocated * (plan.gpu_gib or 0) * GIB
-    return {"key-value cache": plan.sampled * (plan.prompt + plan.answer) * shape.cache * size, "vLLM's share": share}
+    return {
+        "key-value cache": plan.sampled * (plan.prompt + plan.answer) * shape.cache * size,
+        "vLLM's share": share,
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #d60ae26e
 READ = 16384  # new tokens that scoring reads at once
@@ -306,7 +450,10 @@ READ = 16384  # new tokens that scoring reads at once
 def _scoring(shape: Shape, plan: Plan) -> dict[str, float]:
     size = 2 if plan.half else 4
     whole = size * shape.parameters if plan.copies and plan.strategy == "fsdp2" else 0
-    return {"gathered reference": whole, "scoring cache": 4 * (READ if plan.half else READ // 8) * shape.cache * size}
+    return {
+        "gathered reference": whole,
+        "scoring cache": 4 * (READ if plan.half else READ // 8) * shape.cache * size,
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #2a31d081
 RUNTIME = 2 * GIB  # assumed: CUDA context, kernels, fragmentation
@@ -329,20 +476,31 @@ class Memory:
 
 def estimate_memory(shape: Shape, plan: Plan) -> Memory:
     """What one GPU, or the CPU, holds during a step; bytes."""
-    states, tokens, samples, scores = (part(shape, plan) for part in (_states, _activations, _sampling, _scoring))
+    states, tokens, samples, scores = (
+        part(shape, plan) for part in (_states, _activations, _sampling, _scoring)
+    )
     runtime = RUNTIME if plan.half else 0
     always = sum(states.values()) - states["gradients"] + runtime
     asleep = samples["vLLM's share"] if not plan.sleeping else 0.0
     update = always + states["gradients"] + sum(tokens.values()) + asleep
     scoring = always + sum(scores.values()) + 3 * 4 * LOGITS + asleep
-    return Memory(states | tokens | samples | scores | {"runtime": runtime}, always + sum(samples.values()), scoring, update)
+    return Memory(
+        states | tokens | samples | scores | {"runtime": runtime},
+        always + sum(samples.values()),
+        scoring,
+        update,
+    )
 
 # %% ../../nbs/commands/04_forecast.ipynb #f5c43e11
 def launch_file(name: str) -> Path:
     """The `accelerate` configuration of that name: a path, or a file of a shipped launch folder; raises `FileNotFoundError`."""
-    found = next((path for path in (Path(name), package_data("launch", name)) if path.is_file()), None)
+    found = next(
+        (path for path in (Path(name), package_data("launch", name)) if path.is_file()), None
+    )
     if found is None:
-        raise FileNotFoundError(f"launch.accelerate: no file {name!r}; allowed: a path, or FOLDER/accelerate.yaml of a shipped launch folder")
+        raise FileNotFoundError(
+            f"launch.accelerate: no file {name!r}; allowed: a path, or FOLDER/accelerate.yaml of a shipped launch folder"
+        )
     return found
 
 # %% ../../nbs/commands/04_forecast.ipynb #7c7756dd
@@ -354,18 +512,25 @@ def strategy(launch: Launch) -> str:
     kind = content.get("distributed_type")
     if kind == "FSDP" and (content.get("fsdp_config") or {}).get("fsdp_version") == 2:
         return "fsdp2"
-    stage = (content.get("deepspeed_config") or {}).get("zero_stage") if kind == "DEEPSPEED" else (content.get("zero_optimization") or {}).get("stage")
+    stage = (
+        (content.get("deepspeed_config") or {}).get("zero_stage")
+        if kind == "DEEPSPEED"
+        else (content.get("zero_optimization") or {}).get("stage")
+    )
     if stage == 3:
         return "zero3"
     if kind in ("MULTI_GPU", "NO"):
         return "ddp" if launch.processes > 1 else "none"
-    raise ValueError(f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO")
+    raise ValueError(
+        f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO"
+    )
 
 # %% ../../nbs/commands/04_forecast.ipynb #6a876f25
 def _copies(config: Any) -> int:
     if getattr(config, "lora_rank", 0) and not getattr(config, "teacher", ""):
         return 0
-    beta, taught = getattr(config, "beta", 0) > 0, _taught(config)
+    beta = getattr(config, "beta", 0) > 0
+    taught = _taught(config)
     reference = beta and not config.lora_rank
     return int(reference) + int(taught and (bool(config.teacher) or not reference))
 
@@ -376,7 +541,10 @@ def _sampler(config: Any, rows: int) -> dict[str, Any]:
         return {"sampled": rows}
     if trl.get("vllm_mode", "colocate") == "server":
         return {}
-    return {"colocated": trl.get("vllm_gpu_memory_utilization", 0.3), "sleeping": trl.get("vllm_enable_sleep_mode", False)}
+    return {
+        "colocated": trl.get("vllm_gpu_memory_utilization", 0.3),
+        "sleeping": trl.get("vllm_enable_sleep_mode", False),
+    }
 
 # %% ../../nbs/commands/04_forecast.ipynb #72883f42
 def _on_gpus(launch: Launch) -> bool:
@@ -385,19 +553,32 @@ def _on_gpus(launch: Launch) -> bool:
 
 def training_plan(recipe: Recipe, config: Any, prompt: float, answer: float) -> Plan:
     """The plan of a recipe for prompts and answers of so many tokens; raises `ValueError` where answers do not split evenly."""
-    launch, sampled = recipe.launch, hasattr(config, "prompts")
+    launch = recipe.launch
+    sampled = hasattr(config, "prompts")
     rows = config.prompts * config.generations if sampled else config.batch_size
     parts = (config.minibatches if sampled else 1) * config.accumulate * launch.processes
     if rows % parts:
-        raise ValueError(f"{rows} answers do not split into {parts} parts: minibatches x accumulate x launch.processes")
+        raise ValueError(
+            f"{rows} answers do not split into {parts} parts: minibatches x accumulate x launch.processes"
+        )
     gpu = _on_gpus(launch)
-    small = (config.trl.get("model_init_kwargs") or {}).get("dtype") == "bfloat16" or strategy(launch) == "zero3"
+    small = (config.trl.get("model_init_kwargs") or {}).get("dtype") == "bfloat16" or strategy(
+        launch
+    ) == "zero3"
     more = _sampler(config, rows // launch.processes) if sampled else {}
     return Plan(
-        strategy=strategy(launch), gpus=launch.processes, rows=rows // parts, prompt=round(prompt), answer=round(answer),
-        checkpointing=config.trl.get("gradient_checkpointing", gpu), half=gpu, copies=_copies(config),
-        copy_bytes=2 if small else 4, gpu_gib=launch.memory_gib, **more,
-    )  # fmt: skip
+        strategy=strategy(launch),
+        gpus=launch.processes,
+        rows=rows // parts,
+        prompt=round(prompt),
+        answer=round(answer),
+        checkpointing=config.trl.get("gradient_checkpointing", gpu),
+        half=gpu,
+        copies=_copies(config),
+        copy_bytes=2 if small else 4,
+        gpu_gib=launch.memory_gib,
+        **more,
+    )
 
 
 def recipe_shape(recipe: Recipe, config: Any) -> Shape | None:
@@ -406,7 +587,9 @@ def recipe_shape(recipe: Recipe, config: Any) -> Shape | None:
     return model_shape(source, config.lora_rank) if source else None
 
 # %% ../../nbs/commands/04_forecast.ipynb #820874b0
-def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mapping[str, Memory]) -> Iterator[str]:
+def warnings_of(
+    recipe: Recipe, config: Any, shape: Shape | None, memory: Mapping[str, Memory]
+) -> Iterator[str]:
     """What a careful reader would object to."""
     room = recipe.launch.memory_gib
     for name, found in memory.items():
@@ -417,7 +600,11 @@ def warnings_of(recipe: Recipe, config: Any, shape: Shape | None, memory: Mappin
     place, start = recipe.begins(_method(config))
     if shape is None:
         yield f"memory unknown: {start.model} is not on this machine and launch.shape is empty"
-    if start.dtype == "bfloat16" and not config.lora_rank and strategy(recipe.launch) in ("none", "ddp"):
+    if (
+        start.dtype == "bfloat16"
+        and not config.lora_rank
+        and strategy(recipe.launch) in ("none", "ddp")
+    ):
         yield f"{place}.dtype bfloat16: weights of 8 significant bits do not move at a learning rate of {config.lr:g}; train float32, shard, or an adapter"
     if getattr(config, "sampler", "") == "shared" and strategy(recipe.launch) in ("fsdp2", "zero3"):
         yield "sampler shared with a sharded model: all weights travel for every token; use sampler vllm"
@@ -455,13 +642,21 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; memory in bytes."""
-        return asdict(self) | {"memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}}
+        return asdict(self) | {
+            "memory": {name: asdict(m) | {"peak": m.peak} for name, m in self.memory.items()}
+        }
 
     def text(self) -> str:
         """The forecast as a page for a terminal."""
         settings = [(s.name, f"{str(s.value) or repr(''):<12} {s.source}") for s in self.settings]
-        lines = [*_lines(f"Settings of {self.method}", settings), *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()])]
-        lines += _lines("Judge, one epoch (cost in US dollars)", [(k, _number(v)) for k, v in self.judge.items()])
+        lines = [
+            *_lines(f"Settings of {self.method}", settings),
+            *_lines("One epoch", [(k, _number(v)) for k, v in self.work.items()]),
+        ]
+        lines += _lines(
+            "Judge, one epoch (cost in US dollars)",
+            [(k, _number(v)) for k, v in self.judge.items()],
+        )
         lines += self._memory_lines() if self.memory else []
         refused = ("A run on this machine would be refused", self.refused)
         for title, notes in (("Assumed", self.assumptions), ("Warnings", self.warnings), refused):
@@ -469,14 +664,32 @@ class Forecast:
         return "\n".join(lines[1:])
 
     def _memory_lines(self) -> list[str]:
-        where = {0: "one process on the CPU", 1: "one GPU"}.get(self.gpus, f"each of {self.gpus} GPUs")
+        where = {0: "one process on the CPU", 1: "one GPU"}.get(
+            self.gpus, f"each of {self.gpus} GPUs"
+        )
         trained = f", {self.shape.adapter / 1e6:,.1f} of them trained" if self.shape.adapter else ""
         title = f"Memory of {where}, GiB: expected, {LONGEST} ({self.shape.parameters / 1e6:,.1f} million parameters{trained})"
-        cells = lambda value: "  ".join(f"{value(self.memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST))
-        held = [name for name in self.memory["expected"].parts if any(found.parts[name] for found in self.memory.values())]
+
+        def cells(value):
+            return "  ".join(
+                f"{value(self.memory[name]) / GIB:8.2f}" for name in ("expected", LONGEST)
+            )
+
+        held = [
+            name
+            for name in self.memory["expected"].parts
+            if any(found.parts[name] for found in self.memory.values())
+        ]
         rows = [(name, cells(lambda found, name=name: found.parts[name])) for name in held]
         sums = ("sampling", "scoring", "update")
-        return _lines(title, rows + [(f"sum, {moment}", cells(lambda found, moment=moment: getattr(found, moment))) for moment in sums])
+        return _lines(
+            title,
+            rows
+            + [
+                (f"sum, {moment}", cells(lambda found, moment=moment: getattr(found, moment)))
+                for moment in sums
+            ],
+        )
 
 # %% ../../nbs/commands/04_forecast.ipynb #046d3d2a
 def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -485,13 +698,24 @@ def _lines(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _number(value: Any) -> str:
-    return "unknown" if value is None else f"{value:,.2f}" if isinstance(value, float) and value != int(value) else f"{int(value):,}"
+    return (
+        "unknown"
+        if value is None
+        else f"{value:,.2f}"
+        if isinstance(value, float) and value != int(value)
+        else f"{int(value):,}"
+    )
 
 # %% ../../nbs/commands/04_forecast.ipynb #5ffbd99f
-def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> tuple[dict[str, Memory], list[str]]:
+def _memory(
+    recipe: Recipe, config: Any, texts: Texts, shape: Shape | None
+) -> tuple[dict[str, Memory], list[str]]:
     longest = getattr(config, "max_tokens", ASSUMED["answer"])
     limit = getattr(config, "max_prompt", (getattr(config, "max_length", None) or 8192) - longest)
-    sizes = {"expected": (min(texts.prompt, limit), min(longest, ASSUMED["answer"])), LONGEST: (min(texts.longest or limit, limit), longest)}
+    sizes = {
+        "expected": (min(texts.prompt, limit), min(longest, ASSUMED["answer"])),
+        LONGEST: (min(texts.longest or limit, limit), longest),
+    }
     plans = {name: training_plan(recipe, config, *size) for name, size in sizes.items()}
     if shape is None:
         return {}, []
@@ -499,7 +723,9 @@ def _memory(recipe: Recipe, config: Any, texts: Texts, shape: Shape | None) -> t
     return {name: estimate_memory(shape, plan) for name, plan in plans.items()}, notes
 
 # %% ../../nbs/commands/04_forecast.ipynb #6f250099
-def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()) -> Forecast:
+def forecast(
+    recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
+) -> Forecast:
     """What training this method would be and cost. Opens files on this machine only, and loads no weights.
 
     Raises `ValueError` for settings at fault and for answers that do not split over the processes.
@@ -509,11 +735,26 @@ def forecast(recipe: Recipe, method: str, seed: int | None = None, settings: Seq
     work = teaching_work(recipe, config, texts) if method == "sft" else epoch_work(config, texts)
     shape = recipe_shape(recipe, config)
     memory, notes = _memory(recipe, config, texts, shape)
-    assumed = [f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens", *texts.assumptions, *notes]
+    assumed = [
+        f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens",
+        *texts.assumptions,
+        *notes,
+    ]
     assumed += filter(None, [_again(config, texts)[1]])
     judge = judge_work(recipe, config, texts, work)
     problems = list(warnings_of(recipe, config, shape, memory))
     seen = None if texts.longest is None else texts.examples
     refused = list(preflight(recipe, method, config, seen, texts.validation, local=True))
     gpus = recipe.launch.processes if _on_gpus(recipe.launch) else 0
-    return Forecast(method, resolved(recipe, method, seed, settings), work, judge, shape, gpus, memory, assumed, problems, refused)
+    return Forecast(
+        method,
+        resolved(recipe, method, seed, settings),
+        work,
+        judge,
+        shape,
+        gpus,
+        memory,
+        assumed,
+        problems,
+        refused,
+    )

@@ -15,7 +15,15 @@ import numpy as np
 from .trainings import Training, TrainingStore
 from ..metrics import HIGHER_IS_BETTER, METRICS, summary
 from ..problem import Judgment
-from ..report.figures import PAPER, SOFT, WIDTH, method_styles, panels, plain_label, plot_style
+from memcalib.report.figures import (
+    PAPER,
+    SOFT,
+    WIDTH,
+    method_styles,
+    panels,
+    plain_label,
+    plot_style,
+)
 from ..report.tables import published
 
 # %% ../../nbs/commands/09_grids.ipynb #7852384d
@@ -33,25 +41,42 @@ def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> 
     """
     import pandas as pd
 
-    seeds, rows = list(dict.fromkeys(seed for _, _, seed in grid)), []
+    seeds = list(dict.fromkeys(seed for _, _, seed in grid))
+    rows = []
     if len(eval_seeds) < len(seeds):
-        raise ValueError(f"{len(eval_seeds)} evaluation seeds for {len(seeds)} trainings of an arm: allowed is one for each")
+        raise ValueError(
+            f"{len(eval_seeds)} evaluation seeds for {len(seeds)} trainings of an arm: allowed is one for each"
+        )
     for (world, arm, seed), training in grid.items():
         judged = store.judgments(training, eval_seeds[seeds.index(seed)])
-        rows.append({"world": world, "arm": arm, "seed": seed} | summary(judged) | {"answers": len(judged)})
+        rows.append(
+            {"world": world, "arm": arm, "seed": seed} | summary(judged) | {"answers": len(judged)}
+        )
     return pd.DataFrame(rows)
 
 
-def start_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int], name: str = "Cold-start") -> "pd.DataFrame":
+def start_scores(
+    store: TrainingStore, grid: Grid, eval_seeds: Sequence[int], name: str = "Cold-start"
+) -> "pd.DataFrame":
     """The same rows for the policy that the trainings of each world begin with, under each evaluation seed."""
     import pandas as pd
 
-    first = {world: training for (world, _, _), training in reversed(list(grid.items())) if training.method != "sft"}  # which begins elsewhere
+    first = {
+        world: training
+        for (world, _, _), training in reversed(list(grid.items()))
+        if training.method != "sft"
+    }  # which begins elsewhere
     rows = []
-    for world, training in sorted(first.items(), key=lambda item: [w for w, _, _ in grid].index(item[0])):
+    for world, training in sorted(
+        first.items(), key=lambda item: [w for w, _, _ in grid].index(item[0])
+    ):
         for seed in eval_seeds:
             judged = store.start_judgments(training, seed)
-            rows.append({"world": world, "arm": name, "seed": seed} | summary(judged) | {"answers": len(judged)})
+            rows.append(
+                {"world": world, "arm": name, "seed": seed}
+                | summary(judged)
+                | {"answers": len(judged)}
+            )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/commands/09_grids.ipynb #86039ea2
@@ -59,7 +84,9 @@ def _arrow(metric: str) -> str:
     return f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}"
 
 
-def spread_table(scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, ddof: int = 0, digits: int = 2) -> "pd.DataFrame":
+def spread_table(
+    scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, ddof: int = 0, digits: int = 2
+) -> "pd.DataFrame":
     """`mean ± std` over the trainings of each world and arm as text, and how many there are; NaN is `not scored`."""
     import pandas as pd
 
@@ -69,12 +96,19 @@ def spread_table(scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, ddof:
         for name in metrics:
             values = part[name].to_numpy(float)
             spread = f" ± {values.std(ddof=ddof):.{digits}f}" if len(values) > 1 else ""
-            row[_arrow(name)] = "not scored" if np.isnan(values).any() else f"{values.mean():.{digits}f}{spread}"
+            row[_arrow(name)] = (
+                "not scored" if np.isnan(values).any() else f"{values.mean():.{digits}f}{spread}"
+            )
         rows.append(row | {"seeds": len(part), "answers": int(part["answers"].sum())})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/commands/09_grids.ipynb #03b15139
-def paired_table(scores: "pd.DataFrame", base: str, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS"), level: float = 0.95) -> "pd.DataFrame":
+def paired_table(
+    scores: "pd.DataFrame",
+    base: str,
+    metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS"),
+    level: float = 0.95,
+) -> "pd.DataFrame":
     """Each arm minus the arm `base` of the same world, by seed: mean difference, its t interval over seeds, and their number.
 
     A seed in which either arm lacks the metric is left out of it. With one common seed the bounds are NaN, with none the difference too. Raises `ValueError` for a world without `base`.
@@ -93,11 +127,29 @@ def paired_table(scores: "pd.DataFrame", base: str, metrics: Sequence[str] = ("S
             if arm == base or not len(common):
                 continue
             for name in metrics:
-                gap = wide.loc[arm].loc[common, name].to_numpy(float) - wide.loc[base].loc[common, name].to_numpy(float)
+                gap = wide.loc[arm].loc[common, name].to_numpy(float) - wide.loc[base].loc[
+                    common, name
+                ].to_numpy(float)
                 gap = gap[~np.isnan(gap)]
-                n, mean = len(gap), gap.mean() if len(gap) else np.nan
-                half = stats.t.ppf((1 + level) / 2, n - 1) * gap.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-                rows.append({"world": world, "arm": arm, "minus": base, "metric": name, "difference": mean, "low": mean - half, "high": mean + half, "seeds": n})
+                n = len(gap)
+                mean = gap.mean() if len(gap) else np.nan
+                half = (
+                    stats.t.ppf((1 + level) / 2, n - 1) * gap.std(ddof=1) / np.sqrt(n)
+                    if n > 1
+                    else np.nan
+                )
+                rows.append(
+                    {
+                        "world": world,
+                        "arm": arm,
+                        "minus": base,
+                        "metric": name,
+                        "difference": mean,
+                        "low": mean - half,
+                        "high": mean + half,
+                        "seeds": n,
+                    }
+                )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/commands/09_grids.ipynb #a385f4f3
@@ -105,29 +157,61 @@ def grid_steps(store: TrainingStore, grid: Grid, world: str) -> "pd.DataFrame":
     """The rows of the steps of one world's trainings, `method` being the arm."""
     import pandas as pd
 
-    rows = [row | {"method": arm, "seed": seed} for (place, arm, seed), training in grid.items() if place == world for row in store.steps(training)]
+    rows = [
+        row | {"method": arm, "seed": seed}
+        for (place, arm, seed), training in grid.items()
+        if place == world
+        for row in store.steps(training)
+    ]
     return pd.json_normalize(rows, sep="/")
 
 # %% ../../nbs/commands/09_grids.ipynb #65b5f285
-def published_spread(name: str, by: Sequence[str], metrics: Sequence[str] = METRICS, digits: int = 2) -> "pd.DataFrame":
+def published_spread(
+    name: str, by: Sequence[str], metrics: Sequence[str] = METRICS, digits: int = 2
+) -> "pd.DataFrame":
     """A published table as text cells `mean ± std`, one row for each value of the columns `by`, in its order; raises `KeyError` for an unknown table."""
     rows = published(name)
-    rows = rows.assign(cell=[f"{m:.{digits}f} ± {s:.{digits}f}" for m, s in zip(rows["mean"], rows["std"], strict=True)])
-    wide = rows.pivot_table(index=list(by), columns="metric", values="cell", aggfunc="first", sort=False)
+    rows = rows.assign(
+        cell=[
+            f"{m:.{digits}f} ± {s:.{digits}f}"
+            for m, s in zip(rows["mean"], rows["std"], strict=True)
+        ]
+    )
+    wide = rows.pivot_table(
+        index=list(by), columns="metric", values="cell", aggfunc="first", sort=False
+    )
     return wide[list(metrics)].rename(columns=_arrow).rename_axis(columns=None).reset_index()
 
 
-def side_by_side(measured: "pd.DataFrame", theirs: "pd.DataFrame", on: str, label: str = "measured", model: str = "Qwen3-8B") -> "pd.DataFrame":
+def side_by_side(
+    measured: "pd.DataFrame",
+    theirs: "pd.DataFrame",
+    on: str,
+    label: str = "measured",
+    model: str = "Qwen3-8B",
+) -> "pd.DataFrame":
     """Two tables of text joined on a column, with headings that say which is which; what one of them lacks is `not published` or `not run`."""
     import pandas as pd
 
-    ours, other = measured.set_index(on), theirs.set_index(on)
+    ours = measured.set_index(on)
+    other = theirs.set_index(on)
     rows = [*ours.index, *(name for name in other.index if name not in ours.index)]
-    joined = pd.concat([ours.reindex(rows).fillna("not run").add_prefix(f"{label}, "), other.reindex(rows).fillna("not published").add_prefix(f"published, {model}, ")], axis=1)
+    joined = pd.concat(
+        [
+            ours.reindex(rows).fillna("not run").add_prefix(f"{label}, "),
+            other.reindex(rows).fillna("not published").add_prefix(f"published, {model}, "),
+        ],
+        axis=1,
+    )
     return joined.rename_axis(on).reset_index()
 
 # %% ../../nbs/commands/09_grids.ipynb #7f8e03de
-def spread_rows(scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, series: str = "measured", ddof: int = 0) -> "pd.DataFrame":
+def spread_rows(
+    scores: "pd.DataFrame",
+    metrics: Sequence[str] = METRICS,
+    series: str = "measured",
+    ddof: int = 0,
+) -> "pd.DataFrame":
     """Rows for `dots_figure`: `panel` the metric, `label` the arm, `series`, `value`, and `low`, `high` one standard deviation away (NaN for one training)."""
     import pandas as pd
 
@@ -136,22 +220,41 @@ def spread_rows(scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, series
         for name in metrics:
             values = part[name].to_numpy(float)
             spread = values.std(ddof=ddof) if len(values) > 1 else np.nan
-            rows.append({"panel": _arrow(name), "label": arm, "series": series, "value": values.mean(), "low": values.mean() - spread, "high": values.mean() + spread})
+            rows.append(
+                {
+                    "panel": _arrow(name),
+                    "label": arm,
+                    "series": series,
+                    "value": values.mean(),
+                    "low": values.mean() - spread,
+                    "high": values.mean() + spread,
+                }
+            )
     return pd.DataFrame(rows)
 
 
-def published_rows(name: str, by: Sequence[str], metrics: Sequence[str] = METRICS, model: str = "Qwen3-8B") -> "pd.DataFrame":
+def published_rows(
+    name: str, by: Sequence[str], metrics: Sequence[str] = METRICS, model: str = "Qwen3-8B"
+) -> "pd.DataFrame":
     """The same rows of a published table; the label joins the columns `by`."""
     rows = published(name)
     rows = rows[rows["metric"].isin(metrics)]
     label = [", ".join(map(str, values)) for values in rows[list(by)].itertuples(index=False)]
-    frame = rows.assign(panel=[_arrow(m) for m in rows["metric"]], label=label, series=f"published, {model}", value=rows["mean"], low=rows["mean"] - rows["std"], high=rows["mean"] + rows["std"])
+    frame = rows.assign(
+        panel=[_arrow(m) for m in rows["metric"]],
+        label=label,
+        series=f"published, {model}",
+        value=rows["mean"],
+        low=rows["mean"] - rows["std"],
+        high=rows["mean"] + rows["std"],
+    )
     return frame[["panel", "label", "series", "value", "low", "high"]].reset_index(drop=True)
 
 # %% ../../nbs/commands/09_grids.ipynb #0c7abf2c
 def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
     """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`, a line for each `series`, the intervals as bars."""
-    parts, series = dict(list(rows.groupby("panel", sort=False))), list(dict.fromkeys(rows["series"]))
+    parts = dict(list(rows.groupby("panel", sort=False)))
+    series = list(dict.fromkeys(rows["series"]))
     styles = method_styles([name for name in series if not name.startswith("published")])
     columns = min(columns, len(parts))
     height = -(-len(parts) // columns)
@@ -162,10 +265,31 @@ def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure
         for ax, (title, part) in zip(axes.flat, parts.items(), strict=False):
             for name in series:
                 found = part[part["series"] == name]
-                x, y, shipped = found["label"].astype(float), found["value"], name.startswith("published")
-                colour, marker = (SOFT, "D") if shipped else (styles[name].colour, styles[name].marker)
-                ax.errorbar(x, y, yerr=[(y - found["low"]).fillna(0), (found["high"] - y).fillna(0)], color=colour, ls="--" if shipped else "-", lw=1.1, marker=marker, ms=4, mfc=PAPER if shipped else colour, capsize=2, label=plain_label(name))
+                x = found["label"].astype(float)
+                y = found["value"]
+                shipped = name.startswith("published")
+                colour, marker = (
+                    (SOFT, "D") if shipped else (styles[name].colour, styles[name].marker)
+                )
+                ax.errorbar(
+                    x,
+                    y,
+                    yerr=[(y - found["low"]).fillna(0), (found["high"] - y).fillna(0)],
+                    color=colour,
+                    ls="--" if shipped else "-",
+                    lw=1.1,
+                    marker=marker,
+                    ms=4,
+                    mfc=PAPER if shipped else colour,
+                    capsize=2,
+                    label=plain_label(name),
+                )
             ax.set(title=plain_label(title), xticks=sorted(set(part["label"].astype(float))))
         figure.supxlabel(xlabel, size=8)
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3, handlelength=1.8)
+        figure.legend(
+            *axes[0, 0].get_legend_handles_labels(),
+            loc="outside upper left",
+            ncols=3,
+            handlelength=1.8,
+        )
         return figure

@@ -42,10 +42,14 @@ class PaperRuns(BaseModel):
 
     recipes: tuple[Name, ...]  # shipped recipes or files; the first is the one of the ablations
     methods: tuple[Name, ...] = tuple(METHODS)
-    arms: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)  # experiment -> arm -> settings of MemCalib-RL
+    arms: dict[str, dict[str, dict[str, Any]]] = Field(
+        default_factory=dict
+    )  # experiment -> arm -> settings of MemCalib-RL
     survey: tuple[Endpoint, ...] = ()
     judge2: Endpoint | None = None
-    price: dict[str, float] | None = None  # of the judge, US dollars per million tokens: prompt, completion
+    price: dict[str, float] | None = (
+        None  # of the judge, US dollars per million tokens: prompt, completion
+    )
     test: Name = "data/test.jsonl"
     rpeval: Name = "data/rpeval.json"
     examples: int = Field(default=1500, ge=1)
@@ -58,14 +62,20 @@ class PaperRuns(BaseModel):
 def is_paper_profile(name: str | Path) -> bool:
     """Whether a profile describes the paper's own runs and not runs in a micro-world."""
     known = shipped("profiles")
-    return (str(name) in known or Path(name).is_file()) and "recipes" in read_settings(name, "profile", known, PaperRuns.model_fields)
+    return (str(name) in known or Path(name).is_file()) and "recipes" in read_settings(
+        name, "profile", known, PaperRuns.model_fields
+    )
 
 
 def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) -> PaperRuns:
     """A profile of the paper's runs by name or from a YAML file, with `settings` laid over it; raises `ValueError` or `FileNotFoundError` with the fault and its place."""
-    plan = load_settings(PaperRuns, name, settings=settings, known=shipped("profiles"), what="profile")
+    plan = load_settings(
+        PaperRuns, name, settings=settings, known=shipped("profiles"), what="profile"
+    )
     if lacking := [recipe for recipe in plan.recipes if recipe not in plan.speed]:
-        raise ValueError(f"{name}: speed: nothing for recipe {lacking[0]!r}; allowed: one entry for each of {', '.join(plan.recipes)}")
+        raise ValueError(
+            f"{name}: speed: nothing for recipe {lacking[0]!r}; allowed: one entry for each of {', '.join(plan.recipes)}"
+        )
     if strange := [method for method in plan.methods if method not in METHODS]:
         raise ValueError(f"{name}: methods: found {strange[0]!r}; allowed are {', '.join(METHODS)}")
     return plan
@@ -87,7 +97,11 @@ class Work:
 
 
 def _dollars(price: dict[str, float] | None, prompt: float, completion: float) -> float | None:
-    return None if price is None else (price["prompt"] * prompt + price["completion"] * completion) / 1e6
+    return (
+        None
+        if price is None
+        else (price["prompt"] * prompt + price["completion"] * completion) / 1e6
+    )
 
 
 def missing_weights(start: Start, place: str) -> Iterator[str]:
@@ -96,7 +110,9 @@ def missing_weights(start: Start, place: str) -> Iterator[str]:
 
     if Path(start.model).is_dir() or start.model.startswith("runs/"):
         return
-    if not is_hub_id(start.model) or not isinstance(try_to_load_from_cache(start.model, "config.json", revision=start.revision), str):
+    if not is_hub_id(start.model) or not isinstance(
+        try_to_load_from_cache(start.model, "config.json", revision=start.revision), str
+    ):
         yield f"{place}: {start.model} is neither a folder here nor in the local cache of the hub"
 
 
@@ -117,114 +133,344 @@ def missing_key(who: Endpoint, place: str) -> Iterator[str]:
         yield str(error)
 
 # %% ../../nbs/commands/10_paper_runs.ipynb #042c3d2a
-def training_work(plan: PaperRuns, name: str, method: str, experiments: tuple[str, ...], arm: str = "", settings: Sequence[str] = ()) -> Work:
+def training_work(
+    plan: PaperRuns,
+    name: str,
+    method: str,
+    experiments: tuple[str, ...],
+    arm: str = "",
+    settings: Sequence[str] = (),
+) -> Work:
     """One training of a recipe: what it samples, reads and asks over all its epochs."""
-    recipe, speed = load_recipe(name, settings), plan.speed[name]
+    recipe = load_recipe(name, settings)
+    speed = plan.speed[name]
     config = method_config(recipe, method)
     texts = measure_texts(recipe, config)
     work = teaching_work(recipe, config, texts) if method == "sft" else epoch_work(config, texts)
-    judged, epochs = judge_work(recipe, config, texts, work), work.get("epochs", 1.0)
+    judged = judge_work(recipe, config, texts, work)
+    epochs = work.get("epochs", 1.0)
     refused = list(preflight(recipe, method, config, None, texts.validation, local=True))
-    read = sum(value * (3 if key.endswith("the update") else 1) for key, value in work.items() if key.startswith("tokens read"))
+    read = sum(
+        value * (3 if key.endswith("the update") else 1)
+        for key, value in work.items()
+        if key.startswith("tokens read")
+    )
     hours = epochs * (work.get("tokens sampled", 0) / speed.sampled + read / speed.read) / 3600
     tokens = [epochs * judged[key] for key in ("prompt tokens", "completion tokens")]
     folder = f"{plan.out}/{name}/{arm or method}"
-    command = ["memcalib", "train", name, "--method", method, "--out", folder, *(word for setting in settings for word in ("--set", setting))]
+    command = [
+        "memcalib",
+        "train",
+        name,
+        "--method",
+        method,
+        "--out",
+        folder,
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
     place, start = recipe.begins(method)
-    later = [line for line in refused if start.model.startswith("runs/") and start.model in line]  # what an earlier command makes
-    missing = [*missing_files(recipe), *missing_weights(start, f"{place}.model"), *(line for line in refused if line not in later)]
+    later = [
+        line for line in refused if start.model.startswith("runs/") and start.model in line
+    ]  # what an earlier command makes
+    missing = [
+        *missing_files(recipe),
+        *missing_weights(start, f"{place}.model"),
+        *(line for line in refused if line not in later),
+    ]
     asked = round(epochs * judged["calls"])
-    return Work(experiments, f"{name}: train {arm or method}", shlex.join(command), hours, asked, *tokens, _dollars(plan.price, *tokens) if asked else 0.0, list(dict.fromkeys(missing)))
+    return Work(
+        experiments,
+        f"{name}: train {arm or method}",
+        shlex.join(command),
+        hours,
+        asked,
+        *tokens,
+        _dollars(plan.price, *tokens) if asked else 0.0,
+        list(dict.fromkeys(missing)),
+    )
 
 
 def evaluation_work(
-    plan: PaperRuns, what: str, model: Sequence[str], experiments: tuple[str, ...], judge: Endpoint | None, *, data: str, examples: int, speed: Speed | None = None, more: Iterable[str] = (),
-) -> Work:  # fmt: skip
+    plan: PaperRuns,
+    what: str,
+    model: Sequence[str],
+    experiments: tuple[str, ...],
+    judge: Endpoint | None,
+    *,
+    data: str,
+    examples: int,
+    speed: Speed | None = None,
+    more: Iterable[str] = (),
+) -> Work:
     """One evaluation under all seeds; `speed` for local weights, whose hours count, None for an endpoint; `more` is what else is missing."""
     answers = examples * len(plan.eval_seeds)
     frame, line = JUDGED_TOKENS
     judged = ASSUMED["judge frame"] + ASSUMED["atoms"] * ASSUMED["rubric"] + ASSUMED["answer"]
     tokens = answers * judged, answers * (frame + line * ASSUMED["atoms"])
-    hours = answers * (ASSUMED["answer"] / speed.sampled + ASSUMED["prompt"] / speed.read) / 3600 if speed else 0.0
-    who = [] if judge is None else ["--judge", judge.model, "--judge-url", judge.url, "--judge-key-env", judge.key_env]
+    hours = (
+        answers * (ASSUMED["answer"] / speed.sampled + ASSUMED["prompt"] / speed.read) / 3600
+        if speed
+        else 0.0
+    )
+    who = (
+        []
+        if judge is None
+        else ["--judge", judge.model, "--judge-url", judge.url, "--judge-key-env", judge.key_env]
+    )
     seeds = ["--set", f"sampling.seeds=[{', '.join(map(str, plan.eval_seeds))}]"]
-    command = ["memcalib", "evaluate", data, *model, *who, *seeds, "--out", f"{plan.out}/{what.replace(': ', '/').replace(' ', '-')}"]
-    missing = [*more, *([] if Path(data).exists() else [f"{data} is not there"]), *([] if judge is None else missing_key(judge, "judge.key_env"))]
-    return Work(experiments, what, shlex.join(command), hours, answers, *tokens, _dollars(plan.price, *tokens), missing)
+    command = [
+        "memcalib",
+        "evaluate",
+        data,
+        *model,
+        *who,
+        *seeds,
+        "--out",
+        f"{plan.out}/{what.replace(': ', '/').replace(' ', '-')}",
+    ]
+    missing = [
+        *more,
+        *([] if Path(data).exists() else [f"{data} is not there"]),
+        *([] if judge is None else missing_key(judge, "judge.key_env")),
+    ]
+    return Work(
+        experiments,
+        what,
+        shlex.join(command),
+        hours,
+        answers,
+        *tokens,
+        _dollars(plan.price, *tokens),
+        missing,
+    )
 
 
 def second_judge_work(plan: PaperRuns, name: str, method: str) -> Work:
     """The second judge reads the answers that the first one has read, so that the two differ in the judge alone."""
-    first, who = evaluation_work(plan, f"{name}: evaluate {method}", [], (), plan.judge2, data=plan.test, examples=plan.examples), plan.judge2
-    answers, out = f"{plan.out}/{name}/evaluate-{method}/rollouts.jsonl", f"{plan.out}/{name}/second-judge-{method}/judgments.jsonl"
-    command = ["memcalib", "judge", answers, "--data", plan.test, "--model", who.model, "--base-url", who.url, "--key-env", who.key_env, "--out", out]
-    return replace(first, experiments=("judge_stability",), what=f"{name}: second judge {method}", command=shlex.join(command))
+    first = evaluation_work(
+        plan,
+        f"{name}: evaluate {method}",
+        [],
+        (),
+        plan.judge2,
+        data=plan.test,
+        examples=plan.examples,
+    )
+    who = plan.judge2
+    answers = f"{plan.out}/{name}/evaluate-{method}/rollouts.jsonl"
+    out = f"{plan.out}/{name}/second-judge-{method}/judgments.jsonl"
+    command = [
+        "memcalib",
+        "judge",
+        answers,
+        "--data",
+        plan.test,
+        "--model",
+        who.model,
+        "--base-url",
+        who.url,
+        "--key-env",
+        who.key_env,
+        "--out",
+        out,
+    ]
+    return replace(
+        first,
+        experiments=("judge_stability",),
+        what=f"{name}: second judge {method}",
+        command=shlex.join(command),
+    )
 
 # %% ../../nbs/commands/10_paper_runs.ipynb #c883f40c
-WITH_MAIN = ("main_results", "channel_proportions", "judge_audit", "training_dynamics", "localization_audit")  # they read the main results' runs
+WITH_MAIN = (
+    "main_results",
+    "channel_proportions",
+    "judge_audit",
+    "training_dynamics",
+    "localization_audit",
+)  # they read the main results' runs
 
 
 def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
     """Every command that the named experiments need (all without names), trainings first. Raises `ValueError` for an experiment that the profile does not have."""
-    first, known = plan.recipes[0], {"main_results", "model_survey", *plan.arms, "rpeval_transfer", "judge_stability", *WITH_MAIN}
+    first = plan.recipes[0]
+    known = {
+        "main_results",
+        "model_survey",
+        *plan.arms,
+        "rpeval_transfer",
+        "judge_stability",
+        *WITH_MAIN,
+    }
     if strange := [name for name in names if name not in known]:
-        raise ValueError(f"experiment {strange[0]!r} has no runs at the paper's size; allowed are {', '.join(sorted(known))}")
-    wanted = lambda experiments: not names or not {*names}.isdisjoint(experiments)
-    judges = {name: judge if isinstance(judge := load_recipe(name).judge, Endpoint) else None for name in plan.recipes}
-    cold = lambda name: f"{plan.out}/{name}/sft/policy"  # what the command of SFT leaves, and every other method begins with
-    begins = lambda name, method: [f"start.model={cold(name)}"] if "sft" in plan.methods and method != "sft" else []
-    trained: list[tuple[str, str, tuple[str, ...], str, list[str]]] = []  # recipe, method, experiments, arm, settings
+        raise ValueError(
+            f"experiment {strange[0]!r} has no runs at the paper's size; allowed are {', '.join(sorted(known))}"
+        )
+
+    def wanted(experiments):
+        return not names or not {*names}.isdisjoint(experiments)
+
+    judges = {
+        name: judge if isinstance(judge := load_recipe(name).judge, Endpoint) else None
+        for name in plan.recipes
+    }
+
+    def cold(name):
+        return f"{plan.out}/{name}/sft/policy"
+
+    def begins(name, method):
+        return [f"start.model={cold(name)}"] if "sft" in plan.methods and method != "sft" else []
+
+    trained: list[
+        tuple[str, str, tuple[str, ...], str, list[str]]
+    ] = []  # recipe, method, experiments, arm, settings
     for name in plan.recipes:
         for method in plan.methods:
             more = (*plan.arms,) if method in ("memcalib-rl", "gdpo") else ()
-            trained.append((name, method, (*WITH_MAIN, "rpeval_transfer", "judge_stability", *more) if name == first else ("main_results",), method, begins(name, method)))
+            trained.append(
+                (
+                    name,
+                    method,
+                    (*WITH_MAIN, "rpeval_transfer", "judge_stability", *more)
+                    if name == first
+                    else ("main_results",),
+                    method,
+                    begins(name, method),
+                )
+            )
     for experiment, arms in plan.arms.items():
         for arm, settings in arms.items():
-            trained.append((first, "memcalib-rl", (experiment,), arm, [*begins(first, "memcalib-rl"), *(f"methods.memcalib-rl.{key}={value}" for key, value in settings.items())]))
+            trained.append(
+                (
+                    first,
+                    "memcalib-rl",
+                    (experiment,),
+                    arm,
+                    [
+                        *begins(first, "memcalib-rl"),
+                        *(f"methods.memcalib-rl.{key}={value}" for key, value in settings.items()),
+                    ],
+                )
+            )
     trained = [row for row in trained if wanted(row[2])]
-    work = [training_work(plan, name, method, experiments, arm, settings) for name, method, experiments, arm, settings in trained]
+    work = [
+        training_work(plan, name, method, experiments, arm, settings)
+        for name, method, experiments, arm, settings in trained
+    ]
     tests = dict(data=plan.test, examples=plan.examples)
-    weights = lambda name, arm: ["--weights", f"{plan.out}/{name}/{arm}/policy"]
+
+    def weights(name, arm):
+        return ["--weights", f"{plan.out}/{name}/{arm}/policy"]
+
     for name, _, experiments, arm, _ in trained:
-        work.append(evaluation_work(plan, f"{name}: evaluate {arm}", weights(name, arm), experiments, judges[name], speed=plan.speed[name], **tests))
+        work.append(
+            evaluation_work(
+                plan,
+                f"{name}: evaluate {arm}",
+                weights(name, arm),
+                experiments,
+                judges[name],
+                speed=plan.speed[name],
+                **tests,
+            )
+        )
     if wanted(both := ("main_results", "model_survey")):
         recipe = load_recipe(first, begins(first, ""))
         for what, start in (("base", recipe.begins("sft")[1]), ("cold start", recipe.start)):
             more = list(missing_weights(start, "weights"))
-            work.append(evaluation_work(plan, f"{first}: evaluate {what}", ["--weights", start.model], both, judges[first], speed=plan.speed[first], more=more, **tests))
+            work.append(
+                evaluation_work(
+                    plan,
+                    f"{first}: evaluate {what}",
+                    ["--weights", start.model],
+                    both,
+                    judges[first],
+                    speed=plan.speed[first],
+                    more=more,
+                    **tests,
+                )
+            )
     for model in plan.survey if wanted(("model_survey",)) else ():
         how = ["--model", model.model, "--base-url", model.url, "--key-env", model.key_env]
-        work.append(evaluation_work(plan, f"survey: evaluate {model.model}", how, ("model_survey",), judges[first], more=missing_key(model, "survey.key_env"), **tests))
+        work.append(
+            evaluation_work(
+                plan,
+                f"survey: evaluate {model.model}",
+                how,
+                ("model_survey",),
+                judges[first],
+                more=missing_key(model, "survey.key_env"),
+                **tests,
+            )
+        )
     for method in plan.methods if plan.judge2 is not None and wanted(("judge_stability",)) else ():
         work.append(second_judge_work(plan, first, method))
     for method in plan.methods if wanted(("rpeval_transfer",)) else ():
         how = [*weights(first, method), "--set", "format=rpeval"]
-        work.append(evaluation_work(plan, f"{first}: rpeval {method}", how, ("rpeval_transfer",), judges[first], data=plan.rpeval, examples=plan.rpeval_examples, speed=plan.speed[first]))
+        work.append(
+            evaluation_work(
+                plan,
+                f"{first}: rpeval {method}",
+                how,
+                ("rpeval_transfer",),
+                judges[first],
+                data=plan.rpeval,
+                examples=plan.rpeval_examples,
+                speed=plan.speed[first],
+            )
+        )
     return work
 
 
 def paper_text(work: Sequence[Work]) -> str:
     """The work as a page for a terminal: each command with its hours and calls, sums by experiment, and everything that is missing, each once."""
-    money = lambda value: "cost unknown" if value is None else f"${value:,.0f}"
-    lines = [f"{one.what}\n  {one.command}\n  about {one.gpu_hours:,.0f} GPU hours; {one.calls:,} judge calls, {money(one.cost)}{f'; {len(one.missing)} things missing' if one.missing else ''}" for one in work]
+
+    def money(value):
+        return "cost unknown" if value is None else f"${value:,.0f}"
+
+    lines = [
+        f"{one.what}\n  {one.command}\n  about {one.gpu_hours:,.0f} GPU hours; {one.calls:,} judge calls, {money(one.cost)}{f'; {len(one.missing)} things missing' if one.missing else ''}"
+        for one in work
+    ]
     lines += ["", "By experiment (work that several share is counted in each)"]
     for name in dict.fromkeys(name for one in work for name in one.experiments):
         mine = [one for one in work if name in one.experiments]
-        lines.append(f"  {name:<24} {len(mine):>3} commands, {sum(one.gpu_hours for one in mine):>9,.0f} GPU hours, {sum(one.calls for one in mine):>11,} judge calls")
+        lines.append(
+            f"  {name:<24} {len(mine):>3} commands, {sum(one.gpu_hours for one in mine):>9,.0f} GPU hours, {sum(one.calls for one in mine):>11,} judge calls"
+        )
     costs = [one.cost for one in work]
     total = money(None if None in costs else sum(cost for cost in costs if cost is not None))
-    lines += ["", f"Together {len(work)} commands, {sum(one.gpu_hours for one in work):,.0f} GPU hours, {sum(one.calls for one in work):,} judge calls, {total}"]
+    lines += [
+        "",
+        f"Together {len(work)} commands, {sum(one.gpu_hours for one in work):,.0f} GPU hours, {sum(one.calls for one in work):,} judge calls, {total}",
+    ]
     missing: dict[str, list[str]] = {}
     for one in work:
         for line in one.missing:
             missing.setdefault(line, []).append(one.what)
-    unpriced = ["price: not given, so costs are unknown; say --set price.prompt=... --set price.completion=... (US dollars per million tokens of the judge)"] * (None in costs)
-    lines += ["", f"Missing on this machine: {len(missing) + len(unpriced)}", *(f"  {line} (for {len(whats)} command{'s' * (len(whats) > 1)})" for line, whats in missing.items()), *(f"  {line}" for line in unpriced)]
-    lines.append("Assumed: " + ", ".join(f"{key} {value:,}" for key, value in ASSUMED.items()) + "; speeds as in the profile.")
+    unpriced = [
+        "price: not given, so costs are unknown; say --set price.prompt=... --set price.completion=... (US dollars per million tokens of the judge)"
+    ] * (None in costs)
+    lines += [
+        "",
+        f"Missing on this machine: {len(missing) + len(unpriced)}",
+        *(
+            f"  {line} (for {len(whats)} command{'s' * (len(whats) > 1)})"
+            for line, whats in missing.items()
+        ),
+        *(f"  {line}" for line in unpriced),
+    ]
+    lines.append(
+        "Assumed: "
+        + ", ".join(f"{key} {value:,}" for key, value in ASSUMED.items())
+        + "; speeds as in the profile."
+    )
     return "\n".join(lines)
 
 # %% ../../nbs/commands/10_paper_runs.ipynb #e93efd6d
-def run_paper(plan: PaperRuns, out: str | Path, names: Sequence[str] = (), dry_run: bool = False) -> Path | None:
+def run_paper(
+    plan: PaperRuns, out: str | Path, names: Sequence[str] = (), dry_run: bool = False
+) -> Path | None:
     """Print the work; unless `dry_run`, write its commands into OUT/paper/commands.sh and return the script.
 
     Raises `ValueError` with everything that is missing, before anything is written.
@@ -234,9 +480,21 @@ def run_paper(plan: PaperRuns, out: str | Path, names: Sequence[str] = (), dry_r
     if dry_run:
         return None
     if missing := list(dict.fromkeys(line for one in work for line in one.missing)):
-        raise ValueError("\n".join([f"{len(missing)} things are missing; see them with --dry-run", *missing]))
+        raise ValueError(
+            "\n".join([f"{len(missing)} things are missing; see them with --dry-run", *missing])
+        )
     script = Path(out) / "paper" / "commands.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(script, "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *(f"# {one.what}\n{one.command}" for one in work), ""]))
+    write_whole(
+        script,
+        "\n".join(
+            [
+                "#!/usr/bin/env bash",
+                "set -euo pipefail",
+                *(f"# {one.what}\n{one.command}" for one in work),
+                "",
+            ]
+        ),
+    )
     print(f"Commands, in order: {script}")
     return script

@@ -20,7 +20,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .evaluate import make_judge
-from .settings import EXACT, JudgeSetting, check_key, check_settings, fault_lines, judge_object, key_faults, read_settings, shipped, with_settings
+from memcalib.commands.settings import (
+    EXACT,
+    JudgeSetting,
+    check_key,
+    check_settings,
+    fault_lines,
+    judge_object,
+    key_faults,
+    read_settings,
+    shipped,
+    with_settings,
+)
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
@@ -37,7 +48,16 @@ from memcalib.problem import (
     text_hash,
 )
 from ..trainer.rewards import quoting_judge
-from ..trainer.settings import METHODS, TrainConfig, check_loggers, check_model, check_sampler, training_method, trl_config, world_config
+from memcalib.trainer.settings import (
+    METHODS,
+    TrainConfig,
+    check_loggers,
+    check_model,
+    check_sampler,
+    training_method,
+    trl_config,
+    world_config,
+)
 from ..trainer.sft import SftConfig
 
 # %% ../../nbs/commands/03_recipe.ipynb #e49f7df9
@@ -50,7 +70,9 @@ def require_method(name: str) -> None:
         training_method(name)
     elif name not in METHODS:
         meant = nearest(name, METHODS)
-        raise ValueError(f"unknown method {short_repr(name)}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(METHODS)}, or package.module:name")
+        raise ValueError(
+            f"unknown method {short_repr(name)}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {', '.join(METHODS)}, or package.module:name"
+        )
 
 # %% ../../nbs/commands/03_recipe.ipynb #cd417ea5
 class Start(BaseModel):
@@ -74,7 +96,9 @@ class Source(BaseModel):
     limit: int | None = Field(default=None, ge=1)
 
 
-_Source = Annotated[Source, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
+_Source = Annotated[
+    Source, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+]
 
 # %% ../../nbs/commands/03_recipe.ipynb #74f3b9e7
 class Draw(BaseModel):
@@ -160,8 +184,13 @@ def _build(recipe: Mapping[str, Any], method: str, seed: int | None) -> TrainCon
     drawn = (recipe.get("data") or {}).get("world")
     name = drawn.get("name", "short") if isinstance(drawn, Mapping) else None
     world = WORLDS.get(name) if isinstance(name, str) else None
-    given = {**(recipe.get("sft" if method == "sft" else "train") or {}), **((recipe.get("methods") or {}).get(method) or {})}
-    given = {name: value for name, value in given.items() if isinstance(name, str)}  # others have a fault of their own
+    given = {
+        **(recipe.get("sft" if method == "sft" else "train") or {}),
+        **((recipe.get("methods") or {}).get(method) or {}),
+    }
+    given = {
+        name: value for name, value in given.items() if isinstance(name, str)
+    }  # others have a fault of their own
     given |= {} if seed is None else {"seed": seed}
     if method == "sft":
         return SftConfig(**(({} if world is None else WORLD_SFT) | given))
@@ -177,9 +206,13 @@ def method_config(recipe: Recipe, method: str, seed: int | None = None) -> Train
         config = _build(given, method, seed)
     except ValidationError as error:
         raise ValueError("\n".join(_method_faults(given, method, error))) from None
-    templates = {name: getattr(config, name, "") for name in ("prompt_template", "teacher_prompt_template")}
+    templates = {
+        name: getattr(config, name, "") for name in ("prompt_template", "teacher_prompt_template")
+    }
     files = {name: file for name, file in templates.items() if file.endswith((".yaml", ".yml"))}
-    return config.model_copy(update={name: find_prompt_template(file) for name, file in files.items()})
+    return config.model_copy(
+        update={name: find_prompt_template(file) for name, file in files.items()}
+    )
 
 # %% ../../nbs/commands/03_recipe.ipynb #9d6a9601
 def setting_place(method: str, name: str, own: Mapping[str, Any]) -> str:
@@ -193,13 +226,23 @@ def _method_faults(recipe: Mapping[str, Any], method: str, error: ValidationErro
     first = {fault["loc"][:1]: fault for fault in reversed(error.errors())}
     for names, fault in reversed(first.items()):
         name = "".join(map(str, names))
-        place = setting_place(method, name, own) if name else setting_place(method, "", {}).rstrip(".") + f" with methods.{method}" * bool(own)
-        yield fault_line(place, fault, SftConfig if method == "sft" else TrainConfig, name, leave=("method",))
+        place = (
+            setting_place(method, name, own)
+            if name
+            else setting_place(method, "", {}).rstrip(".") + f" with methods.{method}" * bool(own)
+        )
+        yield fault_line(
+            place, fault, SftConfig if method == "sft" else TrainConfig, name, leave=("method",)
+        )
 
 # %% ../../nbs/commands/03_recipe.ipynb #5d355738
 def shipped_recipes() -> dict[str, Any]:
     """The recipes that ship with the package by name: those of the micro-world, and one for each launch folder."""
-    launch = {path.name: path / "recipe.yaml" for path in package_data("launch").iterdir() if path.is_dir()}
+    launch = {
+        path.name: path / "recipe.yaml"
+        for path in package_data("launch").iterdir()
+        if path.is_dir()
+    }
     return dict(sorted((shipped("recipes") | launch).items()))
 
 
@@ -213,7 +256,9 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
 
     Raises `FileNotFoundError`, or `ValueError` with one line for each fault: file, option, value found, values allowed.
     """
-    content = with_settings(read_settings(name, "recipe", shipped_recipes(), Recipe.model_fields), settings)
+    content = with_settings(
+        read_settings(name, "recipe", shipped_recipes(), Recipe.model_fields), settings
+    )
     return check_settings(Recipe, content, name, more=recipe_faults(content))
 
 # %% ../../nbs/commands/03_recipe.ipynb #55bbad23
@@ -222,13 +267,26 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        train, sft = [name for name in TrainConfig.model_fields if name != "method"], list(SftConfig.model_fields)
-        inner = {"train": train, "sft": sft, "methods": list(METHODS), "methods.sft": sft, "methods.*": train}
+        train = [name for name in TrainConfig.model_fields if name != "method"]
+        sft = list(SftConfig.model_fields)
+        inner = {
+            "train": train,
+            "sft": sft,
+            "methods": list(METHODS),
+            "methods.sft": sft,
+            "methods.*": train,
+        }
         yield from fault_lines(Recipe, error, inner=inner)
     except CallError:
         yield from key_faults(Recipe, content)
-    readable = {name: content[name] for name in ("train", "sft", "methods", "data") if isinstance(content.get(name), Mapping)}
-    readable["methods"] = {name: own for name, own in readable.get("methods", {}).items() if isinstance(own, Mapping)}
+    readable = {
+        name: content[name]
+        for name in ("train", "sft", "methods", "data")
+        if isinstance(content.get(name), Mapping)
+    }
+    readable["methods"] = {
+        name: own for name, own in readable.get("methods", {}).items() if isinstance(own, Mapping)
+    }
     judging = content.get("judging")
     if isinstance(judging, Mapping) and isinstance(prompt := judging.get("prompt"), str):
         try:
@@ -238,11 +296,16 @@ def recipe_faults(content: Mapping[str, Any]) -> Iterator[str]:
         except OSError as error:
             yield f"judging.prompt: found {short_repr(prompt)}; {error.strerror}"
     for method in METHODS:
-        for home, given in (("train", readable.get("train", {})), (f"methods.{method}", readable["methods"].get(method, {}))):
+        for home, given in (
+            ("train", readable.get("train", {})),
+            (f"methods.{method}", readable["methods"].get(method, {})),
+        ):
             if "method" in given:
                 yield f"{home}.method: found {short_repr(given['method'])}; not set here: --method says it"
         try:
-            yield from _late_faults(_build(readable, method, None), readable["methods"].get(method, {}))
+            yield from _late_faults(
+                _build(readable, method, None), readable["methods"].get(method, {})
+            )
         except ValidationError as error:
             yield from _method_faults(readable, method, error)
 
@@ -279,7 +342,11 @@ class Examples:
     def hashes(self) -> dict[str, str]:
         """A hash of each split: contents and order."""
         splits = {"train": self.train, "validation": self.validation}
-        return {name: text_hash("".join(e.content_hash for e in split)) for name, split in splits.items() if split}
+        return {
+            name: text_hash("".join(e.content_hash for e in split))
+            for name, split in splits.items()
+            if split
+        }
 
 # %% ../../nbs/commands/03_recipe.ipynb #fcc4ddbf
 def _source(source: Source | None, setting: str) -> list[Example]:
@@ -298,26 +365,45 @@ def read_splits(recipe: Recipe) -> Examples:
     if (world := recipe.data.world) is not None:
         from memcalib.micro.world import make_examples
 
-        draw = lambda split, n: make_examples(world.name, n, world.seed, split) if n else []
-        return Examples(draw("rl", world.train), draw("validation", world.validation), draw("test", world.test))
-    found = Examples(_source(recipe.data.train, "data.train"), _source(recipe.data.validation, "data.validation"))
+        def draw(split, n):
+            return make_examples(world.name, n, world.seed, split) if n else []
+
+        return Examples(
+            draw("rl", world.train), draw("validation", world.validation), draw("test", world.test)
+        )
+    found = Examples(
+        _source(recipe.data.train, "data.train"), _source(recipe.data.validation, "data.validation")
+    )
     trained = {name for example in found.train for name in (example.id, example.content_hash)}
     if both := [e.id for e in found.validation if e.id in trained or e.content_hash in trained]:
-        raise ValueError(f"{len(both)} validation examples are training examples too: {', '.join(both[:5])}; allowed is none")
+        raise ValueError(
+            f"{len(both)} validation examples are training examples too: {', '.join(both[:5])}; allowed is none"
+        )
     return found
 
 # %% ../../nbs/commands/03_recipe.ipynb #d8c67710
 def _taught(row: dict[str, Any], asked: dict[str, Example], how: Any, file: Path) -> dict[str, Any]:
     if row.get("prompt") and row.get("completion"):
         for part in ("prompt", "completion"):
-            if not isinstance(row[part], list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in row[part]):
-                raise ValueError(f"{file}: found {part} {str(row[part])[:40]!r}; allowed: a list of messages, each with role and content")
+            if not isinstance(row[part], list) or not all(
+                isinstance(m, dict) and {"role", "content"} <= m.keys() for m in row[part]
+            ):
+                raise ValueError(
+                    f"{file}: found {part} {str(row[part])[:40]!r}; allowed: a list of messages, each with role and content"
+                )
         return row
-    name, said = row.get("example_id"), row.get("response")
+    name = row.get("example_id")
+    said = row.get("response")
     if name not in asked or not isinstance(said, str) or not said.strip():
-        raise ValueError(f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer")
+        raise ValueError(
+            f"{file}: found example_id {name!r} with response {str(said)[:40]!r}; allowed: a training example's id, and an answer"
+        )
     prompt = render(asked[name], text=how.text, prompt_template=how.prompt_template)
-    return {"example_id": name, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
+    return {
+        "example_id": name,
+        "prompt": prompt,
+        "completion": [{"role": "assistant", "content": said}],
+    }
 
 # %% ../../nbs/commands/03_recipe.ipynb #ed8f8503
 def teaching_file(recipe: Recipe) -> Path | None:
@@ -326,12 +412,16 @@ def teaching_file(recipe: Recipe) -> Path | None:
 
     if recipe.demonstrations is None:
         if recipe.data.world is None:
-            raise ValueError("demonstrations: missing; method sft needs a file of accepted answers, or a world")
+            raise ValueError(
+                "demonstrations: missing; method sft needs a file of accepted answers, or a world"
+            )
         return None
     file = Path(recipe.demonstrations)
     file = file / ACCEPTED if file.is_dir() else file
     if not file.is_file():
-        raise FileNotFoundError(f"demonstrations: found {recipe.demonstrations!r}; allowed: a folder of `memcalib demonstrations`, or a file of answers")
+        raise FileNotFoundError(
+            f"demonstrations: found {recipe.demonstrations!r}; allowed: a folder of `memcalib demonstrations`, or a file of answers"
+        )
     return file
 
 # %% ../../nbs/commands/03_recipe.ipynb #e7daef2c
@@ -341,15 +431,25 @@ def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
         from memcalib.micro.world import demonstrations
 
         return demonstrations(recipe.data.world.name, recipe.data.world.demonstrations, 0)
-    asked, how = {e.id: e for e in examples.train}, method_config(recipe, "grpo")
-    rows = [_taught(row, asked, how, file) for row in read_rows(file) if row.get("status", "accepted") == "accepted"]
+    asked = {e.id: e for e in examples.train}
+    how = method_config(recipe, "grpo")
+    rows = [
+        _taught(row, asked, how, file)
+        for row in read_rows(file)
+        if row.get("status", "accepted") == "accepted"
+    ]
     if not rows:
         raise ValueError(f"{file}: no accepted answers")
     taught = {str(row.get("example_id")) for row in rows}
     own = recipe.data.test if recipe.data.test and Path(recipe.data.test.path).exists() else None
-    for split, held_out in (("validation", examples.validation), ("test", examples.test or _source(own, "data.test"))):
+    for split, held_out in (
+        ("validation", examples.validation),
+        ("test", examples.test or _source(own, "data.test")),
+    ):
         if both := [e.id for e in held_out if e.id in taught]:
-            raise ValueError(f"{file}: answers to {len(both)} {split} examples: {', '.join(both[:5])}; allowed is none")
+            raise ValueError(
+                f"{file}: answers to {len(both)} {split} examples: {', '.join(both[:5])}; allowed is none"
+            )
     return rows
 
 # %% ../../nbs/commands/03_recipe.ipynb #cf15a835
@@ -374,7 +474,9 @@ def _part_of_start(part: str, place: str = "start") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise OSError(f"{place}: {part} cannot be loaded; allowed: a folder or hub id with all its files. {error}") from error
+        raise OSError(
+            f"{place}: {part} cannot be loaded; allowed: a folder or hub id with all its files. {error}"
+        ) from error
 
 
 def merge_adapter(model: Any, adapter: str | Path) -> Any:
@@ -392,17 +494,25 @@ def load_start(start: Start, lora: bool = False) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path, small = weights_path(start.model), "bfloat16" if lora and torch.accelerator.is_available() else "float32"
+    path = weights_path(start.model)
+    small = "bfloat16" if lora and torch.accelerator.is_available() else "float32"
     options = dict(revision=start.revision, trust_remote_code=False)
     with _part_of_start(f"model {start.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    for name, found in (("chat template", tokenizer.chat_template), ("end token", tokenizer.eos_token_id)):
+    for name, found in (
+        ("chat template", tokenizer.chat_template),
+        ("end token", tokenizer.eos_token_id),
+    ):
         if found is None:
-            raise ValueError(f"{start.model}: its tokenizer has no {name}; allowed are models made for chat")
+            raise ValueError(
+                f"{start.model}: its tokenizer has no {name}; allowed are models made for chat"
+            )
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     dtype = small if start.dtype == "auto" else start.dtype
     with _part_of_start(f"model {start.model!r}"):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), use_safetensors=True, **options
+        )
     model._keys_to_ignore_on_save |= model.all_tied_weights_keys.keys()
     with _part_of_start(f"adapter {start.adapter!r}"):
         return (merge_adapter(model, start.adapter) if start.adapter else model), tokenizer
@@ -430,7 +540,10 @@ def judge_facts(recipe: Recipe, judge: JudgeLike | None) -> dict[str, Any]:
 
     if isinstance(recipe.judge, Endpoint):
         return {"judge": judge.name, "prompt": text_hash(judge.system)}
-    return {"judge": JUDGE if recipe.judge == EXACT else getattr(judge, "name", recipe.judge), "prompt": None}
+    return {
+        "judge": JUDGE if recipe.judge == EXACT else getattr(judge, "name", recipe.judge),
+        "prompt": None,
+    }
 
 # %% ../../nbs/commands/03_recipe.ipynb #07692cdc
 def start_config(start: Start, place: str = "start", local: bool = False) -> Any:
@@ -442,7 +555,9 @@ def start_config(start: Start, place: str = "start", local: bool = False) -> Any
     from transformers import AutoConfig
 
     path = weights_path(start.model, f"{place}.model")
-    if start.adapter and not (local and is_hub_id(start.adapter) and not Path(start.adapter).is_dir()):
+    if start.adapter and not (
+        local and is_hub_id(start.adapter) and not Path(start.adapter).is_dir()
+    ):
         with _part_of_start(f"adapter {start.adapter!r}", place):
             PeftConfig.from_pretrained(start.adapter)
     if local and not Path(path).is_dir():
@@ -461,14 +576,27 @@ def read_config(source: str | Path | Mapping[str, Any]) -> Any:
     if isinstance(source, Mapping):
         if source.get("model_type") not in CONFIG_MAPPING:
             known = "an architecture of transformers, such as qwen3, mistral, qwen3_moe"
-            raise ValueError(f"shape.model_type: found {source.get('model_type')!r}; allowed: {known}")
+            raise ValueError(
+                f"shape.model_type: found {source.get('model_type')!r}; allowed: {known}"
+            )
         return AutoConfig.for_model(**source).get_text_config()
     if not (Path(source) / "config.json").is_file():
-        raise ValueError(f"{source}: no folder with a config.json; allowed: such a folder, or launch.shape in the recipe")
-    return AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False).get_text_config()
+        raise ValueError(
+            f"{source}: no folder with a config.json; allowed: such a folder, or launch.shape in the recipe"
+        )
+    return AutoConfig.from_pretrained(
+        source, local_files_only=True, trust_remote_code=False
+    ).get_text_config()
 
 # %% ../../nbs/commands/03_recipe.ipynb #0dd74e61
-def preflight(recipe: Recipe, method: str, config: Any, train: int | None, validation: int, local: bool = False) -> Iterator[str]:
+def preflight(
+    recipe: Recipe,
+    method: str,
+    config: Any,
+    train: int | None,
+    validation: int,
+    local: bool = False,
+) -> Iterator[str]:
     """What a run needs and this machine lacks, by the setting that needs it; `train` and `validation` are numbers of examples.
 
     `train` is None where it is not known. `local` asks no hub.
@@ -477,11 +605,19 @@ def preflight(recipe: Recipe, method: str, config: Any, train: int | None, valid
     if train is not None and (prompts := getattr(config, "prompts", 0)) > train:
         yield f"{place('prompts')}: found {prompts}; allowed: at most {train}, the number of training examples"
     if asks_judge(method, config, validation) and recipe.judge is None:
-        why = f"method {method} needs one" if training_method(method).needs_judge else "validation needs one"
+        why = (
+            f"method {method} needs one"
+            if training_method(method).needs_judge
+            else "validation needs one"
+        )
         yield f"judge: missing, and {why}; allowed: {EXACT} (micro-world examples), an endpoint, or package.module:name"
     elif asks_judge(method, config, validation) and isinstance(recipe.judge, Endpoint):
         yield from _faults(check_key, recipe.judge, "judge.key_env")
-    elif isinstance(recipe.judge, str) and isinstance(config, TrainConfig) and config.credit.by_evidence:
+    elif (
+        isinstance(recipe.judge, str)
+        and isinstance(config, TrainConfig)
+        and config.credit.by_evidence
+    ):
         yield from _faults(quoting_judge, judge_object(recipe.judge))
     yield from _faults(check_loggers, config.report_to, place=place)
     if isinstance(config, TrainConfig):
@@ -495,8 +631,11 @@ def preflight(recipe: Recipe, method: str, config: Any, train: int | None, valid
 
 def _check_model(recipe: Recipe, method: str, config: Any, local: bool, place: Any) -> None:
     where, start = recipe.begins(method)
-    model, shape = start_config(start, where, local), recipe.launch.shape
-    if (model is not None or shape) and (faults := [*_faults(check_model, config, model or read_config(shape), place=place)]):
+    model = start_config(start, where, local)
+    shape = recipe.launch.shape
+    if (model is not None or shape) and (
+        faults := [*_faults(check_model, config, model or read_config(shape), place=place)]
+    ):
         raise ValueError("\n".join(faults))
 
 
@@ -507,10 +646,16 @@ def _faults(check: Any, *arguments: Any, place: Any = None) -> Iterator[str]:
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             name = line.partition(":")[0]
-            yield place(name) + line.removeprefix(name) if place and isinstance(error, ValueError) else line
+            yield (
+                place(name) + line.removeprefix(name)
+                if place and isinstance(error, ValueError)
+                else line
+            )
 
 
 def check_ready(recipe: Recipe, method: str, config: Any, examples: Examples) -> None:
     """Raises `ValueError` with every line of the `preflight` of a run with these examples."""
-    if faults := list(preflight(recipe, method, config, len(examples.train), len(examples.validation))):
+    if faults := list(
+        preflight(recipe, method, config, len(examples.train), len(examples.validation))
+    ):
         raise ValueError("\n".join(faults))

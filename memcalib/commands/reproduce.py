@@ -52,19 +52,31 @@ class Profile(BaseModel):
     path_examples: int = Field(default=100, ge=0)
     traces: int = Field(default=3, ge=0)
     data_seed: int = 7
-    experiments: dict[str, dict[str, Any]] = Field(default_factory=dict)  # parameters of experiment notebooks, by name
-    minutes: dict[str, float] = Field(default_factory=dict)  # what each is expected to take beside its trainings
-    processes: int = Field(default=2, ge=1, le=64)  # of one thread each, for trainings and notebooks
+    experiments: dict[str, dict[str, Any]] = Field(
+        default_factory=dict
+    )  # parameters of experiment notebooks, by name
+    minutes: dict[str, float] = Field(
+        default_factory=dict
+    )  # what each is expected to take beside its trainings
+    processes: int = Field(
+        default=2, ge=1, le=64
+    )  # of one thread each, for trainings and notebooks
 
     @model_validator(mode="after")
     def _known(self) -> "Profile":
         from memcalib.micro.world import WORLDS
 
         own = [name for name in METHODS if name != "sft"]
-        named = (("world", [self.world], list(WORLDS)), ("methods", self.methods, list(LABELS)), ("overrides", list(self.overrides), own))
+        named = (
+            ("world", [self.world], list(WORLDS)),
+            ("methods", self.methods, list(LABELS)),
+            ("overrides", list(self.overrides), own),
+        )
         for name, found, known in named:
             if strange := [value for value in found if value not in known]:
-                raise ValueError(f"{name}: unknown {'world' if name == 'world' else 'method'} {strange[0]!r}: allowed are {', '.join(known)}")
+                raise ValueError(
+                    f"{name}: unknown {'world' if name == 'world' else 'method'} {strange[0]!r}: allowed are {', '.join(known)}"
+                )
         for name in ("methods", "train_seeds", "eval_seeds"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -73,7 +85,9 @@ class Profile(BaseModel):
             if not 0 <= seed < 2**32:
                 raise ValueError(f"seed {seed}: allowed are 0 to 4294967295")
         if len(self.train_seeds) not in (1, len(self.eval_seeds)):
-            raise ValueError(f"{len(self.train_seeds)} train_seeds beside {len(self.eval_seeds)} eval_seeds: one, or pairs")
+            raise ValueError(
+                f"{len(self.train_seeds)} train_seeds beside {len(self.eval_seeds)} eval_seeds: one, or pairs"
+            )
         return self
 
     @property
@@ -89,13 +103,31 @@ class Profile(BaseModel):
         """The recipe of every training of this run; with `check`, `ValueError` has a line for each fault of its settings."""
         from memcalib.micro.world import WORLDS
 
-        counts = {"train": self.train_examples, "validation": self.path_examples, "test": self.eval_examples, "demonstrations": self.sft_examples}
+        counts = {
+            "train": self.train_examples,
+            "validation": self.path_examples,
+            "test": self.eval_examples,
+            "demonstrations": self.sft_examples,
+        }
         content = {
-            "start": {"model": WORLDS[self.world].policy}, "base": {"model": "pretrained"}, "judge": EXACT,
+            "start": {"model": WORLDS[self.world].policy},
+            "base": {"model": "pretrained"},
+            "judge": EXACT,
             "data": {"world": counts | {"name": self.world, "seed": self.data_seed}},
-            "train": self.train, "sft": self.sft, "methods": self.overrides,
-        }  # fmt: skip
-        faults = [fault.replace("methods.", "overrides.", 1) if fault.startswith("methods.") else fault for fault in recipe_faults(content)] if check else []
+            "train": self.train,
+            "sft": self.sft,
+            "methods": self.overrides,
+        }
+        faults = (
+            [
+                fault.replace("methods.", "overrides.", 1)
+                if fault.startswith("methods.")
+                else fault
+                for fault in recipe_faults(content)
+            ]
+            if check
+            else []
+        )
         if faults:
             raise ValueError("\n".join(dict.fromkeys(faults)))
         return Recipe.model_validate(content)
@@ -109,14 +141,18 @@ def profile_names() -> list[str]:
 def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:
     """A profile by name or from a YAML file, with `settings` laid over it; raises `ValueError` or `FileNotFoundError` with the fault and its place."""
     inner = {"train": TrainConfig.model_fields, "sft": SftConfig.model_fields}
-    profile = load_settings(Profile, name, settings=settings, known=shipped("profiles"), inner=inner)
+    profile = load_settings(
+        Profile, name, settings=settings, known=shipped("profiles"), inner=inner
+    )
     try:
         recipe = profile.recipe(check=True)
     except ValueError as error:
         raise ValueError("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from None
     for method in [LABELS[label] for label in profile.methods if label != "SFT"]:
         if profile.train_examples < (needed := method_config(recipe, method).prompts):
-            raise ValueError(f"{name}: train_examples {profile.train_examples}: a step needs at least prompts, {needed}")
+            raise ValueError(
+                f"{name}: train_examples {profile.train_examples}: a step needs at least prompts, {needed}"
+            )
     return profile
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d49825fb
@@ -124,7 +160,10 @@ SIZES = ("train_examples", "eval_examples", "path_examples", "sft_examples", "da
 
 
 def training_grid(
-    profile: Profile, arms: Mapping[str, Mapping[str, Any]], worlds: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]
+    profile: Profile,
+    arms: Mapping[str, Mapping[str, Any]],
+    worlds: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
 ) -> dict[tuple[str, str, int], Training]:
     """(world, arm, seed) -> its training. An arm has a `method` (memcalib-rl without one) and settings of training; a world has these and `SIZES`.
 
@@ -133,12 +172,25 @@ def training_grid(
     grid = {}
     for world, changes in worlds.items():
         sizes = {name: value for name, value in changes.items() if name in SIZES}
-        shared = profile.train | {name: value for name, value in changes.items() if name not in SIZES}
+        shared = profile.train | {
+            name: value for name, value in changes.items() if name not in SIZES
+        }
         for arm, given in arms.items():
-            method, own = given.get("method", "memcalib-rl"), {name: value for name, value in given.items() if name != "method"}
+            method = given.get("method", "memcalib-rl")
+            own = {name: value for name, value in given.items() if name != "method"}
             try:
-                kept = {name: value for name, value in profile.overrides.get(method, {}).items() if name not in own}  # an arm's word counts most
-                changed = {"world": world, "train": shared | own, "overrides": profile.overrides | ({method: kept} if method in profile.overrides else {}), **sizes}
+                kept = {
+                    name: value
+                    for name, value in profile.overrides.get(method, {}).items()
+                    if name not in own
+                }  # an arm's word counts most
+                changed = {
+                    "world": world,
+                    "train": shared | own,
+                    "overrides": profile.overrides
+                    | ({method: kept} if method in profile.overrides else {}),
+                    **sizes,
+                }
                 recipe = Profile(**profile.main_settings | changed).recipe(check=True)
                 grid |= {(world, arm, seed): Training(recipe, method, seed) for seed in seeds}
                 grid[world, arm, seeds[0]].config  # noqa: B018 (raises for settings at fault)
@@ -150,7 +202,11 @@ def training_grid(
 def main_trainings(profile: Profile) -> dict[tuple[str, int], Training]:
     """(method's name in the tables, seed) -> the training of it that the profile's main results contain."""
     recipe = profile.recipe()
-    return {(label, seed): Training(recipe, LABELS[label], seed) for seed in profile.train_seeds for label in profile.methods}
+    return {
+        (label, seed): Training(recipe, LABELS[label], seed)
+        for seed in profile.train_seeds
+        for label in profile.methods
+    }
 
 # %% ../../nbs/commands/08_reproduce.ipynb #1b07e825
 def finished(folder: Path, count: int) -> bool:
@@ -159,14 +215,23 @@ def finished(folder: Path, count: int) -> bool:
     return all(holds_rows(folder / name, kind, count) for name, kind in kinds.items())
 
 # %% ../../nbs/commands/08_reproduce.ipynb #4fc92b9a
-def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example], seeds: Sequence[int], bar: Bar, **options) -> None:
+def evaluate_part(
+    folder: Path,
+    label: str,
+    policy,
+    examples: Sequence[Example],
+    seeds: Sequence[int],
+    bar: Bar,
+    **options,
+) -> None:
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl (last) of a part."""
     from memcalib.inference.local import evaluate
     from memcalib.micro.world import exact_judge
 
     if finished(folder, len(examples) * len(seeds)):
         return
-    rollouts, judgments = [], []
+    rollouts = []
+    judgments = []
     for seed in seeds:
         done = evaluate(*policy, examples, exact_judge, seed=seed, name=label, **options)
         rollouts.extend(done[0])
@@ -178,10 +243,14 @@ def evaluate_part(folder: Path, label: str, policy, examples: Sequence[Example],
 # %% ../../nbs/commands/08_reproduce.ipynb #21c59d02
 def write_steps(folder: Path, method: str, seed: int, source: Path) -> None:
     """steps.jsonl and path.jsonl of a part from the rows a training wrote, under the paper's name of the method."""
-    rows = [json.loads(line) | {"method": method, "seed": seed} for line in source.read_text().splitlines()]
+    rows = [
+        json.loads(line) | {"method": method, "seed": seed}
+        for line in source.read_text().splitlines()
+    ]
     names = {"valid_" + name: name for name in METRICS}
     path = [
-        {key: row[key] for key in ("method", "seed", "step")} | {name: row[key] for key, name in names.items()}
+        {key: row[key] for key in ("method", "seed", "step")}
+        | {name: row[key] for key, name in names.items()}
         for row in rows
         if "valid_SCS" in row
     ]
@@ -205,7 +274,8 @@ class Job:
     def __post_init__(self):
         from memcalib.micro.world import WORLDS
 
-        self.world, self.recipe = WORLDS[self.profile.world], self.profile.recipe()
+        self.world = WORLDS[self.profile.world]
+        self.recipe = self.profile.recipe()
         self.examples = read_splits(self.recipe)
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d1d80a4d
@@ -219,7 +289,11 @@ def start_policies(job: Job) -> dict[str, Path]:
 
     folder = job.run.path / "start"
     if not (folder / job.world.policy / "policy.json").exists():
-        build_policies(folder, [job.profile.world], report=lambda name, row: job.bar.name(f"{name}: step {row['step']}"))
+        build_policies(
+            folder,
+            [job.profile.world],
+            report=lambda name, row: job.bar.name(f"{name}: step {row['step']}"),
+        )
     return {"Base": folder / "pretrained", "Cold-start": folder / job.world.policy}
 
 # %% ../../nbs/commands/08_reproduce.ipynb #75965746
@@ -232,7 +306,15 @@ def run_baselines(job: Job, start: dict[str, Path]) -> None:
         policy = load_policy(start["Base" if label == "Base" else "Cold-start"])
         condition = "no_memory" if label == "No memory" else "full_memory"
         options = answering(job.recipe) | {"condition": condition}
-        evaluate_part(job.run.part(label), label, policy, job.examples.test, job.profile.eval_seeds, job.bar, **options)
+        evaluate_part(
+            job.run.part(label),
+            label,
+            policy,
+            job.examples.test,
+            job.profile.eval_seeds,
+            job.bar,
+            **options,
+        )
 
 # %% ../../nbs/commands/08_reproduce.ipynb #362d4a95
 def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> None:
@@ -241,9 +323,13 @@ def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> Non
 
     seed = job.profile.train_seeds[index]
     training = Training(job.recipe, LABELS[method], seed)
-    folder, work = job.run.part(f"{method}-{seed}"), job.run.part(f"{method}-{seed}") / "training"
+    folder = job.run.part(f"{method}-{seed}")
+    work = job.run.part(f"{method}-{seed}") / "training"
     weights = folder / "policy"
-    report = lambda row: show_step(job.bar, training, row)
+
+    def report(row):
+        return show_step(job.bar, training, row)
+
     if job.store is not None:
         made = job.store.make(training, report)
         write_steps(folder, method, seed, made / "steps.jsonl")
@@ -258,13 +344,17 @@ def train_part(job: Job, method: str, index: int, start: dict[str, Path]) -> Non
         (work / "policy").replace(weights)
         shutil.rmtree(work)
     job.bar.name(f"{method} seed {seed}: evaluation")
-    policy, seeds = load_policy(weights), job.profile.seeds(index)
-    evaluate_part(folder, method, policy, job.examples.test, seeds, job.bar, **answering(job.recipe))
+    policy = load_policy(weights)
+    seeds = job.profile.seeds(index)
+    evaluate_part(
+        folder, method, policy, job.examples.test, seeds, job.bar, **answering(job.recipe)
+    )
 
 
 def show_step(bar: Bar, training: Training, row: dict) -> None:
     """Let the bar follow the rows of a training."""
-    config, name = training.config, f"{training.label} seed {training.seed}"
+    config = training.config
+    name = f"{training.label} seed {training.seed}"
     if training.method == "sft":
         bar.name(f"{name}: update {row['step']}/{training.steps}")
         bar.add(SFT_UNITS * config.batch_size * config.log_every * ("loss" in row))
@@ -279,19 +369,30 @@ SFT_UNITS = 1.5  # weight of a demonstration
 # %% ../../nbs/commands/08_reproduce.ipynb #6ab8d869
 def work_units(profile: Profile) -> float:
     """Length of the progress bar in evaluated answers; answers trained on and demonstrations count with their weights."""
-    recipe, seeds = profile.recipe(), len(profile.train_seeds)
+    recipe = profile.recipe()
+    seeds = len(profile.train_seeds)
     config = method_config(recipe, "gdpo", 0)
     sampled = sum(method != "SFT" for method in profile.methods)
     evaluations = len(BASELINES) * len(profile.eval_seeds)
     evaluations += len(profile.methods) * sum(len(profile.seeds(i)) for i in range(seeds))
     trained = sampled * seeds * config.steps * config.prompts * config.generations
-    taught = (len(profile.methods) - sampled) * seeds * profile.sft_examples * method_config(recipe, "sft", 0).epochs
+    taught = (
+        (len(profile.methods) - sampled)
+        * seeds
+        * profile.sft_examples
+        * method_config(recipe, "sft", 0).epochs
+    )
     return evaluations * profile.eval_examples + TRAIN_UNITS * trained + SFT_UNITS * taught
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d3a99cd1
 def run_main_results(
-    out: str | Path, profile: str | Path = "quickstart", *, from_scratch: bool = False, settings: Sequence[str] = (), store: str | Path | None = None,
-) -> Path:  # fmt: skip
+    out: str | Path,
+    profile: str | Path = "quickstart",
+    *,
+    from_scratch: bool = False,
+    settings: Sequence[str] = (),
+    store: str | Path | None = None,
+) -> Path:
     """Run a profile, `settings` laid over it, into a folder and return it; a stopped run continues, a finished one is only assembled again.
 
     The folder then holds examples, rollouts, judgments, steps, path and traces as JSONL, and the manifest. `store` is a folder of
@@ -301,10 +402,18 @@ def run_main_results(
 
     plan = load_profile(profile, settings)
     if store is not None and from_scratch:
-        raise ValueError("from_scratch with a store of trainings: allowed is one of the two, a store begins with the shipped policies")
+        raise ValueError(
+            "from_scratch with a store of trainings: allowed is one of the two, a store begins with the shipped policies"
+        )
     parameters = plan.main_settings | {"from_scratch": from_scratch}
     with Bar(work_units(plan)) as bar:
-        job = Job(plan, RunFolder(Path(out), parameters, Profile().main_settings), bar, from_scratch, None if store is None else TrainingStore(store))
+        job = Job(
+            plan,
+            RunFolder(Path(out), parameters, Profile().main_settings),
+            bar,
+            from_scratch,
+            None if store is None else TrainingStore(store),
+        )
         write_jsonl(job.run.path / "examples.jsonl", job.examples.test)
         start = start_policies(job)
         run_baselines(job, start)
@@ -315,7 +424,9 @@ def run_main_results(
     for file in ("rollouts.jsonl", "judgments.jsonl", "steps.jsonl", "path.jsonl", "traces.jsonl"):
         job.run.assemble(file)
     seeds = {"train": plan.train_seeds, "eval": plan.eval_seeds, "data": plan.data_seed}
-    job.run.write_manifest(["examples.jsonl"], seeds, JUDGE, config=parameters | {"profile": Path(profile).stem})
+    job.run.write_manifest(
+        ["examples.jsonl"], seeds, JUDGE, config=parameters | {"profile": Path(profile).stem}
+    )
     return job.run.path
 
 # %% ../../nbs/commands/08_reproduce.ipynb #d19037fc
@@ -330,11 +441,19 @@ def trace_part(job: Job, start: Path) -> None:
         return
     job.bar.name("token credit of sample answers")
     config = method_config(job.recipe, "memcalib-rl", job.profile.train_seeds[0])
-    rows = trace_answers(*load_policy(start), job.examples.test[: job.profile.traces], exact_judge, config)
+    rows = trace_answers(
+        *load_policy(start), job.examples.test[: job.profile.traces], exact_judge, config
+    )
     write_whole(folder / "traces.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 # %% ../../nbs/commands/08_reproduce.ipynb #1c790d04
-def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_scratch: bool = False, settings: Sequence[str] = ()) -> Path:
+def run_quickstart(
+    out: str | Path,
+    profile: str | Path = "quickstart",
+    *,
+    from_scratch: bool = False,
+    settings: Sequence[str] = (),
+) -> Path:
     """Run a profile, write tables, figures and report.html, print the table; returns the path of the report."""
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
@@ -343,7 +462,9 @@ def run_quickstart(out: str | Path, profile: str | Path = "quickstart", *, from_
     folder = run_main_results(out, profile, from_scratch=from_scratch, settings=settings)
     report = write_report(folder)
     print(results_text(load_run(folder)))
-    print("A demonstration on a synthetic world: the order of the methods is what this run measured.")
+    print(
+        "A demonstration on a synthetic world: the order of the methods is what this run measured."
+    )
     print(f"Report: {report}")
     return report
 
@@ -354,4 +475,8 @@ def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None
 
     folder = Path(out) if out else package_data("policies")
     with Bar(1) as bar:
-        return build_policies(folder, worlds or ["short", "long"], report=lambda name, row: bar.name(f"{name}: step {row['step']}"))
+        return build_policies(
+            folder,
+            worlds or ["short", "long"],
+            report=lambda name, row: bar.name(f"{name}: step {row['step']}"),
+        )

@@ -44,7 +44,8 @@ def other_rows(out: str | Path) -> int:
 def grid_counts(plan: GridPlan, rows: Sequence[GridRow] = ()) -> dict[str, tuple[int, int]]:
     """Stage -> its runs, and those among the `rows` of this code; 0 of a stage whose rates are still to be tuned."""
     rows = [row for row in rows if row.code == grid_code()]
-    done, counts = {row.run.name for row in rows}, {}
+    done = {row.run.name for row in rows}
+    counts = {}
     for name, stage in plan.stages.items():
         try:
             runs = [run.name for run in plan.runs(name, rows)]
@@ -66,26 +67,47 @@ def make_large_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> P
     folder = Path(out) / "policies" / LARGE
     if folder.is_dir():
         return folder
-    recipe, steps = COLD_STARTS["cold-long"], max(1, round(3400 * shorten))
+    recipe = COLD_STARTS["cold-long"]
+    steps = max(1, round(3400 * shorten))
     copier = pretrain(steps=steps, seed=seed, width=192, layers=5)
-    taught = demonstrations(recipe["world"], max(24, round(recipe["rows"] * shorten)), seed, recipe["flip"], recipe["bias"])
+    taught = demonstrations(
+        recipe["world"],
+        max(24, round(recipe["rows"] * shorten)),
+        seed,
+        recipe["flip"],
+        recipe["bias"],
+    )
     with tempfile.TemporaryDirectory() as work:
-        options = dict(lr=recipe["lr"] / 3, batch_size=24, lora_rank=0, seed=seed, log_every=20)  # the width is three times that of the shipped one
+        options = dict(
+            lr=recipe["lr"] / 3, batch_size=24, lora_rank=0, seed=seed, log_every=20
+        )  # the width is three times that of the shipped one
         model = cold_start(copier, build_tokenizer(), taught, out=work, **options)
-    story = recipe | {"name": LARGE, "base": "none", "steps": steps, "seed": seed, "lr": recipe["lr"] / 3}
+    story = recipe | {
+        "name": LARGE,
+        "base": "none",
+        "steps": steps,
+        "seed": seed,
+        "lr": recipe["lr"] / 3,
+    }
     return save_policy(model, folder.with_suffix(".part"), story).rename(folder)
 
 # %% ../../nbs/commands/11_rule_grid.ipynb #8384dd2a
 def run_plan(
-    out: str | Path, plan: str | Path = "micro", *, processes: int = 2, stages: Sequence[str] = (), settings: Sequence[str] = (),
+    out: str | Path,
+    plan: str | Path = "micro",
+    *,
+    processes: int = 2,
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Run a plan (or some of its stages) into a folder and return it: a row for each run in `runs.jsonl`, and the manifest. `tell` gets a line about each new run.
 
     What this code made is kept, so a stopped grid goes on; rows of other code stay in the file, unused, and `tell` says how many. Raises `ValueError` for a bad
     plan or stage and for a stage whose tuning is not complete, `OSError` where another process writes the rows.
     """
-    chosen, out = load_plan(plan, settings), Path(out)
+    chosen = load_plan(plan, settings)
+    out = Path(out)
     names = [*stages] or [*chosen.stages]
     if strange := [name for name in names if name not in chosen.stages]:
         raise ValueError(f"stage {strange[0]!r}: allowed are {', '.join(chosen.stages)}")
@@ -98,16 +120,32 @@ def run_plan(
 
             def note(row: GridRow, number: int, missing: int, name=name, known=known) -> None:
                 bar.name(f"{name}: run {number} of {missing}")
-                score, seconds = row.scores.get("SCS"), row.scores["wall_seconds"] or 0
+                score = row.scores.get("SCS")
+                seconds = row.scores["wall_seconds"] or 0
                 lost = f", derailed ({'; '.join(row.derailed)})" if row.derailed else ""
-                tell(f"{name}, {number} of {missing}: SCS {score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, {row.run.name}")
+                tell(
+                    f"{name}, {number} of {missing}: SCS {score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, {row.run.name}"
+                )
                 bar.add(1)
                 known["seen"] = missing
 
-            if any(chosen.settings(cell).get("policy") == LARGE for cell in chosen.stages[name].cells):
+            if any(
+                chosen.settings(cell).get("policy") == LARGE for cell in chosen.stages[name].cells
+            ):
                 make_large_policy(out)
             rows = run_grid(out, chosen, processes, [name], note, grid_code())
             bar.add(len(rows) - known["seen"])
-    seeds = {name: tuple(dict.fromkeys(stage.seeds_of(*stage.rules))) for name, stage in chosen.stages.items()}
-    write_manifest(out, manifest({"plan": str(plan), "code": grid_code()} | chosen.model_dump(mode="json"), data=out / RUNS, seeds=seeds, judge=JUDGE))
+    seeds = {
+        name: tuple(dict.fromkeys(stage.seeds_of(*stage.rules)))
+        for name, stage in chosen.stages.items()
+    }
+    write_manifest(
+        out,
+        manifest(
+            {"plan": str(plan), "code": grid_code()} | chosen.model_dump(mode="json"),
+            data=out / RUNS,
+            seeds=seeds,
+            judge=JUDGE,
+        ),
+    )
     return out

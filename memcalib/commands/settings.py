@@ -36,7 +36,11 @@ from ..problem import JudgeLike
 # %% ../../nbs/commands/01_settings.ipynb #6d0a031e
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of nested settings with others laid over it; a mapping meets a mapping name by name."""
-    both = {name: merged(below[name], value) for name, value in above.items() if isinstance(value, Mapping) and isinstance(below.get(name), Mapping)}
+    both = {
+        name: merged(below[name], value)
+        for name, value in above.items()
+        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping)
+    }
     return {**below, **above, **both}
 
 
@@ -46,7 +50,9 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         place, sign, value = text.partition("=")
         names = place.strip().split(".")
         if not sign or not all(names):
-            raise ValueError(f"--set: found {short_repr(text)}; allowed is place=value, such as train.lr=2e-6")
+            raise ValueError(
+                f"--set: found {short_repr(text)}; allowed is place=value, such as train.lr=2e-6"
+            )
         value = parse_yaml(value, f"--set {place}: found {short_repr(value)}")
         if not {*names} & {*FOREIGN}:
             names = [RENAMED.get(name, name) for name in names]
@@ -74,7 +80,9 @@ def shipped(folder: str) -> dict[str, Traversable]:
     return {name: package_data(folder, f"{name}.yaml") for name in shipped_names(folder)}
 
 
-def read_settings(name: str | Path, what: str, known: Mapping[str, Traversable], fields: Iterable[str]) -> dict[str, Any]:
+def read_settings(
+    name: str | Path, what: str, known: Mapping[str, Traversable], fields: Iterable[str]
+) -> dict[str, Any]:
     """The mapping in a YAML file, or in a shipped one of that name; `what` is what such a file describes, `fields` what it may hold.
 
     Raises `FileNotFoundError` naming the shipped ones, and `ValueError` for what is not a mapping.
@@ -83,10 +91,14 @@ def read_settings(name: str | Path, what: str, known: Mapping[str, Traversable],
     if not path.is_file():
         meant = nearest(str(name), known)
         allowed = f"{', '.join(known)}, or a YAML file" if known else "a YAML file"
-        raise FileNotFoundError(f"no {what} {str(name)!r}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {allowed}")
+        raise FileNotFoundError(
+            f"no {what} {str(name)!r}: {f'meant is perhaps {meant}; ' if meant else ''}allowed are {allowed}"
+        )
     content = read_yaml(path, name)
     if not isinstance(content, dict):
-        raise ValueError(f"{name}: {what}: found {short_repr(content)}; allowed is a mapping with some of {', '.join(fields)}")
+        raise ValueError(
+            f"{name}: {what}: found {short_repr(content)}; allowed is a mapping with some of {', '.join(fields)}"
+        )
     try:
         return current_names(content)
     except ValueError as error:
@@ -99,62 +111,91 @@ def _kinds(annotation: Any, tag: str | None = None) -> dict[Any, type[BaseModel]
         return {tag or annotation: annotation}
     parts = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        parts, tag = parts[:1], next((part.tag for part in parts if isinstance(part, Tag)), tag)
+        tag = next((part.tag for part in parts if isinstance(part, Tag)), tag)
+        parts = parts[:1]
     found = {key: kind for part in parts for key, kind in _kinds(part, tag).items()}
     return found or ({tag: None} if tag else {})
 
 
-def locate(kind: type[BaseModel], place: Sequence[str | int]) -> tuple[list[str], type[BaseModel], bool]:
+def locate(
+    kind: type[BaseModel], place: Sequence[str | int]
+) -> tuple[list[str], type[BaseModel], bool]:
     """The names on the way to a place, the settings class that the last one belongs to, and whether its value may be a key."""
     names: list[str] = []
-    home, inside = kind, {None: kind}
+    home = kind
+    inside = {None: kind}
     for part in place:
         if part == "[key]":
             continue
         if owner := next((k for k in inside.values() if k and part in k.model_fields), None):
-            home, inside = owner, _kinds(owner.model_fields[part].annotation)
+            home = owner
+            inside = _kinds(owner.model_fields[part].annotation)
         elif part in inside:
             inside = {part: inside[part]}
             home = inside[part] or home
             continue
         elif not isinstance(part, int):  # an unknown option, or a name in a free mapping
-            home, inside = next((k for k in inside.values() if k), home), {}
+            home = next((k for k in inside.values() if k), home)
+            inside = {}
         names.append(str(part))
-    return names, home, issubclass(home, Endpoint) or (bool(inside) and all(k and issubclass(k, Endpoint) for k in inside.values()))
+    return (
+        names,
+        home,
+        issubclass(home, Endpoint)
+        or (bool(inside) and all(k and issubclass(k, Endpoint) for k in inside.values())),
+    )
 
 # %% ../../nbs/commands/01_settings.ipynb #8209ff80
 def fault_lines(
-    kind: type[BaseModel], error: ValidationError, hints: Mapping[str, str] | None = None, inner: Mapping[str, Iterable[str]] | None = None
+    kind: type[BaseModel],
+    error: ValidationError,
+    hints: Mapping[str, str] | None = None,
+    inner: Mapping[str, Iterable[str]] | None = None,
 ) -> Iterator[str]:
     """Every fault that pydantic found in the settings of a class: place, value found, values allowed, and the name that was meant."""
     inner = inner or {}
     for fault in error.errors():
         names, home, secret = locate(kind, fault["loc"])
-        place, name = ".".join(names), names[-1] if names else ""
-        if fault["type"] == "invalid_key" or ("[key]" in fault["loc"] and not isinstance(fault["input"], str)):
+        place = ".".join(names)
+        name = names[-1] if names else ""
+        if fault["type"] == "invalid_key" or (
+            "[key]" in fault["loc"] and not isinstance(fault["input"], str)
+        ):
             where = ".".join(names[:-1])
-            known = next((options for path, options in inner.items() if _same_place(path, where)), () if where else home.model_fields)
+            known = next(
+                (options for path, options in inner.items() if _same_place(path, where)),
+                () if where else home.model_fields,
+            )
             listed = f": {', '.join(known)}" if known else ""
             yield f"{where or kind.__name__.lower()}: found {short_repr(fault['loc'][-2 if '[key]' in fault['loc'] else -1])} as the name of an option; allowed are texts{listed}"
         elif not names:
             yield fault["msg"].removeprefix("Value error, ")
-        elif fault["type"] == "extra_forbidden" and (path := next((path for path, known in inner.items() if len(names) == 1 and name in known), "")):
+        elif fault["type"] == "extra_forbidden" and (
+            path := next(
+                (path for path, known in inner.items() if len(names) == 1 and name in known), ""
+            )
+        ):
             yield f"{name}: unknown option; meant is perhaps {path}.{name}; allowed: {', '.join(home.model_fields)}"
         else:
             show = not secret or (name, fault["type"]) == ("base_url", "value_error")
             hint = (hints or {}).get(place) if fault["type"] == "missing" else None
-            yield hide_secrets(fault_line(place, fault, home, name, show=show)) + (f"; {hint}" if hint else "")
+            yield hide_secrets(fault_line(place, fault, home, name, show=show)) + (
+                f"; {hint}" if hint else ""
+            )
 
 
 def _same_place(pattern: str, place: str) -> bool:
-    one, two = pattern.split("."), place.split(".")
+    one = pattern.split(".")
+    two = place.split(".")
     return len(one) == len(two) and all(a in ("*", b) for a, b in zip(one, two, strict=True))
 
 # %% ../../nbs/commands/01_settings.ipynb #93401c94
 def key_faults(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[str]:
     """A line for each endpoint in these settings that holds a key, or what looks like one; the line never repeats it."""
     for name, field in kind.model_fields.items():
-        if not (isinstance(content.get(name), Mapping) and Endpoint in _kinds(field.annotation).values()):
+        if not (
+            isinstance(content.get(name), Mapping) and Endpoint in _kinds(field.annotation).values()
+        ):
             continue
         try:
             Endpoint.model_validate(content[name])
@@ -168,29 +209,44 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def check_settings(
-    kind: type[Settings], content: Mapping[str, Any], place: str | Path = "", *, hints: Mapping[str, str] | None = None,
-    inner: Mapping[str, Iterable[str]] | None = None, more: Iterable[str] = (),
-) -> Settings:  # fmt: skip
+    kind: type[Settings],
+    content: Mapping[str, Any],
+    place: str | Path = "",
+    *,
+    hints: Mapping[str, str] | None = None,
+    inner: Mapping[str, Iterable[str]] | None = None,
+    more: Iterable[str] = (),
+) -> Settings:
     """The settings that a mapping describes; raises `ValueError` with a line for every fault, each beginning with `place`.
 
     `more` are faults that the class itself cannot see.
     """
     try:
-        found, faults = kind.model_validate(content), []
+        found = kind.model_validate(content)
+        faults = []
     except ValidationError as error:
-        found, faults = None, [*fault_lines(kind, error, hints, inner)]
+        found = None
+        faults = [*fault_lines(kind, error, hints, inner)]
     except CallError:
-        found, faults = None, [*key_faults(kind, content)]
+        found = None
+        faults = [*key_faults(kind, content)]
     if faults := [*dict.fromkeys((*faults, *more))]:
         raise ValueError("\n".join(f"{place}: {fault}" if place else fault for fault in faults))
     return found
 
 # %% ../../nbs/commands/01_settings.ipynb #4bd59efd
 def load_settings(
-    kind: type[Settings], file: str | Path | None = None, options: Mapping[str, Any] | None = None, settings: Sequence[str] = (), *,
-    what: str = "", known: Mapping[str, Traversable] | None = None, hints: Mapping[str, str] | None = None,
-    inner: Mapping[str, Iterable[str]] | None = None, defaults: Mapping[str, Any] | None = None,
-) -> Settings:  # fmt: skip
+    kind: type[Settings],
+    file: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+    *,
+    what: str = "",
+    known: Mapping[str, Traversable] | None = None,
+    hints: Mapping[str, str] | None = None,
+    inner: Mapping[str, Iterable[str]] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
     """Settings from a YAML file (or a shipped one, `known` by name), with `options` and then texts for `--set` laid over it; `defaults` below it.
 
     Raises `FileNotFoundError`, or `ValueError` with a line for each fault.
@@ -198,14 +254,22 @@ def load_settings(
     what = what or kind.__name__.lower()
     content = {} if file is None else read_settings(file, what, known or {}, kind.model_fields)
     content = {**(defaults or {}), **content}
-    return check_settings(kind, with_settings(merged(content, options or {}), settings), file or "", hints=hints, inner=inner)
+    return check_settings(
+        kind,
+        with_settings(merged(content, options or {}), settings),
+        file or "",
+        hints=hints,
+        inner=inner,
+    )
 
 
 def settings_text(settings: BaseModel) -> str:
     """Resolved settings as YAML for a terminal, every default written out, secrets masked; what a dry run prints first."""
     import yaml
 
-    return hide_secrets(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    return hide_secrets(
+        yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    )
 
 # %% ../../nbs/commands/01_settings.ipynb #d2a6b9d2
 EXACT = "micro-exact"
@@ -222,13 +286,16 @@ def _judge_name(name: str) -> str:
     if name in (EXACT, "exact"):
         return EXACT
     if ":" not in name:
-        raise ValueError(f"allowed are {EXACT}, package.module:name, or an endpoint (model, base_url, key_env, …)")
+        raise ValueError(
+            f"allowed are {EXACT}, package.module:name, or an endpoint (model, base_url, key_env, …)"
+        )
     judge_object(name)
     return name
 
 
 JudgeSetting = Annotated[
-    Annotated[Endpoint, Tag("endpoint")] | Annotated[str, AfterValidator(_judge_name), Tag("named")],
+    Annotated[Endpoint, Tag("endpoint")]
+    | Annotated[str, AfterValidator(_judge_name), Tag("named")],
     Discriminator(lambda value: "named" if isinstance(value, str) else "endpoint"),
 ]
 
@@ -246,9 +313,19 @@ class Bar:
 
     def __init__(self, total: float):
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+        )
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         console = Console(stderr=True)
         self.bar = Progress(*columns, *times, console=console, disable=not console.is_terminal)

@@ -53,21 +53,38 @@ class TrainRun:
     """
 
     def __init__(
-        self, recipe: Recipe, method: str, out: str | Path, seed: int | None = None, *, resume: bool = False,
-        cache: Any = None, command: str | None = None,
-    ):  # fmt: skip
+        self,
+        recipe: Recipe,
+        method: str,
+        out: str | Path,
+        seed: int | None = None,
+        *,
+        resume: bool = False,
+        cache: Any = None,
+        command: str | None = None,
+    ):
         from accelerate import PartialState
 
         from memcalib.trainer.checkpoints import EARLIER, writing
 
-        self.recipe, self.method, self.folder, self.resume = recipe, method, Path(out), resume
-        self.command, self.state = command, PartialState()
+        self.recipe = recipe
+        self.method = method
+        self.folder = Path(out)
+        self.resume = resume
+        self.command = command
+        self.state = PartialState()
         self.config = saving(method_config(recipe, method, seed))
         self.examples = read_splits(recipe)
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
-        self.run_folder = RunFolder(self.folder, self.identity, {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording, decisive=_decides, bind=False)
+        self.run_folder = RunFolder(
+            self.folder,
+            self.identity,
+            {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording,
+            decisive=_decides,
+            bind=False,
+        )
         if self.state.is_main_process:
             with writing(self.folder):
                 self._bind()
@@ -81,7 +98,11 @@ class TrainRun:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The rows written so far, as far as they can be read."""
-        return [row for row in whole_rows(self.folder / "steps.jsonl")[0] if type(row.get("step")) is int]
+        return [
+            row
+            for row in whole_rows(self.folder / "steps.jsonl")[0]
+            if type(row.get("step")) is int
+        ]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -89,15 +110,34 @@ class TrainRun:
         from memcalib.trainer.checkpoints import decisive
 
         started = self.recipe.begins(self.method)[1]
-        config = {name: value for name, value in decisive(self.config.model_dump(mode="json"))[0].items() if name not in ("log_every", "output")}
+        config = {
+            name: value
+            for name, value in decisive(self.config.model_dump(mode="json"))[0].items()
+            if name not in ("log_every", "output")
+        }
         who = judge_facts(self.recipe, self.judge)["judge"]
-        return {"method": self.method, "start": started.model_dump(), "data": self.examples.hashes, "judge": who, "config": config} | self._wording
+        return {
+            "method": self.method,
+            "start": started.model_dump(),
+            "data": self.examples.hashes,
+            "judge": who,
+            "config": config,
+        } | self._wording
 
     @property
     def _wording(self) -> dict[str, Any]:
         """What the prompt templates of the run add to query and memory, as hashes: a file of a template may change under its name."""
-        names = {name: getattr(self.config, name, "") for name in ("prompt_template", "teacher_prompt_template")}
-        return {"wording": {name: wording_hash(template) for name, template in names.items() if template in PROMPT_TEMPLATES}}
+        names = {
+            name: getattr(self.config, name, "")
+            for name in ("prompt_template", "teacher_prompt_template")
+        }
+        return {
+            "wording": {
+                name: wording_hash(template)
+                for name, template in names.items()
+                if template in PROMPT_TEMPLATES
+            }
+        }
 
     def _claim(self) -> None:
         from memcalib.trainer.checkpoints import with_reasons
@@ -113,7 +153,9 @@ class TrainRun:
         trained = _trained(self.folder, self.steps)
         if not self.resume and trained:
             last = self.steps[-1]["step"] if self.steps else 0
-            raise ValueError(f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder")
+            raise ValueError(
+                f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder"
+            )
         rows, damaged = whole_rows(self.folder / "steps.jsonl")
         if damaged and self.method != "sft":  # which says so itself
             lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
@@ -124,7 +166,9 @@ class TrainRun:
                 _clear(self.folder)
             self._claim()
         content = self.recipe.model_dump(mode="json", exclude_none=True)
-        (self.folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        (self.folder / "recipe.yaml").write_text(
+            yaml.safe_dump(content, sort_keys=False), encoding="utf-8"
+        )
         if self.examples.test:
             write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
@@ -135,10 +179,18 @@ class TrainRun:
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
         show = self._progress(bar)
-        options = dict(tokenizer=tokenizer, out=self.folder, validation=self.examples.validation, on_step=show, resume=self.resume)
+        options = dict(
+            tokenizer=tokenizer,
+            out=self.folder,
+            validation=self.examples.validation,
+            on_step=show,
+            resume=self.resume,
+        )
         trainer = train(model, self.config, self.examples.train, self.judge, **options)
         if trainer.stopped:
-            raise RunStopped(trainer.stopped).told(trainer.rescue("with wider limits of drift or without stop_on_drift"))
+            raise RunStopped(trainer.stopped).told(
+                trainer.rescue("with wider limits of drift or without stop_on_drift")
+            )
         part = self.folder / "policy.part"
         with writing(self.folder / "policy", part):
             trainer.save_model(str(part))
@@ -152,22 +204,43 @@ class TrainRun:
 
         start = self.recipe.begins(self.method)[1]
         model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
-        show, held_out = self._progress(bar), ()
+        show = self._progress(bar)
+        held_out = ()
         if self.examples.validation and self.config.eval_every:
-            how, context = method_config(self.recipe, "grpo", self.config.seed), getattr(model.config.get_text_config(), "max_position_embeddings", None)
-            held_out = HeldOutScores(how, tokenizer, self.examples.validation, self.judge, context, self.folder)
-        done = sft(model, tokenizer, self.taught, self.config, self.folder, validation=held_out, resume=self.resume, report=show)
+            how = method_config(self.recipe, "grpo", self.config.seed)
+            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            held_out = HeldOutScores(
+                how, tokenizer, self.examples.validation, self.judge, context, self.folder
+            )
+        done = sft(
+            model,
+            tokenizer,
+            self.taught,
+            self.config,
+            self.folder,
+            validation=held_out,
+            resume=self.resume,
+            report=show,
+        )
         if self.main:
             _keep_policy(self.folder, done.folder, start)
 
     def _progress(self, bar: Bar) -> Any:
         """What follows the rows of the training with the bar, from the step at which it begins."""
-        total, seen = self._units(), self.steps[-1]["step"] if self.steps else 0
+        total = self._units()
+        seen = self.steps[-1]["step"] if self.steps else 0
         bar.add(seen)
 
         def show(row: dict[str, Any]) -> None:
             nonlocal seen
-            value = next((f"{name} {row[name]:.3f}" for name in ("reward", "token_reward", "loss") if row.get(name) is not None), "")
+            value = next(
+                (
+                    f"{name} {row[name]:.3f}"
+                    for name in ("reward", "token_reward", "loss")
+                    if row.get(name) is not None
+                ),
+                "",
+            )
             bar.name(f"{self.method}: step {row['step']}/{total}  {value}")
             bar.add(max(0, row["step"] - seen))
             seen = max(seen, row["step"])
@@ -176,29 +249,63 @@ class TrainRun:
 
     def _sessions(self) -> list[dict[str, Any]]:
         """The sessions of the manifest that earlier calls left, as far as they are whole, and this one."""
-        found, file = self.run_folder.earlier().get("sessions"), self.folder / "manifest.json"
-        whole = [session for session in found if _whole_session(session)] if isinstance(found, list) else []
+        found = self.run_folder.earlier().get("sessions")
+        file = self.folder / "manifest.json"
+        whole = (
+            [session for session in found if _whole_session(session)]
+            if isinstance(found, list)
+            else []
+        )
         if file.exists() and (not isinstance(found, list) or len(whole) < len(found)):
-            log.warning("%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted", file, len(whole))
-        totals, last = getattr(self.judge, "totals", None), self.steps[-1]["step"] if self.steps else 0
-        now = {"started": round(self.run_folder.started), "wall_seconds": round(time.time() - self.run_folder.started, 1), "step": last}
-        return [*whole, now | {"processes": self.state.num_processes, "judge": totals.to_dict() if totals else {}}]
+            log.warning(
+                "%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted",
+                file,
+                len(whole),
+            )
+        totals = getattr(self.judge, "totals", None)
+        last = self.steps[-1]["step"] if self.steps else 0
+        now = {
+            "started": round(self.run_folder.started),
+            "wall_seconds": round(time.time() - self.run_folder.started, 1),
+            "step": last,
+        }
+        return [
+            *whole,
+            now
+            | {"processes": self.state.num_processes, "judge": totals.to_dict() if totals else {}},
+        ]
 
     def _write(self) -> None:
         recipe = self.recipe.model_dump(mode="json", exclude_none=True)
-        settings = {"recipe": recipe, "method": self.method, "config": self.config.model_dump(mode="json")}
-        facts, sessions = judge_facts(self.recipe, self.judge), self._sessions()
+        settings = {
+            "recipe": recipe,
+            "method": self.method,
+            "config": self.config.model_dump(mode="json"),
+        }
+        facts = judge_facts(self.recipe, self.judge)
+        sessions = self._sessions()
         costs = [session["judge"].get("cost") for session in sessions]
-        more = {"judge_prompt": facts["prompt"], "examples": self.examples.hashes, "sessions": sessions, "command": self.command}
-        more["cost"] = sum(costs) if None not in costs else 0.0 if self.recipe.judge in (None, EXACT) else None
-        self.run_folder.write_manifest(["steps.jsonl"], {"train": self.config.seed}, facts["judge"], config=settings, **more)
+        more = {
+            "judge_prompt": facts["prompt"],
+            "examples": self.examples.hashes,
+            "sessions": sessions,
+            "command": self.command,
+        }
+        more["cost"] = (
+            sum(costs) if None not in costs else 0.0 if self.recipe.judge in (None, EXACT) else None
+        )
+        self.run_folder.write_manifest(
+            ["steps.jsonl"], {"train": self.config.seed}, facts["judge"], config=settings, **more
+        )
 
     def _has_policy(self) -> bool:
         policy = self.folder / "policy"
         if not policy.exists() or not (fault := _unreadable(policy)):
             return policy.exists()
         if not any(self.folder.glob("checkpoint-*")):
-            raise ValueError(f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder")
+            raise ValueError(
+                f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder"
+            )
         log.warning("%s; the policy is made again from the newest checkpoint", fault)
         return False
 
@@ -207,9 +314,15 @@ class TrainRun:
         if self.main:
             self._claim()  # still ours
         total = getattr(self.config, "steps", None)
-        if self._has_policy() and (total is None or (self.steps and self.steps[-1]["step"] >= total)):
+        if self._has_policy() and (
+            total is None or (self.steps and self.steps[-1]["step"] >= total)
+        ):
             return self.folder / "policy"
-        with self.run_folder.lock("training") if self.main else nullcontext(), self._recorded(), Bar(self._units()) as bar:
+        with (
+            self.run_folder.lock("training") if self.main else nullcontext(),
+            self._recorded(),
+            Bar(self._units()) as bar,
+        ):
             bar.name(f"{self.method}: loading")
             self._teach(bar) if self.method == "sft" else self._reinforce(bar)
         return self.folder / "policy"
@@ -238,20 +351,52 @@ class TrainRun:
         import pandas as pd
 
         done = self.steps[-1]["step"] if self.steps else self._units()
-        head, places = f"{self.method}, seed {self.config.seed}, {done} steps", [f"Policy: {self.folder / 'policy'}"]
+        head = f"{self.method}, seed {self.config.seed}, {done} steps"
+        places = [f"Policy: {self.folder / 'policy'}"]
         rows = [row for row in self.steps if _number(row.get("valid_SCS"))]
         if not rows:
-            return "\n".join([f"{head}, not validated: {self._not_validated(done)}", *places, f"Measure it: {self.measuring}"])
-        best, kept = _best_step(self.folder), getattr(self.config, "keep_best", False)
-        of_best = [row for row in rows if row["step"] == best] if kept or best is not None else [max(rows, key=lambda row: row["valid_SCS"])]
+            return "\n".join(
+                [
+                    f"{head}, not validated: {self._not_validated(done)}",
+                    *places,
+                    f"Measure it: {self.measuring}",
+                ]
+            )
+        best = _best_step(self.folder)
+        kept = getattr(self.config, "keep_best", False)
+        of_best = (
+            [row for row in rows if row["step"] == best]
+            if kept or best is not None
+            else [max(rows, key=lambda row: row["valid_SCS"])]
+        )
         shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
-        places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (best is not None)
+        places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (
+            best is not None
+        )
         if kept and best is None:
-            places.append(f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read")
+            places.append(
+                f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read"
+            )
         columns = (*METRICS, "unscored")
-        table = pd.DataFrame([{"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns} for name, row in shown.items()])
-        left = next((count for row in self.steps if (count := row.get("valid_overlong")) and _number(count)), 0)
-        more = f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})" if left else ""
+        table = pd.DataFrame(
+            [
+                {"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns}
+                for name, row in shown.items()
+            ]
+        )
+        left = next(
+            (
+                count
+                for row in self.steps
+                if (count := row.get("valid_overlong")) and _number(count)
+            ),
+            0,
+        )
+        more = (
+            f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})"
+            if left
+            else ""
+        )
         title = f"{head}, {len(self.examples.validation)} validation examples{more}"
         lines = [title, table.round(2).to_string(index=False), _READ]
         return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
@@ -271,12 +416,40 @@ class TrainRun:
     @property
     def measuring(self) -> str:
         """The command that measures the policy."""
-        how, (data, judge) = method_config(self.recipe, "grpo"), (self.recipe.data, self.recipe.judge)
-        template = {**self.recipe.train, **self.recipe.methods.get("grpo", {})}.get("prompt_template", how.prompt_template)  # which may be a file
-        test = str(self.folder / "test.jsonl") if data.world else data.test.path if data.test else "TEST.jsonl"
-        command = ["memcalib", "evaluate", test, "--weights", str(self.folder / "policy"), "--set", f"sampling.prompt_template={template}"]
-        command += ["--set", f"sampling.text={how.eval_text}", "--set", f"sampling.max_tokens={how.max_tokens}", "--judge", judge.model if isinstance(judge, Endpoint) else judge or EXACT]
-        command += ["--judge-url", judge.url, "--judge-key-env", judge.key_env] if isinstance(judge, Endpoint) else []
+        how = method_config(self.recipe, "grpo")
+        (data, judge) = (self.recipe.data, self.recipe.judge)
+        template = {**self.recipe.train, **self.recipe.methods.get("grpo", {})}.get(
+            "prompt_template", how.prompt_template
+        )  # which may be a file
+        test = (
+            str(self.folder / "test.jsonl")
+            if data.world
+            else data.test.path
+            if data.test
+            else "TEST.jsonl"
+        )
+        command = [
+            "memcalib",
+            "evaluate",
+            test,
+            "--weights",
+            str(self.folder / "policy"),
+            "--set",
+            f"sampling.prompt_template={template}",
+        ]
+        command += [
+            "--set",
+            f"sampling.text={how.eval_text}",
+            "--set",
+            f"sampling.max_tokens={how.max_tokens}",
+            "--judge",
+            judge.model if isinstance(judge, Endpoint) else judge or EXACT,
+        ]
+        command += (
+            ["--judge-url", judge.url, "--judge-key-env", judge.key_env]
+            if isinstance(judge, Endpoint)
+            else []
+        )
         return shlex.join([*command, "--out", str(self.folder / "evaluation")])
 
 # %% ../../nbs/commands/05_train.ipynb #c1f84139
@@ -288,7 +461,11 @@ def _decides(name: str) -> bool:
     first, _, rest = setting.partition(".")
     if part != "config":
         return True
-    return bool(decisive({"trl": {rest.partition(".")[0]: 0} if rest else {}} if first == "trl" else {first: 0})[0])
+    return bool(
+        decisive(
+            {"trl": {rest.partition(".")[0]: 0} if rest else {}} if first == "trl" else {first: 0}
+        )[0]
+    )
 
 # %% ../../nbs/commands/05_train.ipynb #e573b208
 def _best_step(folder: Path) -> int | None:
@@ -300,19 +477,37 @@ def _best_step(folder: Path) -> int | None:
 
 
 def _trained(folder: Path, rows: Sequence[dict[str, Any]]) -> bool:
-    kept = (*folder.glob("checkpoint-*"), *(folder / name for name in ("policy", "merged", "adapter")))
-    return any(path.exists() for path in kept) or max([row["step"] for row in rows] + [_best_step(folder) or 0]) > 0
+    kept = (
+        *folder.glob("checkpoint-*"),
+        *(folder / name for name in ("policy", "merged", "adapter")),
+    )
+    return (
+        any(path.exists() for path in kept)
+        or max([row["step"] for row in rows] + [_best_step(folder) or 0]) > 0
+    )
 
 # %% ../../nbs/commands/05_train.ipynb #4ba25261
-_LEFT = ("parameters.json", "recipe.yaml", "test.jsonl", "overlong.jsonl", "steps.jsonl", "sft.json", "reference", "traces",
-         "best", "best.old")  # fmt: skip
+_LEFT = (
+    "parameters.json",
+    "recipe.yaml",
+    "test.jsonl",
+    "overlong.jsonl",
+    "steps.jsonl",
+    "sft.json",
+    "reference",
+    "traces",
+    "best",
+    "best.old",
+)
 
 
 def _clear(folder: Path) -> None:
     from memcalib.trainer.checkpoints import unseal
 
     try:
-        ours = {"method", "start", "config"} <= json.loads((folder / "parameters.json").read_text(encoding="utf-8")).keys()
+        ours = {"method", "start", "config"} <= json.loads(
+            (folder / "parameters.json").read_text(encoding="utf-8")
+        ).keys()
     except (OSError, ValueError, AttributeError):
         return  # nothing there, or not ours
     for path in [*(folder / name for name in _LEFT), *folder.glob("*.part")] if ours else ():

@@ -36,20 +36,40 @@ def _imported(tree: ast.AST, module: str) -> Iterable[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*module.split(".")[: -node.level], node.module or ""]).strip(".") if node.level else node.module or ""
+            base = (
+                ".".join([*module.split(".")[: -node.level], node.module or ""]).strip(".")
+                if node.level
+                else node.module or ""
+            )
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200
+        ):
             yield from _NAMED.findall(node.value)
 
 
 def _module_file(name: str) -> Path | None:
-    places = [package_data().parent.joinpath(*name.split(".")[1:])] if name.split(".")[0] == "memcalib" else []
-    return next((file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+    places = (
+        [package_data().parent.joinpath(*name.split(".")[1:])]
+        if name.split(".")[0] == "memcalib"
+        else []
+    )
+    return next(
+        (
+            file
+            for place in places
+            for file in (place.with_suffix(".py"), place / "__init__.py")
+            if file.is_file()
+        ),
+        None,
+    )
 
 
 @cache
 def _reached(name: str) -> frozenset[str]:
-    return frozenset(_imported(ast.parse(_module_file(name).read_text(encoding="utf-8")), name))  # type: ignore[union-attr]
+    file = _module_file(name)
+    assert file is not None, name  # `code_modules` asks for modules it has found
+    return frozenset(_imported(ast.parse(file.read_text(encoding="utf-8")), name))
 
 
 def code_modules(source: str | Iterable[str]) -> dict[str, Path]:
@@ -66,11 +86,29 @@ def code_modules(source: str | Iterable[str]) -> dict[str, Path]:
 
 def code_hash(source: str | Iterable[str]) -> str:
     """One hash of the `code_modules` of a source, comments apart: the same wherever and whenever the code is the same."""
-    lines = lambda file: [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return text_hash("\n".join(line for name, file in code_modules(source).items() for line in [name, *lines(file)]))
+
+    def lines(file):
+        return [
+            line
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
+
+    return text_hash(
+        "\n".join(
+            line for name, file in code_modules(source).items() for line in [name, *lines(file)]
+        )
+    )
 
 # %% ../../nbs/commands/07_trainings.ipynb #413c44ff
-TRAINED_BY = ("memcalib.training", "memcalib.trainer.sft", "memcalib.trainer.distillation", "memcalib.trainer.traces", "memcalib.inference.local", "memcalib.micro.policy")
+TRAINED_BY = (
+    "memcalib.training",
+    "memcalib.trainer.sft",
+    "memcalib.trainer.distillation",
+    "memcalib.trainer.traces",
+    "memcalib.inference.local",
+    "memcalib.micro.policy",
+)
 
 
 def _weights_hash(name: str) -> str:
@@ -90,7 +128,9 @@ class Training:
 
     def __post_init__(self):
         if self.recipe.data.world is None:
-            raise ValueError("found a recipe with files of examples; allowed here: one that draws them from a world")
+            raise ValueError(
+                "found a recipe with files of examples; allowed here: one that draws them from a world"
+            )
 
     @cached_property
     def config(self) -> Any:
@@ -107,14 +147,22 @@ class Training:
         """All that decides the result, as plain values."""
         from memcalib.micro.world import WORLDS
 
-        draw, taught = self.recipe.data.world, self.method == "sft"
+        draw = self.recipe.data.world
+        taught = self.method == "sft"
         counts = {"demonstrations": draw.demonstrations} if taught else {"train": draw.train}
-        names = [self.recipe.begins(self.method)[1].model, *filter(None, [getattr(self.config, "teacher", "")])]
+        names = [
+            self.recipe.begins(self.method)[1].model,
+            *filter(None, [getattr(self.config, "teacher", "")]),
+        ]
         return {
-            "method": self.method, "seed": self.seed, "config": self.config.model_dump(mode="json"),
-            "world": asdict(WORLDS[draw.name]), "examples": counts | {"validation": draw.validation, "seed": draw.seed},
-            "weights": {name: _weights_hash(name) for name in names}, "code": code_hash(TRAINED_BY),
-        }  # fmt: skip
+            "method": self.method,
+            "seed": self.seed,
+            "config": self.config.model_dump(mode="json"),
+            "world": asdict(WORLDS[draw.name]),
+            "examples": counts | {"validation": draw.validation, "seed": draw.seed},
+            "weights": {name: _weights_hash(name) for name in names},
+            "code": code_hash(TRAINED_BY),
+        }
 
     @cached_property
     def key(self) -> str:
@@ -125,21 +173,38 @@ class Training:
     def steps(self) -> int:
         """Steps of reinforcement, or updates of fine-tuning."""
         if self.method == "sft":
-            return round(-(-self.recipe.data.world.demonstrations // self.config.batch_size) * self.config.epochs)
+            return round(
+                -(-self.recipe.data.world.demonstrations // self.config.batch_size)
+                * self.config.epochs
+            )
         return self.config.steps
 
     @property
     def seconds(self) -> float:
         """About how long it takes on one core: `ANSWER_SECONDS` for each answer or demonstration, and for each validation."""
-        each, (plain, credited) = self.recipe.data.world, ANSWER_SECONDS["short" if self.recipe.data.world.name == "short" else "long"]
+        each = self.recipe.data.world
+        (plain, credited) = ANSWER_SECONDS[
+            "short" if self.recipe.data.world.name == "short" else "long"
+        ]
         if self.method == "sft":
             return START_SECONDS + each.demonstrations * self.config.epochs * plain / 2
         answers = self.steps * self.config.prompts * self.config.generations
-        validations = each.validation * (1 + self.steps // self.config.eval_every) if self.config.eval_every else 0
-        return START_SECONDS + answers * (credited if self.method == "memcalib-rl" else plain) + validations * plain / 3
+        validations = (
+            each.validation * (1 + self.steps // self.config.eval_every)
+            if self.config.eval_every
+            else 0
+        )
+        return (
+            START_SECONDS
+            + answers * (credited if self.method == "memcalib-rl" else plain)
+            + validations * plain / 3
+        )
 
 
-ANSWER_SECONDS = {"short": (0.0055, 0.008), "long": (0.03, 0.04)}  # of one answer trained on: without, with counterfactual scoring
+ANSWER_SECONDS = {
+    "short": (0.0055, 0.008),
+    "long": (0.03, 0.04),
+}  # of one answer trained on: without, with counterfactual scoring
 START_SECONDS = 2.0
 
 # %% ../../nbs/commands/07_trainings.ipynb #9f5d5b04
@@ -147,24 +212,35 @@ def answering(recipe: Recipe) -> dict[str, Any]:
     """How answers of a micro policy are sampled in evaluation: the prompt template and text that it was trained with."""
     from memcalib.micro.world import WORLDS
 
-    return {"text": "concat", "prompt_template": "micro", "max_tokens": WORLDS[recipe.data.world.name].max_new_tokens}
+    return {
+        "text": "concat",
+        "prompt_template": "micro",
+        "max_tokens": WORLDS[recipe.data.world.name].max_new_tokens,
+    }
 
 
 def train_policy(
-    training: Training, out: str | Path, *, examples: Examples | None = None, start: str | Path | None = None,
+    training: Training,
+    out: str | Path,
+    *,
+    examples: Examples | None = None,
+    start: str | Path | None = None,
     report: Callable[[dict], None] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The trained model; rows of its steps go to `out/steps.jsonl` and to `report`. Raises what `train` and `sft` raise."""
     from memcalib.micro.policy import load_policy
     from memcalib.micro.world import exact_judge
 
-    recipe, config = training.recipe, training.config
+    recipe = training.recipe
+    config = training.config
     examples = examples or read_splits(recipe)
     model, tokenizer = load_policy(start or recipe.begins(training.method)[1].model)
     if training.method != "sft":
         from memcalib.training import train
 
-        options: dict[str, Any] = dict(tokenizer=tokenizer, out=out, validation=examples.validation, on_step=report)
+        options: dict[str, Any] = dict(
+            tokenizer=tokenizer, out=out, validation=examples.validation, on_step=report
+        )
         return train(model, config, examples.train, exact_judge, **options).model
     from memcalib.inference.local import evaluate
     from memcalib.metrics import summary
@@ -172,9 +248,29 @@ def train_policy(
     from memcalib.trainer.sft import sft
 
     draw = recipe.data.world
-    score = lambda m: summary(evaluate(m, tokenizer, examples.validation, exact_judge, seed=training.seed, **answering(recipe))[1])
+
+    def score(m):
+        return summary(
+            evaluate(
+                m,
+                tokenizer,
+                examples.validation,
+                exact_judge,
+                seed=training.seed,
+                **answering(recipe),
+            )[1]
+        )
+
     held_out = score if examples.validation and config.eval_every else ()
-    return sft(model, tokenizer, demonstrations(draw.name, draw.demonstrations, 0), config, out, validation=held_out, report=report).model
+    return sft(
+        model,
+        tokenizer,
+        demonstrations(draw.name, draw.demonstrations, 0),
+        config,
+        out,
+        validation=held_out,
+        report=report,
+    ).model
 
 # %% ../../nbs/commands/07_trainings.ipynb #ad0e4e3a
 class TrainingStore:
@@ -188,7 +284,9 @@ class TrainingStore:
         return self.path / training.key
 
     def __contains__(self, training: Training) -> bool:
-        return (self.folder(training) / "training.json").is_file() and (self.folder(training) / "policy").is_dir()
+        return (self.folder(training) / "training.json").is_file() and (
+            self.folder(training) / "policy"
+        ).is_dir()
 
     def missing(self, trainings: Iterable[Training]) -> list[Training]:
         """Those that are still to be made, each once, the longest first."""
@@ -201,7 +299,8 @@ class TrainingStore:
 
         from memcalib.micro.policy import save_policy
 
-        folder, part = self.folder(training), self.path / f"{training.key}.part"
+        folder = self.folder(training)
+        part = self.path / f"{training.key}.part"
         if training in self:
             return folder
         self.path.mkdir(parents=True, exist_ok=True)
@@ -248,17 +347,50 @@ class TrainingStore:
 
         `name` takes the place of the method's name as that of the model.
         """
-        return self._judged(self.make(training) / "test", training, lambda: self.policy(training), seed, name or training.label)
+        return self._judged(
+            self.make(training) / "test",
+            training,
+            lambda: self.policy(training),
+            seed,
+            name or training.label,
+        )
 
-    def start_judgments(self, training: Training, seed: int, name: str = "Cold-start") -> list[Judgment]:
+    def start_judgments(
+        self, training: Training, seed: int, name: str = "Cold-start"
+    ) -> list[Judgment]:
         """The same for the policy that a training begins with."""
         from memcalib.micro.policy import load_policy
 
         start = training.recipe.begins(training.method)[1].model
-        keyed = text_hash(json.dumps(training.facts | {"method": "", "seed": 0, "config": {}, "examples": training.recipe.data.world.seed}, sort_keys=True), 12)
-        return self._judged(self.path / f"start-{Path(start).name}-{keyed}", training, lambda: load_policy(start), seed, name)
+        keyed = text_hash(
+            json.dumps(
+                training.facts
+                | {
+                    "method": "",
+                    "seed": 0,
+                    "config": {},
+                    "examples": training.recipe.data.world.seed,
+                },
+                sort_keys=True,
+            ),
+            12,
+        )
+        return self._judged(
+            self.path / f"start-{Path(start).name}-{keyed}",
+            training,
+            lambda: load_policy(start),
+            seed,
+            name,
+        )
 
-    def _judged(self, folder: Path, training: Training, policy: Callable[[], tuple[Any, Any]], seed: int, name: str) -> list[Judgment]:
+    def _judged(
+        self,
+        folder: Path,
+        training: Training,
+        policy: Callable[[], tuple[Any, Any]],
+        seed: int,
+        name: str,
+    ) -> list[Judgment]:
         import torch
 
         from memcalib.inference.local import evaluate
@@ -271,5 +403,17 @@ class TrainingStore:
                 torch.set_num_threads(1)
                 model, tokenizer = policy()
                 tests = read_splits(training.recipe).test
-                write_jsonl(file, evaluate(model, tokenizer, tests, exact_judge, seed=seed, **answering(training.recipe))[1])
-        return [judgment.model_copy(update={"model": name}) for judgment in read_jsonl(file, Judgment)]
+                write_jsonl(
+                    file,
+                    evaluate(
+                        model,
+                        tokenizer,
+                        tests,
+                        exact_judge,
+                        seed=seed,
+                        **answering(training.recipe),
+                    )[1],
+                )
+        return [
+            judgment.model_copy(update={"model": name}) for judgment in read_jsonl(file, Judgment)
+        ]

@@ -36,13 +36,20 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
 
     Raises `ValueError` when q and units differ in length, q is negative or not finite, or all of it is 0.
     """
-    weights, numbers = np.asarray(q, np.float64), np.asarray(units, np.int64)
+    weights = np.asarray(q, np.float64)
+    numbers = np.asarray(units, np.int64)
     if weights.shape != numbers.shape or not len(weights):
-        raise ValueError(f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, at least one")
+        raise ValueError(
+            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, at least one"
+        )
     if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
-        raise ValueError(f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: finite, from 0")
+        raise ValueError(
+            f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: finite, from 0"
+        )
     if not weights.sum() > 0:
-        raise ValueError("all weights are 0: this pair was not localized; allowed: pairs with some credit")
+        raise ValueError(
+            "all weights are 0: this pair was not localized; allowed: pairs with some credit"
+        )
     return np.bincount(numbers), np.bincount(numbers, weights) / weights.sum()
 
 # %% ../../nbs/credit/06_audit.ipynb #cdb34611
@@ -60,9 +67,13 @@ class AuditedPair:
         channel_group(self.channel)
         sizes = {len(self.tokens), len(self.credit), len(self.roles)}
         if len(sizes) > 1:
-            raise ValueError(f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; allowed: one for each")
+            raise ValueError(
+                f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; allowed: one for each"
+            )
         if unknown := [role for role in self.roles if role not in (*ROLES, None)]:
-            raise ValueError(f"pair {self.item!r}: role {unknown[0]!r}; allowed: {', '.join(ROLES)}, or None")
+            raise ValueError(
+                f"pair {self.item!r}: role {unknown[0]!r}; allowed: {', '.join(ROLES)}, or None"
+            )
 
     @property
     def complete(self) -> bool:
@@ -73,16 +84,23 @@ class AuditedPair:
 def role_shares(pair: AuditedPair) -> tuple[np.ndarray, np.ndarray]:
     """Share of the answer's tokens, and share of its credit, in sentences of each role: key, partial, irrelevant."""
     place = np.array([ROLES.index(role) for role in pair.roles])
-    count = lambda values: np.bincount(place, values, minlength=3) / np.sum(values)
+
+    def count(values):
+        return np.bincount(place, values, minlength=3) / np.sum(values)
+
     return count(pair.tokens), count(pair.credit)
 
 # %% ../../nbs/credit/06_audit.ipynb #30c0066e
-def bootstrap_interval(values: np.ndarray, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+def bootstrap_interval(
+    values: np.ndarray, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
     """Percentile interval of the mean over rows, resampling rows with replacement: (low, high), one for each column."""
     values = np.asarray(values, np.float64)
     if not len(values):
         raise ValueError("no pairs to resample; allowed: at least one")
-    rng, size, means = np.random.default_rng(seed), len(values), []
+    rng = np.random.default_rng(seed)
+    size = len(values)
+    means = []
     for start in range(0, resamples, 1000):
         drawn = rng.integers(size, size=(min(1000, resamples - start), size))
         means.append(values[drawn].mean(1))
@@ -99,7 +117,8 @@ def top_hit(pair: AuditedPair, top: int = 3) -> tuple[bool, bool]:
     if len(order) <= top:
         return hit, False
     last = pair.credit[order[top - 1]]
-    sure, level = good[pair.credit[order] > last], good[pair.credit[order] == last]
+    sure = good[pair.credit[order] > last]
+    level = good[pair.credit[order] == last]
     free = top - len(sure)
     undecided = bool(level.any()) and len(level) > free and int((~level).sum()) >= free
     return hit, not sure.any() and undecided
@@ -110,7 +129,10 @@ def _slices(pairs: Iterable[AuditedPair]) -> Iterator[tuple[str, list[AuditedPai
     pairs = list(pairs)
     if not any(p.complete for p in pairs):
         raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
-    parts = {"all": pairs} | {group: [p for p in pairs if channel_group(p.channel) == group] for group in ("support", "under-use")}
+    parts = {"all": pairs} | {
+        group: [p for p in pairs if channel_group(p.channel) == group]
+        for group in ("support", "under-use")
+    }
     parts |= {name: [p for p in pairs if p.channel == name] for name in SUPPORT + UNDER}
     for name, part in parts.items():
         whole = [p for p in part if p.complete]
@@ -126,23 +148,34 @@ def _estimates(values: Sequence, width: int, resamples: int, seed: int) -> np.nd
     return np.stack([table.mean(0), *bootstrap_interval(table, resamples, seed)])
 
 # %% ../../nbs/credit/06_audit.ipynb #ecb79c57
-def shares_table(pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
+def shares_table(
+    pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0
+) -> "pd.DataFrame":
     """Mean token and credit share of each role with 95 % intervals: all pairs, the two groups, each channel.
 
     Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
     """
     import pandas as pd
 
-    rows, cells, ends = [], {"token_share": 0, "credit_share": 3}, ("", "_low", "_high")
+    rows = []
+    cells = {"token_share": 0, "credit_share": 3}
+    ends = ("", "_low", "_high")
     for name, whole, incomplete in _slices(pairs):
         found = _estimates([np.concatenate(role_shares(p)) for p in whole], 6, resamples, seed)
         for k, role in enumerate(ROLES):
-            numbers = {f"{n}{end}": found[e, c + k] for n, c in cells.items() for e, end in enumerate(ends)}
-            rows.append({"slice": name, "role": role, "pairs": len(whole), "incomplete": incomplete} | numbers)
+            numbers = {
+                f"{n}{end}": found[e, c + k] for n, c in cells.items() for e, end in enumerate(ends)
+            }
+            rows.append(
+                {"slice": name, "role": role, "pairs": len(whole), "incomplete": incomplete}
+                | numbers
+            )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/credit/06_audit.ipynb #107630c3
-def hits_table(pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_000, seed: int = 0) -> "pd.DataFrame":
+def hits_table(
+    pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_000, seed: int = 0
+) -> "pd.DataFrame":
     """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel; with counts of ties, short and roleless answers.
 
     Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
@@ -153,8 +186,16 @@ def hits_table(pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_0
     for name, whole, incomplete in _slices(pairs):
         found = [top_hit(p, top) for p in whole]
         ((rate,), (low,), (high,)) = _estimates([hit for hit, _ in found], 1, resamples, seed)
-        counts = {"pairs": len(whole), "incomplete": incomplete, "hits": sum(hit for hit, _ in found), "tied": sum(tied for _, tied in found)}
-        counts |= {"short": sum(len(p.roles) <= top for p in whole), "roleless": sum(set(p.roles) == {"irrelevant"} for p in whole)}
+        counts = {
+            "pairs": len(whole),
+            "incomplete": incomplete,
+            "hits": sum(hit for hit, _ in found),
+            "tied": sum(tied for _, tied in found),
+        }
+        counts |= {
+            "short": sum(len(p.roles) <= top for p in whole),
+            "roleless": sum(set(p.roles) == {"irrelevant"} for p in whole),
+        }
         rows.append({"slice": name, "rate": rate, "low": low, "high": high} | counts)
     return pd.DataFrame(rows)
 
@@ -168,17 +209,26 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
 
     scored = traces.dropna(subset=["channel"]).sort_values(["step", "row", "channel"])
     pairs = scored.loc[scored["localized"].astype(bool)]
-    rng, drawn = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    drawn = []
     for name in SUPPORT + UNDER:
         part = pairs.loc[pairs["channel"] == name]
         chosen = rng.permutation(len(part))[:per_channel]
         drawn.append(part.iloc[np.sort(chosen)])
     if not sum(map(len, drawn)):
-        raise ValueError(f"found {len(scored)} pairs, none of them localized; allowed: traces of MemCalib-RL with some localized")
+        raise ValueError(
+            f"found {len(scored)} pairs, none of them localized; allowed: traces of MemCalib-RL with some localized"
+        )
     return pd.concat(drawn, ignore_index=True)
 
 # %% ../../nbs/credit/06_audit.ipynb #7e67809b
-def simulated_role_audits(pairs: Iterable[AuditedPair], per_channel: int = 20, audits: int = 200, resamples: int = 1000, seed: int = 0) -> "pd.DataFrame":
+def simulated_role_audits(
+    pairs: Iterable[AuditedPair],
+    per_channel: int = 20,
+    audits: int = 200,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> "pd.DataFrame":
     """Repeated audits of `per_channel` pairs of each channel, drawn without replacement from pairs whose roles are all known.
 
     A row for each audit and measure (token and credit share of each role, top-3 hits of each group): `estimate`, `low`, `high` (95 %, pairs resampled) and
@@ -189,15 +239,27 @@ def simulated_role_audits(pairs: Iterable[AuditedPair], per_channel: int = 20, a
     whole = [p for p in pairs if p.complete]
     if not whole:
         raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
-    names = [f"{what} share, {role}" for what in ("token", "credit") for role in ROLES] + ["top-3 hits, support", "top-3 hits, under-use"]
+    names = [f"{what} share, {role}" for what in ("token", "credit") for role in ROLES] + [
+        "top-3 hits, support",
+        "top-3 hits, under-use",
+    ]
     channels = np.array([p.channel for p in whole])
     support = np.isin(channels, SUPPORT)
     hits = np.array([top_hit(p)[0] for p in whole], float)
-    values = 100 * np.column_stack([[np.concatenate(role_shares(p)) for p in whole], np.where(support, hits, np.nan), np.where(support, np.nan, hits)])
-    members = [np.flatnonzero(channels == name) for name in SUPPORT + UNDER if (channels == name).any()]
+    values = 100 * np.column_stack(
+        [
+            [np.concatenate(role_shares(p)) for p in whole],
+            np.where(support, hits, np.nan),
+            np.where(support, np.nan, hits),
+        ]
+    )
+    members = [
+        np.flatnonzero(channels == name) for name in SUPPORT + UNDER if (channels == name).any()
+    ]
     with warnings.catch_warnings():  # a group of channels may be empty
         warnings.simplefilter("ignore", RuntimeWarning)
-        truth, rows = np.nanmean([np.nanmean(values[part], 0) for part in members], 0), []
+        truth = np.nanmean([np.nanmean(values[part], 0) for part in members], 0)
+        rows = []
     rng = np.random.default_rng(seed)
     for audit in range(audits):
         drawn = values[np.concatenate([rng.permutation(part)[:per_channel] for part in members])]
@@ -210,16 +272,21 @@ def simulated_role_audits(pairs: Iterable[AuditedPair], per_channel: int = 20, a
 
 # %% ../../nbs/credit/06_audit.ipynb #07137327
 def sentence_scaling(
-    multipliers: Sequence[Sequence[float]], strength: Sequence[float], units: Sequence[Sequence[int]], percentiles: Sequence[float] = (5, 50, 95, 99)
+    multipliers: Sequence[Sequence[float]],
+    strength: Sequence[float],
+    units: Sequence[Sequence[int]],
+    percentiles: Sequence[float] = (5, 50, 95, 99),
 ) -> dict[str, float]:
     """Token-weighted mean and percentiles of the sentence means of each localized pair's factors."""
-    means, sizes = [], []
+    means = []
+    sizes = []
     for m, eta, unit in zip(multipliers, strength, units, strict=True):
         size = np.bincount(np.asarray(unit, np.int64))
         factor = 1 - eta + eta * np.bincount(unit, m) / size
         means.append(factor)
         sizes.append(size)
-    factor, weight = np.concatenate(means), np.concatenate(sizes)
+    factor = np.concatenate(means)
+    weight = np.concatenate(sizes)
     order = np.argsort(factor)
     reached = np.cumsum(weight[order]) / weight.sum()
     at = {f"p{p:g}": float(factor[order][np.searchsorted(reached, p / 100)]) for p in percentiles}

@@ -16,9 +16,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .prefix_groups import head_logits, in_one_call, response_mask, split_model, vocabulary_size, wide_weights
+from memcalib.credit.prefix_groups import (
+    head_logits,
+    in_one_call,
+    response_mask,
+    split_model,
+    vocabulary_size,
+    wide_weights,
+)
 from ..judge import evidence_spans
-from ..localization import PAPER, CreditConfig, Evidence, Pairs, channel_atoms, localization_rule
+from memcalib.localization import (
+    PAPER,
+    CreditConfig,
+    Evidence,
+    Pairs,
+    channel_atoms,
+    localization_rule,
+)
 from ..metrics import CHANNELS, UNDER
 from ..problem import Example, Judgment, remove_atoms
 
@@ -41,16 +55,31 @@ def evidence_pairs(
     examples: Sequence[Example],  # one per row, as are the next four
     judgments: Sequence[Judgment],  # unscored ones give no pair
     responses: Sequence[str],
-    ends: Sequence[Sequence[int] | np.ndarray],  # character of the response at which each token ends
+    ends: Sequence[
+        Sequence[int] | np.ndarray
+    ],  # character of the response at which each token ends
     units: Int[Tensor, "row token"],  # sentence of each token, -1 at padding
     encode: Callable[[Example], list[int]],
     config: CreditConfig = PAPER,
-    moves: Bool[Tensor, "row channel"] | None = None,  # None = all; else only these are scored without their omitted atoms
+    moves: Bool[Tensor, "row channel"]
+    | None = None,  # None = all; else only these are scored without their omitted atoms
 ) -> tuple[Pairs, Evidence, Counter[str]]:
     "The pairs of a batch with the tokens that show their atoms, and counts. A divergence that is still to be computed is NaN, and its pair has a prompt."
-    pairs, counts, known, rule = Pairs(), Counter(), {}, localization_rule(config.mode, config.under_use)
-    counts.update(dict.fromkeys((f"evidence_{kind}" for kind in ("shown", "omitted", "ungrounded", "overlapping", "everywhere")), 0))
-    shown, shares = [], []
+    pairs = Pairs()
+    counts = Counter()
+    known = {}
+    rule = localization_rule(config.mode, config.under_use)
+    counts.update(
+        dict.fromkeys(
+            (
+                f"evidence_{kind}"
+                for kind in ("shown", "omitted", "ungrounded", "overlapping", "everywhere")
+            ),
+            0,
+        )
+    )
+    shown = []
+    shares = []
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if not judgment.scored or not len(ends[row]):
             continue
@@ -60,12 +89,32 @@ def evidence_pairs(
                 continue
             seen = {atom: places for atom in atoms if (places := spans[atom])}
             omitted = tuple(atom for atom in atoms if spans[atom] == [])
-            meeting = [(a, b) for a, b in combinations(seen, 2) if any(s < y and x < e for s, e in seen[a] for x, y in seen[b])]
-            tokens = evidence_tokens([span for places in seen.values() for span in places], ends[row], units[row, : len(ends[row])])
+            meeting = [
+                (a, b)
+                for a, b in combinations(seen, 2)
+                if any(s < y and x < e for s, e in seen[a] for x, y in seen[b])
+            ]
+            tokens = evidence_tokens(
+                [span for places in seen.values() for span in places],
+                ends[row],
+                units[row, : len(ends[row])],
+            )
             everywhere = bool(tokens.all())
-            counts.update(evidence_shown=len(seen), evidence_omitted=len(omitted), evidence_ungrounded=len(atoms) - len(seen) - len(omitted))
-            counts.update(evidence_overlapping=len({atom for pair in meeting for atom in pair}), evidence_everywhere=int(everywhere))
-            placed = config.mode == "evidence-kl" and CHANNELS[channel] in UNDER and omitted and (moves is None or bool(moves[row, channel]))
+            counts.update(
+                evidence_shown=len(seen),
+                evidence_omitted=len(omitted),
+                evidence_ungrounded=len(atoms) - len(seen) - len(omitted),
+            )
+            counts.update(
+                evidence_overlapping=len({atom for pair in meeting for atom in pair}),
+                evidence_everywhere=int(everywhere),
+            )
+            placed = (
+                config.mode == "evidence-kl"
+                and CHANNELS[channel] in UNDER
+                and omitted
+                and (moves is None or bool(moves[row, channel]))
+            )
             key = (id(example), omitted)
             if placed and key not in known:
                 known[key] = list(encode(remove_atoms(example, omitted)))
@@ -74,18 +123,32 @@ def evidence_pairs(
             pairs.atoms.append(atoms)
             pairs.prompts.append(known[key] if placed else [])
             shown.append(tokens & (not everywhere))
-            shares.append([0.0 if everywhere else len(seen) / len(atoms), len(omitted) / len(atoms) if placed else 0.0])
+            shares.append(
+                [
+                    0.0 if everywhere else len(seen) / len(atoms),
+                    len(omitted) / len(atoms) if placed else 0.0,
+                ]
+            )
     marks = pad_sequence(shown, batch_first=True) if shown else torch.zeros(0, 0, dtype=torch.bool)
     marks = torch.nn.functional.pad(marks, (0, units.shape[1] - marks.shape[1]))
     parts = torch.tensor(shares, dtype=torch.float64).reshape(len(shares), 2)
-    return pairs, Evidence(marks, parts, torch.where(parts[:, 1:] > 0, torch.nan, 0.0).expand(marks.shape)), counts
+    return (
+        pairs,
+        Evidence(marks, parts, torch.where(parts[:, 1:] > 0, torch.nan, 0.0).expand(marks.shape)),
+        counts,
+    )
 
 # %% ../../nbs/credit/05_evidence.ipynb #d7cbf827
 def _divergences(head, full: Tensor, less: Tensor, temperature: float, logit_chunk: int) -> Tensor:
     "KL(full || less) in nats of the distributions that a head makes of two equally long lists of hidden states."
-    step, wide, parts = max(1, logit_chunk // (2 * vocabulary_size(head, full))), wide_weights(head), []
+    step = max(1, logit_chunk // (2 * vocabulary_size(head, full)))
+    wide = wide_weights(head)
+    parts = []
     for hidden in zip(full.split(step), less.split(step), strict=True):
-        p, q = ((head_logits(head.forward, states, wide) / temperature).log_softmax(-1) for states in hidden)
+        p, q = (
+            (head_logits(head.forward, states, wide) / temperature).log_softmax(-1)
+            for states in hidden
+        )
         parts.append((p.exp() * (p - q)).sum(-1))
     return torch.cat(parts).clamp(min=0)  # rounding
 
@@ -105,14 +168,22 @@ def token_divergences(
     "$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0; NaN in rows that are too long or do not fit in memory."
     from torch.distributed.fsdp import FSDPModule
 
-    from memcalib.credit.logprobs import check_rows, score_responses  # which import accelerate: token credit does without
+    from memcalib.credit.logprobs import (
+        check_rows,
+        score_responses,
+    )  # which import accelerate: token credit does without
     from memcalib.inference.local import evaluating, group_sync
 
     check_rows(prompts, responses, temperature=temperature)
     check_rows(without, responses)
-    kind, sharded = torch.promote_types(model.dtype, torch.float32), isinstance(model, FSDPModule)
-    out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
-    text, own, heads = model.config.get_text_config(), split_model(model, options.get("head", "auto"))[1] is None, []
+    kind = torch.promote_types(model.dtype, torch.float32)
+    sharded = isinstance(model, FSDPModule)
+    out = torch.zeros(
+        len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device
+    )
+    text = model.config.get_text_config()
+    own = split_model(model, options.get("head", "auto"))[1] is None
+    heads = []
     width = text.vocab_size if own else text.hidden_size
 
     def read(head, states: Tensor, targets: Tensor) -> Tensor:
@@ -123,13 +194,29 @@ def token_divergences(
         for i, full, less in rows:
             out[i, : len(full)] = _divergences(heads[0], full, less, temperature, logit_chunk)
 
-    todo, sync = sorted((i for i, y in enumerate(responses) if len(y)), key=lambda i: (list(prompts[i]), len(responses[i]))), group_sync(model)
+    todo = sorted(
+        (i for i, y in enumerate(responses) if len(y)),
+        key=lambda i: (list(prompts[i]), len(responses[i])),
+    )
+    sync = group_sync(model)
     while sync(bool(todo)) if sync else todo:
-        size = max(1, int(np.searchsorted(np.cumsum([2 * width * len(responses[i]) for i in todo]), held, side="right")))
-        part, todo = todo[:size], todo[size:]
+        size = max(
+            1,
+            int(
+                np.searchsorted(
+                    np.cumsum([2 * width * len(responses[i]) for i in todo]), held, side="right"
+                )
+            ),
+        )
+        part = todo[:size]
+        todo = todo[size:]
         both = [list(prompts[i]) for i in part] + [list(without[i]) for i in part]
         states = score_responses(model, both, [responses[i] for i in part] * 2, read, **options)
-        rows = [(i, full, less) for i, full, less in zip(part, states, states[len(part) :], strict=False) if full is not None and less is not None]
+        rows = [
+            (i, full, less)
+            for i, full, less in zip(part, states, states[len(part) :], strict=False)
+            if full is not None and less is not None
+        ]
         out[[i for i in part if i not in {row[0] for row in rows}]] = torch.nan
         with evaluating(model):
             in_one_call(model, work) if sharded else work()

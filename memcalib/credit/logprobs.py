@@ -45,7 +45,9 @@ def response_logps_reference(
 ) -> Float[Tensor, "row token"]:
     "$\\log p_\\theta(y_{i,t}\\mid x,M,y_{i,<t})$, one row at a time: slow, and the reference of `response_logps`."
     kind = torch.promote_types(model.dtype, torch.float32)
-    out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
+    out = torch.zeros(
+        len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device
+    )
     with evaluating(model):
         for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             ids = torch.tensor([[*prompt, *response]], device=model.device)
@@ -55,7 +57,9 @@ def response_logps_reference(
     return out
 
 # %% ../../nbs/credit/02_logprobs.ipynb #44c1fc36
-Read = Callable[[torch.nn.Module, Tensor, Tensor], Tensor]  # head, hidden states, answer tokens -> something of each token
+Read = Callable[
+    [torch.nn.Module, Tensor, Tensor], Tensor
+]  # head, hidden states, answer tokens -> something of each token
 
 LOGITS = 2**24  # held at once, as in `token_scores`
 
@@ -73,14 +77,20 @@ class Scorer:
     def read(self, states: Tensor, keep: Tensor, targets: list[int]) -> Tensor:
         "What the reader returns for the targets at the kept positions, from hidden states or (no head) from logits."
         wanted = torch.tensor(targets, dtype=torch.long, device=states.device)
-        return self.reader(self.head or torch.nn.Identity(), states[keep[:, -states.shape[1] :]], wanted)
+        return self.reader(
+            self.head or torch.nn.Identity(), states[keep[:, -states.shape[1] :]], wanted
+        )
 
     def idle(self) -> None:
         "Empty forwards until no process has work left."
         while self.sync and self.sync(False):
-            self.network(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
+            self.network(
+                input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False
+            )
 
-    def extend(self, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    def extend(
+        self, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1
+    ) -> tuple[Tensor, Tensor, Tensor]:
         "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
         ids, mask = padded_rows(rows, self.device)
         seen = torch.cat([seen, mask], 1)
@@ -88,14 +98,18 @@ class Scorer:
         if cache is not None:
             inputs["past_key_values"] = cache
         if takes(self.network, "position_ids"):
-            inputs["position_ids"] = start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
+            inputs["position_ids"] = (
+                start[:, None] + torch.arange(ids.shape[1], device=self.device)[None]
+            )
         if self.head is None and takes(self.network, "logits_to_keep"):
             inputs["logits_to_keep"] = wanted
         if self.sync:
             self.sync(True)
         return self.network(**inputs)[0], mask, seen
 
-    def portions(self, part: list[int], first: Sequence[int], last: Sequence[int]) -> Iterator[list[int]]:
+    def portions(
+        self, part: list[int], first: Sequence[int], last: Sequence[int]
+    ) -> Iterator[list[int]]:
         "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
         if self.head is None and len(part) > 1:
             positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
@@ -110,7 +124,9 @@ def _select(cache, rows: Tensor, width: int | None = None):
     "A new cache that holds these batch rows, cut to `width` positions."
     from transformers import DynamicCache
 
-    return DynamicCache([(layer.keys[rows, :, :width], layer.values[rows, :, :width]) for layer in cache.layers])
+    return DynamicCache(
+        [(layer.keys[rows, :, :width], layer.values[rows, :, :width]) for layer in cache.layers]
+    )
 
 
 def _merge(parts: Sequence[tuple]):
@@ -120,11 +136,16 @@ def _merge(parts: Sequence[tuple]):
     if len(parts) == 1:
         return parts[0]
     caches, seen = zip(*parts, strict=True)
-    pad, width = torch.nn.functional.pad, max(mask.shape[1] for mask in seen)
-    wide = lambda x: pad(x, (0, 0, 0, width - x.shape[2]))
+    pad = torch.nn.functional.pad
+    width = max(mask.shape[1] for mask in seen)
+
+    def wide(x):
+        return pad(x, (0, 0, 0, width - x.shape[2]))
+
     layers = zip(*(cache.layers for cache in caches), strict=True)
     joined = [
-        (torch.cat([wide(x.keys) for x in layer]), torch.cat([wide(x.values) for x in layer])) for layer in layers
+        (torch.cat([wide(x.keys) for x in layer]), torch.cat([wide(x.values) for x in layer]))
+        for layer in layers
     ]
     return DynamicCache(joined), torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in seen])
 
@@ -136,7 +157,9 @@ def _close_holes(cache, seen: Tensor) -> Tensor:
     for layer in cache.layers:
         index = order[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
         layer.keys = layer.keys.gather(2, index)
-        layer.values = layer.values.gather(2, index[..., :1].expand(*index.shape[:3], layer.values.shape[3]))
+        layer.values = layer.values.gather(
+            2, index[..., :1].expand(*index.shape[:3], layer.values.shape[3])
+        )
     return torch.arange(order.shape[1], device=seen.device)[None] < lengths[:, None]
 
 # %% ../../nbs/credit/02_logprobs.ipynb #3c026982
@@ -146,19 +169,26 @@ def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> tu
 
     parts = []
     for part in buckets([len(body) for body in bodies], budget):
-        nothing, cache = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device), DynamicCache()
+        nothing = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device)
+        cache = DynamicCache()
         _, _, seen = scorer.extend([bodies[p] for p in part], cache, nothing, nothing.sum(1))
         parts.append((cache, seen))
     return _merge(parts)
 
 
-def _prefill_suffixes(scorer: Scorer, bases: tuple, rows: Sequence[tuple[int, int, Sequence[int]]], budget: int) -> tuple:
+def _prefill_suffixes(
+    scorer: Scorer, bases: tuple, rows: Sequence[tuple[int, int, Sequence[int]]], budget: int
+) -> tuple:
     "Cache and mask of each row (its base, tokens shared with it, its suffix)."
-    cache, parts = bases[0], []
+    cache = bases[0]
+    parts = []
     for part in buckets([max(len(suffix), (n + len(suffix)) / 4) for _, n, suffix in rows], budget):
         home, shared, suffix = zip(*(rows[p] for p in part), strict=True)
         at = torch.tensor(home, device=scorer.device)
-        inside = torch.arange(max(shared), device=scorer.device) < torch.tensor(shared, device=scorer.device)[:, None]
+        inside = (
+            torch.arange(max(shared), device=scorer.device)
+            < torch.tensor(shared, device=scorer.device)[:, None]
+        )
         chosen = _select(cache, at, max(shared))
         if any(suffix):
             _, _, inside = scorer.extend(suffix, chosen, inside, inside.sum(1))
@@ -166,32 +196,55 @@ def _prefill_suffixes(scorer: Scorer, bases: tuple, rows: Sequence[tuple[int, in
     return _merge(parts)
 
 
-def _prefill_prompts(scorer: Scorer, bodies: Sequence, groups: Sequence[PrefixGroup], budget: int) -> tuple[list[int], tuple]:
+def _prefill_prompts(
+    scorer: Scorer, bodies: Sequence, groups: Sequence[PrefixGroup], budget: int
+) -> tuple[list[int], tuple]:
     "Prompts in the order in which they lie in the cache, and the cache with its mask."
-    area = lambda lengths: sum(len(b) * max(lengths[i] for i in b) for b in buckets(lengths, budget))
-    members = [(i, g, n) for g, group in enumerate(groups) for i, n in zip(group.members, group.shared, strict=True)]
+
+    def area(lengths):
+        return sum(len(b) * max(lengths[i] for i in b) for b in buckets(lengths, budget))
+
+    members = [
+        (i, g, n)
+        for g, group in enumerate(groups)
+        for i, n in zip(group.members, group.shared, strict=True)
+    ]
     members.sort(key=lambda row: len(bodies[row[0]]) - row[2])
     bases = [bodies[group.base] for group in groups]
     plain = sorted((i for i, _, _ in members), key=lambda i: len(bodies[i]))
-    if area([len(base) for base in bases]) + area([len(bodies[i]) - n for i, _, n in members]) >= area([len(bodies[i]) for i in plain]):
+    if area([len(base) for base in bases]) + area(
+        [len(bodies[i]) - n for i, _, n in members]
+    ) >= area([len(bodies[i]) for i in plain]):
         return plain, _prefill(scorer, [bodies[i] for i in plain], budget)
     rows = [(g, n, bodies[i][n:]) for i, g, n in members]
-    return [i for i, _, _ in members], _prefill_suffixes(scorer, _prefill(scorer, bases, budget), rows, budget)
+    return [i for i, _, _ in members], _prefill_suffixes(
+        scorer, _prefill(scorer, bases, budget), rows, budget
+    )
 
 # %% ../../nbs/credit/02_logprobs.ipynb #bdfe1fa5
-def _score_answers(scorer: Scorer, prompts, jobs, rows: list[tuple[int, int, int]], past: tuple, budget: int) -> dict[int, Tensor]:
+def _score_answers(
+    scorer: Scorer, prompts, jobs, rows: list[tuple[int, int, int]], past: tuple, budget: int
+) -> dict[int, Tensor]:
     "rows: (tokens of the answer, row of the cache, position in `jobs`), shortest first; past: the cache and its mask."
     cache, seen = past
-    lengths, out = [n for n, _, _ in rows], {}
+    lengths = [n for n, _, _ in rows]
+    out = {}
     whole = buckets([max(n, (n + seen.shape[1]) / 4) for n in lengths], budget)
-    for part in (some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)):
+    for part in (
+        some for bucket in whole for some in scorer.portions(bucket, [0] * len(rows), lengths)
+    ):
         at = torch.tensor([rows[p][1] for p in part], device=scorer.device)
         mask = seen[at]
-        width, answers = int(mask.sum(1).max()), [jobs[rows[p][2]] for p in part]
+        width = int(mask.sum(1).max())
+        answers = [jobs[rows[p][2]] for p in part]
         inputs = [[prompts[i][-1], *y[:-1]] for i, y in answers]
-        states, keep, _ = scorer.extend(inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs)))
+        states, keep, _ = scorer.extend(
+            inputs, _select(cache, at, width), mask[:, :width], mask.sum(1), max(map(len, inputs))
+        )
         flat = scorer.read(states, keep, [t for _, y in answers for t in y])
-        out |= zip((rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True)
+        out |= zip(
+            (rows[p][2] for p in part), flat.split([len(y) for _, y in answers]), strict=True
+        )
     return out
 
 
@@ -213,20 +266,29 @@ def score_plain(scorer: Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]
     "Prompt and answer in one padded rectangle: position in `jobs` -> log-probs."
     order = sorted(range(len(jobs)), key=lambda k: len(prompts[jobs[k][0]]) + len(jobs[k][1]))
     rows = [[*prompts[jobs[k][0]], *jobs[k][1][:-1]] for k in order]
-    ends, out = [len(row) for row in rows], {}
+    ends = [len(row) for row in rows]
+    out = {}
     starts = [end - len(jobs[k][1]) for end, k in zip(ends, order, strict=True)]
-    for part in (some for bucket in buckets(ends, budget) for some in scorer.portions(bucket, starts, ends)):
-        answers, first = [jobs[order[p]][1] for p in part], [starts[p] for p in part]
+    for part in (
+        some for bucket in buckets(ends, budget) for some in scorer.portions(bucket, starts, ends)
+    ):
+        answers = [jobs[order[p]][1] for p in part]
+        first = [starts[p] for p in part]
         empty = torch.zeros(len(part), 0, dtype=torch.bool, device=scorer.device)
         wanted = max(ends[p] for p in part) - min(first)
         states, mask, _ = scorer.extend([rows[p] for p in part], None, empty, empty.sum(1), wanted)
-        keep = mask & (torch.arange(mask.shape[1], device=scorer.device) >= torch.tensor(first, device=scorer.device)[:, None])
+        keep = mask & (
+            torch.arange(mask.shape[1], device=scorer.device)
+            >= torch.tensor(first, device=scorer.device)[:, None]
+        )
         flat = scorer.read(states, keep, [t for y in answers for t in y])
         out |= zip((order[p] for p in part), flat.split([len(y) for y in answers]), strict=True)
     return out
 
 # %% ../../nbs/credit/02_logprobs.ipynb #23407b34
-def _within_memory(score: Callable[[list, int], dict[int, Tensor]], jobs: list, budget: int) -> dict[int, Tensor]:
+def _within_memory(
+    score: Callable[[list, int], dict[int, Tensor]], jobs: list, budget: int
+) -> dict[int, Tensor]:
     "score(jobs, budget), by halves where it runs out of memory; a job that fails alone is left out."
     from accelerate.utils.memory import clear_device_cache
 
@@ -245,10 +307,14 @@ def _within_memory(score: Callable[[list, int], dict[int, Tensor]], jobs: list, 
     return first | {middle + k: piece for k, piece in rest.items()}
 
 # %% ../../nbs/credit/02_logprobs.ipynb #e4a252b1
-def check_rows(prompts, responses, token_budget: int | None = None, temperature: float = 1.0) -> None:
+def check_rows(
+    prompts, responses, token_budget: int | None = None, temperature: float = 1.0
+) -> None:
     "`ValueError` for rows that do not pair up, an empty prompt (with its row), a budget below 1 and a temperature of 0 or less."
     if len(prompts) != len(responses):
-        raise ValueError(f"{len(prompts)} prompts but {len(responses)} responses, must be one prompt per response")
+        raise ValueError(
+            f"{len(prompts)} prompts but {len(responses)} responses, must be one prompt per response"
+        )
     empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
     if empty:
         raise ValueError(f"row {empty[0]}: empty prompt, must hold at least one token")
@@ -263,18 +329,23 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
     if head is None or not any(hasattr(p, "ds_id") for p in head.parameters()):
         return head
     if not isinstance(head, torch.nn.Linear):
-        raise ValueError(f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter")
+        raise ValueError(
+            f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter"
+        )
     import deepspeed  # pyright: ignore[reportMissingImports] (an extra)
 
     own = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
-    own.in_features, own.out_features = head.in_features, head.out_features
+    own.in_features = head.in_features
+    own.out_features = head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():
             setattr(own, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
     return own
 
 
-def _score_distinct(model, scorer: Scorer, keys: list[tuple], share: bool | None, budget: int) -> dict[tuple, Tensor]:
+def _score_distinct(
+    model, scorer: Scorer, keys: list[tuple], share: bool | None, budget: int
+) -> dict[tuple, Tensor]:
     "What was read of each (prompt, answer) that could be scored; `share` None is where the model can."
     work = sorted(keys)
     names = {p: i for i, p in enumerate(dict.fromkeys(p for p, _ in work))}
@@ -284,17 +355,32 @@ def _score_distinct(model, scorer: Scorer, keys: list[tuple], share: bool | None
         rows = [jobs[k] for k in sample_rows([prompts[i] for i, _ in jobs], [y for _, y in jobs])]
         used = sorted({i for i, _ in rows})
         rows = [(used.index(i), y) for i, y in rows]
-        ways = [score(scorer, [prompts[i] for i in used], rows, budget) for score in (score_shared, score_plain)]
-        first = lambda piece: piece if piece.ndim == 1 else piece[:, 0]
+        ways = [
+            score(scorer, [prompts[i] for i in used], rows, budget)
+            for score in (score_shared, score_plain)
+        ]
+
+        def first(piece):
+            return piece if piece.ndim == 1 else piece[:, 0]
+
         return [torch.cat([first(way[k]) for k in range(len(rows))]) for way in ways]
 
     def some(jobs, budget):
-        shared = not sharing_fault(model, "cache", lambda: cache_fault(model), lambda: both_ways(jobs)) if share is None else share
+        shared = (
+            not sharing_fault(model, "cache", lambda: cache_fault(model), lambda: both_ways(jobs))
+            if share is None
+            else share
+        )
         used = sorted({i for i, _ in jobs})
         score = score_shared if shared else score_plain
-        return score(scorer, [prompts[i] for i in used], [(used.index(i), y) for i, y in jobs], budget)
+        return score(
+            scorer, [prompts[i] for i in used], [(used.index(i), y) for i, y in jobs], budget
+        )
 
-    return {work[k]: piece for k, piece in _within_memory(some, [(names[p], list(y)) for p, y in work], budget).items()}
+    return {
+        work[k]: piece
+        for k, piece in _within_memory(some, [(names[p], list(y)) for p, y in work], budget).items()
+    }
 
 # %% ../../nbs/credit/02_logprobs.ipynb #b428dc2e
 @torch.no_grad()
@@ -308,19 +394,27 @@ def score_responses(
     share: bool | None = None,  # None = where the model can
     head: str = "auto",  # 'auto', 'chunked', 'model': see `split_model`
     context: int | None = None,  # longest row in tokens; None = the model's own limit
-    lost: Counter | None = None,  # counts rows without a result: 'context' (too long), 'out_of_memory'
-    sync: Callable[[bool], bool] | None = None,  # true while any process has work; None = `group_sync(model)`
+    lost: Counter
+    | None = None,  # counts rows without a result: 'context' (too long), 'out_of_memory'
+    sync: Callable[[bool], bool]
+    | None = None,  # true while any process has work; None = `group_sync(model)`
 ) -> list[Tensor | None]:
     "What `read` returns for each answer's tokens; None for an answer without tokens, and for a row counted in `lost`."
     from torch.distributed.fsdp import FSDPModule
 
     check_rows(prompts, responses, token_budget)
-    (network, reads), sharded = split_model(model, head), isinstance(model, FSDPModule)
+    (network, reads) = split_model(model, head)
+    sharded = isinstance(model, FSDPModule)
     scorer = Scorer(network, _own_head(reads), read, model.device, sync or group_sync(model))
     keys = [(tuple(p), tuple(y)) for p, y in zip(prompts, responses, strict=True)]
-    limit = context or getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
+    limit = (
+        context
+        or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        or float("inf")
+    )
     jobs = {key for key in keys if key[1] and len(key[0]) + len(key[1]) <= limit}
-    budget, found = token_budget or (2048 if model.device.type == "cpu" else 16384), {}
+    budget = token_budget or (2048 if model.device.type == "cpu" else 16384)
+    found = {}
 
     def work() -> None:
         for long in (True, False):
@@ -330,7 +424,11 @@ def score_responses(
 
     with evaluating(model):
         in_one_call(model, work) if sharded else work()
-    reasons = Counter("context" if key not in jobs else "out_of_memory" for key in keys if key[1] and key not in found)
+    reasons = Counter(
+        "context" if key not in jobs else "out_of_memory"
+        for key in keys
+        if key[1] and key not in found
+    )
     if reasons:
         log.warning("%d of %d rows not scored: %s", reasons.total(), len(keys), dict(reasons))
     if lost is not None:
@@ -349,15 +447,22 @@ def response_logps(
 ) -> Float[Tensor, "row token"]:
     "Token log-probabilities of each answer under its prompt, at least float32, padded with 0; NaN in rows that are too long or do not fit in memory."
     check_rows(prompts, responses, temperature=temperature)
-    read = lambda head, states, targets: token_logps(head, states, targets, temperature, logit_chunk)
+
+    def read(head, states, targets):
+        return token_logps(head, states, targets, temperature, logit_chunk)
+
     kind = torch.promote_types(model.dtype, torch.float32)
-    out = torch.zeros(len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device)
+    out = torch.zeros(
+        len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device
+    )
     for i, logps in enumerate(score_responses(model, prompts, responses, read, **options)):
         out[i, : len(responses[i])] = torch.nan if logps is None else logps
     return out
 
 # %% ../../nbs/credit/02_logprobs.ipynb #0fa1b002
-def batch_noise(model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **options) -> Float[Tensor, " row"]:
+def batch_noise(
+    model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **options
+) -> Float[Tensor, " row"]:
     "Largest change of a token's log-probability, in nats, when an answer is scored in another batch; NaN where that is not known. `options` as above."
     together = response_logps(model, prompts, responses, **options)
     out = together.new_zeros(len(prompts))

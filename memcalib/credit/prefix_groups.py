@@ -30,7 +30,9 @@ def _best_base(agree: Sequence[int]) -> tuple[int, list[int]]:
     for s in range(len(agree) + 1):
         left = np.minimum.accumulate(agree[:s][::-1])[::-1] if s else []
         shared = [*left, 0, *np.minimum.accumulate(agree[s:])] if s < len(agree) else [*left, 0]
-        best = max(best, (int(sum(shared)), -s, [int(n) for n in shared]), key=lambda found: found[:2])
+        best = max(
+            best, (int(sum(shared)), -s, [int(n) for n in shared]), key=lambda found: found[:2]
+        )
     return -best[1], best[2]
 
 
@@ -41,7 +43,10 @@ def _split(agree: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]
         return [(start, stop)]
     cuts = [start + k + 1 for k, n in enumerate(inside) if n == min(inside)]
     parts = list(itertools.pairwise([start, *cuts, stop]))
-    saved = lambda a, b: sum(_best_base(agree[a : b - 1])[1])
+
+    def saved(a, b):
+        return sum(_best_base(agree[a : b - 1])[1])
+
     if sum(saved(a, b) for a, b in parts) < saved(start, stop):
         return [(start, stop)]
     return [run for a, b in parts for run in _split(agree, a, b)]
@@ -61,7 +66,12 @@ def prefix_groups(prompts: Sequence[Sequence[int]]) -> list[PrefixGroup]:
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     agree = []
     for a, b in itertools.pairwise(prompts[i] for i in order):
-        agree.append(next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))))
+        agree.append(
+            next(
+                (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+                min(len(a), len(b)),
+            )
+        )
     found = []
     for start, stop in _split(agree, 0, len(order)) if order else []:
         at, shared = _best_base(agree[start : stop - 1])
@@ -71,32 +81,45 @@ def prefix_groups(prompts: Sequence[Sequence[int]]) -> list[PrefixGroup]:
     return sorted(found, key=lambda group: max(len(prompts[i]) for i in group.members))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #a77d3842
-def padded_rows(rows: Sequence[Sequence[int]], device) -> tuple[Int[Tensor, "row token"], Bool[Tensor, "row token"]]:
+def padded_rows(
+    rows: Sequence[Sequence[int]], device
+) -> tuple[Int[Tensor, "row token"], Bool[Tensor, "row token"]]:
     "Token ids padded with 0 on the right, and the mask of what is not padding."
     width = max(map(len, rows), default=0)
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device=device)
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
-    return ids.reshape(len(rows), width), torch.arange(width, device=device)[None] < lengths[:, None]
+    ids = torch.tensor(
+        [[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device
+    )
+    return ids.reshape(len(rows), width), torch.arange(width, device=device)[None] < lengths[
+        :, None
+    ]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #a4eb5a67
-def response_mask(responses: Sequence[Sequence[int]], device: str | torch.device = "cpu") -> Bool[Tensor, "row token"]:
+def response_mask(
+    responses: Sequence[Sequence[int]], device: str | torch.device = "cpu"
+) -> Bool[Tensor, "row token"]:
     "True at answer tokens, False at padding; padded on the right to the longest answer."
     return padded_rows(responses, device)[1]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #09b6bdb7
 def buckets(widths: Sequence[float], budget: float) -> Iterator[list[int]]:
     "Consecutive positions whose rectangle stays within the budget; a position too wide goes alone."
-    bucket, widest = [], 0
+    bucket = []
+    widest = 0
     for i, width in enumerate(widths):
         if bucket and (len(bucket) + 1) * max(widest, width) > budget:
             yield bucket
-            bucket, widest = [], 0
-        bucket, widest = [*bucket, i], max(widest, width)
+            bucket = []
+            widest = 0
+        bucket = [*bucket, i]
+        widest = max(widest, width)
     if bucket:
         yield bucket
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #e9c4f649
-def batched_groups(groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: int) -> Iterator[list[PrefixGroup]]:
+def batched_groups(
+    groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: int
+) -> Iterator[list[PrefixGroup]]:
     "Batches of groups within the budget of cached tokens; the members of a large group are spread over several."
     small = []
     for group in groups:
@@ -105,11 +128,13 @@ def batched_groups(groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: 
             members, shared = map(list, zip(*(rows[p] for p in part), strict=True))
             small.append((group.base, members, shared))
     widths = [len(members) * max(sizes[i] for i in [*members, base]) for base, members, _ in small]
-    start, used = 0, 0
+    start = 0
+    used = 0
     for k, width in enumerate(widths):
         if k > start and used + width > budget:
             yield [PrefixGroup(*row) for row in small[start:k]]
-            start, used = k, 0
+            start = k
+            used = 0
         used += width
     if small:
         yield [PrefixGroup(*row) for row in small[start:]]
@@ -120,8 +145,16 @@ def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]
     if head not in ("auto", "chunked", "model"):
         raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier", "lm_head_multiplier")
-    if head == "model" or (head == "auto" and any(getattr(model.config, name, None) for name in names)):
+    names = (
+        "final_logit_softcapping",
+        "logits_scaling",
+        "logit_scale",
+        "output_multiplier",
+        "lm_head_multiplier",
+    )
+    if head == "model" or (
+        head == "auto" and any(getattr(model.config, name, None) for name in names)
+    ):
         return model, None
     return model.get_decoder(), model.get_output_embeddings()
 
@@ -146,7 +179,9 @@ def wide_weights(head: torch.nn.Module) -> bool:
     return weight is not None and weight.dtype in (torch.float32, torch.float64)
 
 
-def head_logits(forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "token width"], wide: bool) -> Float[Tensor, "token vocabulary"]:
+def head_logits(
+    forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "token width"], wide: bool
+) -> Float[Tensor, "token vocabulary"]:
     "Logits, at least float32; where the head's weights are `wide`, autocast does not round them."
     kind = torch.promote_types(hidden.dtype, torch.float32)
     if not wide:
@@ -155,7 +190,9 @@ def head_logits(forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "toke
         return forward(hidden.to(kind))
 
 
-def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, wide: bool) -> tuple[Tensor, Tensor | None]:
+def _chunk(
+    forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, wide: bool
+) -> tuple[Tensor, Tensor | None]:
     logits = head_logits(forward, hidden, wide)
     logits = logits if temperature == 1 else logits / temperature
     total = logits.logsumexp(1)
@@ -166,7 +203,9 @@ def _chunk(forward, hidden: Tensor, targets: Tensor, temperature: float, entropy
 def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]) -> int:
     "Number of logits that this head makes of one hidden state."
     weight = getattr(head, "weight", None)
-    return getattr(head, "out_features", None) or (hidden.shape[-1] if weight is None else len(weight))
+    return getattr(head, "out_features", None) or (
+        hidden.shape[-1] if weight is None else len(weight)
+    )
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb3893ea
 def token_scores(
@@ -186,13 +225,17 @@ def token_scores(
             args = (head.forward, h, target, temperature, entropy, wide_weights(head))
             again = torch.is_grad_enabled() and len(hidden) > step
             parts.append(checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
-        return tuple(torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None)
+        return tuple(
+            torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None
+        )
 
     found = in_one_call(head, read, hidden)
     return found[0], found[1] if entropy else None
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bdd3b178
-def token_logps(head, hidden, targets, temperature: float = 1.0, logit_chunk: int = 2**24) -> Float[Tensor, " token"]:
+def token_logps(
+    head, hidden, targets, temperature: float = 1.0, logit_chunk: int = 2**24
+) -> Float[Tensor, " token"]:
     "Log-probability of each target: the first half of `token_scores`."
     return token_scores(head, hidden, targets, temperature, logit_chunk)[0]
 
@@ -211,7 +254,9 @@ def cache_fault(model) -> str:
     layers = DynamicCache(config=network.config).layers
     other = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
     if other or not layers:
-        return f"its cache has layers of type {', '.join(other) or 'none'}, not plain keys and values"
+        return (
+            f"its cache has layers of type {', '.join(other) or 'none'}, not plain keys and values"
+        )
     return "" if takes(network, "position_ids") else "its positions cannot be given"
 
 
@@ -220,9 +265,14 @@ def shares_cache(model) -> bool:
     return not cache_fault(model)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #18e2501b
-def sample_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], count: int = 4) -> list[int]:
+def sample_rows(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], count: int = 4
+) -> list[int]:
     "Numbers of up to `count` rows on which to compare two ways of scoring; the same rows in whatever order they come."
-    order = sorted((i for i, y in enumerate(responses) if len(y)), key=lambda i: (len(prompts[i]), [*prompts[i]], [*responses[i]]))
+    order = sorted(
+        (i for i, y in enumerate(responses) if len(y)),
+        key=lambda i: (len(prompts[i]), [*prompts[i]], [*responses[i]]),
+    )
     first = [i for k, i in enumerate(order) if not k or prompts[i] != prompts[order[k - 1]]]
     again = [i for i in order if i not in {*first}]
     pair = [i for i in order if again and prompts[i] == prompts[again[0]]][:2]
@@ -240,7 +290,9 @@ def sharing_faults(model) -> dict[str, str]:
 UNDECIDED = "no token of the sample has a finite log-probability"
 
 
-def agrees(shared: Float[Tensor, " token"], plain: Float[Tensor, " token"], half: bool = False) -> str:
+def agrees(
+    shared: Float[Tensor, " token"], plain: Float[Tensor, " token"], half: bool = False
+) -> str:
     """Why two scorings of the same tokens differ by more than rounding: empty when they agree, `UNDECIDED` without a token to compare.
 
     `half`: 16-bit precision.
@@ -261,12 +313,18 @@ def is_out_of_memory(error: Exception) -> bool:
     "Whether an error says that the device, or the machine, has no memory left."
     from accelerate.utils.memory import should_reduce_batch_size
 
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(
+        error
+    )
     return known or (isinstance(error, RuntimeError) and "out of memory" in str(error))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #0f05e62f
 def sharing_fault(
-    model, way: str, fault: Callable[[], str], check: Callable[[], Sequence[Tensor]], together: bool = False
+    model,
+    way: str,
+    fault: Callable[[], str],
+    check: Callable[[], Sequence[Tensor]],
+    together: bool = False,
 ) -> str:
     """Why this model cannot share in this way, found at first use: from the configuration (`fault`), then by `check`; empty where it can.
 
@@ -275,7 +333,10 @@ def sharing_fault(
     known = _FAULTS.setdefault(split_model(model)[0], {})
     if way in known:
         return known[way]
-    half = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
+    half = torch.is_autocast_enabled(model.device.type) or model.dtype in (
+        torch.float16,
+        torch.bfloat16,
+    )
     try:
         found = fault() or agrees(*check(), half=half)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -290,5 +351,7 @@ def sharing_fault(
     if found != UNDECIDED:
         known[way] = found
         if found:
-            log.warning("%s scores without shared prefixes (%s): %s", type(model).__name__, way, found)
+            log.warning(
+                "%s scores without shared prefixes (%s): %s", type(model).__name__, way, found
+            )
     return found

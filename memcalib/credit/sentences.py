@@ -81,19 +81,29 @@ def _shown(text: str, place: int) -> int:
 # %% ../../nbs/credit/03_sentences.ipynb #5b23d27d
 def blocks(text: str) -> list[Block]:
     """The blocks of an answer (CommonMark with tables) in their order; an item comes before what it holds."""
-    lines, found = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)], []
-    place = lambda line: lines[min(line, len(lines) - 1)]
+    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
+    found = []
+
+    def place(line):
+        return lines[min(line, len(lines) - 1)]
+
     tokens = _markdown().parse(text)
     for index, token in enumerate(tokens):
         kind = token.type.removesuffix("_open")
         if token.map is None or kind not in BLOCK_RULES:
             continue
-        start, end, inline = _shown(text, place(token.map[0])), place(token.map[1]), None
+        start = _shown(text, place(token.map[0]))
+        end = place(token.map[1])
+        inline = None
         if kind in ("paragraph", "heading"):
             inline = max(text.find(tokens[index + 1].content.partition("\n")[0], start, end), start)
         if kind == "list_item" and token.info:
             kind = "ordered_item"
-        if kind == "paragraph" and token.level and all(start != other.start for other in found[-3:]):
+        if (
+            kind == "paragraph"
+            and token.level
+            and all(start != other.start for other in found[-3:])
+        ):
             kind = "nested_paragraph"
         found.append(Block(kind, token.level, start, end, inline))
     return found
@@ -106,7 +116,13 @@ _BOLD = re.compile(r"\s*(\*\*|__)[^*_\n]+\1:?\s*")
 def is_label(text: str) -> bool:
     """Whether a line announces what follows: bold alone, or short and ending in a colon."""
     text = text.strip()
-    return bool(text) and "\n" not in text and (bool(_BOLD.fullmatch(text)) or (text.endswith(":") and len(text.split()) <= LABEL_WORDS))
+    return (
+        bool(text)
+        and "\n" not in text
+        and (
+            bool(_BOLD.fullmatch(text)) or (text.endswith(":") and len(text.split()) <= LABEL_WORDS)
+        )
+    )
 
 # %% ../../nbs/credit/03_sentences.ipynb #dbdbc8b1
 _CONNECTING = "and or but so then also however therefore thus hence instead otherwise meanwhile moreover furthermore plus versus vs yet nor"
@@ -119,23 +135,32 @@ def is_connector(text: str) -> bool:
     return len(words) == 1 and words[0].casefold() in CONNECTORS
 
 # %% ../../nbs/credit/03_sentences.ipynb #91330e63
-_NAME = regex.compile(r"\p{Lu}[\p{L}\p{M}\d.'’-]*(?: \p{Lu}[\p{L}\p{M}\d.'’-]*){0,2}(?: \([^()\n]{1,30}\))?")
+_NAME = regex.compile(
+    r"\p{Lu}[\p{L}\p{M}\d.'’-]*(?: \p{Lu}[\p{L}\p{M}\d.'’-]*){0,2}(?: \([^()\n]{1,30}\))?"
+)
 _CALLED = regex.compile(r"(?m)^[ \t>*_]*(\p{Lu}[^:\n*_]{0,40})(?:\*\*|__)?:")
 
 
 def speakers(text: str) -> frozenset[str]:
     """The names that stand on lines of their own, without a colon, and are recognised as speakers."""
     lines = Counter(line.strip(" \t>*_") for line in text.splitlines())
-    names = {line: line.partition(" (")[0] for line in lines if _NAME.fullmatch(line) and line[-1] != "."}
+    names = {
+        line: line.partition(" (")[0] for line in lines if _NAME.fullmatch(line) and line[-1] != "."
+    }
     called = set(_CALLED.findall(text)) if names else set()
-    known = lambda name: (len(name) > 1 and name.isupper()) or name in called
+
+    def known(name):
+        return (len(name) > 1 and name.isupper()) or name in called
+
     return frozenset(line for line, name in names.items() if known(name) or lines[line] > 1)
 
 # %% ../../nbs/credit/03_sentences.ipynb #5773bbe2
 EMOJI = r"(?:[\p{Extended_Pictographic}\p{RI}\p{EMod}\uFE0F\u200D]|[0-9#*]\uFE0F?\u20E3)+"
 LINE_PATTERNS = {
     "direction": regex.compile(r"[*_]*\[(?=[^\]\n]*\p{L}{2})[^\]\n]+\][*_]*"),
-    "field": regex.compile(r"(?:\*\*|__)?\p{Lu}[\w /&'’-]{0,30}(?:\*\*|__)?:(?:\*\*|__)?[ \t]+\S.*"),
+    "field": regex.compile(
+        r"(?:\*\*|__)?\p{Lu}[\w /&'’-]{0,30}(?:\*\*|__)?:(?:\*\*|__)?[ \t]+\S.*"
+    ),
     "quote": regex.compile(r'(?:"[^"]+"|“[^”]+”|«[^»]+»|‘[^’]+’)[.,;!?]*'),
     "emoji": regex.compile(rf"(?:{EMOJI}\s*)+"),
 }
@@ -156,7 +181,9 @@ PROTECTED = {
     "dotted": r"\b\w+(?:\.\w+)+\b",
     "technical": r"(?<![^\s(\[{])[\"“'‘](?=\S)(?=[^\n\"”’']{0,80}(?:[_/\\=<>{}\[\]#@|$^]|::|\w[.(]\w))[^\n\"”’']{1,80}(?<=\S)[\"”’'](?!\w)",
 }
-_PROTECTED = regex.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in PROTECTED.items()), regex.S)
+_PROTECTED = regex.compile(
+    "|".join(f"(?P<{name}>{pattern})" for name, pattern in PROTECTED.items()), regex.S
+)
 _FORMULA = re.compile(r"\$\$(?=\s*[^\s$])(?:(?!\n[ \t]*\n)[^$]){1,2000}\$\$")
 
 
@@ -170,7 +197,9 @@ class Outline:
     """What the structure of an answer says: places by character, regions as (start, end)."""
 
     starts: dict[int, bool] = field(default_factory=dict)  # boundaries, and whether each is hard
-    joined: set[int] = field(default_factory=set)  # places that are no boundary, whatever else says so
+    joined: set[int] = field(
+        default_factory=set
+    )  # places that are no boundary, whatever else says so
     alone: set[int] = field(default_factory=set)  # hard boundaries around a line that stands alone
     prose: list[tuple[int, int]] = field(default_factory=list)  # where to look for sentences
     whole: list[tuple[int, int]] = field(default_factory=list)  # where not to cut
@@ -182,20 +211,25 @@ class Outline:
 def _lines(text: str, block: Block, first: int) -> list[tuple[int, str, int]]:
     found = []
     for match in re.finditer(r"[^\r\n]+", text[first : block.end]):
-        line, place = match[0].strip(" \t>"), _shown(text, first + match.start())
+        line = match[0].strip(" \t>")
+        place = _shown(text, first + match.start())
         if line:
             found.append((place if found else block.start, line, _shown(text, first + match.end())))
     return found
 
 
-def _read_lines(found: Outline, lines: Sequence[tuple[int, str, int]], announces: Callable[[str], bool]) -> None:
+def _read_lines(
+    found: Outline, lines: Sequence[tuple[int, str, int]], announces: Callable[[str], bool]
+) -> None:
     kinds = [line_kind(line) for _, line, _ in lines]
     for index, ((place, line, after), kind) in enumerate(zip(lines, kinds, strict=True)):
         if kind == "direction":
             found.alone |= {place, after}
         elif kind == "emoji":
             found.joined.add(place)
-        elif (kind == "field" and kinds.count("field") > 1) or (kind == "quote" and index and kinds[index - 1] == "quote"):
+        elif (kind == "field" and kinds.count("field") > 1) or (
+            kind == "quote" and index and kinds[index - 1] == "quote"
+        ):
             found.start(place)
         if announces(line) and index + 1 < len(lines):
             found.joined.add(after)
@@ -203,19 +237,27 @@ def _read_lines(found: Outline, lines: Sequence[tuple[int, str, int]], announces
 # %% ../../nbs/credit/03_sentences.ipynb #0599847d
 def outline(text: str) -> Outline:
     """The outline of an answer in Markdown; plain text is paragraphs."""
-    found, pending, names = Outline(), None, speakers(text)
-    announces = lambda line: is_label(line) or is_connector(line) or line.strip("*_") in names
+    found = Outline()
+    pending = None
+    names = speakers(text)
+
+    def announces(line):
+        return is_label(line) or is_connector(line) or line.strip("*_") in names
+
     for block in blocks(text):
         rule = BLOCK_RULES[block.kind]
         found.start(block.start, rule.hard)
         if pending is not None and block.level >= pending:
             found.joined.add(block.start)
-        ahead, first = rule.announces, block.inline
+        ahead = rule.announces
+        first = block.inline
         lines = [] if first is None else _lines(text, block, first)
         if first is not None and lines and block.kind != "heading":
             _read_lines(found, lines, announces)
             found.prose.append((first, block.end))
-            ahead = announces(lines[-1][1]) or (pending is not None and line_kind(lines[-1][1]) == "emoji")
+            ahead = announces(lines[-1][1]) or (
+                pending is not None and line_kind(lines[-1][1]) == "emoji"
+            )
         found.whole += [(block.start, len(text[: block.end].rstrip()))] * rule.whole
         if first is not None and lines:
             found.whole += [(first + a, first + b) for a, b in protected(text[first : block.end])]
@@ -228,7 +270,8 @@ def outline(text: str) -> Outline:
 # %% ../../nbs/credit/03_sentences.ipynb #72185d10
 _ABBREVIATED = "dr mr mrs ms mx prof st sr jr rev hon gen col capt lt sgt vs cf e.g i.e eg ie al approx ca viz resp incl"
 _NUMBERED = "no nos fig figs p pp vol ch sec eq art ed"
-ABBREVIATIONS, NUMBERED = frozenset(_ABBREVIATED.split()), frozenset(_NUMBERED.split())
+ABBREVIATIONS = frozenset(_ABBREVIATED.split())
+NUMBERED = frozenset(_NUMBERED.split())
 _END = regex.compile(r"(?P<mark>[.!?…؟۔।]+|[。！？]+)[\"'”’»)\]}*_]*")
 _CLOSING = regex.compile(r"[\"'”’»)\]}*_]*")
 _EMOJI_RUN = regex.compile(rf"\s*(?P<run>(?:{EMOJI}[ \t]*)+)(?P<gap>\s*)")
@@ -245,10 +288,14 @@ def is_abbreviated(word: str, rest: str) -> bool:
 # %% ../../nbs/credit/03_sentences.ipynb #b7fbe210
 def settle(text: str, place: int) -> int:
     """The place moved behind closing marks and emoji of the sentence before, to the next visible character."""
-    if 0 < place < len(text) and not text[place - 1].isspace() and (closing := _CLOSING.match(text, place)):
+    if (
+        0 < place < len(text)
+        and not text[place - 1].isspace()
+        and (closing := _CLOSING.match(text, place))
+    ):
         place = closing.end()
     if found := _EMOJI_RUN.match(text, place):
-        before = text[:found.start("run")].rpartition("\n")[2]
+        before = text[: found.start("run")].rpartition("\n")[2]
         if before.strip() or "\n" in found["gap"] or found.end() == len(text):
             place = found.end()
     return _shown(text, place)
@@ -260,10 +307,13 @@ def punctuated(text: str) -> list[int]:
     for match in _END.finditer(text):
         place = settle(text, match.end())
         line = text[max(text.rfind("\n", 0, match.start()) + 1, match.start() - 30) : match.start()]
-        word, rest = line.rpartition(" ")[2], text[place : place + 12].lstrip("> \t\"'“‘«([*_")
+        word = line.rpartition(" ")[2]
+        rest = text[place : place + 12].lstrip("> \t\"'“‘«([*_")
         if place >= len(text) or (place == match.end() and match["mark"][0] not in "。！？"):
             continue
-        if rest[:1].islower() or (match["mark"] == "." and (is_abbreviated(word, rest) or line.strip(" \t>").isdigit())):
+        if rest[:1].islower() or (
+            match["mark"] == "." and (is_abbreviated(word, rest) or line.strip(" \t>").isdigit())
+        ):
             continue
         found.append(place)
     return found
@@ -289,18 +339,33 @@ class Boundaries(NamedTuple):
 
 def boundaries(text: str, sentences: Sentences) -> Boundaries:
     """The boundaries of an answer in order; the first is 0."""
-    plan, arcs = outline(text), []
+    plan = outline(text)
+    arcs = []
     starts = plan.starts
     for begin, end in plan.prose:
         prose = text[begin:end]
         parse = sentences(prose)
-        for place in {settle(prose, place) for place in parse.starts if place} | set(punctuated(prose)):
+        for place in {settle(prose, place) for place in parse.starts if place} | set(
+            punctuated(prose)
+        ):
             plan.start(_anchor(text, begin + place))
         arcs += [(begin + a, begin + b) for a, b in parse.arcs]
     inside = inside_of(plan.whole)
     starts |= dict.fromkeys(plan.alone, True)
-    kept = [place for place in starts if (place in plan.alone or place not in plan.joined) and not inside(place)]
-    return Boundaries({place: starts.get(place, False) for place in sorted({0, *kept}) if place < max(len(text), 1)}, inside, arcs)
+    kept = [
+        place
+        for place in starts
+        if (place in plan.alone or place not in plan.joined) and not inside(place)
+    ]
+    return Boundaries(
+        {
+            place: starts.get(place, False)
+            for place in sorted({0, *kept})
+            if place < max(len(text), 1)
+        },
+        inside,
+        arcs,
+    )
 
 # %% ../../nbs/credit/03_sentences.ipynb #7ad9f6f8
 def _anchor(text: str, place: int) -> int:
@@ -327,14 +392,23 @@ def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
 # %% ../../nbs/credit/03_sentences.ipynb #9ea02cab
 def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
     "Character span of each token in the decoded text, by decoding ever longer beginnings: for any tokenizer, and slow."
-    ends = [0, *(len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids)))]
+    ends = [
+        0,
+        *(len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids))),
+    ]
     return [(a, max(a, b)) for a, b in pairwise(ends)]
 
 # %% ../../nbs/credit/03_sentences.ipynb #161a15a7
 def _byte_of() -> dict[str, int]:
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    plain = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     moved = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + k): byte for k, byte in enumerate(moved)}
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + k): byte for k, byte in enumerate(moved)
+    }
 
 
 _BYTE_OF = _byte_of()
@@ -360,10 +434,13 @@ class TokenTable:
 def _plain_decoder(tokenizer) -> str:
     from transformers import PreTrainedTokenizerFast as Fast
 
-    inner, kind = getattr(tokenizer, "backend_tokenizer", None), type(tokenizer)
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    kind = type(tokenizer)
     if inner is None or kind._decode is not Fast._decode or kind.decode is not Fast.decode:
         return ""
-    forced = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    forced = getattr(
+        tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False
+    )
     if tokenizer.clean_up_tokenization_spaces and (forced or type(inner.model).__name__ != "BPE"):
         return ""
     name = type(inner.decoder).__name__
@@ -375,21 +452,30 @@ _TABLES: WeakKeyDictionary = WeakKeyDictionary()
 
 def token_table(tokenizer) -> TokenTable | None:
     """The table of a tokenizer whose decoding is plain concatenation, `None` for every other tokenizer."""
-    kind, known = _plain_decoder(tokenizer), _TABLES.get(tokenizer)
+    kind = _plain_decoder(tokenizer)
+    known = _TABLES.get(tokenizer)
     if not kind:
         return None
     if known is None or len(known.names) != len(tokenizer):
         silent = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        names = [name or "" for name in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-        to_bytes = token_bytes if kind == "ByteLevel" else lambda name: name.encode("utf-8", "replace")
+        names = [
+            name or "" for name in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        ]
+        to_bytes = (
+            token_bytes if kind == "ByteLevel" else lambda name: name.encode("utf-8", "replace")
+        )
         pieces = [b"" if i in silent else to_bytes(name) for i, name in enumerate(names)]
         start = np.cumsum([0, *map(len, pieces)])
-        known = _TABLES[tokenizer] = TokenTable(np.frombuffer(b"".join(pieces), np.uint8), start, names)
+        known = _TABLES[tokenizer] = TokenTable(
+            np.frombuffer(b"".join(pieces), np.uint8), start, names
+        )
     return known
 
 # %% ../../nbs/credit/03_sentences.ipynb #a013b7c5
 def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
-    decoder, ends, count = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    ends = []
+    count = 0
     for piece in pieces:
         count += len(decoder.decode(piece))
         ends.append(count + bool(decoder.getstate()[0]))
@@ -401,7 +487,9 @@ def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.nda
     known = np.where((ids >= 0) & (ids < len(table.names)), ids, 0)
     size = np.where(known == ids, table.start[known + 1] - table.start[known], 0)
     ends = np.cumsum(size)
-    place = np.arange(ends[-1] if len(ends) else 0) + np.repeat(table.start[known] - (ends - size), size)
+    place = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        table.start[known] - (ends - size), size
+    )
     return table.data[place], ends
 
 # %% ../../nbs/credit/03_sentences.ipynb #72faa806
@@ -413,15 +501,29 @@ def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], li
     table = token_table(tokenizer)
     if table is None:
         texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-        found = [np.array([end for _, end in prefix_spans(tokenizer, list(row))], dtype=np.int64) for row in rows]
-        return texts, [np.minimum(np.maximum.accumulate(ends), len(text)) for text, ends in zip(texts, found, strict=True)]
+        found = [
+            np.array([end for _, end in prefix_spans(tokenizer, list(row))], dtype=np.int64)
+            for row in rows
+        ]
+        return texts, [
+            np.minimum(np.maximum.accumulate(ends), len(text))
+            for text, ends in zip(texts, found, strict=True)
+        ]
     sizes = [len(row) for row in rows]
-    data, ends = gather_bytes(table, np.concatenate([np.asarray(row, np.int64) for row in rows]) if sum(sizes) else np.zeros(0, np.int64))
+    data, ends = gather_bytes(
+        table,
+        np.concatenate([np.asarray(row, np.int64) for row in rows])
+        if sum(sizes)
+        else np.zeros(0, np.int64),
+    )
     edges = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])]
     leads = np.concatenate([[0], np.cumsum((data & 0xC0) != 0x80)])
-    texts, counted, first = [], [], 0
+    texts = []
+    counted = []
+    first = 0
     for size, (begin, stop) in zip(sizes, pairwise(edges.tolist()), strict=True):
-        mine, whole = ends[first : first + size], bytes(data[begin:stop])
+        mine = ends[first : first + size]
+        whole = bytes(data[begin:stop])
         first += size
         texts.append(whole.decode("utf-8", "replace"))
         try:
@@ -452,7 +554,11 @@ def spacy_splitter(model) -> Sentences:
 
     def read(text: str) -> Parse:
         doc = model(text)
-        arcs = [(min(t.idx, t.head.idx), max(t.idx, t.head.idx)) for t in doc if t.head.i != t.i] if doc.has_annotation("DEP") else []
+        arcs = (
+            [(min(t.idx, t.head.idx), max(t.idx, t.head.idx)) for t in doc if t.head.i != t.i]
+            if doc.has_annotation("DEP")
+            else []
+        )
         return Parse([sentence.start_char for sentence in doc.sents], arcs)
 
     return read
@@ -464,7 +570,9 @@ def _pysbd() -> Sentences:
     segmenter = pysbd.Segmenter(language="en", clean=False)
 
     def read(text: str) -> Parse:
-        found, position, flat = [], 0, re.sub(r"[\r\n]", " ", text)
+        found = []
+        position = 0
+        flat = re.sub(r"[\r\n]", " ", text)
         for sentence in segmenter.segment(flat) if _MARK_INSIDE.search(flat) else ():
             place = flat.find(sentence.strip(), position) if sentence.strip() else -1
             if place >= 0:
@@ -487,7 +595,9 @@ def sentence_splitter(name: str = "") -> Sentences:
     if name == "spacy":
         import spacy  # pyright: ignore[reportMissingImports] (an extra)
 
-        return spacy_splitter(spacy.load("en_core_web_sm", exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"]))
+        return spacy_splitter(
+            spacy.load("en_core_web_sm", exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"])
+        )
     raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")
 
 # %% ../../nbs/credit/03_sentences.ipynb #c0512559
@@ -495,9 +605,14 @@ def _place(text: str, span: tuple[int, int]) -> int:
     return span[1] - len(text[span[0] : span[1]].lstrip())
 
 # %% ../../nbs/credit/03_sentences.ipynb #24a720cf
-def first_segments(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) -> tuple[list[int], set[int]]:
+def first_segments(
+    text: str, spans: Sequence[tuple[int, int]], marks: Boundaries
+) -> tuple[list[int], set[int]]:
     """Token indices at which a segment starts, and which of them are hard, from character spans of the tokens."""
-    places, firsts, hard, last = list(marks.starts), [0], {0}, 0
+    places = list(marks.starts)
+    firsts = [0]
+    hard = {0}
+    last = 0
     for index, span in enumerate(spans):
         place = _place(text, span)
         here = bisect.bisect_right(places, place) - 1 if place < span[1] else last
@@ -509,8 +624,23 @@ def first_segments(text: str, spans: Sequence[tuple[int, int]], marks: Boundarie
     return firsts, hard
 
 # %% ../../nbs/credit/03_sentences.ipynb #a2b1efb1
-MARK_COSTS = {";": 2.0, "؛": 2.0, "；": 2.0, ":": 7.0, "：": 7.0, ",": 12.0, "،": 12.0, "、": 12.0, "，": 12.0}
-EMPTY_LINE, LINE_END, CROSSING, GAP, WORD, WHOLE = 4.0, 5.0, 8.0, 40.0, 100.0, 1000.0
+MARK_COSTS = {
+    ";": 2.0,
+    "؛": 2.0,
+    "；": 2.0,
+    ":": 7.0,
+    "：": 7.0,
+    ",": 12.0,
+    "،": 12.0,
+    "、": 12.0,
+    "，": 12.0,
+}
+EMPTY_LINE = 4.0
+LINE_END = 5.0
+CROSSING = 8.0
+GAP = 40.0
+WORD = 100.0
+WHOLE = 1000.0
 _WIDE = "；：、，"  # marks of scripts that leave no space after them
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n$")
 
@@ -521,15 +651,23 @@ def mark_cost(text: str, place: int) -> float | None:
     bare = before.rstrip(" \t")
     if bare.endswith("\n"):
         return EMPTY_LINE if _EMPTY_LINE.search(bare) else LINE_END
-    if bare == before and not before[-1:].isspace() and not text[place : place + 1].isspace() and before[-1:] not in _WIDE:
+    if (
+        bare == before
+        and not before[-1:].isspace()
+        and not text[place : place + 1].isspace()
+        and before[-1:] not in _WIDE
+    ):
         return WORD
     return MARK_COSTS.get(bare[-1:])
 
 # %% ../../nbs/credit/03_sentences.ipynb #727b3789
 def cut_costs(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) -> list[float]:
     """The cost of a cut before each of these tokens, given by character."""
-    left, right = sorted(a for a, _ in marks.arcs), sorted(b for _, b in marks.arcs)
-    crossed = lambda place: bisect.bisect_left(left, place) - bisect.bisect_left(right, place)
+    left = sorted(a for a, _ in marks.arcs)
+    right = sorted(b for _, b in marks.arcs)
+
+    def crossed(place):
+        return bisect.bisect_left(left, place) - bisect.bisect_left(right, place)
 
     def cost(place: int, end: int) -> float:
         known = WHOLE if marks.inside(place) else WORD if place == end else mark_cost(text, place)
@@ -545,16 +683,19 @@ def cheapest_cuts(costs: Sequence[float], minimum: int, maximum: int) -> list[in
 
     A piece under `minimum` costs 50 for each missing token; a piece's distance from three quarters of `maximum` costs its share.
     """
-    count, aim = len(costs), 0.75 * maximum
+    count = len(costs)
+    aim = 0.75 * maximum
     size = np.arange(maximum, 0, -1)
     shape = 50.0 * np.maximum(minimum - size, 0) + abs(size - aim) / aim
-    reached, back = np.array([0.0, *costs[1:], 0.0]), [0] * (count + 1)
+    reached = np.array([0.0, *costs[1:], 0.0])
+    back = [0] * (count + 1)
     for end in range(1, count + 1):
         first = max(0, end - maximum)
         total = reached[first:end] + shape[first - end :]
         back[end] = first + int(total.argmin())
         reached[end] += total.min()
-    cuts, place = [], back[count]
+    cuts = []
+    place = back[count]
     while place:
         cuts.append(place)
         place = back[place]
@@ -567,10 +708,16 @@ def is_orphan(text: str) -> bool:
 
 # %% ../../nbs/credit/03_sentences.ipynb #37b1e0b0
 def merge_short(
-    firsts: Sequence[int], hard: set[int], count: int, minimum: int, maximum: int, orphan: Callable[[int, int], bool] | None = None
+    firsts: Sequence[int],
+    hard: set[int],
+    count: int,
+    minimum: int,
+    maximum: int,
+    orphan: Callable[[int, int], bool] | None = None,
 ) -> list[int]:
     """Segment starts with pieces under `minimum` tokens, and orphans, merged: right before left. `orphan(a, b)` asks about tokens."""
-    edges, index = [*firsts, count], 0
+    edges = [*firsts, count]
+    index = 0
     while index < len(edges) - 1:
         start, end = edges[index : index + 2]
         if end - start < minimum or (orphan and orphan(start, end)):
@@ -586,11 +733,18 @@ def merge_short(
 
 # %% ../../nbs/credit/03_sentences.ipynb #56c2f893
 def segment(
-    text: str, spans: Sequence[tuple[int, int]], sentences: Sentences | None = None, *, minimum: int = 4, maximum: int = 96
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    sentences: Sentences | None = None,
+    *,
+    minimum: int = 4,
+    maximum: int = 96,
 ) -> list[int]:
     """The segment number of each token, from 0 without gaps (*Sentence-level localization*); `spans` are by character."""
     if not 1 <= minimum <= maximum:
-        raise ValueError(f"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum")
+        raise ValueError(
+            f"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+        )
     if not spans:
         return []
     marks = boundaries(text, sentences or sentence_splitter())
@@ -601,7 +755,10 @@ def segment(
         if end - start > maximum:
             costs = cut_costs(text, spans[start:end], marks)
             cut += [start + index for index in cheapest_cuts(costs, minimum, maximum)]
-    orphan = lambda start, end: is_orphan(text[spans[start][0] : spans[end - 1][1]])
+
+    def orphan(start, end):
+        return is_orphan(text[spans[start][0] : spans[end - 1][1]])
+
     kept = merge_short(cut, hard, len(spans), minimum, maximum, orphan)
     return [bisect.bisect_right(kept, index) - 1 for index in range(len(spans))]
 
@@ -612,8 +769,12 @@ def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) ->
         return "a token without a span"
     if (ends[-1] if row else 0) != len(text):
         return "spans do not cover the text"
-    beginnings = (tokenizer.decode(list(row[:k]), skip_special_tokens=True) for k in range(1, len(row)))
-    if token_table(tokenizer) is None and not all(text.startswith(part.rstrip("\ufffd")) for part in beginnings):
+    beginnings = (
+        tokenizer.decode(list(row[:k]), skip_special_tokens=True) for k in range(1, len(row))
+    )
+    if token_table(tokenizer) is None and not all(
+        text.startswith(part.rstrip("\ufffd")) for part in beginnings
+    ):
         return "a beginning decodes to other text"
     return ""
 
@@ -632,13 +793,20 @@ def response_units(
     An answer whose tokens cannot be placed in its text is one segment, counted by reason in `fallbacks`. Raises `ValueError`
     unless 1 <= minimum <= maximum.
     """
-    units, sizes = [], {"minimum": minimum, "maximum": maximum}
+    units = []
+    sizes = {"minimum": minimum, "maximum": maximum}
     for row, text, ends in zip(rows, *decode_rows(tokenizer, rows), strict=True):
         ends = ends.tolist()
         fault = span_fault(tokenizer, row, text, ends)
         if fault and fallbacks is not None:
             fallbacks[fault] += 1
         cut = text.strip() and not fault
-        numbers = segment(text, list(pairwise([0, *ends])), sentences, **sizes) if cut else [0] * len(row)
+        numbers = (
+            segment(text, list(pairwise([0, *ends])), sentences, **sizes) if cut else [0] * len(row)
+        )
         units.append(torch.tensor(numbers, dtype=torch.long))
-    return torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1) if units else torch.empty(0, 0).long()
+    return (
+        torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1)
+        if units
+        else torch.empty(0, 0).long()
+    )

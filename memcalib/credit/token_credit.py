@@ -42,7 +42,9 @@ class CreditRequest:
     mask: Bool[Tensor, "row token"]
     units: Int[Tensor, "row token"] | None  # sentence of each token, where credit goes by sentences
     uncut: int = 0  # answers in which no sentences could be found
-    without: list[list[int]] = field(default_factory=list)  # by evidence: prompts without the omitted atoms
+    without: list[list[int]] = field(
+        default_factory=list
+    )  # by evidence: prompts without the omitted atoms
     evidence: Evidence | None = None
     counts: dict[str, int] = field(default_factory=dict)  # of atoms and pairs, by evidence
 
@@ -52,7 +54,11 @@ class CreditRequest:
 # %% ../../nbs/credit/07_token_credit.ipynb #2ccace0f
 def group_number(name: int | str) -> int:
     "A number for the name of a group; a number is its own."
-    return name if isinstance(name, int) else int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+    return (
+        name
+        if isinstance(name, int)
+        else int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+    )
 
 # %% ../../nbs/credit/07_token_credit.ipynb #e390cfac
 class TokenCredit:
@@ -62,16 +68,29 @@ class TokenCredit:
     """
 
     def __init__(
-        self, tokenizer, config: CreditConfig = PAPER, prompt_template: str | Callable[[Example], list[int]] = "plain", *,
-        text: Literal["fluent", "concat"] = "concat", device: str | torch.device = "cpu", process: int = 0,
+        self,
+        tokenizer,
+        config: CreditConfig = PAPER,
+        prompt_template: str | Callable[[Example], list[int]] = "plain",
+        *,
+        text: Literal["fluent", "concat"] = "concat",
+        device: str | torch.device = "cpu",
+        process: int = 0,
         gather: Callable[[Tensor], Tensor] | None = None,
-    ):  # fmt: skip
-        self.tokenizer, self.config, self.device, self.process, self.gather = tokenizer, config, device, process, gather
+    ):
+        self.tokenizer = tokenizer
+        self.config = config
+        self.device = device
+        self.process = process
+        self.gather = gather
         if callable(prompt_template):
             self.encode = prompt_template
         else:
-            self.encode = lambda example: encode_prompt(tokenizer, render(example, text=text, prompt_template=prompt_template))
-        self.thresholds, self.last = Thresholds(config), None
+            self.encode = lambda example: encode_prompt(
+                tokenizer, render(example, text=text, prompt_template=prompt_template)
+            )
+        self.thresholds = Thresholds(config)
+        self.last = None
 
     def requests(
         self,
@@ -80,7 +99,8 @@ class TokenCredit:
         response_ids: Sequence[Sequence[int]],
         group_ids: Sequence[int | str] | None = None,  # None = the ids of the examples
         full: bool = True,  # False: the caller has the log-probabilities with the whole memory
-        texts: Sequence[str] | None = None,  # the responses as they were judged, for quotes; None = the decoded tokens
+        texts: Sequence[str]
+        | None = None,  # the responses as they were judged, for quotes; None = the decoded tokens
     ) -> CreditRequest:
         "What must be scored. `ValueError` names the row of a judgment that is another example's."
         rows = len(response_ids)
@@ -90,56 +110,124 @@ class TokenCredit:
             raise ValueError(f"{found}: must be equally many")
         for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
             if judgment.example_id != example.id:
-                raise ValueError(f"row {row}: judgment of {judgment.example_id!r}, must be of {example.id!r}")
+                raise ValueError(
+                    f"row {row}: judgment of {judgment.example_id!r}, must be of {example.id!r}"
+                )
         ideal, actual, atoms, scored = judgment_tensors(list(judgments))
         valid = scored & torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
         rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use)
-        here = rewards, torch.tensor([group_number(name) for name in groups], dtype=torch.long), valid
+        here = (
+            rewards,
+            torch.tensor([group_number(name) for name in groups], dtype=torch.long),
+            valid,
+        )
         rewards, group, every, local = *(values.to(self.device) for values in here), slice(0, rows)
         if self.gather:
             sizes = self.gather(torch.tensor([rows], device=self.device))
             start = int(sizes[: self.process].sum())
-            rewards, group, every, local = self.gather(rewards), self.gather(group), self.gather(every), slice(start, start + rows)
-        known: dict[str, Any] = dict(rewards=rewards, group=group, valid=every, local=local, mask=response_mask(response_ids, self.device))
+            rewards = self.gather(rewards)
+            group = self.gather(group)
+            every = self.gather(every)
+            local = slice(start, start + rows)
+        known: dict[str, Any] = dict(
+            rewards=rewards,
+            group=group,
+            valid=every,
+            local=local,
+            mask=response_mask(response_ids, self.device),
+        )
         if self.config.method != "memcalib-rl":
             return CreditRequest([], [], [-1] * rows, Pairs(), [], **known, units=None)
-        keep, units, uncut = valid[:, None].expand(rows, 9), None, Counter()
+        keep = valid[:, None].expand(rows, 9)
+        units = None
+        uncut = Counter()
         if self.config.threshold_pool == "open" or self.config.by_evidence:
-            norm: dict[str, Any] = dict(eps=self.config.eps, sigma_min=self.config.sigma_min, ddof=self.config.ddof)
-            keep = keep & direction_check(rewards, group_advantages(rewards, group, every, **norm))[local].cpu()
+            norm: dict[str, Any] = dict(
+                eps=self.config.eps, sigma_min=self.config.sigma_min, ddof=self.config.ddof
+            )
+            keep = (
+                keep
+                & direction_check(rewards, group_advantages(rewards, group, every, **norm))[
+                    local
+                ].cpu()
+            )
         if self.config.granularity == "sentence" or self.config.by_evidence:
-            options: dict[str, Any] = dict(minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut)
+            options: dict[str, Any] = dict(
+                minimum=self.config.segment_min, maximum=self.config.segment_max, fallbacks=uncut
+            )
             units = response_units(self.tokenizer, response_ids, **options)
         known |= dict(units=None if units is None else units.to(self.device), uncut=uncut.total())
         if self.config.by_evidence and units is not None:
             return self._by_evidence(examples, judgments, response_ids, texts, units, keep, known)
-        pairs, places = ablation_pairs(examples, judgments, self.encode, self.config, keep), dict[tuple, int]()
-        place = lambda prompt, row: places.setdefault((tuple(prompt), tuple(response_ids[row])), len(places))
-        whole = {row: place(self.encode(examples[row]), row) for row in dict.fromkeys(pairs.rows)} if full else {}
-        ablated = [place(prompt, row) for prompt, row in zip(pairs.prompts, pairs.rows, strict=True)]
-        prompts, responses = ([list(part) for part in column] for column in (zip(*places, strict=True) if places else ((), ())))
-        return CreditRequest(prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known)
+        pairs = ablation_pairs(examples, judgments, self.encode, self.config, keep)
+        places = dict[tuple, int]()
 
-    def _by_evidence(self, examples, judgments, response_ids, texts: Sequence[str] | None, units: Tensor, moves: Tensor, known: dict[str, Any]) -> CreditRequest:
+        def place(prompt, row):
+            return places.setdefault((tuple(prompt), tuple(response_ids[row])), len(places))
+
+        whole = (
+            {row: place(self.encode(examples[row]), row) for row in dict.fromkeys(pairs.rows)}
+            if full
+            else {}
+        )
+        ablated = [
+            place(prompt, row) for prompt, row in zip(pairs.prompts, pairs.rows, strict=True)
+        ]
+        prompts, responses = (
+            [list(part) for part in column]
+            for column in (zip(*places, strict=True) if places else ((), ()))
+        )
+        return CreditRequest(
+            prompts, responses, [whole.get(row, -1) for row in range(rows)], pairs, ablated, **known
+        )
+
+    def _by_evidence(
+        self,
+        examples,
+        judgments,
+        response_ids,
+        texts: Sequence[str] | None,
+        units: Tensor,
+        moves: Tensor,
+        known: dict[str, Any],
+    ) -> CreditRequest:
         decoded, ends = decode_rows(self.tokenizer, response_ids)
-        if texts is not None:  # where the judged text begins in the decoded one; no text where it is not there
+        if (
+            texts is not None
+        ):  # where the judged text begins in the decoded one; no text where it is not there
             first = [whole.find(part) for whole, part in zip(decoded, texts, strict=True)]
             decoded = [part if place >= 0 else "" for place, part in zip(first, texts, strict=True)]
             ends = [each - max(place, 0) for place, each in zip(first, ends, strict=True)]
-        pairs, evidence, counts = evidence_pairs(examples, judgments, decoded, ends, units, self.encode, self.config, moves)
+        pairs, evidence, counts = evidence_pairs(
+            examples, judgments, decoded, ends, units, self.encode, self.config, moves
+        )
         places: dict[tuple, int] = {}
         asked = zip(pairs.prompts, pairs.rows, strict=True)
-        ablated = [places.setdefault((tuple(prompt), row), len(places)) if prompt else -1 for prompt, row in asked]
-        prompts, responses = [self.encode(examples[row]) for _, row in places], [list(response_ids[row]) for _, row in places]
-        evidence = Evidence(*(values.to(self.device) for values in (evidence.shown, evidence.shares, evidence.divergence)))
-        more: dict[str, Any] = dict(without=[list(prompt) for prompt, _ in places], evidence=evidence, counts=dict(counts))
-        return CreditRequest(prompts, responses, [-1] * len(response_ids), pairs, ablated, **known | more)
+        ablated = [
+            places.setdefault((tuple(prompt), row), len(places)) if prompt else -1
+            for prompt, row in asked
+        ]
+        prompts = [self.encode(examples[row]) for _, row in places]
+        responses = [list(response_ids[row]) for _, row in places]
+        evidence = Evidence(
+            *(
+                values.to(self.device)
+                for values in (evidence.shown, evidence.shares, evidence.divergence)
+            )
+        )
+        more: dict[str, Any] = dict(
+            without=[list(prompt) for prompt, _ in places], evidence=evidence, counts=dict(counts)
+        )
+        return CreditRequest(
+            prompts, responses, [-1] * len(response_ids), pairs, ablated, **known | more
+        )
 
     def assign(
         self,
         request: CreditRequest,
         logprobs: Sequence[Sequence[float] | Tensor | None] | Float[Tensor, "request token"] = (),
-        full: Float[Tensor, "row token"] | None = None,  # of the answers with their whole memory, where the request has none
+        full: Float[Tensor, "row token"]
+        | None = None,  # of the answers with their whole memory, where the request has none
     ) -> Float[Tensor, "row token"]:
         """Token advantages, float32, 0 at padding and in answers without a score; moves the thresholds.
 
@@ -155,29 +243,49 @@ class TokenCredit:
                 found = {"evidence": replace(request.evidence, divergence=found["ablated"])}
             found |= dict(pairs=request.pairs, thresholds=self.thresholds, units=request.units)
         batch = request.rewards, request.group, request.valid, request.mask
-        self.last: Credit | None = credit(*batch, config=self.config, local=request.local, gather=self.gather, **found)
-        self.last.stats.update(request.counts | ({} if request.units is None else {"fallback_segments": request.uncut}))
+        self.last: Credit | None = credit(
+            *batch, config=self.config, local=request.local, gather=self.gather, **found
+        )
+        self.last.stats.update(
+            request.counts | ({} if request.units is None else {"fallback_segments": request.uncut})
+        )
         return self.last.advantages
 
-    def _log_probabilities(self, request: CreditRequest, logprobs, full: Tensor | None) -> dict[str, Tensor]:
+    def _log_probabilities(
+        self, request: CreditRequest, logprobs, full: Tensor | None
+    ) -> dict[str, Tensor]:
         if len(logprobs) != len(request):
-            raise ValueError(f"{len(logprobs)} rows of log-probabilities, must be {len(request)}, one for each row of the request")
-        padded, rows = isinstance(logprobs, Tensor), []
+            raise ValueError(
+                f"{len(logprobs)} rows of log-probabilities, must be {len(request)}, one for each row of the request"
+            )
+        padded = isinstance(logprobs, Tensor)
+        rows = []
         kind = torch.promote_types(logprobs.dtype, torch.float32) if padded else torch.float64
         for k, (response, row) in enumerate(zip(request.responses, logprobs, strict=True)):
             size = len(response)
-            row = torch.full((size,), torch.nan) if row is None else torch.as_tensor(row, dtype=kind)[: size if padded else None]
+            row = (
+                torch.full((size,), torch.nan)
+                if row is None
+                else torch.as_tensor(row, dtype=kind)[: size if padded else None]
+            )
             if len(row) != size:
-                raise ValueError(f"row {k} of the request: {len(row)} log-probabilities, must be {size}, one for each token of its response")
+                raise ValueError(
+                    f"row {k} of the request: {len(row)} log-probabilities, must be {size}, one for each token of its response"
+                )
             rows.append(row.to(self.device, kind))
         # one row more at the end, of zeros, for answers that need no log-probability with their whole memory
-        table = pad_sequence([*rows, torch.zeros(request.mask.shape[1], device=self.device, dtype=kind)], batch_first=True)
+        table = pad_sequence(
+            [*rows, torch.zeros(request.mask.shape[1], device=self.device, dtype=kind)],
+            batch_first=True,
+        )
         failed = {k for k in range(len(request)) if logprobs[k] is None}
         lost = {row for row, k in enumerate(request.full) if k in failed}
         if full is None:
             full = table[[-1 if row in lost else k for row, k in enumerate(request.full)]]
         ablated = table[request.ablated] if request.ablated else table[:0]
-        without = torch.tensor([row in lost for row in request.pairs.rows], dtype=torch.bool, device=self.device)
+        without = torch.tensor(
+            [row in lost for row in request.pairs.rows], dtype=torch.bool, device=self.device
+        )
         return {"full": full, "ablated": ablated.masked_fill(without[:, None], torch.nan)}
 
     def state_dict(self) -> dict[str, list[float]]:

@@ -35,7 +35,9 @@ class Node:
 
     tokens: list[int]
     start: int
-    sees: dict[int, int] = field(default_factory=dict)  # node number in the tree -> first position it does not see
+    sees: dict[int, int] = field(
+        default_factory=dict
+    )  # node number in the tree -> first position it does not see
     targets: list[int] | None = None  # the answer, where the node predicts one
     row: int = -1  # which answer
 
@@ -43,12 +45,16 @@ class Node:
         return len(self.tokens)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #b0511fd2
-def prompt_trees(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], parts: int = 1) -> list[list[Node]]:
+def prompt_trees(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], parts: int = 1
+) -> list[list[Node]]:
     "One tree for each prefix group, or up to `parts` trees with a share of its answers each."
     distinct = {tuple(p[:-1]): i for i, p in reversed(list(enumerate(prompts)))}
     bodies = [list(body) for body in distinct]
     place = {body: k for k, body in enumerate(distinct)}
-    of_row, waiting, trees = [place[tuple(prompt[:-1])] for prompt in prompts], {}, []
+    of_row = [place[tuple(prompt[:-1])] for prompt in prompts]
+    waiting = {}
+    trees = []
     for i, k in enumerate(of_row):
         waiting.setdefault(k, []).append(i)
     for group in prefix_groups(bodies):
@@ -59,7 +65,9 @@ def prompt_trees(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[
             for i in some:
                 start, sees = past[of_row[i]]
                 answer = list(responses[i])
-                nodes.append(Node([prompts[i][-1], *answer[:-1]] if answer else [], start, sees, answer, i))
+                nodes.append(
+                    Node([prompts[i][-1], *answer[:-1]] if answer else [], start, sees, answer, i)
+                )
             trees.append(nodes)
     return trees
 
@@ -69,10 +77,14 @@ def _prompt_nodes(
 ) -> tuple[list[Node], dict[int, tuple[int, dict[int, int]]]]:
     "Nodes of the needed prompts of a group, and for each prompt its length and what an answer behind it sees."
     kept = [(k, n) for k, n in zip(group.members, group.shared, strict=True) if k in needed]
-    base = bodies[group.base][: None if group.base in needed else max((n for _, n in kept), default=0)]
-    nodes, past = [Node(list(base), 0)] if base else [], {}
+    base = bodies[group.base][
+        : None if group.base in needed else max((n for _, n in kept), default=0)
+    ]
+    nodes = [Node(list(base), 0)] if base else []
+    past = {}
     for k, n in kept:
-        suffix, sees = bodies[k][n:], {0: n} if n else {}
+        suffix = bodies[k][n:]
+        sees = {0: n} if n else {}
         if suffix:
             nodes.append(Node(list(suffix), n, sees))
             sees = sees | {len(nodes) - 1: len(bodies[k])}
@@ -86,15 +98,20 @@ class Packed:
 
     ids: Int[Tensor, "tree token"]
     positions: Int[Tensor, "tree token"]
-    mask: Bool[Tensor, "tree 1 token token"]  # True: the token (third axis) sees the other one (fourth)
+    mask: Bool[
+        Tensor, "tree 1 token token"
+    ]  # True: the token (third axis) sees the other one (fourth)
     targets: Int[Tensor, "tree token"]  # what each token predicts, -100 where nothing
     places: dict[int, tuple[int, int]]  # row number of an answer -> tree and first token
-    answers: Int[Tensor, " token"]  # place in the flattened rectangle of each answer token's prediction, row by row
+    answers: Int[
+        Tensor, " token"
+    ]  # place in the flattened rectangle of each answer token's prediction, row by row
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #47b79b88
 def bins(widths: Sequence[int], width: int) -> list[list[int]]:
     "Positions of widths in bins of this width: largest first, each in the first bin where it fits."
-    found, room = [], []
+    found = []
+    room = []
     for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
         at = next((k for k, left in enumerate(room) if widths[i] <= left), len(found))
         if at == len(found):
@@ -124,20 +141,30 @@ def pack_trees(trees: Sequence[Sequence[Node]], device: str | torch.device = "cp
     width = max([1, *sizes])
     rows = [[trees[i] for i in some] for some in bins(sizes, width)] or [[]]
     mask = torch.zeros(len(rows), 1, width, width, dtype=torch.bool, device=device)
-    columns, places, lengths = [], {}, {}
+    columns = []
+    places = {}
+    lengths = {}
     for b, some in enumerate(rows):
         fill_mask(mask[b, 0], some)
         nodes = [node for tree in some for node in tree]
-        flat = lambda part, nodes=nodes: [x for node in nodes for x in part(node)]
+
+        def flat(part, nodes=nodes):
+            return [x for node in nodes for x in part(node)]
+
         ends = list(itertools.accumulate(map(len, nodes), initial=0))
         free = width - ends[-1]
-        places |= {node.row: (b, at) for node, at in zip(nodes, ends, strict=False) if node.row >= 0}
+        places |= {
+            node.row: (b, at) for node, at in zip(nodes, ends, strict=False) if node.row >= 0
+        }
         lengths |= {node.row: len(node) for node in nodes}
-        ids, positions = flat(lambda node: node.tokens), flat(lambda node: range(node.start, node.start + len(node)))
+        ids = flat(lambda node: node.tokens)
+        positions = flat(lambda node: range(node.start, node.start + len(node)))
         targets = flat(lambda node: node.targets or [-100] * len(node))
         columns.append((ids + [0] * free, positions + list(range(free)), targets + [-100] * free))
     table = torch.tensor(columns, dtype=torch.long, device=device).reshape(len(rows), 3, width)
-    answers = [b * width + at + t for row, (b, at) in sorted(places.items()) for t in range(lengths[row])]
+    answers = [
+        b * width + at + t for row, (b, at) in sorted(places.items()) for t in range(lengths[row])
+    ]
     order = torch.tensor(answers, dtype=torch.long, device=device)
     return Packed(table[:, 0], table[:, 1], mask, table[:, 2], places, order)
 
@@ -174,7 +201,9 @@ def tree_fault(model) -> str:
 def _inputs(model, packed: Packed) -> dict[str, Tensor]:
     mask = packed.mask
     if split_model(model)[0].config._attn_implementation == "eager":
-        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(~mask, torch.finfo(model.dtype).min)
+        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
+            ~mask, torch.finfo(model.dtype).min
+        )
     return {"input_ids": packed.ids, "position_ids": packed.positions, "attention_mask": mask}
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #7b32df50
@@ -186,15 +215,26 @@ def tree_states(model, packed: Packed) -> tuple[Float[Tensor, "token width"], to
     return network(**_inputs(model, packed), use_cache=False)[0].flatten(0, 1)[packed.answers], head
 
 
-def spread(values: Float[Tensor, " token"], keep: Bool[Tensor, "row token"]) -> Float[Tensor, "row token"]:
+def spread(
+    values: Float[Tensor, " token"], keep: Bool[Tensor, "row token"]
+) -> Float[Tensor, "row token"]:
     "Values of answer tokens, answer by answer, at their places in a rectangle; 0 elsewhere."
     return values.new_zeros(keep.shape).masked_scatter(keep, values)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #8af70e8a
-def best_pack(model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], parts: int | None = None) -> Packed:
+def best_pack(
+    model,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    parts: int | None = None,
+) -> Packed:
     "Rows as a rectangle of trees, of `parts` trees for each prefix group, or (None) of what is cheapest for this model."
     check_rows(prompts, responses)
-    trees = prompt_trees(prompts, responses, parts) if parts else best_trees(prompts, responses, attention_width(model))
+    trees = (
+        prompt_trees(prompts, responses, parts)
+        if parts
+        else best_trees(prompts, responses, attention_width(model))
+    )
     return pack_trees(trees, model.device)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #57116503
@@ -206,13 +246,15 @@ def tree_logps(
     temperature: float = 1.0,  # a fused head has its own, which must be the same
     grad: bool = False,
     entropy: bool = False,
-    fused: torch.nn.Module | None = None,  # the model in its wrappers, carrying TRL's fused head (`add_fused_lm_head`)
+    fused: torch.nn.Module
+    | None = None,  # the model in its wrappers, carrying TRL's fused head (`add_fused_lm_head`)
     parts: int | None = None,  # trees per prefix group; None = the cheapest
     logit_chunk: int = 2**24,
 ) -> tuple[Float[Tensor, "row token"], Float[Tensor, "row token"] | None]:
     "Log-probabilities and (if asked for) entropies of the answers' tokens in one forward over trees, 0 at padding."
     check_rows(prompts, responses, temperature=temperature)
-    packed, keep = best_pack(model, prompts, responses, parts), response_mask(responses, model.device)
+    packed = best_pack(model, prompts, responses, parts)
+    keep = response_mask(responses, model.device)
     with torch.set_grad_enabled(grad):
         if fused is not None:
             out = fused(**_inputs(model, packed), shift_labels=packed.targets, fused_lm_head=True)
@@ -221,8 +263,12 @@ def tree_logps(
         else:
             states, head = tree_states(model, packed)
             targets = packed.targets.flatten()[packed.answers]
-            logps, entropies = token_scores(head, states, targets, temperature, logit_chunk, entropy)
-        return spread(logps, keep), spread(entropies, keep) if entropy and entropies is not None else None
+            logps, entropies = token_scores(
+                head, states, targets, temperature, logit_chunk, entropy
+            )
+        return spread(logps, keep), spread(
+            entropies, keep
+        ) if entropy and entropies is not None else None
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #edd3541e
 def trees_agree(
@@ -240,7 +286,9 @@ def trees_agree(
         known = response_mask(rows[1], model.device)
         with evaluating(model):
             trees, _ = tree_logps(model, *rows, temperature=temperature, fused=fused, parts=1)
-        return trees[known], response_logps(model, *rows, temperature=temperature, share=False)[known]
+        return trees[known], response_logps(model, *rows, temperature=temperature, share=False)[
+            known
+        ]
 
     return not sharing_fault(model, "tree", lambda: tree_fault(model), check, together=True)
 
@@ -250,5 +298,10 @@ def unpad(
 ) -> tuple[list[list[int]], list[list[int]]]:
     "Prompts and answers of a rectangle whose last `width` columns hold the answers; masked tokens are dropped."
     split = ids.shape[1] - width
-    kept = lambda part: [row[keep].tolist() for row, keep in zip(ids[:, part], mask.bool()[:, part], strict=True)]
+
+    def kept(part):
+        return [
+            row[keep].tolist() for row, keep in zip(ids[:, part], mask.bool()[:, part], strict=True)
+        ]
+
     return kept(slice(split)), kept(slice(split, None))

@@ -42,9 +42,13 @@ class Counts:
 
     domains: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     levels: Counter[Level] = field(default_factory=Counter)
-    origins: Counter[tuple[str, Level]] = field(default_factory=Counter)  # by origin of the atom and ideal level
+    origins: Counter[tuple[str, Level]] = field(
+        default_factory=Counter
+    )  # by origin of the atom and ideal level
     families: Counter[str] = field(default_factory=Counter)  # of hard distractors
-    sources: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by source, domain and licence
+    sources: Counter[tuple[str, str, str]] = field(
+        default_factory=Counter
+    )  # by source, domain and licence
     mixed_blocks: int = 0
     mixed_examples: int = 0
     block_sizes: Counter[int] = field(default_factory=Counter)  # by number of atoms
@@ -66,13 +70,16 @@ class Counts:
         self.domains[example.domain].update(size)
         self.levels.update(example.levels.values())
         for atom in example.atoms:
-            self.origins[(atom.model_extra or {}).get("origin") or distractor_kind(atom.atom_id), atom.ideal] += 1
+            self.origins[
+                (atom.model_extra or {}).get("origin") or distractor_kind(atom.atom_id), atom.ideal
+            ] += 1
             self.families.update(filter(None, [family_of(atom)]))
         extra = example.model_extra or {}
         licence = str(extra.get("source_license") or "").strip() or "unknown"
         self.sources[str(extra.get("source_dataset") or ""), example.domain, licence] += 1
         mixed = len(mixed_blocks(example))
-        self.mixed_blocks, self.mixed_examples = self.mixed_blocks + mixed, self.mixed_examples + (mixed > 0)
+        self.mixed_blocks = self.mixed_blocks + mixed
+        self.mixed_examples = self.mixed_examples + (mixed > 0)
         self.block_sizes.update(len(block.atom_ids) for block in example.blocks)
         self.example_sizes[size["atoms"]] += 1
 
@@ -83,7 +90,9 @@ def count_examples(examples: Iterable[Example]) -> Counts:
     for example in examples:
         counts.add(example)
     if not counts.atoms:
-        raise ValueError(f"found {counts.examples} examples without an atom; allowed is a dataset with at least one of both")
+        raise ValueError(
+            f"found {counts.examples} examples without an atom; allowed is a dataset with at least one of both"
+        )
     return counts
 
 # %% ../../nbs/dataset/11_card.ipynb #e822fd5a
@@ -100,12 +109,24 @@ def composition_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
     """Examples, blocks and atoms by domain and in all; `beside` adds the published numbers, missing where there are none."""
     import pandas as pd
 
-    order = sorted(counts.domains, key=lambda name: (list(_DOMAINS).index(name) if name in _DOMAINS else len(_DOMAINS), name))
-    rows = [(domain_title(name), *(counts.domains[name][what] for what in _COUNTED)) for name in order]
-    rows.append(("Total", *(sum(count[what] for count in counts.domains.values()) for what in _COUNTED)))
+    order = sorted(
+        counts.domains,
+        key=lambda name: (list(_DOMAINS).index(name) if name in _DOMAINS else len(_DOMAINS), name),
+    )
+    rows = [
+        (domain_title(name), *(counts.domains[name][what] for what in _COUNTED)) for name in order
+    ]
+    rows.append(
+        ("Total", *(sum(count[what] for count in counts.domains.values()) for what in _COUNTED))
+    )
     table = pd.DataFrame(rows, columns=["domain", *_COUNTED])
     if beside:
-        known = published("benchmark_composition").set_index("domain")[list(_COUNTED)].astype("Int64").add_prefix("published ")
+        known = (
+            published("benchmark_composition")
+            .set_index("domain")[list(_COUNTED)]
+            .astype("Int64")
+            .add_prefix("published ")
+        )
         table = table.join(known, on="domain")
     return table
 
@@ -122,10 +143,16 @@ def structure_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
     """Levels of atoms, mixed blocks, and smallest and largest sizes, as text; `beside` adds the published values."""
     import pandas as pd
 
-    rows = [(f"Atoms with ideal level {level.name}", _share(counts.levels[level], counts.atoms)) for level in Level]
+    rows = [
+        (f"Atoms with ideal level {level.name}", _share(counts.levels[level], counts.atoms))
+        for level in Level
+    ]
     rows += [
         ("Mixed-target blocks", f"{counts.mixed_blocks:,}"),
-        ("Examples containing a mixed-target block", _share(counts.mixed_examples, counts.examples, 2)),
+        (
+            "Examples containing a mixed-target block",
+            _share(counts.mixed_examples, counts.examples, 2),
+        ),
         ("Atoms per block (min--max)", _range(counts.block_sizes)),
         ("Atoms per example (min--max)", _range(counts.example_sizes)),
     ]
@@ -140,7 +167,10 @@ def origin_table(counts: Counts) -> "pd.DataFrame":
     """Atoms by origin and ideal level; an atom that does not record its origin is known by its id."""
     import pandas as pd
 
-    names = sorted({origin for origin, _ in counts.origins}, key=lambda o: -sum(counts.origins[o, level] for level in Level))
+    names = sorted(
+        {origin for origin, _ in counts.origins},
+        key=lambda o: -sum(counts.origins[o, level] for level in Level),
+    )
     rows = [(origin, *(counts.origins[origin, level] for level in Level)) for origin in names]
     table = pd.DataFrame(rows, columns=["origin", *(level.label for level in Level)])
     return table.assign(all=table.iloc[:, 1:].sum(axis=1))
@@ -153,7 +183,11 @@ def family_table(counts: Counts) -> "pd.DataFrame":
     return pd.DataFrame(sorted(counts.families.items()), columns=["family", "atoms"])
 
 # %% ../../nbs/dataset/11_card.ipynb #8542ada2
-def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iterable[Drop]]], before: Passed | None = None) -> "pd.DataFrame":
+def attrition_table(
+    domains: Mapping[str, str],
+    stages: Iterable[tuple[str, Iterable[Drop]]],
+    before: Passed | None = None,
+) -> "pd.DataFrame":
     """Rows read, lost by each stage and reason, and left; one column for each domain, one for all, one for those left after it.
 
     `domains` maps the ids of the rows that entered the stages to their domains, `before` is what happened until then. Raises
@@ -161,7 +195,8 @@ def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iter
     """
     import pandas as pd
 
-    entered, gone = Counter(domains.values()), {}
+    entered = Counter(domains.values())
+    gone = {}
     lost: dict[tuple[str, str], Counter] = defaultdict(Counter)
     for drop in before.dropped if before else ():
         lost[f"sources, {drop.stage}", drop.rule][drop.domain or "not known"] += 1
@@ -172,15 +207,32 @@ def attrition_table(domains: Mapping[str, str], stages: Iterable[tuple[str, Iter
     for stage, drops in stages:
         for drop in drops:
             if drop.id not in domains or drop.id in gone:
-                found = f"lost at {gone[drop.id]} already" if drop.id in gone else "never entered a stage"
-                raise ValueError(f"row {drop.id!r}, lost at {stage}: found that it {found}; allowed is each row lost once")
+                found = (
+                    f"lost at {gone[drop.id]} already"
+                    if drop.id in gone
+                    else "never entered a stage"
+                )
+                raise ValueError(
+                    f"row {drop.id!r}, lost at {stage}: found that it {found}; allowed is each row lost once"
+                )
             gone[drop.id] = stage
             lost[stage, drop.reason][domains[drop.id]] += 1
-    names, left, rest = sorted(read), read.total(), Counter(read)
-    line = lambda stage, reason, count: {"stage": stage, "reason": reason} | {n: count[n] for n in names} | {"all": count.total()}
+    names = sorted(read)
+    left = read.total()
+    rest = Counter(read)
+
+    def line(stage, reason, count):
+        return (
+            {"stage": stage, "reason": reason}
+            | {n: count[n] for n in names}
+            | {"all": count.total()}
+        )
+
     rows = [line("sources", "read", read) | {"left": left}]
     order = {stage: k for k, stage in enumerate(dict.fromkeys(stage for stage, _ in lost))}
-    for (stage, reason), count in sorted(lost.items(), key=lambda entry: (order[entry[0][0]], -entry[1].total())):
+    for (stage, reason), count in sorted(
+        lost.items(), key=lambda entry: (order[entry[0][0]], -entry[1].total())
+    ):
         left -= count.total()
         rest.subtract(count)
         rows.append(line(stage, reason, count) | {"left": left})
@@ -206,9 +258,13 @@ def source_table(counts: Counts, sources: Mapping[str, Source] | None = None) ->
     import pandas as pd
 
     rows = []
-    for (name, domain, licence), count in sorted(counts.sources.items(), key=lambda entry: (-entry[1], entry[0])):
+    for (name, domain, licence), count in sorted(
+        counts.sources.items(), key=lambda entry: (-entry[1], entry[0])
+    ):
         source = (sources or {}).get(name)
-        place = f"{source.hub} at {source.revision[:12]}" if source and source.hub else "not recorded"
+        place = (
+            f"{source.hub} at {source.revision[:12]}" if source and source.hub else "not recorded"
+        )
         rows.append((name or "not recorded", domain_title(domain), licence, count, place))
     return pd.DataFrame(rows, columns=["source", "domain", "licence", "examples", "place"])
 
@@ -230,27 +286,50 @@ def consent_table(counts: Counts, sources: Mapping[str, Source] | None = None) -
 # %% ../../nbs/dataset/11_card.ipynb #8b680c71
 def hub_configs(sizes: Sizes | None = None) -> list[dict[str, Any]]:
     """The `configs` entry of the YAML block: splits and their files; all in examples.jsonl when nothing was split."""
-    entry = lambda name, parts: {"split": name.replace("-", "_"), "path": [f"{part}.jsonl" for part in parts]}
+
+    def entry(name, parts):
+        return {"split": name.replace("-", "_"), "path": [f"{part}.jsonl" for part in parts]}
+
     if not sizes:
-        return [{"config_name": "default", "data_files": [{"split": "train", "path": ["examples.jsonl"]}]}]
+        return [
+            {
+                "config_name": "default",
+                "data_files": [{"split": "train", "path": ["examples.jsonl"]}],
+            }
+        ]
     parts = split_parts(sizes)
-    configs = [{"config_name": "default", "data_files": [entry(name, parts[name]) for name in sizes]}]
+    configs = [
+        {"config_name": "default", "data_files": [entry(name, parts[name]) for name in sizes]}
+    ]
     if inner := [name for name, own in parts.items() if own == [name]]:
-        configs += [{"config_name": "parts", "data_files": [entry(name, [name]) for name in inner]}] * (inner != list(sizes))
+        configs += [
+            {"config_name": "parts", "data_files": [entry(name, [name]) for name in inner]}
+        ] * (inner != list(sizes))
     return configs
 
 # %% ../../nbs/dataset/11_card.ipynb #41e18063
-def stage_table(settings: Mapping[str, str], usage: Mapping[str, Mapping[str, float]] | None = None) -> "pd.DataFrame":
+def stage_table(
+    settings: Mapping[str, str], usage: Mapping[str, Mapping[str, float]] | None = None
+) -> "pd.DataFrame":
     """For each stage of `pipeline_settings` the prompt, its hash, model and server; with `usage` by stage its calls and tokens, too."""
     import pandas as pd
 
     rows = []
     for stage in (name.removesuffix(": prompt") for name in settings if name.endswith(": prompt")):
-        said = [settings.get(f"{stage}: {what}", "not recorded") for what in ("prompt", "prompt text", "model", "server")]
+        said = [
+            settings.get(f"{stage}: {what}", "not recorded")
+            for what in ("prompt", "prompt text", "model", "server")
+        ]
         used = (usage or {}).get(stage, {})
-        spent = [f"{used[what]:,.0f}" if what in used else "not recorded" for what in ("calls", "prompt_tokens", "completion_tokens")]
+        spent = [
+            f"{used[what]:,.0f}" if what in used else "not recorded"
+            for what in ("calls", "prompt_tokens", "completion_tokens")
+        ]
         rows.append((stage, *said, *spent))
-    return pd.DataFrame(rows, columns=["stage", "prompt", "hash", "model", "server", "calls", "tokens in", "tokens out"])
+    return pd.DataFrame(
+        rows,
+        columns=["stage", "prompt", "hash", "model", "server", "calls", "tokens in", "tokens out"],
+    )
 
 # %% ../../nbs/dataset/11_card.ipynb #7f1888e2
 def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
@@ -258,13 +337,22 @@ def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     row = agreement.loc["rows"]
-    n, both, first, second = (int(row[name]) for name in ("judged", "both object", "only the first", "only the second"))
-    share = lambda count: _share(count, n) if n else "none"
+    n, both, first, second = (
+        int(row[name]) for name in ("judged", "both object", "only the first", "only the second")
+    )
+
+    def share(count):
+        return _share(count, n) if n else "none"
+
     kappa = "undefined" if row["kappa"] != row["kappa"] else f"{row['kappa']:.3f}"
     rows = [
-        ("Rows reviewed by both models", f"{n:,}"), ("Approved by the first", share(n - both - first)), ("Approved by the second", share(n - both - second)),
-        ("Approved by both", share(n - both - first - second)), ("Exact agreement on rows", share(n - first - second)), ("Cohen's kappa on rows", kappa),
-    ]  # fmt: skip
+        ("Rows reviewed by both models", f"{n:,}"),
+        ("Approved by the first", share(n - both - first)),
+        ("Approved by the second", share(n - both - second)),
+        ("Approved by both", share(n - both - first - second)),
+        ("Exact agreement on rows", share(n - first - second)),
+        ("Cohen's kappa on rows", kappa),
+    ]
     return pd.DataFrame(rows, columns=["statistic", "value"])
 
 # %% ../../nbs/dataset/11_card.ipynb #8ee45c6f
@@ -294,28 +382,58 @@ class CardFacts:
 # %% ../../nbs/dataset/11_card.ipynb #470774af
 def card_warnings(facts: CardFacts) -> list[str]:
     """What a reader of a card must know first, as sentences of plain text."""
-    found, unknown = [], Counter()
+    found = []
+    unknown = Counter()
     for (name, _, licence), n in facts.counts.sources.items():
         if licence.lower() == "unknown":
             unknown[name or "a source not recorded"] += n
     if unknown:
         listed = ", ".join(f"{name} ({n:,})" for name, n in sorted(unknown.items()))
-        found.append(f"Licence unknown: {unknown.total():,} of {facts.counts.examples:,} examples, from {listed}. They are not cleared for redistribution.")
-    if not facts.privacy and (silent := [row for row in consent_table(facts.counts, facts.sources).itertuples() if row.consent == "not recorded"]):
-        found.append(f"Consent is not on record for {sum(row.examples for row in silent):,} of {facts.counts.examples:,} examples, from {', '.join(row.source for row in silent)}.")
+        found.append(
+            f"Licence unknown: {unknown.total():,} of {facts.counts.examples:,} examples, from {listed}. They are not cleared for redistribution."
+        )
+    if not facts.privacy and (
+        silent := [
+            row
+            for row in consent_table(facts.counts, facts.sources).itertuples()
+            if row.consent == "not recorded"
+        ]
+    ):
+        found.append(
+            f"Consent is not on record for {sum(row.examples for row in silent):,} of {facts.counts.examples:,} examples, from {', '.join(row.source for row in silent)}."
+        )
     if facts.frozen is None:
-        found.append("The pipeline was not frozen: rows may have been made with different prompts, and no batch of them was reviewed.")
+        found.append(
+            "The pipeline was not frozen: rows may have been made with different prompts, and no batch of them was reviewed."
+        )
     elif facts.frozen.pilot is None:
-        found.append(f"No person reviewed a pilot batch. The reason on record: {facts.frozen.reason}.")
-    if facts.frozen and facts.settings and (changes := check_frozen(facts.settings, facts.frozen.settings)):
-        found.append(f"{len(changes)} settings of this build are not the frozen ones, for instance {changes[0]}.")
+        found.append(
+            f"No person reviewed a pilot batch. The reason on record: {facts.frozen.reason}."
+        )
+    if (
+        facts.frozen
+        and facts.settings
+        and (changes := check_frozen(facts.settings, facts.frozen.settings))
+    ):
+        found.append(
+            f"{len(changes)} settings of this build are not the frozen ones, for instance {changes[0]}."
+        )
     if facts.checks is None:
         found.append("No deterministic check of the finished rows is on record.")
     else:
-        errors = facts.checks[(facts.checks["severity"] == "error") & (facts.checks["findings"] > 0)]
-        found += [f"Check {name}: {row['findings']:,} findings in {row['rows flagged']:,} examples." for name, row in errors.iterrows()]
-    if facts.attrition is not None and (failed := int(facts.attrition.loc[facts.attrition["reason"] == "failed call", "all"].sum())):
-        found.append(f"{failed:,} rows are missing because a call failed; running the build again makes these calls again.")
+        errors = facts.checks[
+            (facts.checks["severity"] == "error") & (facts.checks["findings"] > 0)
+        ]
+        found += [
+            f"Check {name}: {row['findings']:,} findings in {row['rows flagged']:,} examples."
+            for name, row in errors.iterrows()
+        ]
+    if facts.attrition is not None and (
+        failed := int(facts.attrition.loc[facts.attrition["reason"] == "failed call", "all"].sum())
+    ):
+        found.append(
+            f"{failed:,} rows are missing because a call failed; running the build again makes these calls again."
+        )
     return found
 
 # %% ../../nbs/dataset/11_card.ipynb #ba115612
@@ -328,12 +446,23 @@ def card_header(facts: CardFacts) -> str:
 
     n = facts.counts.examples
     size = next((f"{a}<n<{b}" if a else f"n<{b}" for a, b, top in _SIZES if n < top), "n>1M")
-    hubs = sorted({facts.sources[name].hub for name, _, _ in facts.counts.sources if name in facts.sources and facts.sources[name].hub})
+    hubs = sorted(
+        {
+            facts.sources[name].hub
+            for name, _, _ in facts.counts.sources
+            if name in facts.sources and facts.sources[name].hub
+        }
+    )
     data = DatasetCardData(
-        language=list(facts.languages), license=hub_licences(facts.counts), pretty_name=printable(facts.title), size_categories=[size],
-        task_categories=["question-answering", "text-generation"], tags=["memory", "personalization", "llm-agents", "memcalib"],
-        source_datasets=hubs or None, configs=hub_configs(facts.sizes),
-    )  # fmt: skip
+        language=list(facts.languages),
+        license=hub_licences(facts.counts),
+        pretty_name=printable(facts.title),
+        size_categories=[size],
+        task_categories=["question-answering", "text-generation"],
+        tags=["memory", "personalization", "llm-agents", "memcalib"],
+        source_datasets=hubs or None,
+        configs=hub_configs(facts.sizes),
+    )
     return data.to_yaml()
 
 # %% ../../nbs/dataset/11_card.ipynb #59b59e0c
@@ -390,16 +519,24 @@ _LIMITS = """## Limits
 - {distractors}
 - Examples that share a question are not independent. Resample questions, not examples, for an interval."""
 _INVENTED = "Most atoms at Ignore are invented distractors, and many of them are easy. Report accuracy on hard, noise, auxiliary and grounded atoms apart."
-_RETRIEVED = "Memory is what one system retrieved for its users. Other systems store and retrieve otherwise."
+_RETRIEVED = (
+    "Memory is what one system retrieved for its users. Other systems store and retrieve otherwise."
+)
 _COMPOSITION_TEXT = "Published columns are those of the MemCalib paper's benchmark, which is another dataset. Mixed-target blocks have atoms of several ideal levels."
 _SOURCES_TEXT = "Each example records its source and the source's licence. What is listed as unknown was not found out; ask before you publish such rows."
 _SPLITS_TEXT = "No question, and none that is nearly equal, stands in two undivided splits. Shares are percent of the split's examples."
 
 # %% ../../nbs/dataset/11_card.ipynb #eee44400
 def _grid(table: "pd.DataFrame") -> str:
-    plain = lambda v: printable(v) if isinstance(v, str) else v
-    shown = lambda v: "–" if v is None or v != v else f"{v:,}" if isinstance(v, int) else plain(v)
-    return to_markdown(table.astype(object).where(table.notna(), None).map(shown).rename(columns=plain))
+    def plain(v):
+        return printable(v) if isinstance(v, str) else v
+
+    def shown(v):
+        return "–" if v is None or v != v else f"{v:,}" if isinstance(v, int) else plain(v)
+
+    return to_markdown(
+        table.astype(object).where(table.notna(), None).map(shown).rename(columns=plain)
+    )
 
 
 def _pilot_text(frozen: Frozen | None) -> str:
@@ -407,7 +544,8 @@ def _pilot_text(frozen: Frozen | None) -> str:
         return "The pipeline was not frozen, and no pilot batch is on record."
     if frozen.pilot is None:
         return f"The pipeline was frozen on {frozen.frozen_at[:10]} without a pilot (settings {frozen.hash}). Reason: {markdown_cell(printable(frozen.reason))}."
-    p, people = frozen.pilot, ", ".join(markdown_cell(printable(name)) for name in frozen.pilot.reviewers)
+    p = frozen.pilot
+    people = ", ".join(markdown_cell(printable(name)) for name in frozen.pilot.reviewers)
     rate = f"{p.passed} of {p.rows} rows passed ({100 * p.rate:.1f} %, 95 % interval {100 * p.low:.1f} to {100 * p.high:.1f})"
     return f"The pipeline was frozen on {frozen.frozen_at[:10]} (settings {frozen.hash}), after pilot batch {p.batch}, in which {rate}. Reviewed by: {people}."
 
@@ -420,15 +558,23 @@ def _sections(facts: CardFacts) -> Iterator[str]:
         yield "".join(f"- {markdown_cell(printable(text))}\n" for text in warnings)
     names = list(facts.sizes or ())
     file = f"{split_parts(facts.sizes)[names[-1]][-1]}.jsonl" if names else "examples.jsonl"
-    yield _LOADING.format(config=f', split="{names[-1].replace("-", "_") if names else "train"}"', file=file)
-    parts = {"Examples, blocks and atoms by domain": composition_table, "Ideal levels and memory structure": structure_table, "Origins of atoms": origin_table}
+    yield _LOADING.format(
+        config=f', split="{names[-1].replace("-", "_") if names else "train"}"', file=file
+    )
+    parts = {
+        "Examples, blocks and atoms by domain": composition_table,
+        "Ideal levels and memory structure": structure_table,
+        "Origins of atoms": origin_table,
+    }
     parts |= {"Families of hard distractors": family_table} if facts.counts.families else {}
     tables = [f"### {title}\n\n{_grid(table(facts.counts))}" for title, table in parts.items()]
     yield f"## Composition\n\n{_COMPOSITION_TEXT}\n\n" + "\n".join(tables)
     yield f"## Sources and licences\n\n{_SOURCES_TEXT}\n\n{_grid(source_table(facts.counts, facts.sources))}"
     from_log = any(origin == "retrieved" for origin, _ in facts.counts.origins)
     yield f"## How it was made\n\n{_LOG_TEXT if from_log else _STAGES_TEXT}\n\n{_pilot_text(facts.frozen)}"
-    stages = stage_table(facts.settings or (facts.frozen.settings if facts.frozen else {}), facts.usage)
+    stages = stage_table(
+        facts.settings or (facts.frozen.settings if facts.frozen else {}), facts.usage
+    )
     yield _grid(stages) if len(stages) else "Which prompts and models were used is not recorded."
     yield "### Rows lost"
     yield _grid(facts.attrition) if facts.attrition is not None else "Not recorded."
@@ -438,7 +584,9 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     else:
         yield _grid(review_table(facts.agreement))
         yield "Question by question, by part of the review:"
-        whole = {name: int for name in ("judged", "both object", "only the first", "only the second")}
+        whole = {
+            name: int for name in ("judged", "both object", "only the first", "only the second")
+        }
         yield _grid(facts.agreement.astype(whole).reset_index(names="part"))
     if facts.pilots is not None and len(facts.pilots):
         yield "### Pilot batches read by people"
@@ -451,13 +599,18 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     else:
         yield f"{_SPLITS_TEXT} Seed {facts.seed}; the ids are in `*-ids.txt`, their hashes in `splits.json`."
         yield _grid(facts.splits)
-    yield facts.privacy.strip() or f"## Consent and privacy\n\n{_CONSENT}\n\n{_grid(consent_table(facts.counts, facts.sources))}"
+    yield (
+        facts.privacy.strip()
+        or f"## Consent and privacy\n\n{_CONSENT}\n\n{_grid(consent_table(facts.counts, facts.sources))}"
+    )
     yield _LIMITS.format(distractors=_RETRIEVED if from_log else _INVENTED)
 
 
 def dataset_card(facts: CardFacts) -> str:
     """The card as Markdown with its YAML block."""
-    return f"---\n{card_header(facts)}\n---\n\n" + "\n".join(f"{part.strip()}\n" for part in _sections(facts))
+    return f"---\n{card_header(facts)}\n---\n\n" + "\n".join(
+        f"{part.strip()}\n" for part in _sections(facts)
+    )
 
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
@@ -467,14 +620,21 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
 # %% ../../nbs/dataset/11_card.ipynb #9439b138
 def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
     """Take back what a card says of a pilot, and say why at its beginning."""
-    text, warning = Path(path).read_text(encoding="utf-8"), f"- Withdrawn: the pipeline that made these rows does not pass its pilot any more. {markdown_cell(printable(why))}.\n"
+    text = Path(path).read_text(encoding="utf-8")
+    warning = f"- Withdrawn: the pipeline that made these rows does not pass its pilot any more. {markdown_cell(printable(why))}.\n"
     pilot = frozen.pilot.batch if frozen.pilot else "none"
-    text = text.replace(_pilot_text(frozen), f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {pilot}. That was withdrawn: {markdown_cell(printable(why))}.")
+    text = text.replace(
+        _pilot_text(frozen),
+        f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {pilot}. That was withdrawn: {markdown_cell(printable(why))}.",
+    )
     head, known, rest = text.partition("## Know this first\n")
     if not known:
         head, _, rest = text.partition("## How to load\n")
         rest = f"\n## How to load\n{rest}"
-    return write_whole(path, f"{head}## Know this first\n\n{warning}{rest.removeprefix(chr(10)) if known else rest}")
+    return write_whole(
+        path,
+        f"{head}## Know this first\n\n{warning}{rest.removeprefix(chr(10)) if known else rest}",
+    )
 
 # %% ../../nbs/dataset/11_card.ipynb #9903898a
 def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
@@ -484,17 +644,30 @@ def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
     """
     from huggingface_hub import DatasetCard
 
-    build, folder = Path(build), Path(folder)
+    build = Path(build)
+    folder = Path(folder)
     if not (card := build / "README.md").is_file():
         raise FileNotFoundError(f"{card}: no such file; allowed is the folder of a finished build")
     configs = (DatasetCard(card.read_text(encoding="utf-8")).data.to_dict()).get("configs") or []
     named = [name for config in configs for entry in config["data_files"] for name in entry["path"]]
-    files = ["README.md", *dict.fromkeys(named), *(str(path.relative_to(build)) for path in sorted((build / "splits").glob("*")))]
+    files = [
+        "README.md",
+        *dict.fromkeys(named),
+        *(str(path.relative_to(build)) for path in sorted((build / "splits").glob("*"))),
+    ]
     if missing := [name for name in files if not (build / name).is_file()]:
-        raise FileNotFoundError(f"{build / missing[0]}: no such file, and the card names it; finish the build first")
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} if folder.exists() else set()
+        raise FileNotFoundError(
+            f"{build / missing[0]}: no such file, and the card names it; finish the build first"
+        )
+    there = (
+        {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        if folder.exists()
+        else set()
+    )
     if strange := sorted(there - set(files)):
-        raise ValueError(f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was laid out before")
+        raise ValueError(
+            f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was laid out before"
+        )
     for name in files:
         write_whole(folder / name, (build / name).read_bytes())
     return [folder / name for name in files]

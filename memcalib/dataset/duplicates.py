@@ -13,6 +13,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import nlargest
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +27,8 @@ from ..problem import text_hash
 # %% ../../nbs/dataset/03_duplicates.ipynb #568742c1
 def jaccard(a: str, b: str) -> float:
     """Share of the two texts' distinct words that are in both, 0 to 1; 1 for two texts without words."""
-    mine, theirs = set(words(a)), set(words(b))
+    mine = set(words(a))
+    theirs = set(words(b))
     return len(mine & theirs) / len(mine | theirs) if mine or theirs else 1.0
 
 
@@ -53,7 +55,10 @@ class NearConfig(BaseModel):
 
     @model_validator(mode="after")
     def _bands_divide(self) -> "NearConfig":
-        for size, bands in ((self.permutations, self.bands), (self.short_permutations, self.short_bands)):
+        for size, bands in (
+            (self.permutations, self.bands),
+            (self.short_permutations, self.short_bands),
+        ):
             if bands < 1 or size % bands:
                 raise ValueError(f"{bands} bands do not divide {size} permutations")
         return self
@@ -77,14 +82,21 @@ def sketch_texts(texts: Sequence[str], config: NearConfig) -> list[Sketch]:
     runs = [shingles(each, config.shingle) for each in found]
     long = RMinHash.from_token_sets(runs, config.permutations, config.seed)
     few = [n for n, each in enumerate(found) if len(each) < config.short]
-    single = RMinHash.from_token_sets([found[n] for n in few], config.short_permutations, config.seed)
+    single = RMinHash.from_token_sets(
+        [found[n] for n in few], config.short_permutations, config.seed
+    )
     short = dict(zip(few, single, strict=True))
-    return [Sketch(frozenset(map(hash, w)), s, short.get(n)) for n, (w, s) in enumerate(zip(found, long, strict=True))]
+    return [
+        Sketch(frozenset(map(hash, w)), s, short.get(n))
+        for n, (w, s) in enumerate(zip(found, long, strict=True))
+    ]
 
 
 def shingles(found: list[str], size: int) -> list[str]:
     """All runs of so many words; the whole text where it is shorter."""
-    return [" ".join(run) for run in zip(*(found[k:] for k in range(size)), strict=False)] or [" ".join(found)]
+    return [" ".join(run) for run in zip(*(found[k:] for k in range(size)), strict=False)] or [
+        " ".join(found)
+    ]
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #8dbc2e5a
 class NearIndex:
@@ -113,11 +125,18 @@ class NearIndex:
     def matches(self, sketch: Sketch) -> Iterator[tuple[int, float]]:
         """(number, Jaccard similarity) of each near duplicate in the index, earliest first, verified on the word sets."""
         alike = sketch.shingles.jaccard
-        guessed = ((alike(self._sketches[number]), -number) for number in self._long.query(sketch.shingles))
-        near = {-place for guess, place in nlargest(self.config.most, guessed) if guess >= self.config.floor}
+        guessed = (
+            (alike(self._sketches[number]), -number) for number in self._long.query(sketch.shingles)
+        )
+        near = {
+            -place
+            for guess, place in nlargest(self.config.most, guessed)
+            if guess >= self.config.floor
+        }
         if sketch.single is not None:
             near.update(self._short.query(sketch.single))
-        size, low = len(sketch.hashes), self.config.threshold
+        size = len(sketch.hashes)
+        low = self.config.threshold
         for number in sorted(near):
             other = self.entries[number]
             if min(size, len(other)) >= low * max(size, len(other)):
@@ -136,15 +155,21 @@ def _sketched(texts: Sequence[str], config: NearConfig) -> Iterator[Sketch]:
 
 
 def near_duplicates(
-    texts: Sequence[str], config: NearConfig | None = None, apart: Callable[[int, int], bool] = lambda one, other: False
+    texts: Sequence[str],
+    config: NearConfig | None = None,
+    apart: Callable[[int, int], bool] = lambda one, other: False,
 ) -> dict[int, tuple[int, float]]:
     """Position of each dropped text -> (position of the kept text it repeats, similarity); earlier texts are preferred.
 
     Two positions of which `apart` is true are not duplicates, however near.
     """
-    index, kept, found = NearIndex(config), [], {}
+    index = NearIndex(config)
+    kept = []
+    found = {}
     for position, sketch in enumerate(_sketched(texts, index.config)):
-        match = next((match for match in index.matches(sketch) if not apart(position, kept[match[0]])), None)
+        match = next(
+            (match for match in index.matches(sketch) if not apart(position, kept[match[0]])), None
+        )
         if match is None:
             kept.append(position)
             index.add(sketch)
@@ -160,14 +185,30 @@ def deduplicate(rows: Iterable[SourceRow], config: NearConfig | None = None) -> 
     """
     rows = list(rows)
     texts = [normal_text(row.text) for row in rows]
-    rank = lambda n: (-float(rows[n].metadata.get("score", 0)), text_hash(texts[n], 32), rows[n].id, text_hash(rows[n].to_json()))
-    order, dropped = sorted(range(len(rows)), key=rank), []
+
+    def rank(n):
+        return (
+            -float(rows[n].metadata.get("score", 0)),
+            text_hash(texts[n], 32),
+            rows[n].id,
+            text_hash(rows[n].to_json()),
+        )
+
+    order = sorted(range(len(rows)), key=rank)
+    dropped = []
 
     def drop(n: int, first: int, rule: str, found: str) -> None:
         other = rows[first].id
-        dropped.append(Dropped.of(rows[n], "duplicates", rule, f"{found} as {other}", "one row of each kind", other))
+        dropped.append(
+            Dropped.of(
+                rows[n], "duplicates", rule, f"{found} as {other}", "one row of each kind", other
+            )
+        )
 
-    for rule, key in (("repeated id", lambda n: rows[n].id), ("exact duplicate", lambda n: texts[n])):
+    for rule, key in (
+        ("repeated id", lambda n: rows[n].id),
+        ("exact duplicate", lambda n: texts[n]),
+    ):
         best: dict[str, int] = {}
         for n in order:
             if (first := best.setdefault(key(n), n)) != n:
@@ -175,7 +216,12 @@ def deduplicate(rows: Iterable[SourceRow], config: NearConfig | None = None) -> 
         order = list(best.values())
     threshold = (config or NearConfig()).threshold
     contexts = [rows[n].context for n in order]
-    apart = lambda one, other: contexts[one] != contexts[other] and jaccard(contexts[one], contexts[other]) < threshold
+
+    def apart(one, other):
+        return (
+            contexts[one] != contexts[other] and jaccard(contexts[one], contexts[other]) < threshold
+        )
+
     found = near_duplicates([texts[n] for n in order], config, apart)
     for position, (first, similarity) in found.items():
         drop(order[position], order[first], "near duplicate", f"similarity {similarity:.3f}")
@@ -190,11 +236,15 @@ class Asked(Protocol):
     question: str
 
 
-def similar_pairs(texts: Sequence[str], config: NearConfig | None = None) -> Iterator[tuple[int, int, float]]:
+def similar_pairs(
+    texts: Sequence[str], config: NearConfig | None = None
+) -> Iterator[tuple[int, int, float]]:
     """(earlier position, later position, similarity) of all pairs of near duplicates that the index finds."""
     index = NearIndex(config)
     for position, sketch in enumerate(_sketched(texts, index.config)):
-        yield from ((earlier, position, similarity) for earlier, similarity in index.matches(sketch))
+        yield from (
+            (earlier, position, similarity) for earlier, similarity in index.matches(sketch)
+        )
         index.add(sketch)
 
 
@@ -224,7 +274,9 @@ class Leak:
     members: dict[str, list[str]]
 
     def __str__(self) -> str:
-        where = "; ".join(f"{split}: {', '.join(sorted(ids))}" for split, ids in self.members.items())
+        where = "; ".join(
+            f"{split}: {', '.join(sorted(ids))}" for split, ids in self.members.items()
+        )
         return f"{where}: {self.question[:80]!r}"
 
 
@@ -233,7 +285,9 @@ class _Question(NamedTuple):
     question: str
 
 
-def cross_split(splits: Mapping[str, Iterable[Asked]], config: NearConfig | None = None) -> list[Leak]:
+def cross_split(
+    splits: Mapping[str, Iterable[Asked]], config: NearConfig | None = None
+) -> list[Leak]:
     """The questions, equal or nearly equal, that stand in more than one split, in the order of the first ids."""
     items = [(split, item) for split, found in splits.items() for item in found]
     keyed = {f"{split}\0{item.id}": (split, item) for split, item in items}
@@ -243,7 +297,10 @@ def cross_split(splits: Mapping[str, Iterable[Asked]], config: NearConfig | None
         split, item = keyed[key]
         leaks[group][split].append(item.id)
     found = {group: members for group, members in leaks.items() if len(members) > 1}
-    return [Leak(keyed[group][1].question, {s: found[group][s] for s in sorted(found[group])}) for group in sorted(found)]
+    return [
+        Leak(keyed[group][1].question, {s: found[group][s] for s in sorted(found[group])})
+        for group in sorted(found)
+    ]
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #338b1b7b
 Cells = dict[str, list[SourceRow]]
@@ -258,9 +315,13 @@ def _by(rows: Iterable[SourceRow], key: Callable[[SourceRow], str]) -> Cells:
 
 def _shares(cells: Cells, weights: Mapping[str, float], total: int) -> dict[str, int]:
     """How many rows to take from each cell: as near to the weights as the cells allow, and the total in sum."""
-    given, total = dict.fromkeys(cells, 0), min(total, sum(map(len, cells.values())))
+    given = dict.fromkeys(cells, 0)
+    total = min(total, sum(map(len, cells.values())))
     while (left := total - sum(given.values())) > 0:
-        room = sorted((name for name in cells if given[name] < len(cells[name])), key=lambda name: (-weights[name], name))
+        room = sorted(
+            (name for name in cells if given[name] < len(cells[name])),
+            key=lambda name: (-weights[name], name),
+        )
         whole = sum(weights[name] for name in room)
         for name in room:
             part = max(1, int(left * weights[name] / whole))
@@ -271,26 +332,45 @@ def _shares(cells: Cells, weights: Mapping[str, float], total: int) -> dict[str,
 def choose_rows(rows: Iterable[SourceRow], count: int, seed: int = 0) -> list[SourceRow]:
     """Draw `count` rows (all, if there are fewer), balanced over sources, topics and lengths; sorted by id."""
 
-    def late(row: SourceRow) -> tuple[float, str]:  # rows drawn in this order have weight exp(2 score / 100)
+    def late(
+        row: SourceRow,
+    ) -> tuple[float, str]:  # rows drawn in this order have weight exp(2 score / 100)
         uniform = (int(text_hash(f"{seed}:{row.id}"), 16) + 1) / (16**16 + 1)
         return -math.log(uniform) / math.exp(2 * float(row.metadata.get("score", 0)) / 100), row.id
 
-    asked = lambda row: len(row.question) + len(row.context)
-    sources, chosen = _by(rows, lambda row: row.source), []
+    def asked(row: SourceRow) -> int:
+        return len(row.question) + len(row.context)
+
+    def length_third(row: SourceRow, low: int, high: int) -> str:
+        if asked(row) < low:
+            return "short"
+        if asked(row) < high:
+            return "middle"
+        return "long"
+
+    sources = _by(rows, lambda row: row.source)
+    chosen = []
     for source, wanted in _shares(sources, dict.fromkeys(sources, 1.0), count).items():
         cells = sources[source]
         low, high = (sorted(map(asked, cells))[k * len(cells) // 3] for k in (1, 2))
         topics = _by(cells, lambda row: row.topic)
-        per_topic = _shares(topics, {topic: math.sqrt(len(cell)) for topic, cell in topics.items()}, wanted)
+        per_topic = _shares(
+            topics, {topic: math.sqrt(len(cell)) for topic, cell in topics.items()}, wanted
+        )
         for topic, cell in topics.items():
-            lengths = _by(cell, lambda row: "short" if asked(row) < low else "middle" if asked(row) < high else "long")  # noqa: B023
-            for length, few in _shares(lengths, {"short": 0.25, "middle": 0.5, "long": 0.25}, per_topic[topic]).items():
+            third = partial(length_third, low=low, high=high)
+            lengths = _by(cell, third)
+            for length, few in _shares(
+                lengths, {"short": 0.25, "middle": 0.5, "long": 0.25}, per_topic[topic]
+            ).items():
                 chosen += sorted(lengths[length], key=late)[:few]
     return sorted(chosen, key=lambda row: row.id)
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #e0ed5c0f
 def clean_rows(
-    stream: Iterable[SourceRow | Dropped], config: ScreenConfig | None = None, near: NearConfig | None = None
+    stream: Iterable[SourceRow | Dropped],
+    config: ScreenConfig | None = None,
+    near: NearConfig | None = None,
 ) -> Passed:
     """Screen a stream of rows and keep the best of all copies (the deterministic part of stage 1).
 

@@ -32,7 +32,9 @@ def content_words(text: str) -> list[str]:
     return [word for word in words(text) if word not in _small_words()]
 
 # %% ../../nbs/dataset/05_grounding.ipynb #32db9e42
-_NEGATIVE = re.compile(r"no|not|non|never|without|neither|nor|none|nobody|nothing|nowhere|cannot|\w+n['’]t")
+_NEGATIVE = re.compile(
+    r"no|not|non|never|without|neither|nor|none|nobody|nothing|nowhere|cannot|\w+n['’]t"
+)
 
 
 def short_stems(text: str) -> list[str]:
@@ -61,13 +63,17 @@ def sentences(text: str) -> list[str]:
 # %% ../../nbs/dataset/05_grounding.ipynb #4247e1ce
 def find_exact(quote: str, text: str) -> str:
     """The part of the text that a quotation repeats, up to white space and at whole words; "" when there is none."""
-    wanted, folded = " ".join(quote.split()), " ".join(text.split())
+    wanted = " ".join(quote.split())
+    folded = " ".join(text.split())
     at = folded.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
         if not (_joined(folded, at) or _joined(folded, end)):
             starts = [match.start() for match in re.finditer(r"\S+", text)]
-            first, last = (starts[folded.count(" ", 0, i)] + i - folded.rfind(" ", 0, i) - 1 for i in (at, end - 1))
+            first, last = (
+                starts[folded.count(" ", 0, i)] + i - folded.rfind(" ", 0, i) - 1
+                for i in (at, end - 1)
+            )
             return text[first : last + 1]
         at = folded.find(wanted, at + 1)
     return ""
@@ -79,22 +85,27 @@ def _joined(text: str, at: int) -> bool:
 # %% ../../nbs/dataset/05_grounding.ipynb #af0326ad
 def holds(text: str, phrase: str) -> bool:
     """Whether the words of a phrase stand in a text, one after another; case and punctuation aside."""
-    have, want = words(text), words(phrase)
+    have = words(text)
+    want = words(phrase)
     return any(have[i : i + len(want)] == want for i in range(len(have) - len(want) + 1))
 
 
 def coverage(part: str, whole: str) -> float:
     """Share of the content words of `part` that `whole` has too, endings forgiven; 1 when there are none."""
-    wanted, known = short_stems(part), set(short_stems(whole))
+    wanted = short_stems(part)
+    known = set(short_stems(whole))
     return sum(stem in known for stem in wanted) / len(wanted) if wanted else 1.0
 
 # %% ../../nbs/dataset/05_grounding.ipynb #3b0682a0
 def find_leak(detail: str, query: str) -> str:
     """What of a memory detail can be read in the query; "" when the words share nothing that matters."""
-    mine, asked = content_words(detail), content_words(query)
+    mine = content_words(detail)
+    asked = content_words(query)
     size = min(5, len(mine))
     runs = {tuple(asked[i : i + size]) for i in range(len(asked) - size + 1)} if size else set()
-    if shared := [run for i in range(len(mine) - size + 1) if (run := tuple(mine[i : i + size])) in runs]:
+    if shared := [
+        run for i in range(len(mine) - size + 1) if (run := tuple(mine[i : i + size])) in runs
+    ]:
         return " ".join(shared[0])
     known = set(asked)
     found = [word for word in mine if word in known]
@@ -105,7 +116,9 @@ def too_close(one: str, other: str) -> bool:
     """Whether two atoms say nearly the same in words, or one contains the other."""
     short, long = sorted((short_stems(one), short_stems(other)), key=len)
     alike = len({*short} & {*long}) / max(1, len({*short} | {*long})) >= 0.8
-    inside = len(short) >= 3 and any(long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1))
+    inside = len(short) >= 3 and any(
+        long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1)
+    )
     return alike or inside
 
 # %% ../../nbs/dataset/05_grounding.ipynb #c5ef986d
@@ -123,11 +136,31 @@ def first_person(text: str) -> str:
 # %% ../../nbs/dataset/05_grounding.ipynb #0edda24d
 _FIGURE = re.compile(r"(?<![\w.,])[-−]?\d+(?:[.,:/]\d+)*")
 _DIGITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_TEENS = ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_TEENS = (
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+)
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SPELLED = {name: i for i, name in enumerate(_DIGITS + _TEENS, 1)} | {name: 10 * i for i, name in enumerate(_TENS, 2)}
-_SPELLED |= {f"{ten}-{digit}": 10 * i + j for i, ten in enumerate(_TENS, 2) for j, digit in enumerate(_DIGITS, 1)}
-_COUNT = re.compile(rf"(?<![^\W_])(?:(?:{'|'.join(_TENS)})-(?:{'|'.join(_DIGITS)})|{'|'.join(_TEENS + _TENS + _DIGITS[1:])})(?![^\W_])", re.I)
+_SPELLED = {name: i for i, name in enumerate(_DIGITS + _TEENS, 1)} | {
+    name: 10 * i for i, name in enumerate(_TENS, 2)
+}
+_SPELLED |= {
+    f"{ten}-{digit}": 10 * i + j
+    for i, ten in enumerate(_TENS, 2)
+    for j, digit in enumerate(_DIGITS, 1)
+}
+_COUNT = re.compile(
+    rf"(?<![^\W_])(?:(?:{'|'.join(_TENS)})-(?:{'|'.join(_DIGITS)})|{'|'.join(_TEENS + _TENS + _DIGITS[1:])})(?![^\W_])",
+    re.I,
+)
 _UNITS = """mg milligram milligrams; g gram grams; kg kilo kilos kilogram kilograms; µg mcg microgram micrograms; ml millilitre millilitres milliliter milliliters;
 l litre litres liter liters; mm millimetre millimetres; cm centimetre centimetres; m metre metres meter meters; km kilometre kilometres kilometer kilometers; mile miles; lb lbs pound pounds £;
 oz ounce ounces; % percent; second seconds sec; minute minutes min mins; hour hours h hrs; day days; week weeks; month months; year years; euro euros €; dollar dollars $; kb; mb; gb; tb; byte bytes"""
@@ -135,8 +168,13 @@ _UNIT = {name: line.split()[0] for line in _UNITS.split(";") for name in line.sp
 
 
 def _numbers_at(text: str) -> list[tuple[int, int, str]]:
-    found = [(m.start(), m.end(), re.sub(r",(?=\d{3})", "", m[0]).replace("−", "-")) for m in _FIGURE.finditer(text)]
-    return sorted(found + [(m.start(), m.end(), str(_SPELLED[m[0].lower()])) for m in _COUNT.finditer(text)])
+    found = [
+        (m.start(), m.end(), re.sub(r",(?=\d{3})", "", m[0]).replace("−", "-"))
+        for m in _FIGURE.finditer(text)
+    ]
+    return sorted(
+        found + [(m.start(), m.end(), str(_SPELLED[m[0].lower()])) for m in _COUNT.finditer(text)]
+    )
 
 
 def numbers(text: str) -> list[str]:
@@ -147,7 +185,12 @@ def numbers(text: str) -> list[str]:
 def foreign_numbers(part: str, whole: str) -> list[str]:
     """The numbers that `part` has and `whole` has not, neither in figures nor in words."""
     said = set(words(whole))
-    known = {*numbers(whole), *re.findall(r"\d+", whole), *("0" for _ in said & {"zero", "no"}), *("1" for _ in said & {"one", "a", "an"})}
+    known = {
+        *numbers(whole),
+        *re.findall(r"\d+", whole),
+        *("0" for _ in said & {"zero", "no"}),
+        *("1" for _ in said & {"one", "a", "an"}),
+    }
     return [number for number in numbers(part) if number not in known]
 
 
@@ -183,8 +226,14 @@ def _tokens(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _names_at(text: str) -> list[tuple[int, str]]:
-    capital = lambda token, start: any(letter.isupper() for letter in (token[1:] if start else token))
-    return [(at, token) for at, token, start in _tokens(text) if capital(token, start) or _CODED.search(token)]
+    def capital(token, start):
+        return any(letter.isupper() for letter in (token[1:] if start else token))
+
+    return [
+        (at, token)
+        for at, token, start in _tokens(text)
+        if capital(token, start) or _CODED.search(token)
+    ]
 
 
 def names(text: str) -> list[str]:
@@ -195,12 +244,21 @@ def names(text: str) -> list[str]:
 _FULL = [
     (re.compile(short), full)
     for short, full in (
-        (r"\b([Cc])an['’]?t\b|\b([Cc])annot\b", "can not"), (r"\b[Ww]on['’]t\b", "will not"), (r"(?<=\w)n['’]t\b", " not"), (r"(?<=\w)['’]ll\b", " will"),
-        (r"(?<=\w)['’]ve\b", " have"), (r"(?<=\w)['’]d(?= (?:like|love|rather|prefer)\b)", " would"), (r"\b([Ii])['’]m\b", r"\1 am"), (r"\bunable to\b", "not able to"),
-        (r"\bimpossible\b", "not possible"), (r"\bunlikely\b", "not likely"), (r"\b(?:dislike|not like)[sd]?\b", "not likes"), (r"(?<=\bI )(?:like|love)\b", "likes"),
+        (r"\b([Cc])an['’]?t\b|\b([Cc])annot\b", "can not"),
+        (r"\b[Ww]on['’]t\b", "will not"),
+        (r"(?<=\w)n['’]t\b", " not"),
+        (r"(?<=\w)['’]ll\b", " will"),
+        (r"(?<=\w)['’]ve\b", " have"),
+        (r"(?<=\w)['’]d(?= (?:like|love|rather|prefer)\b)", " would"),
+        (r"\b([Ii])['’]m\b", r"\1 am"),
+        (r"\bunable to\b", "not able to"),
+        (r"\bimpossible\b", "not possible"),
+        (r"\bunlikely\b", "not likely"),
+        (r"\b(?:dislike|not like)[sd]?\b", "not likes"),
+        (r"(?<=\bI )(?:like|love)\b", "likes"),
         (r"\black(?:s|ed|ing)? (?=\w)", "not have "),
     )
-]  # fmt: skip
+]
 
 
 @lru_cache(1 << 14)
@@ -211,13 +269,20 @@ def full_forms(text: str) -> str:
     return text
 
 # %% ../../nbs/dataset/05_grounding.ipynb #607efe9e
-_NO_DENIAL = re.compile(r"\b(?:no|not) (?=(?:more|less|fewer|longer) than\b)|\bno (?=longer\b)|\bnot (?=any ?more\b)", re.I)
+_NO_DENIAL = re.compile(
+    r"\b(?:no|not) (?=(?:more|less|fewer|longer) than\b)|\bno (?=longer\b)|\bnot (?=any ?more\b)",
+    re.I,
+)
 
 
 def denied(text: str) -> tuple[list[frozenset[str]], int]:
     """For each negation of a text the stems that follow it in its clause, three at most; and the number of *or* after one."""
-    scopes, alternatives = [], 0
-    for clause in re.split(r"[,.;:!?](?:\s|$)|\b(?:but|and|while|whereas|who|which)\b", _NO_DENIAL.sub("", full_forms(text))):
+    scopes = []
+    alternatives = 0
+    for clause in re.split(
+        r"[,.;:!?](?:\s|$)|\b(?:but|and|while|whereas|who|which)\b",
+        _NO_DENIAL.sub("", full_forms(text)),
+    ):
         said = words(clause)
         places = [i for i, word in enumerate(said) if _NEGATIVE.fullmatch(word)]
         scopes += [frozenset(stems(" ".join(said[i + 1 : i + 13]))[:3]) for i in places]
@@ -226,22 +291,36 @@ def denied(text: str) -> tuple[list[frozenset[str]], int]:
 
 
 def _share(part: Iterable[str], whole: Iterable[str]) -> float:
-    part, whole = list(part), set(whole)
+    part = list(part)
+    whole = set(whole)
     return sum(stem in whole for stem in part) / len(part) if part else 1.0
 
 
 def negation_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     """(rule, detail) for a negation that is lost, added or moved."""
-    listed, (found, spare) = [denied(atom) for atom in atoms], denied(text)
-    wanted, more = [scope for scopes, _ in listed for scope in scopes], sum(count for _, count in listed)
+    listed = [denied(atom) for atom in atoms]
+    (found, spare) = denied(text)
+    wanted = [scope for scopes, _ in listed for scope in scopes]
+    more = sum(count for _, count in listed)
     if len(found) + spare < len(wanted) or len(found) > len(wanted) + more:
         kind = "lost" if len(found) < len(wanted) else "added"
-        yield f"{kind} negation", f"found {len(found)} words such as not, never, no, without; the list has {len(wanted)}"
+        yield (
+            f"{kind} negation",
+            f"found {len(found)} words such as not, never, no, without; the list has {len(wanted)}",
+        )
         return
-    affirmed = [set(stems(full_forms(atom))).difference(*scopes) for atom, (scopes, _) in zip(atoms, listed, strict=True)]
+    affirmed = [
+        set(stems(full_forms(atom))).difference(*scopes)
+        for atom, (scopes, _) in zip(atoms, listed, strict=True)
+    ]
     for scope in filter(None, found):
-        if max(_share(scope, said) for said in affirmed) > max(_share(scope, said) for said in wanted):
-            yield "moved negation", f"{', '.join(sorted(scope))} is denied, which the list does not deny"
+        if max(_share(scope, said) for said in affirmed) > max(
+            _share(scope, said) for said in wanted
+        ):
+            yield (
+                "moved negation",
+                f"{', '.join(sorted(scope))} is denied, which the list does not deny",
+            )
 
 # %% ../../nbs/dataset/05_grounding.ipynb #b07c5d4f
 Mark = tuple[str, str]  # kind and value, such as ("time", "until")
@@ -249,23 +328,45 @@ _FOLLOWS = {
     "number": rf"(?:[€$£]?\d|an? (?:half|dozen|hundred|quarter)\b|half\b|(?:{'|'.join(_SPELLED)})\b)",
     "day": r"(?:the )?(?:\d|(?:start|end|beginning|middle|early|late|mid|last|next|then|childhood|birth|noon|midnight|christmas|easter|weekend|week|month|year|night|spring|summer|autumn|"
     r"winter|january|february|march|april|may|june|july|august|september|october|november|december|(?:mon|tues|wednes|thurs|fri|satur|sun)day|yesterday|tomorrow|today|now)\b)",
-}  # fmt: skip
+}
 
 
 @cache
 def _mark_table() -> tuple[re.Pattern, dict[str, Mark]]:
     table = read_yaml(resources.files("memcalib") / "data" / "marks.yaml")
-    known = {phrase.strip(): (kind, value) for kind, values in table.items() for value, phrases in values.items() for phrase in str(phrases).split(",")}
-    known |= dict.fromkeys(("no", "not", "never", "without", "neither", "nor", "none", "nobody", "nothing", "nowhere"), ("negation", "not"))
-    bare = {phrase: phrase.partition(" {")[0] for phrase in sorted(known, key=lambda phrase: (-len(phrase.split()), -len(phrase)))}
-    follows = {phrase: rf"(?=\s{_FOLLOWS[phrase.partition('{')[2][:-1]]})" if "{" in phrase else "" for phrase in bare}
-    pattern = "|".join(plain.replace(" ", r"\s+") + follows[phrase] for phrase, plain in bare.items())
-    return re.compile(rf"(?<![\w'’-])(?:{pattern})(?![\w-])", re.I), {plain: known[phrase] for phrase, plain in bare.items()}
+    known = {
+        phrase.strip(): (kind, value)
+        for kind, values in table.items()
+        for value, phrases in values.items()
+        for phrase in str(phrases).split(",")
+    }
+    known |= dict.fromkeys(
+        ("no", "not", "never", "without", "neither", "nor", "none", "nobody", "nothing", "nowhere"),
+        ("negation", "not"),
+    )
+    bare = {
+        phrase: phrase.partition(" {")[0]
+        for phrase in sorted(known, key=lambda phrase: (-len(phrase.split()), -len(phrase)))
+    }
+    follows = {
+        phrase: rf"(?=\s{_FOLLOWS[phrase.partition('{')[2][:-1]]})" if "{" in phrase else ""
+        for phrase in bare
+    }
+    pattern = "|".join(
+        plain.replace(" ", r"\s+") + follows[phrase] for phrase, plain in bare.items()
+    )
+    return re.compile(rf"(?<![\w'’-])(?:{pattern})(?![\w-])", re.I), {
+        plain: known[phrase] for phrase, plain in bare.items()
+    }
 
 
 def _marks_at(text: str) -> list[tuple[int, int, Mark]]:
     pattern, known = _mark_table()
-    return [(m.start(), m.end(), known[" ".join(m[0].lower().split())]) for m in pattern.finditer(text) if m[0] != "May"]
+    return [
+        (m.start(), m.end(), known[" ".join(m[0].lower().split())])
+        for m in pattern.finditer(text)
+        if m[0] != "May"
+    ]
 
 
 @lru_cache(1 << 14)
@@ -283,83 +384,183 @@ def subject_stems(text: str) -> frozenset[str]:
     return frozenset(stems(full)) or frozenset(stems(text))
 
 # %% ../../nbs/dataset/05_grounding.ipynb #60a14585
-_NOW, _THEN = frozenset(("is", "are", "am", "has", "have", "does", "do")), frozenset(("was", "were", "had", "did"))
-_BARE = re.compile(r"\b(?:may|might|could|would|will|can|should|must|to)(?: not)? (?:have|be|do)\b", re.I)  # of no time
+_NOW = frozenset(("is", "are", "am", "has", "have", "does", "do"))
+_THEN = frozenset(("was", "were", "had", "did"))
+_BARE = re.compile(
+    r"\b(?:may|might|could|would|will|can|should|must|to)(?: not)? (?:have|be|do)\b", re.I
+)  # of no time
 _SETS = (
-    "left right", "upper lower", "morning afternoon evening night", "increase decrease", "increased decreased",
-    "better worse", "younger older", "early late", "inside outside", "indoors outdoors", "front back", "hot cold",
-    "bought sold", "lent borrowed", "north south east west", "northern southern eastern western", "gained lost",
-    "first last", "high low", "arrives leaves", "opens closes", "on off", "won lost", "accepts refuses",
+    "left right",
+    "upper lower",
+    "morning afternoon evening night",
+    "increase decrease",
+    "increased decreased",
+    "better worse",
+    "younger older",
+    "early late",
+    "inside outside",
+    "indoors outdoors",
+    "front back",
+    "hot cold",
+    "bought sold",
+    "lent borrowed",
+    "north south east west",
+    "northern southern eastern western",
+    "gained lost",
+    "first last",
+    "high low",
+    "arrives leaves",
+    "opens closes",
+    "on off",
+    "won lost",
+    "accepts refuses",
     "accepted refused",
-)  # fmt: skip
+)
 OPPOSITES = [frozenset(group.split()) for group in _SETS]
 
 
 def turned(part: str, whole: str) -> str:
     """A word of `part` for which `whole` has an opposite instead, in words for a fault; "" when there is none."""
-    mine, theirs = set(words(part)), set(words(whole))
+    mine = set(words(part))
+    theirs = set(words(whole))
     pairs = ((mine & group, theirs & group) for group in OPPOSITES)
-    return next((f"{min(here)} instead of {min(there)}" for here, there in pairs if here and there and not here & there), "")
+    return next(
+        (
+            f"{min(here)} instead of {min(there)}"
+            for here, there in pairs
+            if here and there and not here & there
+        ),
+        "",
+    )
 
 
 def other_time(part: str, whole: str) -> str:
     """A text that is over where the other one is not, or the other way round, by its auxiliaries or by those after one word; "" when the times can agree."""
     mine, theirs = (words(_BARE.sub(" ", full_forms(text))) for text in (part, whole))
-    here, there = set(pairwise(mine)), set(pairwise(theirs))
+    here = set(pairwise(mine))
+    there = set(pairwise(theirs))
     for one, other in ((_NOW, _THEN), (_THEN, _NOW)):
-        if one.intersection(mine) and other.intersection(theirs) and not (other.intersection(mine) or one.intersection(theirs)):
+        if (
+            one.intersection(mine)
+            and other.intersection(theirs)
+            and not (other.intersection(mine) or one.intersection(theirs))
+        ):
             return f"{min(one.intersection(mine))} instead of {min(other.intersection(theirs))}"
         for before, verb in sorted(here - there):
-            if verb in one and (was := [(before, old) for old in other if (before, old) in there - here]):
+            if verb in one and (
+                was := [(before, old) for old in other if (before, old) in there - here]
+            ):
                 return f"{before} {verb} instead of {' '.join(was[0])}"
     return ""
 
 
 def replaced(part: str, whole: str) -> str:
     """A word of `part` that stands where `whole` has another one, after the same two words; "" when none does. Numbers and marks are compared elsewhere."""
-    mine, theirs = words(part), words(whole)
-    known, there = set(stems(part)), set(stems(whole))
-    own = lambda word, others: word.isalpha() and word not in _SPELLED and stems(word) and not others.intersection(stems(word)) and not marks(word)
-    after = {(one, two): word for one, two, word in zip(theirs, theirs[1:], theirs[2:], strict=False) if own(word, known)}
-    news = ((one, two, word) for one, two, word in zip(mine, mine[1:], mine[2:], strict=False) if (one, two) in after and stems(f"{one} {two}"))
-    return next((f"{word} instead of {after[one, two]}" for one, two, word in news if own(word, there)), "")
+    mine = words(part)
+    theirs = words(whole)
+    known = set(stems(part))
+    there = set(stems(whole))
+
+    def own(word, others):
+        return (
+            word.isalpha()
+            and word not in _SPELLED
+            and stems(word)
+            and not others.intersection(stems(word))
+            and not marks(word)
+        )
+
+    after = {
+        (one, two): word
+        for one, two, word in zip(theirs, theirs[1:], theirs[2:], strict=False)
+        if own(word, known)
+    }
+    news = (
+        (one, two, word)
+        for one, two, word in zip(mine, mine[1:], mine[2:], strict=False)
+        if (one, two) in after and stems(f"{one} {two}")
+    )
+    return next(
+        (f"{word} instead of {after[one, two]}" for one, two, word in news if own(word, there)), ""
+    )
 
 # %% ../../nbs/dataset/05_grounding.ipynb #e439ece6
 _PASSIVE = re.compile(r"\b(?:is|are|was|were|been|being)\b[^.;,]*? by (?:the )?([\w-]+)")
-_PLACED = re.compile(r"\b(?:in|at|from|near|on|into|to|of|with|for|called|named|until|since|last|next|every|before|after|over|through|about|than) (?:the )?(?:(?-i:[A-Z])[\w-]* )*$", re.I)
-_NOBODY = re.compile(r"(?i)(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june|july|august|september|october|november|december|.*[\W\d_].*|(?-i:[A-Z]{2,})")
+_PLACED = re.compile(
+    r"\b(?:in|at|from|near|on|into|to|of|with|for|called|named|until|since|last|next|every|before|after|over|through|about|than) (?:the )?(?:(?-i:[A-Z])[\w-]* )*$",
+    re.I,
+)
+_NOBODY = re.compile(
+    r"(?i)(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june|july|august|september|october|november|december|.*[\W\d_].*|(?-i:[A-Z]{2,})"
+)
 
 
 def actors(text: str) -> list[str]:
     """Who acts, in order: the user, and people by name; in a passive sentence the one that follows *by* comes first."""
     found = [(m.start(), "user") for m in re.finditer(r"\b(?:user(?!['’]s)|I|me|we|us)\b", text)]
-    capital = [(at, token) for at, token, start in _tokens(text) if token[0].isupper() and not (start and (not stems(token) or _PLACED.match(f"{token} ")))]
-    found += [(at, name) for at, name in capital if not (_NOBODY.fullmatch(name) or _PLACED.search(text[:at]) or re.match(r"['’]s\b", text[at + len(name) :]))]
+    capital = [
+        (at, token)
+        for at, token, start in _tokens(text)
+        if token[0].isupper() and not (start and (not stems(token) or _PLACED.match(f"{token} ")))
+    ]
+    found += [
+        (at, name)
+        for at, name in capital
+        if not (
+            _NOBODY.fullmatch(name)
+            or _PLACED.search(text[:at])
+            or re.match(r"['’]s\b", text[at + len(name) :])
+        )
+    ]
     agents = _PASSIVE.findall(text)
-    return list(dict.fromkeys(name for _, name in sorted(found, key=lambda item: (item[1] not in agents, item[0])) if name not in ("I", "We")))
+    return list(
+        dict.fromkeys(
+            name
+            for _, name in sorted(found, key=lambda item: (item[1] not in agents, item[0]))
+            if name not in ("I", "We")
+        )
+    )
 
 
 def exchanged(part: str, whole: str) -> str:
     """Two actors that have changed places, in words for a fault; "" when none have."""
-    mine, theirs = actors(part), actors(whole)
+    mine = actors(part)
+    theirs = actors(whole)
     both = [name for name in mine if name in theirs][:2]
-    return f"{both[0]} and {both[1]}" if len(both) == 2 and theirs.index(both[0]) > theirs.index(both[1]) else ""
+    return (
+        f"{both[0]} and {both[1]}"
+        if len(both) == 2 and theirs.index(both[0]) > theirs.index(both[1])
+        else ""
+    )
 
 # %% ../../nbs/dataset/05_grounding.ipynb #0e724796
-_CLAUSE = re.compile(r"(?<=[.!?;:,])\s+|\s+(?=(?:and|but|while|whereas|because|although|so|which|who)\b)", re.I)
-_LEAD = re.compile(r"(?i)\b(?:it|you|I|this|let me)\s(?:[\w']+\s){0,3}?(?:matters?|know|mention|note|add|remember)\s(?:\w+\s)?that\s")  # it may matter that ...
+_CLAUSE = re.compile(
+    r"(?<=[.!?;:,])\s+|\s+(?=(?:and|but|while|whereas|because|although|so|which|who)\b)", re.I
+)
+_LEAD = re.compile(
+    r"(?i)\b(?:it|you|I|this|let me)\s(?:[\w']+\s){0,3}?(?:matters?|know|mention|note|add|remember)\s(?:\w+\s)?that\s"
+)  # it may matter that ...
 _PLACEHOLDER = re.compile(r"\[\w[\w -]* \d+\]")  # what redaction puts in the place of an address
 _PRONOUN = re.compile(r"\b(?:he|she|him|her|his)\b", re.I)
-_TAKEN = 0.6  # smallest share of a clause's subject that a statement has when it takes the clause up
+_TAKEN = (
+    0.6  # smallest share of a clause's subject that a statement has when it takes the clause up
+)
 
 
 def _homes(subject: frozenset[str], said: Sequence[frozenset[str]]) -> list[int]:
     """The places of the one or two neighbouring sentences that share most with a subject."""
-    share = lambda *places: len(subject & set().union(*(said[i] for i in places))) / max(1, len(subject))
+
+    def share(*places):
+        return len(subject & set().union(*(said[i] for i in places))) / max(1, len(subject))
+
     best = max(range(len(said)), key=share)
     if share(best) >= 0.75:
         return [best]
-    second = max((i for i in (best - 1, best + 1) if 0 <= i < len(said)), key=lambda i: share(best, i), default=best)
+    second = max(
+        (i for i in (best - 1, best + 1) if 0 <= i < len(said)),
+        key=lambda i: share(best, i),
+        default=best,
+    )
     return sorted({best, second}) if share(best, second) > share(best) else [best]
 
 
@@ -369,33 +570,59 @@ def _denials(text: str) -> int:
 
 def source_faults(text: str, source: str) -> Iterator[tuple[str, str]]:
     """(rule, detail) for what a statement says otherwise than its source: number, unit, name, mark, negation, opposite or role."""
-    text, source = (_PLACEHOLDER.sub(lambda m: re.sub(r"\W", "", m[0]), said) for said in (text, source))
+    text, source = (
+        _PLACEHOLDER.sub(lambda m: re.sub(r"\W", "", m[0]), said) for said in (text, source)
+    )
     if new := foreign_numbers(text, source):
         yield "foreign number", f"{', '.join(new[:5])} is not in the source"
     yield from unit_faults(text, source)
     there = {token.casefold() for _, token, _ in _tokens(source)} | set(stems(source))
-    if new := [name for name in names(text) if name.casefold() not in there and not set(stems(name)) <= there]:
+    if new := [
+        name
+        for name in names(text)
+        if name.casefold() not in there and not set(stems(name)) <= there
+    ]:
         yield "foreign name", f"{', '.join(new[:5])} is not in the source"
-    said = [sentence for block in re.split(r"\n\s*\n", _LEAD.sub("", source)) for sentence in sentences(block)]
-    subjects, everyone = [subject_stems(sentence) for sentence in said], {mark for mark in marks(source) if mark[0] == "relation"}
+    said = [
+        sentence
+        for block in re.split(r"\n\s*\n", _LEAD.sub("", source))
+        for sentence in sentences(block)
+    ]
+    subjects = [subject_stems(sentence) for sentence in said]
+    everyone = {mark for mark in marks(source) if mark[0] == "relation"}
     for sentence in sentences(text) if said else ():
-        mine, subject = marks(sentence), subject_stems(sentence)
+        mine = marks(sentence)
+        subject = subject_stems(sentence)
         home = _homes(subject, subjects)
         window = " ".join(said[i] for i in home)
-        parts = [(marks(part), part) for i in home for part in _CLAUSE.split(said[i]) if _share(subject_stems(part), subject) >= _TAKEN and subject_stems(part)]
+        parts = [
+            (marks(part), part)
+            for i in home
+            for part in _CLAUSE.split(said[i])
+            if _share(subject_stems(part), subject) >= _TAKEN and subject_stems(part)
+        ]
         near = set().union(*(found for found, _ in parts)) if parts else marks(window)
         allowed = near | everyone | {mark for mark in marks(window) if mark[0] != "negation"}
-        other = {mark for mark in marks(window) - mine if mark[0] == "relation"} or not _PRONOUN.search(window)
+        other = {
+            mark for mark in marks(window) - mine if mark[0] == "relation"
+        } or not _PRONOUN.search(window)
         for kind, value in sorted(mine - allowed):
             if kind != "relation" or other:  # a pronoun may stand for anybody
                 yield f"added {kind}", f"{value}: {short_repr(sentence)} for {short_repr(window)}"
         denials = _denials(sentence), sum(_denials(part) for _, part in parts)
         if parts and 0 not in denials and denials[0] != denials[1]:
-            yield "negation", f"{denials[0]} instead of {denials[1]}: {short_repr(sentence)} for {short_repr(window)}"
+            yield (
+                "negation",
+                f"{denials[0]} instead of {denials[1]}: {short_repr(sentence)} for {short_repr(window)}",
+            )
         for found, part in parts:
-            whose = bool(re.match(r"(?i)(?:(?:and|but|so)\s+)?(?:my|our)\s", part))  # whom the clause is about
+            whose = bool(
+                re.match(r"(?i)(?:(?:and|but|so)\s+)?(?:my|our)\s", part)
+            )  # whom the clause is about
             for kind, value in sorted(found - mine):
-                if kind not in ("cause", "opinion") and (kind != "relation" or (whose and not mine & everyone)):
+                if kind not in ("cause", "opinion") and (
+                    kind != "relation" or (whose and not mine & everyone)
+                ):
                     yield f"lost {kind}", f"{value}: {short_repr(sentence)} for {short_repr(part)}"
         if parts and (shift := other_time(sentence, " ".join(part for _, part in parts))):
             yield "tense", f"{shift}: {short_repr(sentence)} for {short_repr(window)}"
@@ -413,21 +640,46 @@ Placed = list[tuple[int, str]]  # (offset, item)
 def _moved(atoms: Sequence[str], parts: Sequence[list[str]], text: str, found: Placed) -> str:
     homes = {item: [i for i, part in enumerate(parts) if item in part] for _, item in found}
     placed = [(homes[item][0], item) for _, item in found if len(homes[item]) == 1]
-    late = [(before, after, item) for (before, _), (after, item) in pairwise(placed) if after < before]
+    late = [
+        (before, after, item) for (before, _), (after, item) in pairwise(placed) if after < before
+    ]
     if not late:
         return ""
     # where the first word stands that only one atom has, for each atom; the numbers or names in question do not count
-    own, skipped = [set(stems(atom)) for atom in atoms], {stem for item in homes for stem in stems(item)}
+    own = [set(stems(atom)) for atom in atoms]
+    skipped = {stem for item in homes for stem in stems(item)}
     counts = Counter(stem for part in own for stem in part)
     first = {cut_stem(m[0].lower()): m.start() for m in reversed([*WORD.finditer(text)])}
-    places = [[first[stem] for stem in part if counts[stem] == 1 and stem in first and stem not in skipped] for part in own]
+    places = [
+        [
+            first[stem]
+            for stem in part
+            if counts[stem] == 1 and stem in first and stem not in skipped
+        ]
+        for part in own
+    ]
     anchors = [min(found, default=None) for found in places]
-    stays = lambda a, b: anchors[a] is None or anchors[b] is None or anchors[a] < anchors[b]
+
+    def stays(a, b):
+        return anchors[a] is None or anchors[b] is None or anchors[a] < anchors[b]
+
     return next((item for before, after, item in late if stays(after, before)), "")
 
 
-def _exact(kind: str, atoms: Sequence[str], parts: Sequence[list[str]], known: set[str], text: str, found: Placed, present: set[str]) -> Iterator[tuple[str, str]]:
-    if lost := [item for item in dict.fromkeys(item for part in parts for item in part) if item not in present]:
+def _exact(
+    kind: str,
+    atoms: Sequence[str],
+    parts: Sequence[list[str]],
+    known: set[str],
+    text: str,
+    found: Placed,
+    present: set[str],
+) -> Iterator[tuple[str, str]]:
+    if lost := [
+        item
+        for item in dict.fromkeys(item for part in parts for item in part)
+        if item not in present
+    ]:
         yield f"lost {kind}", f"{', '.join(lost[:5])} is not in the paragraph"
     if added := [item for item in dict.fromkeys(item for _, item in found) if item not in known]:
         yield f"added {kind}", f"{', '.join(added[:5])} is in no sentence of the list"
@@ -437,12 +689,35 @@ def _exact(kind: str, atoms: Sequence[str], parts: Sequence[list[str]], known: s
 
 def exact_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     """(rule, detail) for numbers, names and negations that are lost, added or moved."""
-    figures, spelled = [numbers(atom) for atom in atoms], lambda said: {token for _, token, _ in _tokens(said)}
-    yield from _exact("number", atoms, figures, {n for part in figures for n in part}, text, [(at, number) for at, _, number in _numbers_at(text)], set(numbers(text)))
-    first = [[token for _, token, start in _tokens(atom) if start and token[0].isupper() and stems(token)] for atom in atoms]
-    there = spelled(text) | {token for part in first for token in part if set(stems(token)) <= set(stems(text))}
+    figures = [numbers(atom) for atom in atoms]
+
+    def spelled(said):
+        return {token for _, token, _ in _tokens(said)}
+
+    yield from _exact(
+        "number",
+        atoms,
+        figures,
+        {n for part in figures for n in part},
+        text,
+        [(at, number) for at, _, number in _numbers_at(text)],
+        set(numbers(text)),
+    )
+    first = [
+        [
+            token
+            for _, token, start in _tokens(atom)
+            if start and token[0].isupper() and stems(token)
+        ]
+        for atom in atoms
+    ]
+    there = spelled(text) | {
+        token for part in first for token in part if set(stems(token)) <= set(stems(text))
+    }
     said = [names(atom) + part for atom, part in zip(atoms, first, strict=True)]
-    yield from _exact("name", atoms, said, set().union(*map(spelled, atoms)), text, _names_at(text), there)
+    yield from _exact(
+        "name", atoms, said, set().union(*map(spelled, atoms)), text, _names_at(text), there
+    )
     yield from negation_faults(atoms, text)
 
 # %% ../../nbs/dataset/05_grounding.ipynb #b0b1d290
@@ -451,13 +726,21 @@ def mark_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     parts = sentences(text)
     if not parts:
         return
-    subjects, found = [subject_stems(part) for part in parts], [{mark for mark in marks(part) if mark[0] != "negation"} for part in parts]
-    said, known = [set() for _ in parts], set().union(*map(marks, atoms))
+    subjects = [subject_stems(part) for part in parts]
+    found = [{mark for mark in marks(part) if mark[0] != "negation"} for part in parts]
+    said = [set() for _ in parts]
+    known = set().union(*map(marks, atoms))
     relatives = {mark for marked in found for mark in marked if mark[0] == "relation"}
     for atom in atoms:
         subject = subject_stems(atom)
-        home = sorted({*_homes(subject, subjects), *(i for i, other in enumerate(subjects) if subject <= other)})
-        mine, window = {mark for mark in marks(atom) if mark[0] != "negation"}, " ".join(parts[i] for i in home)
+        home = sorted(
+            {
+                *_homes(subject, subjects),
+                *(i for i, other in enumerate(subjects) if subject <= other),
+            }
+        )
+        mine = {mark for mark in marks(atom) if mark[0] != "negation"}
+        window = " ".join(parts[i] for i in home)
         for kind, value in sorted(mine - relatives - set().union(*(found[i] for i in home))):
             yield f"lost {kind}", f"{value}: {atom[:200]}"
         for i in home:
@@ -469,7 +752,9 @@ def mark_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
         if who := exchanged(window, atom):
             yield "roles", f"{who} change places: {atom[:200]}"
     for part, marked, allowed in zip(parts, found, said, strict=True):
-        for kind, value in sorted(mark for mark in marked - allowed if mark[0] != "relation" or mark not in known):
+        for kind, value in sorted(
+            mark for mark in marked - allowed if mark[0] != "relation" or mark not in known
+        ):
             yield f"added {kind}", f"{value}: {part[:200]}"
     if shift := other_time(text, " ".join(atoms)):
         yield "tense", shift
@@ -480,11 +765,16 @@ def mark_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
 # %% ../../nbs/dataset/05_grounding.ipynb #ef79ceff
 def word_faults(atoms: Sequence[str], text: str) -> Iterator[tuple[str, str]]:
     """(rule, detail) for atoms whose words are not in a paragraph, and sentences of it whose words are in no atom."""
-    said, parts = [stems(full_forms(sentence)) for sentence in sentences(text)], [stems(full_forms(atom)) for atom in atoms]
-    known, counts = {stem for part in parts for stem in part}, Counter(stem for part in parts for stem in set(part))
+    said = [stems(full_forms(sentence)) for sentence in sentences(text)]
+    parts = [stems(full_forms(atom)) for atom in atoms]
+    known = {stem for part in parts for stem in part}
+    counts = Counter(stem for part in parts for stem in set(part))
     windows = [*said, *(one + two for one, two in pairwise(said))]
     for atom, part in zip(atoms, parts, strict=True):
-        own = _share([stem for stem in part if counts[stem] == 1], [stem for sentence in said for stem in sentence])
+        own = _share(
+            [stem for stem in part if counts[stem] == 1],
+            [stem for sentence in said for stem in sentence],
+        )
         if max((_share(part, window) for window in windows), default=0.0) < 0.6 or own < 0.5:
             yield "lost atom", f"not in the paragraph: {atom[:200]}"
     for sentence, said_stems in zip(sentences(text), said, strict=True):

@@ -24,10 +24,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import cross_split
-from .grounding import find_exact, find_leak, negation_faults, numbers, sentences, source_faults, stems
+from memcalib.dataset.grounding import (
+    find_exact,
+    find_leak,
+    negation_faults,
+    numbers,
+    sentences,
+    source_faults,
+    stems,
+)
 from .grounding import first_person as find_first_person
 from .screening import text_language, words
-from .writing import FAMILIES, SIGNS, WEIGHTS, UsageRubric, family_of, rubric_text, taken_up
+from memcalib.dataset.writing import (
+    FAMILIES,
+    SIGNS,
+    WEIGHTS,
+    UsageRubric,
+    family_of,
+    rubric_text,
+    taken_up,
+)
 from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
 from ..problem import ACTIONS, Block, Example, Level, check_example, text_hash, named_source
 
@@ -71,7 +87,18 @@ def _stem(word: str) -> str:
 
 @lru_cache
 def _common_forms(common: str) -> frozenset[str]:
-    endings = lambda word: (word, word + "s", word + "es", word + "d", word + "ed", word + "ing", word[:-1] + "ing", word + "ation")
+    def endings(word):
+        return (
+            word,
+            word + "s",
+            word + "es",
+            word + "d",
+            word + "ed",
+            word + "ing",
+            word[:-1] + "ing",
+            word + "ation",
+        )
+
     return frozenset(form for word in common.split() for form in endings(word))
 
 
@@ -86,14 +113,19 @@ def distinctive_stems(text: str, limits: LintLimits) -> frozenset[str]:
     return frozenset(_stem(word) for word in words(text) if word not in common) - {""}
 
 # %% ../../nbs/dataset/07_lint.ipynb #235985a9
-SOURCE = ("raw_query", "source_question", "source_context")  # where a finished record may keep the words it was made from
+SOURCE = (
+    "raw_query",
+    "source_question",
+    "source_context",
+)  # where a finished record may keep the words it was made from
 
 
 class ExampleView:
     """An example with its texts cut into stems, for checks to share."""
 
     def __init__(self, example: Example, limits: LintLimits | None = None, row: dict | None = None):
-        self.example, self.limits = example, limits or LintLimits()
+        self.example = example
+        self.limits = limits or LintLimits()
         if row is not None:
             self.row = row
 
@@ -110,13 +142,19 @@ class ExampleView:
     @cached_property
     def topics(self) -> dict[str, frozenset[str]]:
         """The distinctive stems of each atom that has any."""
-        found = {atom.atom_id: distinctive_stems(atom.text, self.limits) for atom in self.example.atoms}
+        found = {
+            atom.atom_id: distinctive_stems(atom.text, self.limits) for atom in self.example.atoms
+        }
         return {name: topic for name, topic in found.items() if topic}
 
     @cached_property
     def rubrics(self) -> dict[str, str]:
         """The text of each rubric, by atom."""
-        return {atom.atom_id: rubric_text(atom.usage_rubric) for atom in self.example.atoms if atom.usage_rubric}
+        return {
+            atom.atom_id: rubric_text(atom.usage_rubric)
+            for atom in self.example.atoms
+            if atom.usage_rubric
+        }
 
     @cached_property
     def said(self) -> dict[str, frozenset[str]]:
@@ -127,19 +165,30 @@ class ExampleView:
     def blocks(self) -> list[tuple[Block, dict[str, str]]]:
         """Each block with the texts of its atoms, by id."""
         texts = {atom.atom_id: atom.text for atom in self.example.atoms}
-        return [(block, {name: texts[name] for name in block.atom_ids if name in texts}) for block in self.example.blocks]
+        return [
+            (block, {name: texts[name] for name in block.atom_ids if name in texts})
+            for block in self.example.blocks
+        ]
 
     @cached_property
     def source(self) -> str:
         """The words that the example was made from, as far as the record keeps them."""
         extra = self.example.model_extra or {}
-        return "\n".join(text for name in SOURCE if isinstance(text := extra.get(name), str) and text.strip())
+        return "\n".join(
+            text for name in SOURCE if isinstance(text := extra.get(name), str) and text.strip()
+        )
 
     @cached_property
     def everything(self) -> str:
         """All that the record says outside of its rubrics, in lower case."""
-        answer, atoms = (self.example.model_extra or {}).get("source_answer"), (atom.text for atom in self.example.atoms)
-        texts = [self.example.question, self.source, *atoms, *(block.memory_text for block in self.example.blocks)]
+        answer = (self.example.model_extra or {}).get("source_answer")
+        atoms = (atom.text for atom in self.example.atoms)
+        texts = [
+            self.example.question,
+            self.source,
+            *atoms,
+            *(block.memory_text for block in self.example.blocks),
+        ]
         return "\n".join([*texts, answer if isinstance(answer, str) else ""]).lower()
 
 # %% ../../nbs/dataset/07_lint.ipynb #a80d32b3
@@ -162,9 +211,13 @@ class Lint:
         hits = self.find(view)
         return None if hits is None else [self.finding(view.example.id, *hit) for hit in hits]
 
-    def finding(self, example_id: str, item: str, found: str, allowed: str, **place: Any) -> Violation:
+    def finding(
+        self, example_id: str, item: str, found: str, allowed: str, **place: Any
+    ) -> Violation:
         """A hit with all that is known of it."""
-        return Violation(self.name, found, allowed, item, example_id, severity=self.severity, **place)
+        return Violation(
+            self.name, found, allowed, item, example_id, severity=self.severity, **place
+        )
 
 
 LINTS: dict[str, Lint] = {}
@@ -183,7 +236,9 @@ def lint(severity: Literal["error", "warning"], scope: Literal["row", "files"] =
 @lint("error")
 def structure(view: ExampleView) -> list[Hit]:
     """The record keeps every rule of the format: ids, membership, exact concatenation, no empty text."""
-    broken = (v for v in check_example(view.row) if v.severity == "error" and v.rule != "memory_action")
+    broken = (
+        v for v in check_example(view.row) if v.severity == "error" and v.rule != "memory_action"
+    )
     return [(v.item, f"{v.rule}: {v.found}", v.allowed) for v in broken]
 
 
@@ -192,7 +247,14 @@ def action_level(view: ExampleView) -> list[Hit]:
     """The memory action fits the level: ignore at Ignore, apply or correct above."""
     atoms = [atom for atom in view.example.atoms if atom.memory_action is not None]
     wrong = [atom for atom in atoms if atom.memory_action not in ACTIONS[atom.ideal.wire]]
-    return [(f"atom {a.atom_id!r}", short_repr(a.memory_action), f"{' or '.join(ACTIONS[a.ideal.wire])} for {a.ideal.wire}") for a in wrong]
+    return [
+        (
+            f"atom {a.atom_id!r}",
+            short_repr(a.memory_action),
+            f"{' or '.join(ACTIONS[a.ideal.wire])} for {a.ideal.wire}",
+        )
+        for a in wrong
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #3b5886b3
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
@@ -204,7 +266,9 @@ _BROKEN = re.compile(
 
 def _texts(view: ExampleView) -> list[tuple[str, str]]:
     atoms = [(f"atom {atom.atom_id!r}", atom.text) for atom in view.example.atoms]
-    blocks = [(f"block {block.parent_memory_id!r}", block.memory_text) for block in view.example.blocks]
+    blocks = [
+        (f"block {block.parent_memory_id!r}", block.memory_text) for block in view.example.blocks
+    ]
     return [("question", view.example.question), *atoms, *blocks]
 
 
@@ -216,7 +280,11 @@ def text_integrity(view: ExampleView) -> list[Hit]:
     plain = whole.isascii() and whole.isprintable() and "<|" not in whole and "INST]" not in whole
     if plain and "as an ai" not in whole.lower():
         return []
-    return [(item, short_repr(match[0]), "readable text") for item, text in texts if (match := _BROKEN.search(text))]
+    return [
+        (item, short_repr(match[0]), "readable text")
+        for item, text in texts
+        if (match := _BROKEN.search(text))
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #b7cd868b
 RUBRIC_FIELDS = tuple(UsageRubric.model_fields)
@@ -231,8 +299,15 @@ def _filled(value: Any) -> bool:
 @lint("error")
 def rubric_fields(view: ExampleView) -> list[Hit]:
     """Each atom has a rubric with nine fields, none of them empty."""
-    missing = {a.atom_id: [name for name in RUBRIC_FIELDS if not _filled((a.usage_rubric or {}).get(name))] for a in view.example.atoms}
-    return [(f"atom {name!r}", f"no {', '.join(gone)}", "nine fields, none empty") for name, gone in missing.items() if gone]
+    missing = {
+        a.atom_id: [name for name in RUBRIC_FIELDS if not _filled((a.usage_rubric or {}).get(name))]
+        for a in view.example.atoms
+    }
+    return [
+        (f"atom {name!r}", f"no {', '.join(gone)}", "nine fields, none empty")
+        for name, gone in missing.items()
+        if gone
+    ]
 
 
 @lint("error")
@@ -241,16 +316,32 @@ def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
     whole = " ".join(atom.text for atom in view.example.atoms)
     english = text_language(whole) == "en" or (whole.isascii() and not text_language(whole))
     for atom in view.example.atoms:
-        weight, under = ((atom.usage_rubric or {}).get(name) for name in ("memory_usage_weight", "under_use"))
+        weight, under = (
+            (atom.usage_rubric or {}).get(name) for name in ("memory_usage_weight", "under_use")
+        )
         if _filled(weight) and weight != WEIGHTS[atom.ideal]:
-            yield f"atom {atom.atom_id!r}", f"weight {short_repr(weight)}", f"{WEIGHTS[atom.ideal]} for level {atom.ideal.wire}"
+            yield (
+                f"atom {atom.atom_id!r}",
+                f"weight {short_repr(weight)}",
+                f"{WEIGHTS[atom.ideal]} for level {atom.ideal.wire}",
+            )
         filler = isinstance(under, str) and bool(_FILLER.match(under))
-        if isinstance(under, str) and under.strip() and (not filler and english if atom.ideal == Level.IGNORE else filler):
+        if (
+            isinstance(under, str)
+            and under.strip()
+            and (not filler and english if atom.ideal == Level.IGNORE else filler)
+        ):
             allowed = "not applicable" if atom.ideal == Level.IGNORE else "what an answer misses"
-            yield f"atom {atom.atom_id!r}", f"under_use {short_repr(under)}", f"{allowed} for level {atom.ideal.wire}"
+            yield (
+                f"atom {atom.atom_id!r}",
+                f"under_use {short_repr(under)}",
+                f"{allowed} for level {atom.ideal.wire}",
+            )
 
 # %% ../../nbs/dataset/07_lint.ipynb #1db6f5ff
-_MARK = re.compile(r"`([^`\n]+)`|\b[A-Za-z]\w*_\w+|\b[A-Za-z]*[a-z][A-Z]\w*|\b\w{1,80}\(\)|\d+(?:[.,:]\d+)+|\d{2,}")
+_MARK = re.compile(
+    r"`([^`\n]+)`|\b[A-Za-z]\w*_\w+|\b[A-Za-z]*[a-z][A-Z]\w*|\b\w{1,80}\(\)|\d+(?:[.,:]\d+)+|\d{2,}"
+)
 _HINT = re.compile(r"[a-z][A-Z]|_|\(\)|\d[\d.,:]")
 
 
@@ -260,14 +351,21 @@ def strange_marks(view: ExampleView, name: str) -> list[str]:
     if "`" not in text:
         text = " ".join(token for token in text.split() if _HINT.search(token))
     found = [match[0] for match in _MARK.finditer(text)]
-    return list(dict.fromkeys(mark for mark in found if mark.strip("`()").lower() not in view.everything))
+    return list(
+        dict.fromkeys(mark for mark in found if mark.strip("`()").lower() not in view.everything)
+    )
 
 
 def shares(view: ExampleView, name: str) -> dict[str, float]:
     """For each atom the share of its distinctive words that occur in the rubric of the atom `name`; in one block, words that both have count for this atom alone."""
-    own, said, home = view.topics.get(name, frozenset()), view.said[name], {atom.atom_id: atom.parent_memory_id for atom in view.example.atoms}
+    own = view.topics.get(name, frozenset())
+    said = view.said[name]
+    home = {atom.atom_id: atom.parent_memory_id for atom in view.example.atoms}
     near = {other for other in home if other != name and home[other] == home[name]}
-    return {other: len((topic - own if other in near else topic) & said) / len(topic) for other, topic in view.topics.items()}
+    return {
+        other: len((topic - own if other in near else topic) & said) / len(topic)
+        for other, topic in view.topics.items()
+    }
 
 # %% ../../nbs/dataset/07_lint.ipynb #170c332d
 @lint("error")
@@ -277,28 +375,55 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     for name in sorted(view.said.keys() & view.topics.keys()):
         share = shares(view, name)
         own = share.pop(name)
-        enough = [other for other in share if share[other] * (size := len(view.topics[other])) >= min(2, size - 1) - 1e-9]  # one word of three is chance
+        enough = [
+            other
+            for other in share
+            if share[other] * (size := len(view.topics[other])) >= min(2, size - 1) - 1e-9
+        ]  # one word of three is chance
         other = max(enough, key=share.__getitem__, default="")
         allowed = f"more of the words of {name!r}"
         if other and share[other] >= max(limits.other, own + limits.margin):
-            yield f"rubric of {name!r}", f"{share[other]:.0%} of the words of {other!r}, {own:.0%} of its own atom's", allowed
+            yield (
+                f"rubric of {name!r}",
+                f"{share[other]:.0%} of the words of {other!r}, {own:.0%} of its own atom's",
+                allowed,
+            )
         elif own < limits.own and (strange := strange_marks(view, name)):
-            yield f"rubric of {name!r}", f"{own:.0%} of its own atom's words, and {', '.join(strange[:3])} from nowhere", allowed
+            yield (
+                f"rubric of {name!r}",
+                f"{own:.0%} of its own atom's words, and {', '.join(strange[:3])} from nowhere",
+                allowed,
+            )
 
 # %% ../../nbs/dataset/07_lint.ipynb #bbb7dc57
 @lint("warning")
 def rubric_unrelated(view: ExampleView) -> list[Hit]:
     """Each rubric has some of its own atom's words."""
-    shared = {name: len(view.topics[name] & view.said[name]) / len(view.topics[name]) for name in view.said if name in view.topics}
+    shared = {
+        name: len(view.topics[name] & view.said[name]) / len(view.topics[name])
+        for name in view.said
+        if name in view.topics
+    }
     low = {name: share for name, share in shared.items() if share < view.limits.own}
-    return [(f"rubric of {name!r}", f"{share:.0%} of its atom's words", f"at least {view.limits.own:.0%}") for name, share in low.items()]
+    return [
+        (
+            f"rubric of {name!r}",
+            f"{share:.0%} of its atom's words",
+            f"at least {view.limits.own:.0%}",
+        )
+        for name, share in low.items()
+    ]
 
 
 @lint("warning")
 def rubric_identifiers(view: ExampleView) -> list[Hit]:
     """Identifiers and figures of a rubric occur in the record."""
     strange = {name: strange_marks(view, name) for name in view.rubrics}
-    return [(f"rubric of {name!r}", ", ".join(marks[:5]), "marks that the record has") for name, marks in strange.items() if marks]
+    return [
+        (f"rubric of {name!r}", ", ".join(marks[:5]), "marks that the record has")
+        for name, marks in strange.items()
+        if marks
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #0323e7d5
 @lint("warning")
@@ -309,14 +434,24 @@ def rubric_question(view: ExampleView) -> list[Hit] | None:
         return None
     high = view.limits.restated
     found = {name: len(asked & said) / len(asked) for name, said in view.said.items()}
-    return [(f"rubric of {n!r}", f"{share:.0%} of the query's words", f"less than {high:.0%}") for n, share in found.items() if share >= high]
+    return [
+        (f"rubric of {n!r}", f"{share:.0%} of the query's words", f"less than {high:.0%}")
+        for n, share in found.items()
+        if share >= high
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #e428a18b
 @lint("error")
 def question_leak(view: ExampleView) -> list[Hit]:
     """The query gives no atom away."""
-    leaks = {atom.atom_id: find_leak(atom.text, view.example.question) for atom in view.example.atoms}
-    return [(f"atom {name!r}", f"the query says {short_repr(leak)}", "a query without it") for name, leak in leaks.items() if leak]
+    leaks = {
+        atom.atom_id: find_leak(atom.text, view.example.question) for atom in view.example.atoms
+    }
+    return [
+        (f"atom {name!r}", f"the query says {short_repr(leak)}", "a query without it")
+        for name, leak in leaks.items()
+        if leak
+    ]
 
 
 @lint("error")
@@ -329,13 +464,22 @@ def evidence_substring(view: ExampleView) -> list[Hit] | None:
         extra = atom.model_extra or {}
         evidence = extra.get("evidence") or ""
         missing = not evidence and extra.get("origin") == "grounded"
-        if missing or (isinstance(evidence, str) and evidence and not find_exact(evidence, view.source)):
-            hits.append((f"atom {atom.atom_id!r}", short_repr(evidence) if evidence else "no evidence", "a part of the source"))
+        if missing or (
+            isinstance(evidence, str) and evidence and not find_exact(evidence, view.source)
+        ):
+            hits.append(
+                (
+                    f"atom {atom.atom_id!r}",
+                    short_repr(evidence) if evidence else "no evidence",
+                    "a part of the source",
+                )
+            )
     return hits
 
 # %% ../../nbs/dataset/07_lint.ipynb #499f65bd
 def _same(one: list[str], other: list[str], alike: float) -> bool:
-    mine, theirs = frozenset(one), frozenset(other)
+    mine = frozenset(one)
+    theirs = frozenset(other)
     both = len(mine & theirs)
     short, long = (one, other) if len(one) <= len(other) else (other, one)
     if not both or both >= alike * len(mine | theirs):
@@ -348,23 +492,37 @@ def _same(one: list[str], other: list[str], alike: float) -> bool:
 @lint("error")
 def independence(view: ExampleView) -> list[Hit]:
     """No two atoms say nearly the same, and none contains another."""
-    found, cuts = [], list(view.stems.items())
+    found = []
+    cuts = list(view.stems.items())
     for i, (name, mine) in enumerate(cuts):
-        found += [(name, other) for other, theirs in cuts[:i] if _same(mine, theirs, view.limits.alike)]
-    return [(f"atom {name!r}", f"it says what {other!r} says", "atoms that say different things") for name, other in found]
+        found += [
+            (name, other) for other, theirs in cuts[:i] if _same(mine, theirs, view.limits.alike)
+        ]
+    return [
+        (f"atom {name!r}", f"it says what {other!r} says", "atoms that say different things")
+        for name, other in found
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #2ff90e8d
 _SPOKEN = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 
 
 def _retrieved(view: ExampleView) -> set[str]:
-    return {atom.parent_memory_id for atom in view.example.atoms if (atom.model_extra or {}).get("origin") == "retrieved"}
+    return {
+        atom.parent_memory_id
+        for atom in view.example.atoms
+        if (atom.model_extra or {}).get("origin") == "retrieved"
+    }
 
 
 @lint("error")
 def first_person(view: ExampleView) -> list[Hit]:
     """Atoms and blocks speak of the user in the third person."""
-    texts = [(item, text) for item, text in _texts(view)[1:] if item not in {f"block {name!r}" for name in _retrieved(view)}]
+    texts = [
+        (item, text)
+        for item, text in _texts(view)[1:]
+        if item not in {f"block {name!r}" for name in _retrieved(view)}
+    ]
     found = {item: find_first_person(_SPOKEN.sub(" ", text)) for item, text in texts}
     return [(item, short_repr(word), "the third person") for item, word in found.items() if word]
 
@@ -375,7 +533,8 @@ def atom_order(view: ExampleView) -> Iterator[Hit]:
     last: dict[str, int] = {}
     for name in (name for block in view.example.blocks for name in block.atom_ids):
         if match := re.fullmatch(r"(.+_a)(\d+)", name):
-            head, number = match[1], int(match[2])
+            head = match[1]
+            number = int(match[2])
             if number < last.get(head, 0):
                 yield f"atom {name!r}", f"it follows {head}{last[head]}", "ascending numbers"
             last[head] = number
@@ -386,41 +545,85 @@ def atom_source(view: ExampleView) -> list[Hit] | None:
     """Grounded atoms say what the source says: numbers, units, names, negations, certainty, time, roles."""
     if not view.source:
         return None
-    grounded = [atom for atom in view.example.atoms if (atom.model_extra or {}).get("origin") in ("grounded", "retrieved")]
+    grounded = [
+        atom
+        for atom in view.example.atoms
+        if (atom.model_extra or {}).get("origin") in ("grounded", "retrieved")
+    ]
     found = [(atom.atom_id, next(source_faults(atom.text, view.source), None)) for atom in grounded]
-    return [(f"atom {name!r}", f"{fault[0]}: {fault[1]}", "what the source says") for name, fault in found if fault]
+    return [
+        (f"atom {name!r}", f"{fault[0]}: {fault[1]}", "what the source says")
+        for name, fault in found
+        if fault
+    ]
 
 
 @lint("error")
 def contract_level(view: ExampleView) -> list[Hit] | None:
     """The difference an atom makes fits its level: none at Ignore, one with evidence above."""
-    kept = [(atom, (atom.model_extra or {}).get("counterfactual_contract")) for atom in view.example.atoms]
-    kept = [(atom, contract) for atom, contract in kept if isinstance(contract, dict) and isinstance(contract.get("observable_delta"), str)]
+    kept = [
+        (atom, (atom.model_extra or {}).get("counterfactual_contract"))
+        for atom in view.example.atoms
+    ]
+    kept = [
+        (atom, contract)
+        for atom, contract in kept
+        if isinstance(contract, dict) and isinstance(contract.get("observable_delta"), str)
+    ]
     if not kept:
         return None
     hits = []
     for atom, contract in kept:
-        delta, evidence = contract["observable_delta"].strip(), contract.get("minimal_evidence")
+        delta = contract["observable_delta"].strip()
+        evidence = contract.get("minimal_evidence")
         none = delta.lower().rstrip(".") == "none"
         if (none and not evidence) if not atom.ideal else (delta and not none and evidence):
             continue
         allowed = "a difference, and what shows it" if atom.ideal else "none, and no evidence"
-        hits.append((f"atom {atom.atom_id!r}", f"{short_repr(delta)} and {short_repr(evidence)}", f"{allowed} for level {atom.ideal.wire}"))
+        hits.append(
+            (
+                f"atom {atom.atom_id!r}",
+                f"{short_repr(delta)} and {short_repr(evidence)}",
+                f"{allowed} for level {atom.ideal.wire}",
+            )
+        )
     return hits
 
 # %% ../../nbs/dataset/07_lint.ipynb #abde00b0
 def _of_origin(view: ExampleView, *origins: str) -> list[Any]:
-    return [atom for atom in view.example.atoms if (atom.model_extra or {}).get("origin") in origins]
+    return [
+        atom for atom in view.example.atoms if (atom.model_extra or {}).get("origin") in origins
+    ]
 
 
 @lint("warning")
 def hard_family(view: ExampleView) -> list[Hit] | None:
     """A hard distractor names a known family, and in English has its sign."""
     named = [(atom, family_of(atom)) for atom in view.example.atoms if family_of(atom)]
-    unknown = [(f"atom {atom.atom_id!r}", short_repr(family), ", ".join(FAMILIES)) for atom, family in named if family not in FAMILIES]
+    unknown = [
+        (f"atom {atom.atom_id!r}", short_repr(family), ", ".join(FAMILIES))
+        for atom, family in named
+        if family not in FAMILIES
+    ]
     english = text_language(" ".join(atom.text for atom in view.example.atoms)) == "en"
-    bare = [(atom, family) for atom, family in named if english and family in SIGNS and not SIGNS[family][0].search(atom.text)]
-    return unknown + [(f"atom {a.atom_id!r}", short_repr(a.text), f"{family}: a sentence that says {SIGNS[family][1]}") for a, family in bare] if named else None
+    bare = [
+        (atom, family)
+        for atom, family in named
+        if english and family in SIGNS and not SIGNS[family][0].search(atom.text)
+    ]
+    return (
+        unknown
+        + [
+            (
+                f"atom {a.atom_id!r}",
+                short_repr(a.text),
+                f"{family}: a sentence that says {SIGNS[family][1]}",
+            )
+            for a, family in bare
+        ]
+        if named
+        else None
+    )
 
 
 @lint("warning")
@@ -428,9 +631,23 @@ def auxiliary_block(view: ExampleView) -> list[Hit] | None:
     """An auxiliary atom shares a word with another atom of its block."""
     if not (added := {atom.atom_id for atom in _of_origin(view, "auxiliary")}):
         return None
-    known = {block.parent_memory_id: {stem for name in texts if name not in added for stem in view.stems[name]} for block, texts in view.blocks}
-    places = [(name, block.parent_memory_id) for block, texts in view.blocks for name in texts if name in added]
-    return [(f"atom {n!r}", f"no word of the others in block {b!r}", "one and more") for n, b in places if known[b] and known[b].isdisjoint(view.stems[n])]
+    known = {
+        block.parent_memory_id: {
+            stem for name in texts if name not in added for stem in view.stems[name]
+        }
+        for block, texts in view.blocks
+    }
+    places = [
+        (name, block.parent_memory_id)
+        for block, texts in view.blocks
+        for name in texts
+        if name in added
+    ]
+    return [
+        (f"atom {n!r}", f"no word of the others in block {b!r}", "one and more")
+        for n, b in places
+        if known[b] and known[b].isdisjoint(view.stems[n])
+    ]
 
 
 @lint("warning")
@@ -438,23 +655,43 @@ def distractor_apart(view: ExampleView) -> list[Hit] | None:
     """Neither the query nor the reference answer takes up what is new in an auxiliary or noise atom."""
     if not (added := _of_origin(view, "auxiliary", "noise")):
         return None
-    names, answer = {atom.atom_id for atom in added}, (view.example.model_extra or {}).get("source_answer")
+    names = {atom.atom_id for atom in added}
+    answer = (view.example.model_extra or {}).get("source_answer")
     known = [atom.text for atom in view.example.atoms if atom.atom_id not in names]
-    found = [(atom.atom_id, taken_up(atom.text, known, view.example.question, answer if isinstance(answer, str) else "")) for atom in added]
-    return [(f"atom {name!r}", said, "nothing that the answer could use") for name, said in found if said]
+    found = [
+        (
+            atom.atom_id,
+            taken_up(
+                atom.text, known, view.example.question, answer if isinstance(answer, str) else ""
+            ),
+        )
+        for atom in added
+    ]
+    return [
+        (f"atom {name!r}", said, "nothing that the answer could use")
+        for name, said in found
+        if said
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #71642181
 @lint("error")
 def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
     """Each atom of a block can be found in its text."""
     for block, texts in view.blocks:
-        here, counts = frozenset(cut_stems(block.memory_text)), Counter(stem for name in texts for stem in set(view.stems[name]))
+        here = frozenset(cut_stems(block.memory_text))
+        counts = Counter(stem for name in texts for stem in set(view.stems[name]))
         for name in texts:
             mine = frozenset(view.stems[name])
             own = {stem for stem in view.topics.get(name, mine) if counts[stem] == 1} or mine
-            few = len(own) < 3 and 2 * len(mine & here) >= len(mine) + (len(mine) < 4)  # too few words of its own to tell by, and half of all are there
+            few = len(own) < 3 and 2 * len(mine & here) >= len(mine) + (
+                len(mine) < 4
+            )  # too few words of its own to tell by, and half of all are there
             if own and len(own & here) < view.limits.kept * len(own) and not few:
-                yield f"atom {name!r}", f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}", "a third and more"
+                yield (
+                    f"atom {name!r}",
+                    f"{len(own & here)} of its {len(own)} words in block {block.parent_memory_id!r}",
+                    "a third and more",
+                )
 
 
 @lint("error")
@@ -462,17 +699,56 @@ def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
     """No sentence of a block comes from none of its atoms; in a retrieved block, from none of the record."""
     real = _retrieved(view)
     for block, texts in view.blocks:
-        known = {stem for name in (view.stems if block.parent_memory_id in real else texts) for stem in view.stems[name]}
+        known = {
+            stem
+            for name in (view.stems if block.parent_memory_id in real else texts)
+            for stem in view.stems[name]
+        }
         for sentence in sentences(block.memory_text):
             found = cut_stems(sentence)
-            if (new := sum(stem not in known for stem in found)) >= 3 and new > view.limits.added * len(found):
-                yield f"block {block.parent_memory_id!r}", short_repr(sentence), "sentences that its atoms support"
+            if (
+                new := sum(stem not in known for stem in found)
+            ) >= 3 and new > view.limits.added * len(found):
+                yield (
+                    f"block {block.parent_memory_id!r}",
+                    short_repr(sentence),
+                    "sentences that its atoms support",
+                )
 
 # %% ../../nbs/dataset/07_lint.ipynb #36a0233c
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth")
+_ORDINALS = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+    "thirteenth",
+    "fourteenth",
+    "fifteenth",
+    "sixteenth",
+    "seventeenth",
+    "eighteenth",
+    "nineteenth",
+    "twentieth",
+)
 _LOOSE = {name: str(i) for i, name in enumerate(_ORDINALS, 1)} | {
-    "one": "1", "single": "1", "once": "1", "twice": "2", "both": "2", "pair": "2", "couple": "2", "half": "2", "dozen": "12",
-}  # fmt: skip
+    "one": "1",
+    "single": "1",
+    "once": "1",
+    "twice": "2",
+    "both": "2",
+    "pair": "2",
+    "couple": "2",
+    "half": "2",
+    "dozen": "12",
+}
 
 
 def _loose(texts: Iterable[str]) -> set[str]:
@@ -484,24 +760,45 @@ def block_numbers(view: ExampleView) -> Iterator[Hit]:
     """A block has the numbers of its atoms and no others; a retrieved block may have those of any atom."""
     real = _retrieved(view)
     for block, texts in view.blocks:
-        wanted, here = {n for text in texts.values() for n in numbers(text)}, set(numbers(block.memory_text))
+        wanted = {n for text in texts.values() for n in numbers(text)}
+        here = set(numbers(block.memory_text))
         others = [atom.text for atom in view.example.atoms if block.parent_memory_id in real]
         lost = wanted - here - _loose([block.memory_text])
-        added = here - wanted - _loose([*texts.values(), *others]) - {n for text in others for n in numbers(text)}
+        added = (
+            here
+            - wanted
+            - _loose([*texts.values(), *others])
+            - {n for text in others for n in numbers(text)}
+        )
         if lost or added:
-            found = ", ".join([f"{n} lost" for n in sorted(lost)] + [f"{n} added" for n in sorted(added)])
+            found = ", ".join(
+                [f"{n} lost" for n in sorted(lost)] + [f"{n} added" for n in sorted(added)]
+            )
             yield f"block {block.parent_memory_id!r}", found, "the numbers of its atoms"
 
 # %% ../../nbs/dataset/07_lint.ipynb #2e91481d
-_NEGATION = re.compile(r"\b(?:n(?:o|on|ot|or|one|ever|either|obody|othing|owhere)|without|cannot)\b|n['’]t\b", re.I)
+_NEGATION = re.compile(
+    r"\b(?:n(?:o|on|ot|or|one|ever|either|obody|othing|owhere)|without|cannot)\b|n['’]t\b", re.I
+)
 
 
 @lint("warning")
 def block_negation(view: ExampleView) -> list[Hit]:
     """A block denies what its atoms deny and nothing else."""
-    some = [(block, texts) for block, texts in view.blocks if any(map(_NEGATION.search, [block.memory_text, *texts.values()]))]
-    faults = [(block, *fault) for block, texts in some for fault in negation_faults(list(texts.values()), block.memory_text)]
-    return [(f"block {b.parent_memory_id!r}", f"{rule}: {said}", "the negations of its atoms") for b, rule, said in faults]
+    some = [
+        (block, texts)
+        for block, texts in view.blocks
+        if any(map(_NEGATION.search, [block.memory_text, *texts.values()]))
+    ]
+    faults = [
+        (block, *fault)
+        for block, texts in some
+        for fault in negation_faults(list(texts.values()), block.memory_text)
+    ]
+    return [
+        (f"block {b.parent_memory_id!r}", f"{rule}: {said}", "the negations of its atoms")
+        for b, rule, said in faults
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #87eb42bc
 @lint("warning")
@@ -526,7 +823,10 @@ def unique_ids(rows: Sequence[Seen]) -> list[tuple[Seen, Hit]]:
     """Each example id occurs once."""
     first: dict[str, Seen] = {}
     again = [(row, first[row.id]) for row in rows if first.setdefault(row.id, row) is not row]
-    return [(row, ("id", f"{short_repr(row.id)}, first in {old.file}:{old.line}", "each id once")) for row, old in again]
+    return [
+        (row, ("id", f"{short_repr(row.id)}, first in {old.file}:{old.line}", "each id once"))
+        for row, old in again
+    ]
 
 
 @lint("error", scope="files")
@@ -556,10 +856,17 @@ def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
     return [LINTS[name] for name in names]
 
 
-def lint_example(example: Example, names: Iterable[str] | None = None, limits: LintLimits | None = None) -> list[Violation]:
+def lint_example(
+    example: Example, names: Iterable[str] | None = None, limits: LintLimits | None = None
+) -> list[Violation]:
     """All findings in one example; checks across files are left out."""
     view = ExampleView(example, limits)
-    return [finding for check in choose_lints(names) if check.scope == "row" for finding in check.check(view) or []]
+    return [
+        finding
+        for check in choose_lints(names)
+        if check.scope == "row"
+        for finding in check.check(view) or []
+    ]
 
 # %% ../../nbs/dataset/07_lint.ipynb #5f02f304
 @dataclass
@@ -587,15 +894,30 @@ class LintResult:
         import pandas as pd
 
         counts = Counter(finding.rule for finding in self.findings)
-        rows = [(x.name, x.severity, self.checked[x.name], self.flagged[x.name], counts[x.name]) for x in self.lints]
-        return pd.DataFrame(rows, columns=["rule", "severity", "rows looked at", "rows flagged", "findings"]).set_index("rule")
+        rows = [
+            (x.name, x.severity, self.checked[x.name], self.flagged[x.name], counts[x.name])
+            for x in self.lints
+        ]
+        return pd.DataFrame(
+            rows, columns=["rule", "severity", "rows looked at", "rows flagged", "findings"]
+        ).set_index("rule")
 
     def to_dict(self, examples: int = 3) -> dict[str, Any]:
         """Counts and, for each check, some findings, as plain data."""
         table = self.frame().rename(columns=lambda name: name.replace(" ", "_")).to_dict("index")
-        rules = {x.name: table[x.name] | {"what": x.what, "examples": [asdict(f) for f in self.of(x.name)[:examples]]} for x in self.lints}
+        rules = {
+            x.name: table[x.name]
+            | {"what": x.what, "examples": [asdict(f) for f in self.of(x.name)[:examples]]}
+            for x in self.lints
+        }
         warnings = len(self.findings) - len(self.errors)
-        return {"files": self.files, "rows": self.rows, "errors": len(self.errors), "warnings": warnings, "rules": rules}
+        return {
+            "files": self.files,
+            "rows": self.rows,
+            "errors": len(self.errors),
+            "warnings": warnings,
+            "rules": rules,
+        }
 
     def text(self, examples: int = 3) -> str:
         """The table, some findings of each check, and one line that sums up, for a terminal."""
@@ -616,18 +938,31 @@ def _read(row: Any, limits: LintLimits | None) -> tuple[ExampleView | None, list
         return None, broken or [pydantic_violation(e, 0, "") for e in error.errors()]
 
 
-def _run(streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], limits: LintLimits | None) -> LintResult:
-    with_structure = lints if any(x.name == "structure" for x in lints) else [LINTS["structure"], *lints]
-    result, seen = LintResult(list(streams), lints), []
+def _run(
+    streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], limits: LintLimits | None
+) -> LintResult:
+    with_structure = (
+        lints if any(x.name == "structure" for x in lints) else [LINTS["structure"], *lints]
+    )
+    result = LintResult(list(streams), lints)
+    seen = []
     for file, stream in streams.items():
         for line, row in stream:
             result.rows += 1
             view, broken = _read(row, limits)
             if view is None:
                 result.lints = with_structure
-                found = {"structure": [replace(v, rule="structure", found=f"{v.rule}: {v.found}") for v in broken]}
+                found = {
+                    "structure": [
+                        replace(v, rule="structure", found=f"{v.rule}: {v.found}") for v in broken
+                    ]
+                }
             else:
-                found = {x.name: hits for x in lints if x.scope == "row" and (hits := x.check(view)) is not None}
+                found = {
+                    x.name: hits
+                    for x in lints
+                    if x.scope == "row" and (hits := x.check(view)) is not None
+                }
                 seen.append(Seen(view.example.id, view.example.question, file, line))
             for name, hits in found.items():
                 result.checked[name] += 1
@@ -637,12 +972,17 @@ def _run(streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], li
         if check.scope == "files" and (hits := check.find(seen)) is not None:
             result.checked[check.name] += len(seen)
             result.flagged[check.name] += len({row for row, _ in hits})
-            result.findings += [check.finding(row.id, *hit, file=row.file, line=row.line) for row, hit in hits]
+            result.findings += [
+                check.finding(row.id, *hit, file=row.file, line=row.line) for row, hit in hits
+            ]
     return result
 
 # %% ../../nbs/dataset/07_lint.ipynb #8e73bc34
 def lint_files(
-    paths: Sequence[str | Path], rules: Iterable[str] | None = None, model: str | Path | None = None, limits: LintLimits | None = None
+    paths: Sequence[str | Path],
+    rules: Iterable[str] | None = None,
+    model: str | Path | None = None,
+    limits: LintLimits | None = None,
 ) -> LintResult:
     """Check datasets in the published format, together: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
 
@@ -653,20 +993,30 @@ def lint_files(
     for path in map(str, paths):
         place = str(Path(path).resolve()) if Path(path).exists() else path
         if place in known:
-            raise ValueError(f"lint: found {path} twice, first as {known[place]}; allowed: each file once, since files are compared with one another")
+            raise ValueError(
+                f"lint: found {path} twice, first as {known[place]}; allowed: each file once, since files are compared with one another"
+            )
         known[place] = path
     lints = [*choose_lints(rules), *([meaning_lint(model)] if model else [])]
     result = _run({str(path): iter_rows(*named_source(path)) for path in paths}, lints, limits)
     if not result.rows:
-        raise ValueError(f"lint: found no row in {', '.join(map(str, paths)) or 'no file'}; allowed: at least one record")
+        raise ValueError(
+            f"lint: found no row in {', '.join(map(str, paths)) or 'no file'}; allowed: at least one record"
+        )
     return result
 
 
 def lint_splits(
-    splits: Mapping[str, Iterable[Example]], rules: Iterable[str] | None = None, limits: LintLimits | None = None
+    splits: Mapping[str, Iterable[Example]],
+    rules: Iterable[str] | None = None,
+    limits: LintLimits | None = None,
 ) -> LintResult:
     """Check examples in memory, by the name of their split; findings give the place in it as their line."""
-    return _run({name: enumerate(examples, 1) for name, examples in splits.items()}, choose_lints(rules), limits)
+    return _run(
+        {name: enumerate(examples, 1) for name, examples in splits.items()},
+        choose_lints(rules),
+        limits,
+    )
 
 # %% ../../nbs/dataset/07_lint.ipynb #7ba30aab
 def sentence_vectors(path: str | Path) -> Callable[[list[str]], Any]:
@@ -675,17 +1025,25 @@ def sentence_vectors(path: str | Path) -> Callable[[list[str]], Any]:
     from transformers import AutoModel, AutoTokenizer
 
     try:
-        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModel.from_pretrained(path).eval()
     except (OSError, ValueError) as error:
-        raise ValueError(f"sentence model: found {str(path)!r} ({str(error)[:200]}); allowed: a folder or hub id that transformers can open") from None
+        raise ValueError(
+            f"sentence model: found {str(path)!r} ({str(error)[:200]}); allowed: a folder or hub id that transformers can open"
+        ) from None
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
     @torch.inference_mode()
     def encode(texts: list[str]) -> Any:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
         batch.pop("token_type_ids", None)
-        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-        return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=1).float().numpy()
+        hidden = model(**batch).last_hidden_state
+        mask = batch["attention_mask"][..., None]
+        return (
+            torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=1)
+            .float()
+            .numpy()
+        )
 
     return encode
 
@@ -697,6 +1055,10 @@ def meaning_lint(path: str | Path) -> Lint:
     def find(view: ExampleView) -> list[Hit]:
         vectors = encode([view.example.question, *(atom.text for atom in view.example.atoms)])
         near = zip(view.example.atoms, vectors[1:] @ vectors[0], strict=True)
-        return [(f"atom {a.atom_id!r}", f"cosine {c:.2f} to the query", f"below {view.limits.meaning}") for a, c in near if c >= view.limits.meaning]
+        return [
+            (f"atom {a.atom_id!r}", f"cosine {c:.2f} to the query", f"below {view.limits.meaning}")
+            for a, c in near
+            if c >= view.limits.meaning
+        ]
 
     return Lint("question_meaning", "No atom means nearly what the query says.", "warning", find)

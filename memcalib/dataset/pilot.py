@@ -32,7 +32,16 @@ from .duplicates import normal_text
 from .stages import Drop, Stage
 from ..inference.endpoint import Endpoint
 from ..io.decisions import Book, latest
-from ..io.records import DataError, Record, Violation, printable, pydantic_violation, read_jsonl, write_jsonl, write_whole
+from memcalib.io.records import (
+    DataError,
+    Record,
+    Violation,
+    printable,
+    pydantic_violation,
+    read_jsonl,
+    write_jsonl,
+    write_whole,
+)
 from ..memory_logs.consent import place_of
 from ..problem import Example, Name, text_hash
 
@@ -45,7 +54,9 @@ RowT = TypeVar("RowT")  # a source row, a draft or an example: anything with an 
 PILOT_SIZE = 50
 
 
-def choose_batch(rows: Iterable[RowT], count: int = PILOT_SIZE, seed: int = 0, seen: Collection[str] = ()) -> list[RowT]:
+def choose_batch(
+    rows: Iterable[RowT], count: int = PILOT_SIZE, seed: int = 0, seen: Collection[str] = ()
+) -> list[RowT]:
     """`count` rows, as many of each domain as there can be, none of them in `seen`; sorted by id, the same for rows in any order.
 
     Raises `ValueError` when there are fewer, naming how many there are of each domain.
@@ -60,7 +71,9 @@ def choose_batch(rows: Iterable[RowT], count: int = PILOT_SIZE, seed: int = 0, s
     chosen = list(islice((row for turn in turns for row in turn if row is not None), count))
     if len(chosen) < count or count < 1:
         there = ", ".join(f"{name} {len(domains[name])}" for name in sorted(domains)) or "none"
-        raise ValueError(f"pilot of {count}: found {len(chosen)} fresh rows ({there}); allowed is a batch from 1 to that number")
+        raise ValueError(
+            f"pilot of {count}: found {len(chosen)} fresh rows ({there}); allowed is a batch from 1 to that number"
+        )
     return sorted(chosen, key=lambda row: row.id)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #890b9607
@@ -69,7 +82,9 @@ class PilotItem(Record):
 
     example: Example
     checks: dict[str, list[str]] = Field(default_factory=dict)
-    number: int = Field(0, exclude=True)  # its place in the batch, from 1, as page and sheet name it
+    number: int = Field(
+        0, exclude=True
+    )  # its place in the batch, from 1, as page and sheet name it
 
     @property
     def id(self) -> str:
@@ -87,14 +102,21 @@ class PilotItem(Record):
         return self.example.content_hash
 
 
-def pilot_items(examples: Iterable[Example], findings: Iterable[Violation] = (), checks: Iterable[str] = ()) -> list[PilotItem]:
+def pilot_items(
+    examples: Iterable[Example], findings: Iterable[Violation] = (), checks: Iterable[str] = ()
+) -> list[PilotItem]:
     """An item for each example, with the findings about it; `checks` names all that were made."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for finding in findings:
         place = f"{finding.item}: " if finding.item else ""
-        found[finding.example_id][finding.rule].append(f"{place}found {finding.found}; allowed: {finding.allowed}")
+        found[finding.example_id][finding.rule].append(
+            f"{place}found {finding.found}; allowed: {finding.allowed}"
+        )
     made = list(checks)
-    return [PilotItem(example=e, checks={name: [] for name in made} | found.get(e.id, {})) for e in examples]
+    return [
+        PilotItem(example=e, checks={name: [] for name in made} | found.get(e.id, {}))
+        for e in examples
+    ]
 
 # %% ../../nbs/dataset/10_pilot.ipynb #258928c2
 class BatchFile(BaseModel):
@@ -145,7 +167,9 @@ def list_batches(folder: str | Path) -> list[Path]:
 
 def seen_ids(folder: str | Path) -> set[str]:
     """The ids of all rows that any batch of a build has had."""
-    return {i for path in list_batches(folder) for i in _read_json(path / "batch.json", BatchFile).ids}
+    return {
+        i for path in list_batches(folder) for i in _read_json(path / "batch.json", BatchFile).ids
+    }
 
 
 def asked_text(question: str, context: str = "") -> str:
@@ -155,16 +179,35 @@ def asked_text(question: str, context: str = "") -> str:
 
 def seen_questions(folder: str | Path) -> set[str]:
     """The `asked_text` of all rows that any batch of a build has had, as far as the rows record their source."""
-    extras = [item.example.model_extra or {} for path in list_batches(folder) for item in read_batch(path).items]
-    return {asked_text(extra["raw_query"], extra.get("source_context", "")) for extra in extras if extra.get("raw_query")}
+    extras = [
+        item.example.model_extra or {}
+        for path in list_batches(folder)
+        for item in read_batch(path).items
+    ]
+    return {
+        asked_text(extra["raw_query"], extra.get("source_context", ""))
+        for extra in extras
+        if extra.get("raw_query")
+    }
 
 
-def write_batch(folder: str | Path, items: Sequence[PilotItem], settings: Mapping[str, str]) -> Batch:
+def write_batch(
+    folder: str | Path, items: Sequence[PilotItem], settings: Mapping[str, str]
+) -> Batch:
     """Put the next batch of a build on disk; raises `DataError` for rows that occur twice or in an earlier batch."""
-    folder, seen = Path(folder), Counter(item.id for item in items)
+    folder = Path(folder)
+    seen = Counter(item.id for item in items)
     known = seen_ids(folder)
-    faults = [Violation("id", f"{count} times", "each row once", example_id=i) for i, count in seen.items() if count > 1]
-    faults += [Violation("id", "a row of an earlier batch", "fresh rows", example_id=i) for i in seen if i in known]
+    faults = [
+        Violation("id", f"{count} times", "each row once", example_id=i)
+        for i, count in seen.items()
+        if count > 1
+    ]
+    faults += [
+        Violation("id", "a row of an earlier batch", "fresh rows", example_id=i)
+        for i in seen
+        if i in known
+    ]
     if faults or not items:
         raise DataError(faults or [Violation("pilot", "no rows", "at least one")])
     number = max((int(path.name[6:]) for path in list_batches(folder)), default=0) + 1
@@ -173,7 +216,12 @@ def write_batch(folder: str | Path, items: Sequence[PilotItem], settings: Mappin
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     write_jsonl(part / "items.jsonl", items)
-    says = BatchFile(number=number, ids=[item.id for item in items], items=_items_hash(items), settings=dict(settings))
+    says = BatchFile(
+        number=number,
+        ids=[item.id for item in items],
+        items=_items_hash(items),
+        settings=dict(settings),
+    )
     (part / "batch.json").write_text(says.model_dump_json(indent=1) + "\n", encoding="utf-8")
     os.replace(part, final)
     return read_batch(final)
@@ -183,9 +231,19 @@ def read_batch(folder: str | Path) -> Batch:
     """A batch from its folder; raises `DataError` when its items are not those that it was written with."""
     folder = Path(folder)
     found = enumerate(read_jsonl(folder / "items.jsonl", PilotItem), 1)
-    says, items = _read_json(folder / "batch.json", BatchFile), [item.model_copy(update={"number": number}) for number, item in found]
+    says = _read_json(folder / "batch.json", BatchFile)
+    items = [item.model_copy(update={"number": number}) for number, item in found]
     if (now := _items_hash(items)) != says.items:
-        raise DataError([Violation("items", f"hash {now[:16]}", f"hash {says.items[:16]}, as written", file=str(folder / "items.jsonl"))])
+        raise DataError(
+            [
+                Violation(
+                    "items",
+                    f"hash {now[:16]}",
+                    f"hash {says.items[:16]}, as written",
+                    file=str(folder / "items.jsonl"),
+                )
+            ]
+        )
     return Batch(folder, says.number, says.settings, items)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #94612725
@@ -203,35 +261,65 @@ class Making(BaseModel):
 
     def write(self, folder: str | Path) -> Path:
         """The folder of this draw among the batches of a build, with its making.json."""
-        return write_whole(Path(folder) / f"making-{self.number:02d}" / "making.json", self.model_dump_json(indent=1) + "\n").parent
+        return write_whole(
+            Path(folder) / f"making-{self.number:02d}" / "making.json",
+            self.model_dump_json(indent=1) + "\n",
+        ).parent
 
     def ended(self, drops: Iterable[Drop], batch: int | None = None) -> "Making":
         """This draw when it is over."""
-        return self.model_copy(update={"lost": {drop.id: f"{drop.stage}: {drop.reason}" for drop in drops}, "batch": batch})
+        return self.model_copy(
+            update={
+                "lost": {drop.id: f"{drop.stage}: {drop.reason}" for drop in drops},
+                "batch": batch,
+            }
+        )
 
 
 def read_makings(folder: str | Path) -> list[Making]:
     """The draws of a build, oldest first; folders of before there was a making.json are left out."""
-    return sorted((_read_json(path, Making) for path in Path(folder).glob("making-*/making.json")), key=lambda making: making.number)
+    return sorted(
+        (_read_json(path, Making) for path in Path(folder).glob("making-*/making.json")),
+        key=lambda making: making.number,
+    )
 
 
-def next_making(folder: str | Path, settings: Mapping[str, str], count: int, rows: Sequence[RowT], seed: int = 0) -> tuple[Making, list[RowT]]:
+def next_making(
+    folder: str | Path, settings: Mapping[str, str], count: int, rows: Sequence[RowT], seed: int = 0
+) -> tuple[Making, list[RowT]]:
     """A draw of twice as many rows as are asked for, and those rows: the one under way with these settings, or a new one.
 
     Raises `ValueError` when no row is left that these settings have not lost before.
     """
-    makings, there = read_makings(folder), {row.id: row for row in rows}
+    makings = read_makings(folder)
+    there = {row.id: row for row in rows}
     for making in makings:
-        if (making.lost, making.settings, making.count) == (None, dict(settings), count) and there.keys() >= set(making.ids):
+        if (making.lost, making.settings, making.count) == (
+            None,
+            dict(settings),
+            count,
+        ) and there.keys() >= set(making.ids):
             return making, [there[name] for name in making.ids]
-    tried = {name for making in makings if making.settings == dict(settings) for name, why in (making.lost or {}).items() if not why.endswith(": failed call")}
+    tried = {
+        name
+        for making in makings
+        if making.settings == dict(settings)
+        for name, why in (making.lost or {}).items()
+        if not why.endswith(": failed call")
+    }
     left = [row for row in rows if row.id not in tried]
     if not left:
-        raise ValueError(f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before with these settings; allowed are mended settings or more rows")
-    taken = [int(path.name[7:]) for path in Path(folder).glob("making-*") if path.name[7:].isdigit()]
+        raise ValueError(
+            f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before with these settings; allowed are mended settings or more rows"
+        )
+    taken = [
+        int(path.name[7:]) for path in Path(folder).glob("making-*") if path.name[7:].isdigit()
+    ]
     number = max(taken, default=0) + 1
     drawn = choose_batch(left, min(2 * count, len(left)), seed + number)
-    return Making(number=number, count=count, settings=dict(settings), ids=[row.id for row in drawn]), drawn
+    return Making(
+        number=number, count=count, settings=dict(settings), ids=[row.id for row in drawn]
+    ), drawn
 
 # %% ../../nbs/dataset/10_pilot.ipynb #bbe50ddd
 STAGES: dict[str, str] = {
@@ -274,8 +362,14 @@ class PilotReview(Record):
     @model_validator(mode="after")
     def _says_why(self) -> "PilotReview":
         if (self.passed is False) != bool(self.issues):
-            found = "fail without an issue" if self.passed is False else f"{len(self.issues)} issues without fail"
-            raise ValueError(f"item {self.item!r}: {found}; allowed: pass without issues, fail with one or more")
+            found = (
+                "fail without an issue"
+                if self.passed is False
+                else f"{len(self.issues)} issues without fail"
+            )
+            raise ValueError(
+                f"item {self.item!r}: {found}; allowed: pass without issues, fail with one or more"
+            )
         return self
 
 # %% ../../nbs/dataset/10_pilot.ipynb #d72dadef
@@ -285,7 +379,9 @@ def read_reviews(path: str | Path) -> list[PilotReview]:
     return latest(read_jsonl(path, PilotReview) if path.is_file() and path.stat().st_size else ())
 
 
-def _strangers(items: Mapping[str, PilotItem], reviews: Iterable[PilotReview], path: str | Path = "") -> list[Violation]:
+def _strangers(
+    items: Mapping[str, PilotItem], reviews: Iterable[PilotReview], path: str | Path = ""
+) -> list[Violation]:
     faults = []
     for review in reviews:
         place = {"item": f"review of {review.item!r}", "file": str(path)}
@@ -299,7 +395,9 @@ def _strangers(items: Mapping[str, PilotItem], reviews: Iterable[PilotReview], p
 class ReviewBook(Book[PilotItem, PilotReview]):
     """One person's reviews of a batch; raises `DataError` when a review in the file was given for other rows."""
 
-    kind, says, named = PilotReview, "passed", "id"
+    kind = PilotReview
+    says = "passed"
+    named = "id"
 
     def concerns(self, row: PilotReview) -> bool:
         """Every review of the file: it belongs to this batch."""
@@ -309,13 +407,24 @@ class ReviewBook(Book[PilotItem, PilotReview]):
         """A violation for each review of another row, or of another text."""
         return _strangers(self.items, rows, self.path)
 
-    def review(self, item: str, passed: bool | None, issues: Iterable[PilotIssue] = ()) -> PilotReview:
+    def review(
+        self, item: str, passed: bool | None, issues: Iterable[PilotIssue] = ()
+    ) -> PilotReview:
         """A review of this person; raises `KeyError` for an unknown row, `ValueError` for an unknown stage or a fail without an issue."""
         issues = list(issues)
         if unknown := next((issue.stage for issue in issues if issue.stage not in STAGES), None):
             raise ValueError(f"stage: found {unknown!r}; allowed are {', '.join(STAGES)}")
-        found = [PilotIssue(stage=i.stage, text=printable(i.text, "\n\t"), item=printable(i.item)) for i in issues]
-        return PilotReview(item=item, passed=passed, issues=found, reviewer=self.person, item_hash=self.items[item].hash)
+        found = [
+            PilotIssue(stage=i.stage, text=printable(i.text, "\n\t"), item=printable(i.item))
+            for i in issues
+        ]
+        return PilotReview(
+            item=item,
+            passed=passed,
+            issues=found,
+            reviewer=self.person,
+            item_hash=self.items[item].hash,
+        )
 
     def put(self, item: str, passed: bool | None, issues: Iterable[PilotIssue] = ()) -> PilotReview:
         """Save a decision; raises as `review` does, and `OSError`, with nothing changed, when it cannot be saved."""
@@ -359,7 +468,9 @@ class PassRate:
     def __str__(self) -> str:
         counts = f"{self.passed} passed, {self.failed} failed, {self.left} left of {self.items}"
         if self.left:
-            return counts + (f"; {float(PASS_RATE):.0%} cannot be reached any more" if self.lost else "")
+            return counts + (
+                f"; {float(PASS_RATE):.0%} cannot be reached any more" if self.lost else ""
+            )
         return f"{counts}: {100 * self.rate:.1f} % (95 % interval {100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
@@ -367,13 +478,16 @@ def pass_rate(items: Sequence[PilotItem], reviews: Iterable[PilotReview]) -> Pas
     """How a batch did by these reviews; raises `DataError` for reviews of other rows or of other texts."""
     from scipy.stats import binomtest
 
-    by_id, said = {item.id: item for item in items}, defaultdict(set)
+    by_id = {item.id: item for item in items}
+    said = defaultdict(set)
     reviews = [review for review in reviews if review.passed is not None]
     if faults := _strangers(by_id, reviews):
         raise DataError(faults)
     for review in reviews:
         said[review.item].add(review.passed)
-    failed, passed, n = sum(False in found for found in said.values()), sum(found == {True} for found in said.values()), len(items)
+    failed = sum(False in found for found in said.values())
+    passed = sum(found == {True} for found in said.values())
+    n = len(items)
     if passed + failed < n or not n:
         return PassRate(n, passed, failed, *[float("nan")] * 3)
     bounds = binomtest(passed, n).proportion_ci(method="wilson")
@@ -384,11 +498,20 @@ def issue_table(reviews: Iterable[PilotReview]) -> "pd.DataFrame":
     """For each stage with issues the rows concerned, the number of issues, and one of them; most rows first."""
     import pandas as pd
 
-    found = [(issue.stage, review.item, issue.text) for review in reviews for issue in review.issues]
+    found = [
+        (issue.stage, review.item, issue.text) for review in reviews for issue in review.issues
+    ]
     rows = []
     for stage in dict.fromkeys([*STAGES, *(stage for stage, _, _ in found)]):
         if texts := [text for name, _, text in found if name == stage]:
-            rows.append((stage, len({item for name, item, _ in found if name == stage}), len(texts), texts[0]))
+            rows.append(
+                (
+                    stage,
+                    len({item for name, item, _ in found if name == stage}),
+                    len(texts),
+                    texts[0],
+                )
+            )
     rows.sort(key=lambda row: -row[1])
     return pd.DataFrame(rows, columns=["stage", "rows", "issues", "for instance"])
 
@@ -400,8 +523,12 @@ def server_name(endpoint: Endpoint) -> str:
 
 # %% ../../nbs/dataset/10_pilot.ipynb #6a16cdef
 def _short(value: Any) -> str:
-    value = int(value) if isinstance(value, float) and value.is_integer() else value  # 1 and 1.0 are one setting
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    value = (
+        int(value) if isinstance(value, float) and value.is_integer() else value
+    )  # 1 and 1.0 are one setting
+    text = (
+        value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    )
     return text if len(text) <= 60 else f"sha256 {text_hash(text)}"
 
 
@@ -413,7 +540,9 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, _short(value)
 
 
-def pipeline_settings(calls: Iterable[tuple[Stage, Endpoint]], tables: Mapping[str, BaseModel]) -> dict[str, str]:
+def pipeline_settings(
+    calls: Iterable[tuple[Stage, Endpoint]], tables: Mapping[str, BaseModel]
+) -> dict[str, str]:
     """All that shapes the rows of a pipeline: its stages with who makes them, its tables of thresholds, this package.
 
     Raises `ValueError` when two stages have one name.
@@ -422,11 +551,25 @@ def pipeline_settings(calls: Iterable[tuple[Stage, Endpoint]], tables: Mapping[s
     for stage, endpoint in calls:
         if f"{stage.name}: prompt" in found:
             raise ValueError(f"stages: found {stage.name!r} twice; allowed is each name once")
-        asked = {("prompt text" if name == "text" else name): value for name, value in stage.recipe.items()}
-        who = {"model": endpoint.model, "server": server_name(endpoint), "thinking": endpoint.thinking, "extra body": endpoint.extra_body}
-        found |= {f"{stage.name}: {name.replace('_', ' ')}": _short(value) for name, value in (asked | who).items()}
+        asked = {
+            ("prompt text" if name == "text" else name): value
+            for name, value in stage.recipe.items()
+        }
+        who = {
+            "model": endpoint.model,
+            "server": server_name(endpoint),
+            "thinking": endpoint.thinking,
+            "extra body": endpoint.extra_body,
+        }
+        found |= {
+            f"{stage.name}: {name.replace('_', ' ')}": _short(value)
+            for name, value in (asked | who).items()
+        }
     for table, content in tables.items():
-        found |= {f"{table}:{name.replace('.', ' ', 1)}": text for name, text in _flat(content.model_dump(mode="json"), "")}
+        found |= {
+            f"{table}:{name.replace('.', ' ', 1)}": text
+            for name, text in _flat(content.model_dump(mode="json"), "")
+        }
     return found
 
 # %% ../../nbs/dataset/10_pilot.ipynb #9843f437
@@ -446,7 +589,9 @@ class Change:
 def check_frozen(current: Mapping[str, str], frozen: Mapping[str, str]) -> list[Change]:
     """Every setting that differs, in the order of the names; none when the pipeline is the frozen one."""
     names = sorted(current.keys() | frozen.keys())
-    return [Change(n, frozen.get(n), current.get(n)) for n in names if frozen.get(n) != current.get(n)]
+    return [
+        Change(n, frozen.get(n), current.get(n)) for n in names if frozen.get(n) != current.get(n)
+    ]
 
 # %% ../../nbs/dataset/10_pilot.ipynb #9e680b18
 class PilotRecord(BaseModel):
@@ -481,7 +626,11 @@ class Frozen(BaseModel):
     @model_validator(mode="after")
     def _pilot_or_reason(self) -> "Frozen":
         if (self.pilot is None) != bool(self.reason.strip()):
-            raise ValueError("found " + ("pilot and reason" if self.pilot else "neither pilot nor reason") + "; allowed is one of them")
+            raise ValueError(
+                "found "
+                + ("pilot and reason" if self.pilot else "neither pilot nor reason")
+                + "; allowed is one of them"
+            )
         return self
 
     @property
@@ -492,7 +641,9 @@ class Frozen(BaseModel):
 
 def _frozen(settings: Mapping[str, str], **more: Any) -> Frozen:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Frozen(memcalib=__version__, frozen_at=now, settings=dict(sorted(settings.items())), **more)
+    return Frozen(
+        memcalib=__version__, frozen_at=now, settings=dict(sorted(settings.items())), **more
+    )
 
 
 def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
@@ -505,7 +656,11 @@ _SHIPPED = resources.files("memcalib") / "data" / "frozen"
 
 def shipped_frozen() -> list[str]:
     """The names of the frozen pipelines that ship with the package."""
-    return sorted(p.name.removesuffix(".json") for p in _SHIPPED.iterdir() if p.name.endswith(".json")) if _SHIPPED.is_dir() else []
+    return (
+        sorted(p.name.removesuffix(".json") for p in _SHIPPED.iterdir() if p.name.endswith(".json"))
+        if _SHIPPED.is_dir()
+        else []
+    )
 
 
 def write_frozen(path: str | Path, frozen: Frozen) -> Path:
@@ -524,9 +679,15 @@ class FreezeError(RuntimeError):
 
     exit_code = 1
 
-    def __init__(self, head: str, reasons: Sequence[str], go_on: str, changes: Sequence[Change] = ()):
-        self.reasons, self.changes, self.go_on = list(reasons), list(changes), go_on
-        shown = self.reasons[:20] + ([f"and {len(self.reasons) - 20} more"] if len(self.reasons) > 20 else [])
+    def __init__(
+        self, head: str, reasons: Sequence[str], go_on: str, changes: Sequence[Change] = ()
+    ):
+        self.reasons = list(reasons)
+        self.changes = list(changes)
+        self.go_on = go_on
+        shown = self.reasons[:20] + (
+            [f"and {len(self.reasons) - 20} more"] if len(self.reasons) > 20 else []
+        )
         super().__init__("\n".join([head, *(f"- {reason}" for reason in shown), go_on]))
 
 
@@ -538,33 +699,57 @@ class Commands:
     freeze: str = "memcalib build --freeze"
 
 
-def freeze(folder: str | Path, settings: Mapping[str, str], commands: Commands | None = None) -> Frozen:
+def freeze(
+    folder: str | Path, settings: Mapping[str, str], commands: Commands | None = None
+) -> Frozen:
     """The pipeline with these settings, frozen for the latest batch in a folder of batches.
 
     Raises `FreezeError` with every reason why not, and what to do.
     """
-    commands, paths = commands or Commands(), list_batches(folder)
+    commands = commands or Commands()
+    paths = list_batches(folder)
     if not paths:
-        raise FreezeError("cannot freeze:", [f"no pilot batch in {folder}"], f"Make one with: {commands.pilot}")
+        raise FreezeError(
+            "cannot freeze:", [f"no pilot batch in {folder}"], f"Make one with: {commands.pilot}"
+        )
     batch = read_batch(paths[-1])
     reviews = read_reviews(batch.reviews)
-    rate, changes = pass_rate(batch.items, reviews), check_frozen(settings, batch.settings)
-    reasons = [f"changed since batch {batch.number}: {str(c).replace('frozen', 'then')}" for c in changes]
+    rate = pass_rate(batch.items, reviews)
+    changes = check_frozen(settings, batch.settings)
+    reasons = [
+        f"changed since batch {batch.number}: {str(c).replace('frozen', 'then')}" for c in changes
+    ]
     earlier = {item.id for path in paths[:-1] for item in read_batch(path).items}
     if again := [item.id for item in batch.items if item.id in earlier]:
-        reasons.append(f"{len(again)} rows were in an earlier batch, the first {again[0]!r}; allowed are fresh rows")
+        reasons.append(
+            f"{len(again)} rows were in an earlier batch, the first {again[0]!r}; allowed are fresh rows"
+        )
     anew = bool(reasons) or rate.lost or (not rate.left and not rate.unlocks)
     if not rate.unlocks:
-        reasons.append(f"batch {batch.number}: {rate}; needed are all rows reviewed and 90 % of them passed")
+        reasons.append(
+            f"batch {batch.number}: {rate}; needed are all rows reviewed and 90 % of them passed"
+        )
     if reasons:
         read = f"Review the rest of {batch.folder}, then: {commands.freeze}"
-        raise FreezeError("cannot freeze:", reasons, f"Mend what failed and make a fresh batch: {commands.pilot}" if anew else read, changes)
+        raise FreezeError(
+            "cannot freeze:",
+            reasons,
+            f"Mend what failed and make a fresh batch: {commands.pilot}" if anew else read,
+            changes,
+        )
     record = PilotRecord(
-        batch=batch.number, rows=rate.items, passed=rate.passed, rate=rate.rate, low=rate.low, high=rate.high,
-        domains=dict(sorted(Counter(item.domain for item in batch.items).items())), earlier=batch.number - 1,
-        reviewers=sorted({review.reviewer or "not named" for review in reviews}), rows_hash=_items_hash(batch.items),
+        batch=batch.number,
+        rows=rate.items,
+        passed=rate.passed,
+        rate=rate.rate,
+        low=rate.low,
+        high=rate.high,
+        domains=dict(sorted(Counter(item.domain for item in batch.items).items())),
+        earlier=batch.number - 1,
+        reviewers=sorted({review.reviewer or "not named" for review in reviews}),
+        rows_hash=_items_hash(batch.items),
         reviews_hash=text_hash("\n".join(sorted(review.to_json() for review in reviews)), 64),
-    )  # fmt: skip
+    )
     return _frozen(settings, pilot=record)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #82f0df67
@@ -582,10 +767,18 @@ def objection(frozen: Frozen, folder: str | Path) -> str:
 
 def withdraw(path: str | Path, why: str) -> Path:
     """Put a frozen.json aside, with the reason; returns the file that has both."""
-    path, frozen = Path(path), read_frozen(path)
+    frozen = read_frozen(path)
+    path = Path(path)
     batch = f"-batch-{frozen.pilot.batch:02d}" if frozen.pilot else ""
-    content = {"withdrawn": why, "at": datetime.now(UTC).isoformat(timespec="seconds"), "frozen": frozen.model_dump(mode="json", exclude_none=True)}
-    aside = write_whole(path.with_name(f"withdrawn{batch}.json"), json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    content = {
+        "withdrawn": why,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "frozen": frozen.model_dump(mode="json", exclude_none=True),
+    }
+    aside = write_whole(
+        path.with_name(f"withdrawn{batch}.json"),
+        json.dumps(content, indent=1, ensure_ascii=False) + "\n",
+    )
     path.unlink()
     return aside
 
@@ -594,17 +787,37 @@ def pilot_log(folder: str | Path) -> "pd.DataFrame":
     """One row for each batch of a build, and for draws that led to none: rows drawn, examples, reviews, losses, changed settings."""
     import pandas as pd
 
-    makings, batches, lines, before = read_makings(folder), {b.number: b for b in map(read_batch, list_batches(folder))}, [], None
+    makings = read_makings(folder)
+    batches = {b.number: b for b in map(read_batch, list_batches(folder))}
+    lines = []
+    before = None
 
-    def add(name: str, draws: Sequence[Making], settings: Mapping[str, str], batch: Batch | None) -> None:
+    def add(
+        name: str, draws: Sequence[Making], settings: Mapping[str, str], batch: Batch | None
+    ) -> None:
         nonlocal before
         drawn = sum(len(making.ids) for making in draws)
         lost = Counter(why for making in draws for why in (making.lost or {}).values())
-        losses = "; ".join(f"{count} by {why}" for why, count in lost.most_common(3)) or ("none" if draws else "not recorded")
-        changes = "; ".join(str(c).replace("frozen", "then") for c in check_frozen(settings, before)) if before is not None else "the first one"
+        losses = "; ".join(f"{count} by {why}" for why, count in lost.most_common(3)) or (
+            "none" if draws else "not recorded"
+        )
+        changes = (
+            "; ".join(str(c).replace("frozen", "then") for c in check_frozen(settings, before))
+            if before is not None
+            else "the first one"
+        )
         rate = pass_rate(batch.items, read_reviews(batch.reviews)) if batch else None
         reviews = [f"{rate.passed}", f"{rate.failed}", f"{rate.left}"] if rate else ["", "", ""]
-        lines.append((name, str(drawn or "not recorded"), losses, str(len(batch.items) if batch else 0), *reviews, changes or "nothing"))
+        lines.append(
+            (
+                name,
+                str(drawn or "not recorded"),
+                losses,
+                str(len(batch.items) if batch else 0),
+                *reviews,
+                changes or "nothing",
+            )
+        )
         before = settings
 
     open_ = [making for making in makings if making.batch is None]
@@ -617,20 +830,50 @@ def pilot_log(folder: str | Path) -> "pd.DataFrame":
         add(str(batch.number), draws, batch.settings, batch)
     for making in open_:
         add("none" if making.lost is not None else "under way", [making], making.settings, None)
-    return pd.DataFrame(lines, columns=["batch", "drawn", "lost, most of them", "examples", "passed", "failed", "left", "changed before it"])
+    return pd.DataFrame(
+        lines,
+        columns=[
+            "batch",
+            "drawn",
+            "lost, most of them",
+            "examples",
+            "passed",
+            "failed",
+            "left",
+            "changed before it",
+        ],
+    )
 
 # %% ../../nbs/dataset/10_pilot.ipynb #70b45c15
-def require_frozen(settings: Mapping[str, str], path: str | Path, commands: Commands | None = None, batches: str | Path | None = None) -> Frozen:
+def require_frozen(
+    settings: Mapping[str, str],
+    path: str | Path,
+    commands: Commands | None = None,
+    batches: str | Path | None = None,
+) -> Frozen:
     """The frozen pipeline in a file, or a shipped one, when these are its settings and its `batches` still allow it; raises `FreezeError` otherwise."""
     commands = commands or Commands()
     remedy = f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: {commands.freeze}"
     try:
         frozen = read_frozen(path)
     except FileNotFoundError:
-        raise FreezeError("this pipeline is not frozen:", [f"there is no {path}"], f"Before a full build, {remedy}") from None
+        raise FreezeError(
+            "this pipeline is not frozen:",
+            [f"there is no {path}"],
+            f"Before a full build, {remedy}",
+        ) from None
     if changes := check_frozen(settings, frozen.settings):
         head = f"this pipeline is not the one frozen in {path}:"
-        raise FreezeError(head, [str(change) for change in changes], f"Put the settings back, or {remedy}", changes)
+        raise FreezeError(
+            head,
+            [str(change) for change in changes],
+            f"Put the settings back, or {remedy}",
+            changes,
+        )
     if batches and (why := objection(frozen, batches)):
-        raise FreezeError(f"the pipeline frozen in {path} does not stand:", [why], f"Mend what failed, then {remedy}")
+        raise FreezeError(
+            f"the pipeline frozen in {path} does not stand:",
+            [why],
+            f"Mend what failed, then {remedy}",
+        )
     return frozen

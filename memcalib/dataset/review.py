@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .lint import LINTS, LintLimits, LintResult, lint_splits
-from .stages import Draft, DraftAtom, Drop, Fault, Stage, StageResult, StageRow, merge_by, run_stage
+from memcalib.dataset.stages import (
+    Draft,
+    DraftAtom,
+    Drop,
+    Fault,
+    Stage,
+    StageResult,
+    StageRow,
+    merge_by,
+    run_stage,
+)
 from .writing import exact_set, family_of, to_example
 from ..inference.client import Client
 from ..inference.client import Form
@@ -41,7 +51,9 @@ def check_drafts(
 
     `rules` are names of checks (default: all); only those of severity error cost a row.
     """
-    drafts, examples, drops = list(drafts), [], {}
+    drafts = list(drafts)
+    examples = []
+    drops = {}
     for draft in drafts:
         try:
             examples.append(to_example(draft))
@@ -52,8 +64,14 @@ def check_drafts(
     by_row: dict[str, list[Violation]] = {}
     for finding in found.errors:
         by_row.setdefault(finding.example_id, []).append(finding)
-    drops |= {name: _check_drop(name, findings[0].rule, findings) for name, findings in by_row.items()}
-    return [draft for draft in drafts if draft.id not in drops], [drops[d.id] for d in drafts if d.id in drops], found
+    drops |= {
+        name: _check_drop(name, findings[0].rule, findings) for name, findings in by_row.items()
+    }
+    return (
+        [draft for draft in drafts if draft.id not in drops],
+        [drops[d.id] for d in drafts if d.id in drops],
+        found,
+    )
 
 
 def _check_drop(name: str, rule: str, found: Sequence[Violation]) -> Drop:
@@ -134,43 +152,105 @@ def asked_of(draft: Draft, part: str) -> list[str]:
 
 def ask_review(draft: Draft) -> dict[str, Any]:
     """What a reviewer is shown of a finished draft."""
-    blocks = [{"block_id": b.parent_memory_id, "memory_text": b.memory_text, "atom_ids": b.atom_ids} for b in draft.blocks]
-    said = lambda atom: {name: text for name in ("reason", "without_memory", "with_memory", "observable_delta", "minimal_evidence") if (text := getattr(atom, name))}
+    blocks = [
+        {"block_id": b.parent_memory_id, "memory_text": b.memory_text, "atom_ids": b.atom_ids}
+        for b in draft.blocks
+    ]
+
+    def said(atom):
+        return {
+            name: text
+            for name in (
+                "reason",
+                "without_memory",
+                "with_memory",
+                "observable_delta",
+                "minimal_evidence",
+            )
+            if (text := getattr(atom, name))
+        }
+
     atoms = [
         {
-            "atom_id": atom.atom_id, "text": atom.text, "level": atom.ideal.wire, "action": atom.memory_action or "ignore", "origin": atom.origin,
-            "evidence": atom.evidence, "usage_rubric": atom.rubric or {},
-        } | said(atom) | ({"family": family_of(atom)} if family_of(atom) else {})
+            "atom_id": atom.atom_id,
+            "text": atom.text,
+            "level": atom.ideal.wire,
+            "action": atom.memory_action or "ignore",
+            "origin": atom.origin,
+            "evidence": atom.evidence,
+            "usage_rubric": atom.rubric or {},
+        }
+        | said(atom)
+        | ({"family": family_of(atom)} if family_of(atom) else {})
         for atom in draft.atoms
-    ]  # fmt: skip
+    ]
     source = {"question": draft.question, "context": draft.context, "answer": draft.answer}
-    return {"example": {"domain": draft.domain, "query": draft.query, "source": source, "blocks": blocks, "atoms": atoms}}
+    return {
+        "example": {
+            "domain": draft.domain,
+            "query": draft.query,
+            "source": source,
+            "blocks": blocks,
+            "atoms": atoms,
+        }
+    }
 
 # %% ../../nbs/dataset/08_review.ipynb #dde7502a
 def check_review(draft: Draft, reply: ReviewReply) -> list[Fault]:
     """Items that are missing, repeated or unknown, and rejections without a reason."""
-    atoms, faults = [atom.atom_id for atom in draft.atoms], []
+    atoms = [atom.atom_id for atom in draft.atoms]
+    faults = []
     for part in ASKED:
-        faults += exact_set([verdict.atom_id for verdict in getattr(reply, part)], asked_of(draft, part), f"verdict in {part}")
-    faults += exact_set([v.block_id for v in reply.blocks], [b.parent_memory_id for b in draft.blocks], "verdict in blocks")
+        faults += exact_set(
+            [verdict.atom_id for verdict in getattr(reply, part)],
+            asked_of(draft, part),
+            f"verdict in {part}",
+        )
+    faults += exact_set(
+        [v.block_id for v in reply.blocks],
+        [b.parent_memory_id for b in draft.blocks],
+        "verdict in blocks",
+    )
     for part in ("distinct", "safety"):
         verdict = getattr(reply, part)
         if unknown := [name for name in verdict.ids if name not in atoms]:
-            faults.append(Fault(part, "unknown atom", f"found {', '.join(unknown[:5])[:200]}, allowed are {', '.join(atoms)}"))
+            faults.append(
+                Fault(
+                    part,
+                    "unknown atom",
+                    f"found {', '.join(unknown[:5])[:200]}, allowed are {', '.join(atoms)}",
+                )
+            )
         elif not verdict.ok and not verdict.ids:
             faults.append(Fault(part, "no atom named", "it fails, and ids is empty"))
     verdicts = [(v.atom_id, part, v.ok, v.why) for part in ASKED for v in getattr(reply, part)]
     verdicts += [(v.block_id, "blocks", v.complete and v.adds_nothing, v.why) for v in reply.blocks]
-    verdicts += [(part, part, v.ok, v.why) for part in ("distinct", "safety", "fit") for v in [getattr(reply, part)]]
-    verdicts += [("query", "query", reply.query.excludes_memory and reply.query.answerable, reply.query.why)]
-    return faults + [Fault(item, "no reason", f"{part}: it fails, and why is empty") for item, part, ok, why in verdicts if not (ok or why.strip())]
+    verdicts += [
+        (part, part, v.ok, v.why)
+        for part in ("distinct", "safety", "fit")
+        for v in [getattr(reply, part)]
+    ]
+    verdicts += [
+        ("query", "query", reply.query.excludes_memory and reply.query.answerable, reply.query.why)
+    ]
+    return faults + [
+        Fault(item, "no reason", f"{part}: it fails, and why is empty")
+        for item, part, ok, why in verdicts
+        if not (ok or why.strip())
+    ]
 
 
 def merge_reviews(reply: ReviewReply, repaired: ReviewReply, failed: set[str]) -> ReviewReply:
     """The first reply with the failed items replaced."""
     for part, key in (("blocks", "block_id"), *((part, "atom_id") for part in ASKED)):
         reply = merge_by(part, key)(reply, repaired, failed)
-    return reply.model_copy(update={part: getattr(repaired, part) for part in ("distinct", "query", "safety", "fit") if part in failed})
+    return reply.model_copy(
+        update={
+            part: getattr(repaired, part)
+            for part in ("distinct", "query", "safety", "fit")
+            if part in failed
+        }
+    )
 
 # %% ../../nbs/dataset/08_review.ipynb #f63f40bd
 class Objection(Record):
@@ -182,19 +262,52 @@ class Objection(Record):
 
 
 PARTS = (
-    "faithful", "distinct", "excludes memory", "answerable", "complete", "adds nothing", "levels", "actions", "contrasts", "families", "safety", "fit", "rubrics",
-)  # fmt: skip
+    "faithful",
+    "distinct",
+    "excludes memory",
+    "answerable",
+    "complete",
+    "adds nothing",
+    "levels",
+    "actions",
+    "contrasts",
+    "families",
+    "safety",
+    "fit",
+    "rubrics",
+)
 
 
 def objections_of(reply: ReviewReply) -> list[Objection]:
     """All objections in a reply, in the order of `PARTS`; an empty list is an approval."""
     query = reply.query
-    found = [Objection(part=part, item=v.atom_id, why=v.why) for part in ASKED for v in getattr(reply, part) if not v.ok]
-    found += [Objection(part=part, item=name, why=v.why) for part in ("distinct", "safety") for v in [getattr(reply, part)] for name in v.ids if not v.ok]
-    found += [Objection(part="excludes memory", item="query", why=query.why)] * (not query.excludes_memory)
+    found = [
+        Objection(part=part, item=v.atom_id, why=v.why)
+        for part in ASKED
+        for v in getattr(reply, part)
+        if not v.ok
+    ]
+    found += [
+        Objection(part=part, item=name, why=v.why)
+        for part in ("distinct", "safety")
+        for v in [getattr(reply, part)]
+        for name in v.ids
+        if not v.ok
+    ]
+    found += [Objection(part="excludes memory", item="query", why=query.why)] * (
+        not query.excludes_memory
+    )
     found += [Objection(part="answerable", item="query", why=query.why)] * (not query.answerable)
-    found += [Objection(part="complete", item=b.block_id, why=b.why) for b in reply.blocks if not b.complete]
-    found += [Objection(part="adds nothing", item=b.block_id, why=b.why) for b in reply.blocks if not b.adds_nothing]
+    found += [
+        Objection(part="complete", item=b.block_id, why=b.why)
+        for b in reply.blocks
+        if not b.complete
+    ]
+    found += [
+        Objection(part="adds nothing", item=b.block_id, why=b.why)
+        for b in reply.blocks
+        if not b.adds_nothing
+    ]
     found += [Objection(part="fit", item="row", why=reply.fit.why)] * (not reply.fit.ok)
     return sorted(found, key=lambda objection: PARTS.index(objection.part))
 
@@ -209,11 +322,26 @@ def review_stage(name: str) -> Stage:
         if not (issues := objections_of(reply)):
             return draft
         detail = "; ".join(f"{i.part}, {i.item}: {i.why}"[:200] for i in issues[:5])
-        return Drop(id=draft.id, stage=name, reason=REJECTED, detail=detail, issues=[issue.model_dump() for issue in issues])
+        return Drop(
+            id=draft.id,
+            stage=name,
+            reason=REJECTED,
+            detail=detail,
+            issues=[issue.model_dump() for issue in issues],
+        )
 
     return Stage(
-        name, "review-2", ReviewReply, ask_review, check_review, accept, merge=merge_reviews, temperature=0.0, max_tokens=32768, task="review"
-    )  # fmt: skip
+        name,
+        "review-2",
+        ReviewReply,
+        ask_review,
+        check_review,
+        accept,
+        merge=merge_reviews,
+        temperature=0.0,
+        max_tokens=32768,
+        task="review",
+    )
 
 # %% ../../nbs/dataset/08_review.ipynb #532c0fb2
 @dataclass(frozen=True)
@@ -231,18 +359,31 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
     found = {draft.id: Opinion(True) for draft in result.stream()}
     for drop in result.dropped:
         issues = tuple(Objection.model_validate(issue) for issue in getattr(drop, "issues", ()))
-        found[drop.id] = Opinion(False, issues) if drop.reason == REJECTED else Opinion(None, (), drop.reason, drop.retry)
+        found[drop.id] = (
+            Opinion(False, issues)
+            if drop.reason == REJECTED
+            else Opinion(None, (), drop.reason, drop.retry)
+        )
     return found
 
 # %% ../../nbs/dataset/08_review.ipynb #5204c1fc
 def agreement_counts(count: int, first: set, second: set) -> dict[str, float]:
     """Of so many questions, those that both, one or the other objected to; percent agreement, and Cohen's kappa."""
-    both, only, other = len(first & second), len(first - second), len(second - first)
+    both = len(first & second)
+    only = len(first - second)
+    other = len(second - first)
     same = 1 - (only + other) / count if count else float("nan")
     p, q = (len(found) / count if count else 0.0 for found in (first, second))
     chance = p * q + (1 - p) * (1 - q)
     kappa = (same - chance) / (1 - chance) if count and chance < 1 else float("nan")
-    return {"judged": count, "both object": both, "only the first": only, "only the second": other, "agree %": 100 * same, "kappa": kappa}
+    return {
+        "judged": count,
+        "both object": both,
+        "only the first": only,
+        "only the second": other,
+        "agree %": 100 * same,
+        "kappa": kappa,
+    }
 
 
 @dataclass
@@ -259,25 +400,56 @@ class ReviewResult:
         import pandas as pd
 
         one, two = self.opinions.values()
-        rows = [name for name in one if name in two and None not in (one[name].approved, two[name].approved)]
-        flags = lambda said, name, part: {issue.item for issue in said[name].issues if issue.part == part}
-        table = {"rows": agreement_counts(len(rows), {n for n in rows if not one[n].approved}, {n for n in rows if not two[n].approved})}
+        rows = [
+            name
+            for name in one
+            if name in two and None not in (one[name].approved, two[name].approved)
+        ]
+
+        def flags(said, name, part):
+            return {issue.item for issue in said[name].issues if issue.part == part}
+
+        table = {
+            "rows": agreement_counts(
+                len(rows),
+                {n for n in rows if not one[n].approved},
+                {n for n in rows if not two[n].approved},
+            )
+        }
         for part in PARTS:
-            first, second = ({(name, item) for name in rows for item in flags(said, name, part)} for said in (one, two))
-            table[part] = agreement_counts(sum(self.items[name][part] for name in rows), first, second)
+            first, second = (
+                {(name, item) for name in rows for item in flags(said, name, part)}
+                for said in (one, two)
+            )
+            table[part] = agreement_counts(
+                sum(self.items[name][part] for name in rows), first, second
+            )
         return pd.DataFrame(table).T
 
 # %% ../../nbs/dataset/08_review.ipynb #3f6f779b
 def _review_drop(name: str, said: Mapping[str, Opinion]) -> Drop | None:
     if all(opinion.approved for opinion in said.values()):
         return None
-    objections = [(reviewer, issue) for reviewer, opinion in said.items() for issue in opinion.issues]
-    missing = [(reviewer, opinion.reason) for reviewer, opinion in said.items() if opinion.approved is None]
+    objections = [
+        (reviewer, issue) for reviewer, opinion in said.items() for issue in opinion.issues
+    ]
+    missing = [
+        (reviewer, opinion.reason) for reviewer, opinion in said.items() if opinion.approved is None
+    ]
     first = min((issue.part for _, issue in objections), key=PARTS.index, default="")
-    detail = [f"{reviewer}: {i.part}, {i.item}: {i.why}"[:200] for reviewer, i in objections[:6]] + [f"{r}: no review, {why}" for r, why in missing]
+    detail = [
+        f"{reviewer}: {i.part}, {i.item}: {i.why}"[:200] for reviewer, i in objections[:6]
+    ] + [f"{r}: no review, {why}" for r, why in missing]
     retry = not objections and any(opinion.retry for opinion in said.values())
     by = [reviewer for reviewer, opinion in said.items() if not opinion.approved]
-    return Drop(id=name, stage="review", reason=first or missing[0][1], detail="; ".join(detail), retry=retry, reviewers=by)
+    return Drop(
+        id=name,
+        stage="review",
+        reason=first or missing[0][1],
+        detail="; ".join(detail),
+        retry=retry,
+        reviewers=by,
+    )
 
 
 def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> ReviewResult:
@@ -286,38 +458,77 @@ def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> Rev
     The reason is the first part, in the order of `PARTS`, that a reviewer objected to. Raises `ValueError` when a draft was
     not reviewed by all.
     """
-    found, kept, drops, drafts = {result.stage: opinions(result) for result in results}, [], [], list(drafts)
-    notes = {result.stage: {draft.id: draft.notes.get(result.stage) for draft in result.stream()} for result in results}
+    found = {result.stage: opinions(result) for result in results}
+    kept = []
+    drops = []
+    drafts = list(drafts)
+    notes = {
+        result.stage: {draft.id: draft.notes.get(result.stage) for draft in result.stream()}
+        for result in results
+    }
     items: dict[str, Counter[str]] = {}
     for draft in drafts:
         if missing := [stage for stage, said in found.items() if draft.id not in said]:
-            raise ValueError(f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows that every reviewer saw")
+            raise ValueError(
+                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows that every reviewer saw"
+            )
         if drop := _review_drop(draft.id, {stage: said[draft.id] for stage, said in found.items()}):
             drops.append(drop)
         else:
-            kept.append(draft.model_copy(update={"notes": draft.notes | {stage: made[draft.id] for stage, made in notes.items()}}))
-        atoms, blocks = len(draft.atoms), len(draft.blocks)
-        rows = {"distinct": atoms, "excludes memory": 1, "answerable": 1, "complete": blocks, "adds nothing": blocks, "safety": atoms, "fit": 1}
+            kept.append(
+                draft.model_copy(
+                    update={
+                        "notes": draft.notes
+                        | {stage: made[draft.id] for stage, made in notes.items()}
+                    }
+                )
+            )
+        atoms = len(draft.atoms)
+        blocks = len(draft.blocks)
+        rows = {
+            "distinct": atoms,
+            "excludes memory": 1,
+            "answerable": 1,
+            "complete": blocks,
+            "adds nothing": blocks,
+            "safety": atoms,
+            "fit": 1,
+        }
         items[draft.id] = Counter(rows | {part: len(asked_of(draft, part)) for part in ASKED})
     return ReviewResult(kept, drops, found, items)
 
 # %% ../../nbs/dataset/08_review.ipynb #b835d3f6
 async def review_drafts(
-    drafts: Iterable[Draft], clients: Sequence[Client], out: str | Path, *, rules: Iterable[str] | None = None, limits: LintLimits | None = None,
-    on_row: Callable[[StageRow], None] | None = None, command: str = "the same command",
-) -> ReviewResult:  # fmt: skip
+    drafts: Iterable[Draft],
+    clients: Sequence[Client],
+    out: str | Path,
+    *,
+    rules: Iterable[str] | None = None,
+    limits: LintLimits | None = None,
+    on_row: Callable[[StageRow], None] | None = None,
+    command: str = "the same command",
+) -> ReviewResult:
     """Take finished drafts through the checks and the reviews by two clients, resuming where an earlier run stopped.
 
     Writes `out/review-1.jsonl` and `out/review-2.jsonl`. Raises `ValueError` for reviewers that are the same model,
     `StageError` when one of them never approves, and `CallError` when a call fails for good.
     """
-    if len({(c.endpoint.model, c.endpoint.url, str(c.endpoint.extra_body)) for c in clients}) < 2 or len(clients) != 2:
-        raise ValueError(f"reviewers: found {', '.join(c.endpoint.model for c in clients) or 'none'}; allowed are two different models")
+    if (
+        len({(c.endpoint.model, c.endpoint.url, str(c.endpoint.extra_body)) for c in clients}) < 2
+        or len(clients) != 2
+    ):
+        raise ValueError(
+            f"reviewers: found {', '.join(c.endpoint.model for c in clients) or 'none'}; allowed are two different models"
+        )
     passed, lost, _ = check_drafts(drafts, rules, limits)
     tasks = [
-        asyncio.ensure_future(run_stage(review_stage(f"review-{i}"), passed, client, out, on_row=on_row, command=command))
+        asyncio.ensure_future(
+            run_stage(
+                review_stage(f"review-{i}"), passed, client, out, on_row=on_row, command=command
+            )
+        )
         for i, client in enumerate(clients, 1)
-    ]  # fmt: skip
+    ]
     try:
         results = await asyncio.gather(*tasks)
     finally:

@@ -38,9 +38,13 @@ class Limits(BaseModel):
     prose_answer: bool = True  # whether the answer's words count as language, too
     symbols: float = 0.18  # largest share of characters that are neither letter, digit nor space
     run: int = 12  # longest run of one character
-    variety: float = 0.5  # smallest share of distinct five-word sequences in a text of 50 words and more
+    variety: float = (
+        0.5  # smallest share of distinct five-word sequences in a text of 50 words and more
+    )
     boilerplate: float = 0.65  # largest share of the answer's characters in stock sentences
-    containment: float = 1.0  # largest share of the answer's ten-word sequences found in the question
+    containment: float = (
+        1.0  # largest share of the answer's ten-word sequences found in the question
+    )
     signals: int = 1  # fewest families of signal words
     score: float = 60  # smallest quality score, from 0 to 100
 
@@ -65,15 +69,23 @@ class ScreenConfig(BaseModel):
     @cached_property
     def sets(self) -> dict[str, frozenset[str]]:
         """The plain word lists as sets."""
-        return {name: frozenset(getattr(self, name).split()) for name in ("function_words", "requests", "openers")}
+        return {
+            name: frozenset(getattr(self, name).split())
+            for name in ("function_words", "requests", "openers")
+        }
 
     @cached_property
     def families(self) -> dict[str, dict[str, frozenset[str]]]:
         """Signal words by domain and family."""
-        return {d: {name: frozenset(words.split()) for name, words in f.items()} for d, f in self.signals.items()}
+        return {
+            d: {name: frozenset(words.split()) for name, words in f.items()}
+            for d, f in self.signals.items()
+        }
 
 # %% ../../nbs/dataset/02_screening.ipynb #2d29759b
-def load_screen(changes: str | Path | dict | None = None, languages: Sequence[str] = ("en",)) -> ScreenConfig:
+def load_screen(
+    changes: str | Path | dict | None = None, languages: Sequence[str] = ("en",)
+) -> ScreenConfig:
     """The default screening table, for rows in these languages, with a user's changes: a mapping or a YAML file of the same form.
 
     Raises `ValueError` naming the place, the value found and what is wrong with it.
@@ -89,7 +101,13 @@ def load_screen(changes: str | Path | dict | None = None, languages: Sequence[st
     try:
         return ScreenConfig(**(table | dict(changes) | {"limits": table["limits"]}))
     except ValidationError as error:
-        raise table_error(error, place, Limits.model_fields if "limits" in error.errors()[0]["loc"] else ScreenConfig.model_fields) from None
+        raise table_error(
+            error,
+            place,
+            Limits.model_fields
+            if "limits" in error.errors()[0]["loc"]
+            else ScreenConfig.model_fields,
+        ) from None
 
 # %% ../../nbs/dataset/02_screening.ipynb #1f7f06d3
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai, Lao, Burmese, Khmer, kana, Han
@@ -104,7 +122,9 @@ def words(text: str) -> list[str]:
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
     lists = read_yaml(resources.files("memcalib") / "data" / "small_words.yaml")
-    return {"en": load_screen().sets["function_words"]} | {language: frozenset(text.split()) for language, text in lists.items()}
+    return {"en": load_screen().sets["function_words"]} | {
+        language: frozenset(text.split()) for language, text in lists.items()
+    }
 
 
 def small_words(language: str) -> frozenset[str]:
@@ -115,19 +135,25 @@ def small_words(language: str) -> frozenset[str]:
 def text_language(text: str) -> str:
     """The code of the language, of those with a list of small words, whose small words are most frequent in a text; "" where they are too few to tell."""
     found = words(text)
-    shares = {name: sum(map(small.__contains__, found)) / max(len(found), 1) for name, small in _small_words().items()}
+    shares = {
+        name: sum(map(small.__contains__, found)) / max(len(found), 1)
+        for name, small in _small_words().items()
+    }
     best = max(shares, key=shares.__getitem__)
     return best if shares[best] >= 0.1 else ""
 
 # %% ../../nbs/dataset/02_screening.ipynb #9009d921
-_SELF = frozenset(("i", "i'm", "i've", "i'd", "i’m", "i’ve", "i’d", "my", "we", "we're", "we've", "our"))
+_SELF = frozenset(
+    ("i", "i'm", "i've", "i'd", "i’m", "i’ve", "i’d", "my", "we", "we're", "we've", "our")
+)
 
 
 class RowView:
     """A row with the limits of its domain and the words that rules share."""
 
     def __init__(self, row: SourceRow, config: ScreenConfig):
-        self.row, self.config = row, config
+        self.row = row
+        self.config = config
         self.limits = config.limits.get(row.domain, config.limits["general"])
 
     @cached_property
@@ -152,8 +178,15 @@ class RowView:
         asked = {*self.question, *words(self.row.context)}
         families = self.config.families.get(self.row.domain, self.config.families["general"])
         found = [name for name, signs in families.items() if not asked.isdisjoint(signs)]
-        said = (words(part) for part in re.findall(r"[^.!?\n]+(?=[.!\n]|$)", f"{self.row.question}\n{self.row.context}"))
-        return found or ["statement"] * any(len(part) >= 5 and not _SELF.isdisjoint(part) for part in said)
+        said = (
+            words(part)
+            for part in re.findall(
+                r"[^.!?\n]+(?=[.!\n]|$)", f"{self.row.question}\n{self.row.context}"
+            )
+        )
+        return found or ["statement"] * any(
+            len(part) >= 5 and not _SELF.isdisjoint(part) for part in said
+        )
 
 # %% ../../nbs/dataset/02_screening.ipynb #a6be1300
 Finding = tuple[str, str] | None  # (found, allowed)
@@ -207,7 +240,10 @@ def damage(view: RowView) -> Finding:
         if not text.isprintable() or not text.isascii():
             marks = len(_DAMAGE.findall(text))
             if marks > view.limits.damaged * len(text):
-                return f"{marks} damaged characters in the {name}", f"at most {view.limits.damaged:.1%}"
+                return (
+                    f"{marks} damaged characters in the {name}",
+                    f"at most {view.limits.damaged:.1%}",
+                )
     return None
 
 # %% ../../nbs/dataset/02_screening.ipynb #e7602de3
@@ -228,13 +264,16 @@ def letters(view: RowView) -> Finding:
 def few_words(view: RowView) -> Finding:
     """Question and answer have enough words each."""
     fewest = min(len(view.question), len(view.answer))
-    return (f"{fewest} words", f"at least {view.limits.words}") if fewest < view.limits.words else None
+    return (
+        (f"{fewest} words", f"at least {view.limits.words}") if fewest < view.limits.words else None
+    )
 
 
 @rule
 def language(view: RowView) -> Finding:
     """Enough small English words; the answer counts where it is prose."""
-    small, low = view.config.sets["function_words"], view.limits.function_words
+    small = view.config.sets["function_words"]
+    low = view.limits.function_words
     for name in ("question", "answer")[: 1 + view.limits.prose_answer]:
         found = getattr(view, name)
         share = sum(map(small.__contains__, found)) / max(len(found), 1)
@@ -259,9 +298,14 @@ _RUN = re.compile(r"([^\s\d.=_*#~+-])\1{7,}")
 def run(view: RowView) -> Finding:
     """No character is repeated without end; dots, digits and marks for drawing lines are free."""
     for name in ("question", "answer"):
-        longest = max((len(match[0]) for match in _RUN.finditer(getattr(view.row, name))), default=0)
+        longest = max(
+            (len(match[0]) for match in _RUN.finditer(getattr(view.row, name))), default=0
+        )
         if longest > view.limits.run:
-            return f"one character {longest} times running in the {name}", f"at most {view.limits.run}"
+            return (
+                f"one character {longest} times running in the {name}",
+                f"at most {view.limits.run}",
+            )
     return None
 
 
@@ -272,7 +316,10 @@ def symbols(view: RowView) -> Finding:
         text = getattr(view.row, name)
         count = _symbol_count(text)
         if count > view.limits.symbols * len(text):
-            return f"{count / len(text):.1%} symbols in the {name}", f"at most {view.limits.symbols:.0%}"
+            return (
+                f"{count / len(text):.1%} symbols in the {name}",
+                f"at most {view.limits.symbols:.0%}",
+            )
     return None
 
 # %% ../../nbs/dataset/02_screening.ipynb #4276ad59
@@ -285,7 +332,10 @@ def loop(view: RowView) -> Finding:
             grams = Counter(zip(*(found[k:] for k in range(5)), strict=False))
             share = len(grams) / max(len(found) - 4, 1)
             if share < view.limits.variety:
-                return f"{share:.0%} distinct sequences in the {name}", f"at least {view.limits.variety:.0%}"
+                return (
+                    f"{share:.0%} distinct sequences in the {name}",
+                    f"at least {view.limits.variety:.0%}",
+                )
     return None
 
 # %% ../../nbs/dataset/02_screening.ipynb #f19085df
@@ -296,22 +346,37 @@ _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
 def boilerplate(view: RowView) -> Finding:
     """Stock sentences are not most of the answer."""
     sentences = _SENTENCE.findall(view.row.answer.lower()) if view.stock else []
-    stock = sum(len(sentence) for sentence in sentences if any(phrase in sentence for phrase in view.stock))
+    stock = sum(
+        len(sentence) for sentence in sentences if any(phrase in sentence for phrase in view.stock)
+    )
     share = stock / max(len(view.row.answer), 1)
     high = view.limits.boilerplate
-    return (f"{share:.0%} of the answer is stock phrases", f"at most {high:.0%}") if share > high else None
+    return (
+        (f"{share:.0%} of the answer is stock phrases", f"at most {high:.0%}")
+        if share > high
+        else None
+    )
 
 # %% ../../nbs/dataset/02_screening.ipynb #474dea91
 @rule
 def intent(view: RowView) -> Finding:
     """The question asks for something; a table without words of request asks for nothing of the kind."""
-    asked, requests = view.row.question, view.config.sets["requests"]
-    if not requests or any(mark in asked for mark in "?？؟") or not requests.isdisjoint(view.question):
+    asked = view.row.question
+    requests = view.config.sets["requests"]
+    if (
+        not requests
+        or any(mark in asked for mark in "?？؟")
+        or not requests.isdisjoint(view.question)
+    ):
         return None
-    heads = {words(sentence[:40])[0] for sentence in _SENTENCE.findall(asked) if words(sentence[:40])}
-    return ("no question and no request", "a question mark or a word of request") if heads.isdisjoint(
-        view.config.sets["openers"]
-    ) else None
+    heads = {
+        words(sentence[:40])[0] for sentence in _SENTENCE.findall(asked) if words(sentence[:40])
+    }
+    return (
+        ("no question and no request", "a question mark or a word of request")
+        if heads.isdisjoint(view.config.sets["openers"])
+        else None
+    )
 
 # %% ../../nbs/dataset/02_screening.ipynb #7c698be9
 @rule
@@ -320,39 +385,60 @@ def containment(view: RowView) -> Finding:
     high = view.limits.containment
     if high >= 1 or len(view.answer) < 10:
         return None
-    grams = lambda found: {tuple(found[k : k + 10]) for k in range(len(found) - 9)}
+
+    def grams(found):
+        return {tuple(found[k : k + 10]) for k in range(len(found) - 9)}
+
     own = grams(view.answer)
     share = len(own & grams(view.question)) / len(own)
-    return (f"{share:.0%} of the answer stands in the question", f"less than {high:.0%}") if share >= high else None
+    return (
+        (f"{share:.0%} of the answer stands in the question", f"less than {high:.0%}")
+        if share >= high
+        else None
+    )
 
 # %% ../../nbs/dataset/02_screening.ipynb #c593e90a
 @rule
 def signals(view: RowView) -> Finding:
     """Question or context holds words of enough signal families."""
-    found, low = view.signals, view.limits.signals
-    return (f"{len(found)} families of signal words", f"at least {low}") if len(found) < low else None
+    found = view.signals
+    low = view.limits.signals
+    return (
+        (f"{len(found)} families of signal words", f"at least {low}") if len(found) < low else None
+    )
 
 # %% ../../nbs/dataset/02_screening.ipynb #6a27ebaf
 def quality(view: RowView) -> float:
     """The score of a row, 0 to 100: question 25, answer 25, signals 40, cleanliness 10."""
-    row, limits = view.row, view.limits
+    row = view.row
+    limits = view.limits
     noise = _symbol_count(row.answer) / max(len(row.answer), 1)
     clean = max(0.0, 1 - 0.5 * noise / limits.symbols - 0.1 * len(view.stock))
-    asked, answered = min(1, len(view.question) / 16), min(1, len(view.answer) / 32)
-    signs = min(1, len(view.signals) / 2) if limits.signals else 1  # where none is asked for, none is missing
+    asked = min(1, len(view.question) / 16)
+    answered = min(1, len(view.answer) / 32)
+    signs = (
+        min(1, len(view.signals) / 2) if limits.signals else 1
+    )  # where none is asked for, none is missing
     return round(25 * asked + 25 * answered + 40 * signs + 10 * clean, 2)
 
 
 @rule
 def score(view: RowView) -> Finding:
     """The quality score is high enough."""
-    found, low = quality(view), view.limits.score
+    found = quality(view)
+    low = view.limits.score
     return (f"score {found:g}", f"at least {low:g}") if found < low else None
 
 # %% ../../nbs/dataset/02_screening.ipynb #e84ffcf4
 _SETTING = {
-    "question length": "question_chars", "answer length": "answer_chars", "context length": "context_chars", "damage": "damaged", "letters": "english_letters",
-    "few words": "words", "language": "function_words", "loop": "variety",
+    "question length": "question_chars",
+    "answer length": "answer_chars",
+    "context length": "context_chars",
+    "damage": "damaged",
+    "letters": "english_letters",
+    "few words": "words",
+    "language": "function_words",
+    "loop": "variety",
 }  # the threshold of a rule that has another name
 
 
@@ -362,15 +448,32 @@ def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
     for name, check in RULES.items():
         if finding := check(view):
             found, allowed = finding
-            setting, domain = _SETTING.get(name, name), row.domain if row.domain in config.limits else "general"
-            where = [f"screen.limits.{domain}.{setting}"] if setting in Limits.model_fields else ["screen.requests and screen.openers"] if name == "intent" else []
+            setting = _SETTING.get(name, name)
+            domain = row.domain if row.domain in config.limits else "general"
+            where = (
+                [f"screen.limits.{domain}.{setting}"]
+                if setting in Limits.model_fields
+                else ["screen.requests and screen.openers"]
+                if name == "intent"
+                else []
+            )
             if name in ("letters", "language", "intent"):
-                where.append(f"a build from rows in another language says so: languages: [{text_language(row.question).replace('en', '') or 'CODE'}]")
-            return Dropped.of(row, "screening", name, found, f"{allowed} ({'; '.join(where)})" if where else allowed)
+                where.append(
+                    f"a build from rows in another language says so: languages: [{text_language(row.question).replace('en', '') or 'CODE'}]"
+                )
+            return Dropped.of(
+                row,
+                "screening",
+                name,
+                found,
+                f"{allowed} ({'; '.join(where)})" if where else allowed,
+            )
     return row.model_copy(update={"metadata": row.metadata | {"score": quality(view)}})
 
 
-def screen(stream: Iterable[SourceRow | Dropped], config: ScreenConfig | None = None) -> Iterator[SourceRow | Dropped]:
+def screen(
+    stream: Iterable[SourceRow | Dropped], config: ScreenConfig | None = None
+) -> Iterator[SourceRow | Dropped]:
     """Screen a stream of rows, one at a time; earlier losses pass through."""
     config = config or load_screen()
     for item in stream:

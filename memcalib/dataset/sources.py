@@ -47,11 +47,15 @@ class SourceRow(Record):
     licence: str = "unknown"
     topic: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    file: str = Field("", exclude=True)  # where the row was read, for messages; not part of the row as it is written
+    file: str = Field(
+        "", exclude=True
+    )  # where the row was read, for messages; not part of the row as it is written
     line: int = Field(0, exclude=True)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SourceRow) and self.model_dump() == other.model_dump()  # wherever it was read
+        return (
+            isinstance(other, SourceRow) and self.model_dump() == other.model_dump()
+        )  # wherever it was read
 
     @property
     def text(self) -> str:
@@ -74,13 +78,25 @@ class Dropped(Record):
     other: str = ""
 
     @classmethod
-    def of(cls, row: SourceRow, stage: str, rule: str, found: str, allowed: str, other: str = "") -> "Dropped":
+    def of(
+        cls, row: SourceRow, stage: str, rule: str, found: str, allowed: str, other: str = ""
+    ) -> "Dropped":
         """The loss of a row, with the file and the line that it was read from."""
-        place = {"id": row.id, "source": row.source, "domain": row.domain, "file": row.file, "line": row.line}
+        place = {
+            "id": row.id,
+            "source": row.source,
+            "domain": row.domain,
+            "file": row.file,
+            "line": row.line,
+        }
         return cls(**place, stage=stage, rule=rule, found=found, allowed=allowed, other=other)
 
     def __str__(self) -> str:
-        place = " ".join(filter(None, (self.id or self.source, self.file, f"line {self.line}" if self.line else "")))
+        place = " ".join(
+            filter(
+                None, (self.id or self.source, self.file, f"line {self.line}" if self.line else "")
+            )
+        )
         return f"{place}: {self.stage}, {self.rule}: found {self.found}; allowed: {self.allowed}"
 
 
@@ -101,8 +117,13 @@ class Passed:
             return self
         reasons = Counter((drop.stage, drop.rule) for drop in self.dropped)
         first = {(drop.stage, drop.rule): drop for drop in reversed(self.dropped)}
-        lines = [f"{count} by {reason[1]}, for instance {first[reason]}" for reason, count in reasons.most_common()]
-        found = f"0 of {len(self.dropped)} rows accepted: " + "; ".join(lines or ["there was nothing to read"])
+        lines = [
+            f"{count} by {reason[1]}, for instance {first[reason]}"
+            for reason, count in reasons.most_common()
+        ]
+        found = f"0 of {len(self.dropped)} rows accepted: " + "; ".join(
+            lines or ["there was nothing to read"]
+        )
         raise DataError([Violation(stage, found, "at least one row")])
 
 
@@ -129,9 +150,20 @@ def _turns(messages: list[dict] | list[str] | str) -> list[tuple[bool, str]]:
     if all(isinstance(message, str) for message in messages):
         return [(number % 2 == 0, text) for number, text in enumerate(messages)]
     turns = [(m.get("role", m.get("from")), m.get("content", m.get("value"))) for m in messages]
-    plain = lambda said: "\n".join(part["text"] for part in said if part.get("type") == "text") if isinstance(said, list) else said
+
+    def plain(said):
+        return (
+            "\n".join(part["text"] for part in said if part.get("type") == "text")
+            if isinstance(said, list)
+            else said
+        )
+
     silent = ("system", "developer", "tool", "function")
-    return [(role in ("user", "human", "prompter"), plain(text)) for role, text in turns if role not in silent]
+    return [
+        (role in ("user", "human", "prompter"), plain(text))
+        for role, text in turns
+        if role not in silent
+    ]
 
 
 @reader
@@ -154,16 +186,24 @@ def best_reply(prompt: dict) -> str:
     usable = [
         message
         for message in prompt.get("replies") or []
-        if message.get("role") == "assistant" and not message.get("deleted") and message.get("lang") == prompt.get("lang")
+        if message.get("role") == "assistant"
+        and not message.get("deleted")
+        and message.get("lang") == prompt.get("lang")
     ]
-    rank = lambda m: (m["rank"] if m.get("rank") is not None else float("inf"), str(m.get("message_id")))
+
+    def rank(m):
+        return (m["rank"] if m.get("rank") is not None else float("inf"), str(m.get("message_id")))
+
     return min(usable, key=rank)["text"] if usable else ""
 
 # %% ../../nbs/dataset/01_sources.ipynb #d82bb93a
 @reader
 def best_answer(answers: list[dict]) -> str:
     """The text of the accepted answer, else of the one with the highest `pm_score`; empty when there is none."""
-    rank = lambda a: (not a.get("selected"), -(a.get("pm_score") or 0), str(a.get("answer_id")))
+
+    def rank(a):
+        return (not a.get("selected"), -(a.get("pm_score") or 0), str(a.get("answer_id")))
+
     return min(answers, key=rank)["text"] if answers else ""
 
 
@@ -174,11 +214,14 @@ def site(links: list[str]) -> str:
 
 # %% ../../nbs/dataset/01_sources.ipynb #646a02ca
 class _HtmlText(HTMLParser):
-    BREAKS = frozenset({"p", "br", "li", "ul", "ol", "div", "h1", "h2", "h3", "blockquote", "tr", "hr"})
+    BREAKS = frozenset(
+        {"p", "br", "li", "ul", "ol", "div", "h1", "h2", "h3", "blockquote", "tr", "hr"}
+    )
 
     def __init__(self):
         super().__init__()
-        self.parts, self.code = [], False
+        self.parts = []
+        self.code = False
 
     def _tag(self, tag: str, opens: bool) -> None:
         if tag == "pre":
@@ -217,7 +260,8 @@ Lines = Iterator[tuple[int, Any]]  # (line number, raw record or Violation)
 
 def gather_oasst(lines: Lines) -> Lines:
     """Message trees {prompt: {text, lang, replies: [...]}} from the flat table of messages, in the order of the prompts."""
-    prompts, replies = [], defaultdict(list)
+    prompts = []
+    replies = defaultdict(list)
     for line, message in lines:
         if not isinstance(message, dict) or "prompt" in message:
             yield line, message
@@ -237,15 +281,22 @@ def _first_turns(record: dict) -> dict:
     else:
         split = [text.partition(":") for text in record.get("utterances") or []]
         said = [(speaker.strip().lower() == "patient", text.strip()) for speaker, _, text in split]
-    patient = next((text for is_patient, text in said if is_patient and text), record.get("description"))
+    patient = next(
+        (text for is_patient, text in said if is_patient and text), record.get("description")
+    )
     doctor = next((text for is_patient, text in said if not is_patient and text), "")
-    known = {"id": record.get("dialogue_id", record.get("id")), "url": record.get("dialogue_url", record.get("url"))}
+    known = {
+        "id": record.get("dialogue_id", record.get("id")),
+        "url": record.get("dialogue_url", record.get("url")),
+    }
     return {"patient": patient, "doctor": doctor, "description": record.get("description")} | known
 
 
 def gather_meddialog(lines: Lines) -> Lines:
     """{id, url, description, patient, doctor} of each dialogue, from raw text lines, `utterances` or `dialogue_turns`."""
-    record, part, start = {}, "", 0
+    record = {}
+    part = ""
+    start = 0
     for line, raw in chain(lines, [(0, {"text": "id="})]):
         if not isinstance(raw, dict) or "text" not in raw:
             known = isinstance(raw, dict) and {"utterances", "dialogue_turns"} & raw.keys()
@@ -255,7 +306,9 @@ def gather_meddialog(lines: Lines) -> Lines:
         if text.startswith("id="):
             if record.get("utterances"):
                 yield start, _first_turns(record)
-            record, part, start = {"id": text[3:], "utterances": []}, "", line
+            record = {"id": text[3:], "utterances": []}
+            part = ""
+            start = line
         elif text in ("Description", "Dialogue", "Patient:", "Doctor:"):
             part = text
             if text.endswith(":"):
@@ -268,11 +321,17 @@ def gather_meddialog(lines: Lines) -> Lines:
             record["utterances"][-1] += " " + text
 
 
-GATHER: dict[str, Callable[[Lines], Lines]] = {"": lambda lines: lines, "oasst": gather_oasst, "meddialog": gather_meddialog}
+GATHER: dict[str, Callable[[Lines], Lines]] = {
+    "": lambda lines: lines,
+    "oasst": gather_oasst,
+    "meddialog": gather_meddialog,
+}
 
 # %% ../../nbs/dataset/01_sources.ipynb #6f637991
 def _csv_lines(path: Path) -> Lines:
-    usual = csv.field_size_limit(2**31 - 1)  # a cell may be a whole book; the length rules come later. The limit is that of the process
+    usual = csv.field_size_limit(
+        2**31 - 1
+    )  # a cell may be a whole book; the length rules come later. The limit is that of the process
     opened = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         head = file.readline()
@@ -282,16 +341,51 @@ def _csv_lines(path: Path) -> Lines:
             names = [name.strip() for name in next(reader, [])]
             before = reader.line_num
             for cells in reader:
-                line, before = before + 1, reader.line_num
-                bad = next((name for name, cell in zip(names, cells, strict=False) if re.search("[\udc80-\udcff]", cell)), None)
+                line = before + 1
+                before = reader.line_num
+                bad = next(
+                    (
+                        name
+                        for name, cell in zip(names, cells, strict=False)
+                        if re.search("[\udc80-\udcff]", cell)
+                    ),
+                    None,
+                )
                 if bad is not None:
-                    yield line, Violation("encoding", f"bytes in column {bad!r} that are not UTF-8", "UTF-8", line=line, file=str(path))
+                    yield (
+                        line,
+                        Violation(
+                            "encoding",
+                            f"bytes in column {bad!r} that are not UTF-8",
+                            "UTF-8",
+                            line=line,
+                            file=str(path),
+                        ),
+                    )
                 elif cells and len(cells) != len(names):
-                    yield line, Violation("csv", f"{len(cells)} cells", f"{len(names)}, as many as the header", line=line, file=str(path))
+                    yield (
+                        line,
+                        Violation(
+                            "csv",
+                            f"{len(cells)} cells",
+                            f"{len(names)}, as many as the header",
+                            line=line,
+                            file=str(path),
+                        ),
+                    )
                 elif cells:
                     yield line, dict(zip(names, cells, strict=True))
         except csv.Error as error:
-            yield reader.line_num, Violation("csv", str(error), "a table with one header line", line=reader.line_num, file=str(path))
+            yield (
+                reader.line_num,
+                Violation(
+                    "csv",
+                    str(error),
+                    "a table with one header line",
+                    line=reader.line_num,
+                    file=str(path),
+                ),
+            )
         finally:
             csv.field_size_limit(usual)
 
@@ -306,7 +400,15 @@ def _json_lines(path: Path) -> Lines:
         rows = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
         yield from enumerate(rows, 1)
     except (ValueError, RecursionError) as error:
-        yield 1, Violation("json", str(error)[:200], "one array of objects, or one object a line", file=str(path))
+        yield (
+            1,
+            Violation(
+                "json",
+                str(error)[:200],
+                "one array of objects, or one object a line",
+                file=str(path),
+            ),
+        )
 
 
 def _text_lines(path: Path) -> Lines:
@@ -315,8 +417,14 @@ def _text_lines(path: Path) -> Lines:
 
 
 FILES: dict[str, Callable[[Path], Lines]] = {
-    ".jsonl": iter_rows, ".jsonl.gz": iter_rows, ".parquet": iter_rows,
-    ".json": _json_lines, ".csv": _csv_lines, ".csv.gz": _csv_lines, ".tsv": _csv_lines, ".txt": _text_lines,
+    ".jsonl": iter_rows,
+    ".jsonl.gz": iter_rows,
+    ".parquet": iter_rows,
+    ".json": _json_lines,
+    ".csv": _csv_lines,
+    ".csv.gz": _csv_lines,
+    ".tsv": _csv_lines,
+    ".txt": _text_lines,
 }
 
 
@@ -340,7 +448,9 @@ def file_lines(path: Path) -> Lines:
         return
     suffix = next((suffix for suffix in FILES if path.name.endswith(suffix)), None)
     if path.is_file() and suffix is None:
-        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet can be saved as CSV")
+        raise ValueError(
+            f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet can be saved as CSV"
+        )
     if suffix and not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     yield from FILES[suffix](path) if path.is_file() else iter_rows(path)
@@ -362,22 +472,33 @@ class Source(BaseModel):
     files: str = ""  # raw files inside the hub repository, where its own loader will not do
     gather: Literal["", "oasst", "meddialog"] = ""
     columns: dict[str, str]
-    needed: tuple[str, ...] = ("question", "answer")  # the fields whose columns have to be in the file
+    needed: tuple[str, ...] = (
+        "question",
+        "answer",
+    )  # the fields whose columns have to be in the file
     keep: dict[str, tuple[str, ...]] = {}
-    records: Callable[[Path | None], Iterable[dict]] | None = None  # yields the raw records, in place of files and hub
+    records: Callable[[Path | None], Iterable[dict]] | None = (
+        None  # yields the raw records, in place of files and hub
+    )
 
     @field_validator("columns")
     @classmethod
     def _known(cls, columns: dict[str, str]) -> dict[str, str]:
         if missing := {"question", "answer"} - columns.keys():
-            raise ValueError(f"columns name no {' and no '.join(sorted(missing))}; needed are question and answer")
+            raise ValueError(
+                f"columns name no {' and no '.join(sorted(missing))}; needed are question and answer"
+            )
         for name, spec in columns.items():
             if unknown := set(spec.split("|")[1:]) - READERS.keys():
-                raise ValueError(f"{name}: unknown reader {unknown.pop()!r}; allowed are {', '.join(READERS)}")
+                raise ValueError(
+                    f"{name}: unknown reader {unknown.pop()!r}; allowed are {', '.join(READERS)}"
+                )
         return columns
 
 # %% ../../nbs/dataset/01_sources.ipynb #687c7c5f
-def shipped_table(name: str, changes: str | Path | Mapping | None) -> tuple[dict[str, Any], Mapping[str, Any], str]:
+def shipped_table(
+    name: str, changes: str | Path | Mapping | None
+) -> tuple[dict[str, Any], Mapping[str, Any], str]:
     """The table `data/<name>.yaml` of the package, a user's changes to it, and what the changes are called in messages."""
     place = str(changes) if isinstance(changes, str | Path) else name
     changes = (read_yaml(changes) if isinstance(changes, str | Path) else changes) or {}
@@ -388,12 +509,17 @@ def shipped_table(name: str, changes: str | Path | Mapping | None) -> tuple[dict
 
 def table_error(error: ValidationError, place: str, known: Iterable[str] = ()) -> ValueError:
     """The first thing wrong with a table: its place, the value found, and what is allowed; `known` are the names that may stand at a place."""
-    first, known = error.errors()[0], list(known)
+    first = error.errors()[0]
+    known = list(known)
     if first["type"] == "extra_forbidden" and known:
         meant = nearest(str(first["loc"][-1]), known)
         hint = f"; meant is perhaps {meant}" if meant else ""
-        return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}, which is not a setting{hint}; allowed are {', '.join(known)}")
-    return ValueError(f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}: {first['msg']}")
+        return ValueError(
+            f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}, which is not a setting{hint}; allowed are {', '.join(known)}"
+        )
+    return ValueError(
+        f"{place}: {'.'.join(map(str, first['loc']))}: found {short_repr(first['input'])}: {first['msg']}"
+    )
 
 
 def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[str, Source]:
@@ -404,7 +530,9 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
     table, changes, place = shipped_table("sources", changes)
     for name, settings in changes.items():
         if not isinstance(settings, dict):
-            raise ValueError(f"{place}: {name}: found {short_repr(settings)}; allowed is a mapping of settings")
+            raise ValueError(
+                f"{place}: {name}: found {short_repr(settings)}; allowed is a mapping of settings"
+            )
         table[name] = table.get(name, {}) | settings
     try:
         return {name: Source(name=name, **settings) for name, settings in table.items()}
@@ -420,11 +548,19 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
     if name in table:
         return table[name]
     if ":" not in name:
-        allowed = f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
-        raise ValueError(f"source: found {name!r}, which no source of the table is called; allowed are {allowed}")
+        allowed = (
+            f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
+        )
+        raise ValueError(
+            f"source: found {name!r}, which no source of the table is called; allowed are {allowed}"
+        )
     try:
         found = import_object(name, Source | Mapping)
-        return found if isinstance(found, Source) else Source(**{"name": name.rpartition(":")[2]} | dict(found))
+        return (
+            found
+            if isinstance(found, Source)
+            else Source(**{"name": name.rpartition(":")[2]} | dict(found))
+        )
     except ValidationError as error:
         raise table_error(error, name, Source.model_fields) from None
     except ValueError as error:
@@ -445,7 +581,11 @@ def clean_text(value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__}")
-    text = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if not value.isascii() else value
+    text = (
+        value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        if not value.isascii()
+        else value
+    )
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
@@ -459,14 +599,24 @@ def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> Sourc
     for name, spec in source.columns.items():
         path, *steps = spec.split("|")
         try:
-            values[name] = clean_text(reduce(lambda value, step: READERS[step](value), steps, _pick(record, path)))
+            values[name] = clean_text(
+                reduce(lambda value, step: READERS[step](value), steps, _pick(record, path))
+            )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             value = _pick(record, path)
             found = f"{short_repr(value)} in column {spec!r} ({type(error).__name__}: {str(error)[:80]})"
-            turns = isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
-            way = f"; a list of turns takes a reader: '{path}|user' for the question, '{path}|reply' for the answer" if turns and not steps else ""
+            turns = isinstance(value, list) or (
+                isinstance(value, str) and value.lstrip().startswith("[")
+            )
+            way = (
+                f"; a list of turns takes a reader: '{path}|user' for the question, '{path}|reply' for the answer"
+                if turns and not steps
+                else ""
+            )
             return Dropped(**head, stage="reading", rule=name, found=found, allowed=f"text{way}")
-    fields = {name: values.pop(name, "") for name in ("id", "question", "context", "answer", "topic")}
+    fields = {
+        name: values.pop(name, "") for name in ("id", "question", "context", "answer", "topic")
+    }
     head["domain"] = values.pop("domain", "") or source.domain
     content = [fields["question"], fields["answer"], *filter(None, [fields["context"]])]
     fields["id"] = f"{source.name}:{fields['id'] or text_hash(chr(0).join(content))}"
@@ -475,17 +625,28 @@ def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> Sourc
         if value not in allowed:
             why = {"found": f"{name} {value!r}", "allowed": ", ".join(allowed)}
             return Dropped(**head, id=fields["id"], stage="reading", rule="selection", **why)
-    return SourceRow(**head, **fields, licence=source.licence, metadata={k: v for k, v in values.items() if v})
+    return SourceRow(
+        **head, **fields, licence=source.licence, metadata={k: v for k, v in values.items() if v}
+    )
 
 # %% ../../nbs/dataset/01_sources.ipynb #862307cb
 def hub_arguments(source: Source) -> dict[str, Any]:
     """The arguments of `datasets.load_dataset` that open this source, streaming, at its revision."""
     if not source.files:
-        return {"path": source.hub, "split": source.split, "revision": source.revision, "streaming": True}
+        return {
+            "path": source.hub,
+            "split": source.split,
+            "revision": source.revision,
+            "streaming": True,
+        }
     inside, _, file = source.files.rpartition("::")
     where = f"hf://datasets/{source.hub}@{source.revision}/{file}"
     kind = (inside or file).removesuffix(".gz").rpartition(".")[2]
-    options = {"path": {"jsonl": "json", "txt": "text"}.get(kind, kind), "split": source.split, "streaming": True}
+    options = {
+        "path": {"jsonl": "json", "txt": "text"}.get(kind, kind),
+        "split": source.split,
+        "streaming": True,
+    }
     loose = {"encoding_errors": "replace"} if kind == "txt" else {}
     return options | {"data_files": f"{inside}::{where}" if inside else where} | loose
 
@@ -496,22 +657,38 @@ def _hub_lines(source: Source) -> Lines:
     try:
         yield from enumerate(load_dataset(**hub_arguments(source)), 1)
     except (OSError, ValueError, RuntimeError) as error:
-        allowed = f"{source.hub} at revision {source.revision}, or a local path with the same columns"
-        raise DataError([Violation("hub", short_repr(str(error), 200), allowed, file=source.name)]) from error
+        allowed = (
+            f"{source.hub} at revision {source.revision}, or a local path with the same columns"
+        )
+        raise DataError(
+            [Violation("hub", short_repr(str(error), 200), allowed, file=source.name)]
+        ) from error
 
 # %% ../../nbs/dataset/01_sources.ipynb #263f55f7
 def _check_columns(source: Source, records: list[Any], place: str) -> None:
     names: dict[str, None] = {}
     for record in records:
         for name, value in record.items() if isinstance(record, dict) else ():
-            names |= {name: None} | ({f"{name}.{inner}": None for inner in value} if isinstance(value, dict) else {})
+            names |= {name: None} | (
+                {f"{name}.{inner}": None for inner in value} if isinstance(value, dict) else {}
+            )
     if not names:
         broken = [record for record in records if isinstance(record, Violation)][:20]
-        raise DataError(broken or [Violation("file", "no records", "at least one record", file=place)])
-    needed = [source.columns[name].split("|")[0] for name in source.needed if name in source.columns]
+        raise DataError(
+            broken or [Violation("file", "no records", "at least one record", file=place)]
+        )
+    needed = [
+        source.columns[name].split("|")[0] for name in source.needed if name in source.columns
+    ]
     if missing := [path for path in needed if path not in names and path.count(".") < 2]:
         found = f"columns {', '.join(names)}, none of them {' or '.join(missing)}"
-        raise DataError([Violation("columns", found, f"columns {', '.join(needed)} for {source.name}", file=place)])
+        raise DataError(
+            [
+                Violation(
+                    "columns", found, f"columns {', '.join(needed)} for {source.name}", file=place
+                )
+            ]
+        )
 
 
 def read_source(
@@ -524,18 +701,46 @@ def read_source(
     """
     source = find_source(source) if isinstance(source, str) else source
     path = None if path is None else Path(path)
-    raw = enumerate(source.records(path), 1) if source.records else _hub_lines(source) if path is None else file_lines(path)
-    lines = (("" if path is None or path.is_dir() else path.name, *entry) for entry in GATHER[source.gather](raw))
-    if path and path.is_dir() and not (source.gather or source.records) and (files := folder_files(path)):
+    raw = (
+        enumerate(source.records(path), 1)
+        if source.records
+        else _hub_lines(source)
+        if path is None
+        else file_lines(path)
+    )
+    lines = (
+        ("" if path is None or path.is_dir() else path.name, *entry)
+        for entry in GATHER[source.gather](raw)
+    )
+    if (
+        path
+        and path.is_dir()
+        and not (source.gather or source.records)
+        and (files := folder_files(path))
+    ):
         lines = ((file.name, *entry) for file in files for entry in file_lines(file))
     first = list(islice(lines, 100))
     _check_columns(source, [record for *_, record in first], str(path or source.hub or source.name))
     head = {"source": source.name, "domain": source.domain, "stage": "reading"}
     for file, line, record in chain(first, lines):
         if isinstance(record, Violation):
-            item = Dropped(**head, line=line, file=Path(record.file).name, rule=record.rule, found=record.found, allowed=record.allowed)
+            item = Dropped(
+                **head,
+                line=line,
+                file=Path(record.file).name,
+                rule=record.rule,
+                found=record.found,
+                allowed=record.allowed,
+            )
         elif not isinstance(record, dict):
-            item = Dropped(**head, line=line, file=file, rule="record", found=short_repr(record), allowed="an object")
+            item = Dropped(
+                **head,
+                line=line,
+                file=file,
+                rule="record",
+                found=short_repr(record),
+                allowed="an object",
+            )
         else:
             item = to_row(source, record, line, file)
         yield item
@@ -545,17 +750,31 @@ def read_source(
 
 # %% ../../nbs/dataset/01_sources.ipynb #84980c6a
 def plain_source(
-    question: str, answer: str, context: str = "", *, name: str = "custom", domain: str = "general", domain_column: str = "",
-    licence: str = "unknown", **more: str,
-) -> Source:  # fmt: skip
+    question: str,
+    answer: str,
+    context: str = "",
+    *,
+    name: str = "custom",
+    domain: str = "general",
+    domain_column: str = "",
+    licence: str = "unknown",
+    **more: str,
+) -> Source:
     """A source described by its column names alone; further names (`id`, `topic`, or any other for `metadata`) as keywords.
 
     `domain_column` says which column has the domain of a row; `domain` is that of rows where it is empty. Raises `ValueError` for an unknown reader.
     """
-    columns = {"question": question, "answer": answer, "context": context, "domain": domain_column} | more
+    columns = {
+        "question": question,
+        "answer": answer,
+        "context": context,
+        "domain": domain_column,
+    } | more
     columns = {key: path for key, path in columns.items() if path}
     try:
-        return Source(name=name, domain=domain, licence=licence, columns=columns, needed=tuple(columns))
+        return Source(
+            name=name, domain=domain, licence=licence, columns=columns, needed=tuple(columns)
+        )
     except ValidationError as error:
         raise table_error(error, name) from None
 
@@ -571,6 +790,8 @@ def attrition(passed: Passed, by: Literal["source", "domain"] = "source") -> "pd
     read = reduce(lambda total, part: total + part, counts.values(), kept)
     rows = {("", "read"): read} | counts | {("", "kept"): kept}
     names = sorted(read)
-    table = pd.DataFrame([[count[name] for name in names] for count in rows.values()], columns=names)
+    table = pd.DataFrame(
+        [[count[name] for name in names] for count in rows.values()], columns=names
+    )
     table.index = pd.MultiIndex.from_tuples(rows, names=["stage", "rule"])
     return table.assign(all=table.sum(axis=1)).astype(int)

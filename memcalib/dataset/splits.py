@@ -20,7 +20,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import NearConfig, normal_text, question_groups
 from .writing import difficulty, largest_remainder
-from ..io.records import DataError, Violation, pydantic_violation, replacing, short_repr, write_whole
+from memcalib.io.records import (
+    DataError,
+    Violation,
+    pydantic_violation,
+    replacing,
+    short_repr,
+    write_whole,
+)
 from ..problem import Example, text_hash
 
 # %% ../../nbs/dataset/09_splits.ipynb #63f97d79
@@ -30,7 +37,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/dataset/09_splits.ipynb #8a9685a0
 Sizes = Mapping[str, Any]  # name -> count, share of 1, or sizes of its parts
-PUBLISHED_SIZES: Sizes = {"train": {"cold_start": 4000, "rl": 8000}, "validation": 1500, "test": 1500}
+PUBLISHED_SIZES: Sizes = {
+    "train": {"cold_start": 4000, "rl": 8000},
+    "validation": 1500,
+    "test": 1500,
+}
 
 
 def split_parts(sizes: Sizes) -> dict[str, list[str]]:
@@ -51,11 +62,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 def _leaves(sizes: Sizes) -> Iterator[tuple[str, Any]]:
     for name, size in sizes.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"sizes: found the name {short_repr(name)}; allowed are letters, digits, _ and -")
+            raise ValueError(
+                f"sizes: found the name {short_repr(name)}; allowed are letters, digits, _ and -"
+            )
         if isinstance(size, Mapping) and size:
             yield from _leaves(size)
         elif isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
-            raise ValueError(f"sizes: found {short_repr(size)} for {name}; allowed is a count or a share above 0, or sizes of parts")
+            raise ValueError(
+                f"sizes: found {short_repr(size)} for {name}; allowed is a count or a share above 0, or sizes of parts"
+            )
         else:
             yield name, size
 
@@ -67,23 +82,34 @@ def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
     """
     split_parts(sizes)
     wanted = dict(_leaves(sizes))
-    counts, total = [isinstance(size, int) for size in wanted.values()], sum(wanted.values())
+    counts = [isinstance(size, int) for size in wanted.values()]
+    total = sum(wanted.values())
     if not wanted or any(counts) != all(counts):
-        raise ValueError(f"sizes: found {short_repr(wanted)}; allowed are counts alone or shares alone, at least one")
+        raise ValueError(
+            f"sizes: found {short_repr(wanted)}; allowed are counts alone or shares alone, at least one"
+        )
     if total > (n if all(counts) else 1 + 1e-9):
         most = f"{n:,}, the number of examples" if all(counts) else "1"
         raise ValueError(f"sizes: found {total:,} in all; allowed are up to {most}")
     if all(counts):
         return wanted
-    return {name: count for name, count in largest_remainder(wanted | {"": max(0.0, 1 - total)}, n).items() if name}
+    return {
+        name: count
+        for name, count in largest_remainder(wanted | {"": max(0.0, 1 - total)}, n).items()
+        if name
+    }
 
 # %% ../../nbs/dataset/09_splits.ipynb #61c55c92
 def stratum(example: Example) -> tuple[str, str]:
     """(domain, level of difficulty) of an example; the recorded level, or the one by its blocks."""
     extra = example.model_extra or {}
     inner = extra.get("composite_block_revision")
-    recorded = extra.get("difficulty_level") or (inner.get("difficulty_level") if isinstance(inner, Mapping) else None)
-    return example.domain, str(recorded or f"level_{difficulty(len(block.atom_ids) for block in example.blocks)}")
+    recorded = extra.get("difficulty_level") or (
+        inner.get("difficulty_level") if isinstance(inner, Mapping) else None
+    )
+    return example.domain, str(
+        recorded or f"level_{difficulty(len(block.atom_ids) for block in example.blocks)}"
+    )
 
 # %% ../../nbs/dataset/09_splits.ipynb #ca7ba24b
 Kind = tuple[tuple[tuple[str, ...], int], ...]  # (stratum, rows) pairs: what a group consists of
@@ -93,8 +119,11 @@ def _cells(kinds: Sequence[Kind]) -> "tuple[np.ndarray, list]":
     """Rows that one group of each kind has in every stratum and in every beginning of one: [cell, kind], and the cells' names."""
     import numpy as np
 
-    names = sorted({part[:k] for kind in kinds for part, _ in kind for k in range(1, len(part) + 1)})
-    place, table = {name: n for n, name in enumerate(names)}, np.zeros((len(names), len(kinds)))
+    names = sorted(
+        {part[:k] for kind in kinds for part, _ in kind for k in range(1, len(part) + 1)}
+    )
+    place = {name: n for n, name in enumerate(names)}
+    table = np.zeros((len(names), len(kinds)))
     for column, kind in enumerate(kinds):
         for part, rows in kind:
             for k in range(1, len(part) + 1):
@@ -102,39 +131,81 @@ def _cells(kinds: Sequence[Kind]) -> "tuple[np.ndarray, list]":
     return table, names
 
 # %% ../../nbs/dataset/09_splits.ipynb #d80b82d4
-_MISSED, _STEPS = 1000.0, 5000
+_MISSED = 1000.0
+_STEPS = 5000
 
 
-def _share_out(kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int], even: bool = True) -> "np.ndarray":
+def _share_out(
+    kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int], even: bool = True
+) -> "np.ndarray":
     """How many groups of each kind go into each split, the rest in a last column: whole numbers [kind, split + 1]."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron
 
-    groups, wanted, (cells, _) = np.array(counts), np.array(sizes), _cells(kinds)
-    rows, splits = np.array([sum(n for _, n in kind) for kind in kinds]), len(sizes) + 1
-    total, named = rows @ groups, csr_array(np.eye(splits)[:-1])
+    groups = np.array(counts)
+    wanted = np.array(sizes)
+    (cells, _) = _cells(kinds)
+    rows = np.array([sum(n for _, n in kind) for kind in kinds])
+    splits = len(sizes) + 1
+    total = rows @ groups
+    named = csr_array(np.eye(splits)[:-1])
     fair = np.outer(cells @ groups, wanted / total).ravel()
-    missed, outside = 2 * len(sizes), len(fair)
-    nothing = lambda height, width: csr_array((height, width))
-    here, either = kron(cells, named), hstack([eye_array(len(sizes)), -eye_array(len(sizes))])
-    cost = np.concatenate([np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)])
+    missed = 2 * len(sizes)
+    outside = len(fair)
+
+    def nothing(height, width):
+        return csr_array((height, width))
+
+    here = kron(cells, named)
+    either = hstack([eye_array(len(sizes)), -eye_array(len(sizes))])
+    cost = np.concatenate(
+        [np.zeros(len(kinds) * splits), np.full(missed, _MISSED), np.ones(outside)]
+    )
     demands = [
-        (hstack([kron(eye_array(len(kinds)), np.ones((1, splits))), nothing(len(kinds), missed + outside)]), groups, groups),
+        (
+            hstack(
+                [
+                    kron(eye_array(len(kinds)), np.ones((1, splits))),
+                    nothing(len(kinds), missed + outside),
+                ]
+            ),
+            groups,
+            groups,
+        ),
         (hstack([kron(rows[None], named), either, nothing(len(sizes), outside)]), wanted, wanted),
-        (hstack([here, nothing(outside, missed), eye_array(outside)]), np.floor(fair + 1e-9), np.inf),
-        (hstack([here, nothing(outside, missed), -eye_array(outside)]), -np.inf, np.ceil(fair - 1e-9)),
+        (
+            hstack([here, nothing(outside, missed), eye_array(outside)]),
+            np.floor(fair + 1e-9),
+            np.inf,
+        ),
+        (
+            hstack([here, nothing(outside, missed), -eye_array(outside)]),
+            -np.inf,
+            np.ceil(fair - 1e-9),
+        ),
     ]
     share = np.outer(groups, [*sizes, total - sum(sizes)]).ravel() / total
-    least, most, whole = np.zeros(len(cost)), np.full(len(cost), np.inf), np.arange(len(cost)) < len(share)
+    least = np.zeros(len(cost))
+    most = np.full(len(cost), np.inf)
+    whole = np.arange(len(cost)) < len(share)
     if even:
-        least[whole], most[whole] = np.maximum(0, np.floor(share - 1)), np.ceil(share + 1)
+        least[whole] = np.maximum(0, np.floor(share - 1))
+        most[whole] = np.ceil(share + 1)
     limits = [LinearConstraint(matrix.tocsr(), low, high) for matrix, low, high in demands]
-    found = milp(cost, integrality=whole, bounds=Bounds(least, most), constraints=limits, options={"node_limit": _STEPS})
+    found = milp(
+        cost,
+        integrality=whole,
+        bounds=Bounds(least, most),
+        constraints=limits,
+        options={"node_limit": _STEPS},
+    )
     if even and (found.x is None or found.fun > _MISSED / 2):
         return _share_out(kinds, counts, sizes, even=False)
     if found.x is None:
-        raise ValueError(f"sizes: found none that fit in {_STEPS:,} steps ({found.message}); allowed are others, or shares")
+        raise ValueError(
+            f"sizes: found none that fit in {_STEPS:,} steps ({found.message}); allowed are others, or shares"
+        )
     return np.rint(found.x[whole]).astype(int).reshape(len(kinds), splits)
 
 # %% ../../nbs/dataset/09_splits.ipynb #d6bcd38f
@@ -146,20 +217,38 @@ class _Row:
 
 
 def split_examples(
-    examples: Iterable[Example], sizes: Sizes, *, seed: int = 0, by: Callable[[Example], tuple[str, ...]] = stratum,
-    groups: Mapping[str, str] | None = None, near: NearConfig | None = None,
-) -> dict[str, list[str]]:  # fmt: skip
+    examples: Iterable[Example],
+    sizes: Sizes,
+    *,
+    seed: int = 0,
+    by: Callable[[Example], tuple[str, ...]] = stratum,
+    groups: Mapping[str, str] | None = None,
+    near: NearConfig | None = None,
+) -> dict[str, list[str]]:
     """Sorted ids for each split, and for each split of splits; no question group stands in two undivided ones.
 
     Raises `ValueError` for sizes that cannot be met, naming the nearest that can, and `DataError` for repeated ids.
     """
     rows = [_Row(example.id, example.question, by(example)) for example in examples]
-    wanted, parts = split_sizes(sizes, len(rows)), split_parts(sizes)
+    wanted = split_sizes(sizes, len(rows))
+    parts = split_parts(sizes)
     groups = question_groups(rows, near) if groups is None else groups
     counts = Counter(row.id for row in rows)
-    faults = [Violation("id", f"{count} times", "each id once", example_id=i) for i, count in counts.items() if count > 1]
-    faults += [Violation("id", short_repr(i), "an id on one line", example_id=i) for i in counts if "\n" in i or "\r" in i]
-    faults += [Violation("group", "none", "the name of a group", example_id=i) for i in counts if i not in groups]
+    faults = [
+        Violation("id", f"{count} times", "each id once", example_id=i)
+        for i, count in counts.items()
+        if count > 1
+    ]
+    faults += [
+        Violation("id", short_repr(i), "an id on one line", example_id=i)
+        for i in counts
+        if "\n" in i or "\r" in i
+    ]
+    faults += [
+        Violation("group", "none", "the name of a group", example_id=i)
+        for i in counts
+        if i not in groups
+    ]
     if faults:
         raise DataError(faults)
     inside: dict[str, Counter] = defaultdict(Counter)
@@ -169,26 +258,41 @@ def split_examples(
     for group, strata in inside.items():
         kinds[tuple(sorted(strata.items()))].append(group)
     kinds = dict(sorted(kinds.items()))
-    shared = _share_out(list(kinds), [len(names) for names in kinds.values()], list(wanted.values()))
+    shared = _share_out(
+        list(kinds), [len(names) for names in kinds.values()], list(wanted.values())
+    )
     home: dict[str, str] = {}
     for names, counts in zip(kinds.values(), shared, strict=True):
         order = iter(sorted(names, key=lambda name: (text_hash(f"{seed} {name}"), name)))
-        home |= {name: split for split, count in zip(wanted, counts, strict=False) for _, name in zip(range(count), order, strict=False)}
-    lists = {split: sorted(row.id for row in rows if home.get(groups[row.id]) == split) for split in wanted}
+        home |= {
+            name: split
+            for split, count in zip(wanted, counts, strict=False)
+            for _, name in zip(range(count), order, strict=False)
+        }
+    lists = {
+        split: sorted(row.id for row in rows if home.get(groups[row.id]) == split)
+        for split in wanted
+    }
     got = {split: len(ids) for split, ids in lists.items()}
     if got != wanted and all(isinstance(size, int) for _, size in _leaves(sizes)):
-        raise ValueError(f"sizes: found {wanted}, which tears a group of rows with one question; the nearest that does not is {got}")
+        raise ValueError(
+            f"sizes: found {wanted}, which tears a group of rows with one question; the nearest that does not is {got}"
+        )
     return {name: sorted(i for part in inner for i in lists[part]) for name, inner in parts.items()}
 
 # %% ../../nbs/dataset/09_splits.ipynb #f8ad71c9
 def split_table(
-    examples: Iterable[Example], splits: Mapping[str, Sequence[str]], by: Callable[[Example], tuple[str, ...]] = stratum
+    examples: Iterable[Example],
+    splits: Mapping[str, Sequence[str]],
+    by: Callable[[Example], tuple[str, ...]] = stratum,
 ) -> "pd.DataFrame":
     """For each split its examples, its distinct questions, and the percent of them in each domain and level of difficulty."""
     import pandas as pd
 
     rows = {e.id: (normal_text(e.question), by(e)) for e in examples}
-    names = sorted({part for _, strata in rows.values() for part in strata[:1]}) + sorted({part for _, strata in rows.values() for part in strata[1:]})
+    names = sorted({part for _, strata in rows.values() for part in strata[:1]}) + sorted(
+        {part for _, strata in rows.values() for part in strata[1:]}
+    )
     table = []
     for split, ids in {**splits, "all": list(rows)}.items():
         counts = Counter(part for i in ids for part in set(rows[i][1]))
@@ -223,36 +327,66 @@ def _list_file(folder: Path, name: str) -> Path:
     return folder / f"{name}-ids.txt"
 
 
-def _list_faults(splits: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[str]], folder: Path) -> Iterator[Violation]:
+def _list_faults(
+    splits: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[str]], folder: Path
+) -> Iterator[Violation]:
     seen: dict[str, str] = {}
     for name, inner in parts.items():
         place = {"file": str(_list_file(folder, name))}
         if inner != [name]:
             if sorted(splits[name]) != sorted(i for part in inner for i in splits[part]):
-                yield Violation("split", "other ids than those of its parts", f"those of {', '.join(inner)}", **place)
+                yield Violation(
+                    "split",
+                    "other ids than those of its parts",
+                    f"those of {', '.join(inner)}",
+                    **place,
+                )
             continue
         for line, i in enumerate(splits[name], 1):
             if not i or {"\n", "\r"} & {*i}:
                 yield Violation("id", short_repr(i), "an id on one line", line=line, **place)
             elif i in seen:
-                yield Violation("id", f"again, first in {seen[i]}", "each id in one split, once", example_id=i, line=line, **place)
+                yield Violation(
+                    "id",
+                    f"again, first in {seen[i]}",
+                    "each id in one split, once",
+                    example_id=i,
+                    line=line,
+                    **place,
+                )
             seen[i] = name
 
 # %% ../../nbs/dataset/09_splits.ipynb #84612668
 def _row_faults(
-    splits: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[str]], facts: Iterable[_Fact], folder: Path
+    splits: Mapping[str, Sequence[str]],
+    parts: Mapping[str, Sequence[str]],
+    facts: Iterable[_Fact],
+    folder: Path,
 ) -> Iterator[Violation]:
     home = {i: name for name, inner in parts.items() if inner == [name] for i in splits[name]}
-    left, asked = set(home), {}
+    left = set(home)
+    asked = {}
     for fact in facts:
         if split := home.get(fact.id):
             left.discard(fact.id)
             first = asked.setdefault(fact.question, (split, fact.id))
             if first[0] != split:
                 found = f"in {split}, and in {first[0]} with {first[1]!r}"
-                yield Violation("question", found, "each question in one split", example_id=fact.id, file=str(folder))
+                yield Violation(
+                    "question",
+                    found,
+                    "each question in one split",
+                    example_id=fact.id,
+                    file=str(folder),
+                )
     for i in sorted(left):
-        yield Violation("id", "no such example", "ids of the dataset", example_id=i, file=str(_list_file(folder, home[i])))
+        yield Violation(
+            "id",
+            "no such example",
+            "ids of the dataset",
+            example_id=i,
+            file=str(_list_file(folder, home[i])),
+        )
 
 # %% ../../nbs/dataset/09_splits.ipynb #a69cb6d8
 class SplitFile(BaseModel):
@@ -268,23 +402,35 @@ class SplitFile(BaseModel):
 
 
 def write_splits(
-    folder: str | Path, examples: Iterable[Example], splits: Mapping[str, Sequence[str]], sizes: Sizes, seed: int = 0
+    folder: str | Path,
+    examples: Iterable[Example],
+    splits: Mapping[str, Sequence[str]],
+    sizes: Sizes,
+    seed: int = 0,
 ) -> Path:
     """Write `<split>-ids.txt` for each split and splits.json into a folder; raises `DataError` for lists that are at fault."""
-    folder, facts, parts = Path(folder), _facts(examples), split_parts(sizes)
+    folder = Path(folder)
+    facts = _facts(examples)
+    parts = split_parts(sizes)
     if splits.keys() != parts.keys():
-        raise ValueError(f"splits: found {', '.join(splits)}; allowed are those of the sizes: {', '.join(parts)}")
+        raise ValueError(
+            f"splits: found {', '.join(splits)}; allowed are those of the sizes: {', '.join(parts)}"
+        )
     if faults := [*_list_faults(splits, parts, folder), *_row_faults(splits, parts, facts, folder)]:
         raise DataError(faults)
     texts = {name: "".join(f"{i}\n" for i in ids).encode() for name, ids in splits.items()}
     for name, text in texts.items():
         write_whole(_list_file(folder, name), text)
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    says = SplitFile(sizes=dict(sizes), seed=seed, examples=len(facts), dataset=_hash(facts), sha256=hashes)
+    says = SplitFile(
+        sizes=dict(sizes), seed=seed, examples=len(facts), dataset=_hash(facts), sha256=hashes
+    )
     return write_whole(folder / "splits.json", says.model_dump_json(indent=1) + "\n")
 
 # %% ../../nbs/dataset/09_splits.ipynb #3cdcf4d6
-def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -> dict[str, list[str]]:
+def read_splits(
+    folder: str | Path, examples: Iterable[Example] | None = None
+) -> dict[str, list[str]]:
     """The lists of a folder by name; raises `DataError` for lists that are not as written, or not of these examples.
 
     Raises `FileNotFoundError` when there is no splits.json.
@@ -298,15 +444,23 @@ def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -
     try:
         parts = split_parts(says.sizes) if split_sizes(says.sizes, says.examples) else {}
     except ValueError as error:
-        raise DataError([Violation("sizes", str(error), "as `write_splits` writes them", file=str(path))]) from None
-    splits, faults = {}, []
+        raise DataError(
+            [Violation("sizes", str(error), "as `write_splits` writes them", file=str(path))]
+        ) from None
+    splits = {}
+    faults = []
     for name in parts:
-        file, wanted = _list_file(folder, name), says.sha256.get(name, "none")
+        file = _list_file(folder, name)
+        wanted = says.sha256.get(name, "none")
         data = file.read_bytes() if file.is_file() else None
         digest = None if data is None else hashlib.sha256(data).hexdigest()
         if digest != wanted:
             found = f"sha256 {digest[:16]}" if digest else "no such file"
-            faults.append(Violation("list", found, f"sha256 {wanted[:16]}, as splits.json says", file=str(file)))
+            faults.append(
+                Violation(
+                    "list", found, f"sha256 {wanted[:16]}, as splits.json says", file=str(file)
+                )
+            )
         else:
             splits[name] = data.decode().split("\n")[:-1]
     faults = faults or list(_list_faults(splits, parts, folder))
@@ -314,24 +468,45 @@ def read_splits(folder: str | Path, examples: Iterable[Example] | None = None) -
         facts = _facts(examples)
         if (now := _hash(facts)) != says.dataset:
             found = f"{len(facts):,} examples, hash {now[:16]}"
-            faults.append(Violation("dataset", found, f"{says.examples:,} examples, hash {says.dataset[:16]}", file=str(path)))
+            faults.append(
+                Violation(
+                    "dataset",
+                    found,
+                    f"{says.examples:,} examples, hash {says.dataset[:16]}",
+                    file=str(path),
+                )
+            )
         faults += _row_faults(splits, parts, facts, folder)
     if faults:
         raise DataError(faults)
     return splits
 
 # %% ../../nbs/dataset/09_splits.ipynb #aa3b0018
-def write_split_files(folder: str | Path, examples: Iterable[Example], splits: Mapping[str, Sequence[str]], sizes: Sizes) -> dict[str, Path]:
+def write_split_files(
+    folder: str | Path,
+    examples: Iterable[Example],
+    splits: Mapping[str, Sequence[str]],
+    sizes: Sizes,
+) -> dict[str, Path]:
     """Write `<split>.jsonl` for each undivided split, in the order of the examples; the files by name, each complete or not there."""
-    folder, names = Path(folder), [name for name, inner in split_parts(sizes).items() if inner == [name]]
+    folder = Path(folder)
+    names = [name for name, inner in split_parts(sizes).items() if inner == [name]]
     home = {i: name for name in names for i in splits[name]}
     paths = {name: folder / f"{name}.jsonl" for name in names}
     with ExitStack() as stack:
         parts = {name: stack.enter_context(replacing(path)) for name, path in paths.items()}
-        files = {name: stack.enter_context(open(part, "w", encoding="utf-8")) for name, part in parts.items()}
+        files = {
+            name: stack.enter_context(open(part, "w", encoding="utf-8"))
+            for name, part in parts.items()
+        }
         for example in examples:
             if name := home.pop(example.id, ""):
                 files[name].write(example.to_json() + "\n")
         if home:
-            raise DataError([Violation("id", "no such example", "ids of the dataset", example_id=i) for i in sorted(home)])
+            raise DataError(
+                [
+                    Violation("id", "no such example", "ids of the dataset", example_id=i)
+                    for i in sorted(home)
+                ]
+            )
     return paths

@@ -81,7 +81,9 @@ class Draft(Record):
     @classmethod
     def start(cls, row: SourceRow) -> "Draft":
         """The draft of a source row."""
-        return cls(id=row.id, domain=row.domain, question=row.question, source=row.model_dump(mode="json"))
+        return cls(
+            id=row.id, domain=row.domain, question=row.question, source=row.model_dump(mode="json")
+        )
 
     @property
     def key(self) -> tuple:
@@ -161,13 +163,24 @@ def _schema(form: type[Form]) -> str:
 
 def system_text(prompt: str, form: type[Form], language: str = "") -> str:
     """The whole system message of a stage: the task, what holds for every task, the language where it is not English, and the schema of the reply."""
-    parts = [load_build_prompt(prompt), _shipped("parts/reply-1"), *([_shipped("parts/language-1").format(language=language)] if language else [])]
+    parts = [
+        load_build_prompt(prompt),
+        _shipped("parts/reply-1"),
+        *([_shipped("parts/language-1").format(language=language)] if language else []),
+    ]
     return "\n\n".join([*parts, _schema(form)]) + "\n"
 
 
 LANGUAGES = {
-    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "ja": "Japanese", "nl": "Dutch", "pt": "Portuguese", "zh": "Chinese",
-}  # fmt: skip
+    "de": "German",
+    "es": "Spanish",
+    "fr": "French",
+    "it": "Italian",
+    "ja": "Japanese",
+    "nl": "Dutch",
+    "pt": "Portuguese",
+    "zh": "Chinese",
+}
 
 
 def other_language(question: str) -> str:
@@ -175,16 +188,26 @@ def other_language(question: str) -> str:
     return LANGUAGES.get(text_language(question), "")
 
 
-def briefing(prompt: str, form: type[Form], task: str, language: str = "", **fields: Any) -> list[dict[str, str]]:
+def briefing(
+    prompt: str, form: type[Form], task: str, language: str = "", **fields: Any
+) -> list[dict[str, str]]:
     """The two messages that open a conversation: the system text, and one JSON object with the task and its data."""
-    return [{"role": "system", "content": system_text(prompt, form, language)}, {"role": "user", "content": to_data({"task": task, **fields})}]
+    return [
+        {"role": "system", "content": system_text(prompt, form, language)},
+        {"role": "user", "content": to_data({"task": task, **fields})},
+    ]
 
 # %% ../../nbs/dataset/04_stages.ipynb #731e5291
-def repair_briefing(task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000) -> list[dict[str, str]]:
+def repair_briefing(
+    task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000
+) -> list[dict[str, str]]:
     """The two messages that follow a reply at fault: the reply, and what is wrong with it."""
     send = "the whole object" if whole else "the named items alone"
     asked = {"task": task, "repair": [fault.to_dict() for fault in list(faults)[:20]], "send": send}
-    return [{"role": "assistant", "content": escaped(text[:limit]) or "(no text)"}, {"role": "user", "content": to_data(asked)}]
+    return [
+        {"role": "assistant", "content": escaped(text[:limit]) or "(no text)"},
+        {"role": "user", "content": to_data(asked)},
+    ]
 
 # %% ../../nbs/dataset/04_stages.ipynb #50365f9c
 def merge_by(items: str, key: str) -> Callable[[Any, Any, set[str]], Any]:
@@ -194,13 +217,18 @@ def merge_by(items: str, key: str) -> Callable[[Any, Any, set[str]], Any]:
     def merge(reply: Any, repaired: Any, failed: set[str]) -> Any:
         old = getattr(reply, items)
         new = {getattr(entry, key): entry for entry in getattr(repaired, items)}
-        kept, placed = [], set()
+        kept = []
+        placed = set()
         for entry in old:
             name = getattr(entry, key)
-            if name not in failed or name not in placed:  # an item that failed because it stood there twice is placed once
+            if (
+                name not in failed or name not in placed
+            ):  # an item that failed because it stood there twice is placed once
                 kept.append(new.get(name, entry) if name in failed else entry)
             placed.add(name)
-        return reply.model_copy(update={items: kept + [entry for name, entry in new.items() if name not in placed]})
+        return reply.model_copy(
+            update={items: kept + [entry for name, entry in new.items() if name not in placed]}
+        )
 
     return merge
 
@@ -216,14 +244,22 @@ class Stage:
     check: Callable[[Draft, Any], list[Fault]]
     accept: Callable[[Draft, Any], Draft | Drop]
     repairs: int = 2
-    merge: Callable[[Any, Any, set[str]], Any] | None = None  # where a repair sends failed items alone
+    merge: Callable[[Any, Any, set[str]], Any] | None = (
+        None  # where a repair sends failed items alone
+    )
     temperature: float = 0.2
     max_tokens: int = 16384
     task: str = ""  # the name of the task in the request; the name of the stage, if empty
 
     def messages(self, draft: Draft) -> list[dict[str, str]]:
         """The two messages that open the conversation about a draft."""
-        return briefing(self.prompt, self.reply, self.task or self.name, other_language(draft.question), **self.asks(draft))
+        return briefing(
+            self.prompt,
+            self.reply,
+            self.task or self.name,
+            other_language(draft.question),
+            **self.asks(draft),
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -234,12 +270,19 @@ class Stage:
     def recipe(self) -> dict[str, Any]:
         """All that shapes the replies but the model: what freezing a pipeline has to keep."""
         text = text_hash(system_text(self.prompt, self.reply))
-        return {"task": self.task or self.name, "prompt": Path(self.prompt).stem, "text": text, "repairs": self.repairs} | self.settings
+        return {
+            "task": self.task or self.name,
+            "prompt": Path(self.prompt).stem,
+            "text": text,
+            "repairs": self.repairs,
+        } | self.settings
 
 
 def stage_hash(stage: Stage, endpoint: Endpoint) -> str:
     """Hash of everything that shapes a stage's replies."""
-    return text_hash(to_data([stage.name, stage.recipe, endpoint.model, endpoint.thinking, endpoint.extra_body]))
+    return text_hash(
+        to_data([stage.name, stage.recipe, endpoint.model, endpoint.thinking, endpoint.extra_body])
+    )
 
 # %% ../../nbs/dataset/04_stages.ipynb #ba5302ab
 INVALID = "invalid reply"
@@ -256,7 +299,9 @@ class StageRow(Record):
     draft: str = ""  # hash of the row that came in
     faulty: bool = False  # dropped because no reply could be used
     attempt: int = 0
-    spent: dict[str, float] = Field(default_factory=dict)  # calls and tokens, whether a reply came from the cache or not
+    spent: dict[str, float] = Field(
+        default_factory=dict
+    )  # calls and tokens, whether a reply came from the cache or not
 
     @property
     def key(self) -> tuple:
@@ -264,8 +309,13 @@ class StageRow(Record):
         return (self.id,)
 
 
-async def _settle(stage: Stage, draft: Draft, client: Client, attempt: int, spent: Counter) -> tuple[Any, list[Fault]]:
-    messages, reply, faults, task = stage.messages(draft), None, [], stage.task or stage.name
+async def _settle(
+    stage: Stage, draft: Draft, client: Client, attempt: int, spent: Counter
+) -> tuple[Any, list[Fault]]:
+    messages = stage.messages(draft)
+    reply = None
+    faults = []
+    task = stage.task or stage.name
     form = json_format(stage.reply)
     for _ in range(1 + stage.repairs):
         answer = await client.ask(messages, attempt=attempt, response_format=form, **stage.settings)
@@ -273,13 +323,19 @@ async def _settle(stage: Stage, draft: Draft, client: Client, attempt: int, spen
         found, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
         unread = [Fault(place, INVALID, text) for place, text in complaints]
         if found is not None:
-            reply = found if _whole(stage, reply, faults) else stage.merge(reply, found, {fault.item_id for fault in faults})
+            reply = (
+                found
+                if _whole(stage, reply, faults)
+                else stage.merge(reply, found, {fault.item_id for fault in faults})
+            )
             faults = stage.check(draft, reply)
         elif reply is None:
             faults = unread
         if not faults:
             return reply, []
-        messages = messages + repair_briefing(task, answer.text, unread or faults, _whole(stage, reply, faults))
+        messages = messages + repair_briefing(
+            task, answer.text, unread or faults, _whole(stage, reply, faults)
+        )
     return reply, unread or faults
 
 
@@ -287,27 +343,52 @@ def _whole(stage: Stage, reply: Any, faults: list[Fault]) -> bool:
     return stage.merge is None or reply is None or any(not fault.item_id for fault in faults)
 
 
-async def stage_row(stage: Stage, draft: Draft, client: Client, attempt: int = 0) -> tuple[StageRow, Counter]:
+async def stage_row(
+    stage: Stage, draft: Draft, client: Client, attempt: int = 0
+) -> tuple[StageRow, Counter]:
     """What becomes of one row, and what it took; raises `CallError` only when it is fatal."""
-    spent, row = Counter(), StageRow(id=draft.id, recipe=stage_hash(stage, client.endpoint), draft=draft.hash, attempt=attempt)
-    drop = lambda reason, detail, **more: Drop(id=draft.id, stage=stage.name, reason=reason, detail=printable(detail), **more)
+    spent = Counter()
+    row = StageRow(
+        id=draft.id, recipe=stage_hash(stage, client.endpoint), draft=draft.hash, attempt=attempt
+    )
+
+    def drop(reason, detail, **more):
+        return Drop(id=draft.id, stage=stage.name, reason=reason, detail=printable(detail), **more)
+
     try:
         reply, faults = await _settle(stage, draft, client, attempt, spent)
     except CallError as error:
         if error.fatal:
             raise
         long = error.kind == "context_too_long"
-        row.drop = drop("too long" if long else "failed call", f"{error.kind}: {error}", retry=not long)
+        row.drop = drop(
+            "too long" if long else "failed call", f"{error.kind}: {error}", retry=not long
+        )
     else:
         outcome = None if faults else stage.accept(draft, reply)
         if faults:
-            said = [f"{fault.item_id}: {fault.detail}" if fault.item_id else fault.detail for fault in faults[:5]]
-            row.drop, row.faulty = drop(faults[0].rule, "; ".join(said)), True
+            said = [
+                f"{fault.item_id}: {fault.detail}" if fault.item_id else fault.detail
+                for fault in faults[:5]
+            ]
+            row.drop = drop(faults[0].rule, "; ".join(said))
+            row.faulty = True
         elif isinstance(outcome, Drop):
             row.drop = outcome
         else:
-            usage, recipe = {name: spent[name] for name in ("prompt_tokens", "completion_tokens") if name in spent}, stage.recipe
-            note = {"model": client.endpoint.model, "prompt": recipe["prompt"], "text": recipe["text"], "attempts": spent["calls"], "usage": usage}
+            usage = {
+                name: spent[name]
+                for name in ("prompt_tokens", "completion_tokens")
+                if name in spent
+            }
+            recipe = stage.recipe
+            note = {
+                "model": client.endpoint.model,
+                "prompt": recipe["prompt"],
+                "text": recipe["text"],
+                "attempts": spent["calls"],
+                "usage": usage,
+            }
             row.kept = outcome.model_copy(update={"notes": outcome.notes | {stage.name: note}})
     row.spent = {name: spent[name] for name in SPENT if name in spent}
     return row, spent
@@ -339,7 +420,9 @@ class StageResult:
     calls: int = 0
     remembered: int = 0
     usage: Counter[str] = field(default_factory=Counter)
-    ids: dict[str, int] = field(default_factory=dict, repr=False)  # the rows that came in, and their places
+    ids: dict[str, int] = field(
+        default_factory=dict, repr=False
+    )  # the rows that came in, and their places
 
     def stream(self) -> Iterator[Draft]:
         """The rows that were kept, one at a time, in the order in which they came in."""
@@ -358,7 +441,12 @@ class StageResult:
     @property
     def spent(self) -> dict[str, float]:
         """Calls and tokens of all rows, those of earlier runs included; failed calls are not counted."""
-        return dict(sum((Counter(row.spent) for row in _stage_rows(self.path) if row.id in self.ids), Counter()))
+        return dict(
+            sum(
+                (Counter(row.spent) for row in _stage_rows(self.path) if row.id in self.ids),
+                Counter(),
+            )
+        )
 
     def count(self, spent: Counter) -> None:
         """Add what one row took."""
@@ -374,8 +462,11 @@ class StageError(RuntimeError):
     exit_code = 1
 
     def __init__(self, stage: str, drops: list[Drop], path: str | Path, command: str):
-        self.stage, self.reason, self.rows = stage, drops[-1].reason, [drop.id for drop in drops]
-        self.path, self.command = Path(path), command
+        self.stage = stage
+        self.reason = drops[-1].reason
+        self.rows = [drop.id for drop in drops]
+        self.path = Path(path)
+        self.command = command
         shown = ", ".join(self.rows[:3]) + (", …" if len(drops) > 3 else "")
         super().__init__(
             f"stage {stage}: the first {len(drops)} rows ({shown}) were all dropped for one reason, {self.reason}. "
@@ -391,11 +482,20 @@ class _Past:
     """What the file of a stage already holds: the draft's hash by row, and under which number of attempt it was made."""
 
     def __init__(self, path: Path, recipe: str):
-        self.path, self.recipe, self.known, self.attempt, self.outcomes = path, recipe, {}, 0, set()
+        self.path = path
+        self.recipe = recipe
+        self.known = {}
+        self.attempt = 0
+        self.outcomes = set()
 
     def __call__(self, row: StageRow) -> bool:
         if row.recipe != self.recipe:
-            raise self.refused("recipe", row.recipe, f"{self.recipe}: this stage, prompt, form, settings and model", row.id)
+            raise self.refused(
+                "recipe",
+                row.recipe,
+                f"{self.recipe}: this stage, prompt, form, settings and model",
+                row.id,
+            )
         retry = bool(row.drop and row.drop.retry)
         if not retry:
             self.known[row.id] = row.draft
@@ -404,7 +504,17 @@ class _Past:
         return retry
 
     def refused(self, rule: str, found: str, allowed: str, row: str) -> DataError:
-        return DataError([Violation(rule, found, f"{allowed}, or another folder for this build", example_id=row, file=str(self.path))])
+        return DataError(
+            [
+                Violation(
+                    rule,
+                    found,
+                    f"{allowed}, or another folder for this build",
+                    example_id=row,
+                    file=str(self.path),
+                )
+            ]
+        )
 
     def open(self, rows: int | None) -> Journal[StageRow]:
         journal = Journal(self.path, StageRow, again=self)
@@ -413,21 +523,29 @@ class _Past:
             return journal
         journal.__exit__()
         self.path.unlink()
-        self.known, self.attempt = {}, self.attempt + 1
+        self.known = {}
+        self.attempt = self.attempt + 1
         return Journal(self.path, StageRow)
 
 # %% ../../nbs/dataset/04_stages.ipynb #a8cd680b
 async def run_stage(
-    stage: Stage, drafts: Iterable[Draft], client: Client, out: str | Path, *,
-    concurrency: int | None = None, on_row: Callable[[StageRow], None] | None = None, command: str = "the same command",
-) -> StageResult:  # fmt: skip
+    stage: Stage,
+    drafts: Iterable[Draft],
+    client: Client,
+    out: str | Path,
+    *,
+    concurrency: int | None = None,
+    on_row: Callable[[StageRow], None] | None = None,
+    command: str = "the same command",
+) -> StageResult:
     """Take rows through a stage into `out/<stage>.jsonl`, resuming where an earlier run stopped.
 
     Raises `StageError` when the first twenty rows are all dropped for one reason, `CallError` when it is fatal, and
     `DataError` for rows that occur twice or a file that does not belong here. What was done until then is in the file.
     """
     path = Path(out) / f"{stage.name}.jsonl"
-    result, first = StageResult(path, stage.name), []
+    result = StageResult(path, stage.name)
+    first = []
     past = _Past(path, stage_hash(stage, client.endpoint))
 
     def todo() -> Iterator[Draft]:
@@ -441,25 +559,41 @@ async def run_stage(
                 continue
             result.found += 1
             if past.known[draft.id] != draft.hash:
-                raise past.refused("draft", past.known[draft.id], f"{draft.hash}: the row as it comes in now", draft.id)
+                raise past.refused(
+                    "draft",
+                    past.known[draft.id],
+                    f"{draft.hash}: the row as it comes in now",
+                    draft.id,
+                )
 
     with past.open(len(drafts) if isinstance(drafts, Sized) else None) as journal:
-        work = lambda draft: stage_row(stage, draft, client, past.attempt)
-        async with client, aclosing(run_many(todo(), work, concurrency or client.endpoint.concurrency)) as rows:
+
+        def work(draft):
+            return stage_row(stage, draft, client, past.attempt)
+
+        async with (
+            client,
+            aclosing(run_many(todo(), work, concurrency or client.endpoint.concurrency)) as rows,
+        ):
             async for _, (row, spent) in rows:
                 journal.append(row)
                 result.count(spent)
                 if on_row:
                     on_row(row)
                 first += [row.drop] * (result.done <= STUCK)
-                if result.done == STUCK and None not in first and len({drop.reason for drop in first}) == 1:
+                if (
+                    result.done == STUCK
+                    and None not in first
+                    and len({drop.reason for drop in first}) == 1
+                ):
                     raise StageError(stage.name, first, path, command)
     _put_in_order(path, result.ids)
     return result
 
 
 def _put_in_order(path: Path, places: dict[str, int]) -> None:
-    lines, at = [], 0
+    lines = []
+    at = 0
     with open(path, "rb") as file:
         for line in file:
             lines.append((places.get(json.loads(line)["id"], len(places)), at, len(line)))

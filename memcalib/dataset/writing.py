@@ -26,13 +26,41 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
-from .grounding import content_words, find_leak, first_person, holds, sentences, short_stems, stems, text_faults, too_close
+from memcalib.dataset.grounding import (
+    content_words,
+    find_leak,
+    first_person,
+    holds,
+    sentences,
+    short_stems,
+    stems,
+    text_faults,
+    too_close,
+)
 from .screening import words
-from .stages import Draft, DraftAtom, DraftBlock, Fault, Stage, merge_by, other_language
+from memcalib.dataset.stages import (
+    Draft,
+    DraftAtom,
+    DraftBlock,
+    Fault,
+    Stage,
+    merge_by,
+    other_language,
+)
 from ..inference.client import Form
 from ..io.records import DataError, Record, Violation, read_jsonl, short_repr, write_jsonl
 from ..io.settings import read_yaml
-from ..problem import Atom, Block, Domain, Example, Level, Name, check_example, concat_text, text_hash
+from memcalib.problem import (
+    Atom,
+    Block,
+    Domain,
+    Example,
+    Level,
+    Name,
+    check_example,
+    concat_text,
+    text_hash,
+)
 
 # %% ../../nbs/dataset/06_writing.ipynb #19eebbc8
 KeyT = TypeVar("KeyT")
@@ -42,7 +70,9 @@ def largest_remainder(weights: Mapping[KeyT, float], n: int) -> dict[KeyT, int]:
     """Whole numbers that sum to `n` in the proportion of the weights; among equal remainders the first key wins."""
     total = sum(map(Fraction, weights.values()))
     if n < 0 or total <= 0 or min(weights.values()) < 0:
-        raise ValueError(f"found n {n} and weights {short_repr(dict(weights))}; allowed are n >= 0 and weights of which one is above 0")
+        raise ValueError(
+            f"found n {n} and weights {short_repr(dict(weights))}; allowed are n >= 0 and weights of which one is above 0"
+        )
     shares = {key: n * Fraction(weight) / total for key, weight in weights.items()}
     counts = {key: int(share) for key, share in shares.items()}
     order = sorted(shares, key=lambda key: counts[key] - shares[key])
@@ -58,9 +88,17 @@ def difficulty(sizes: Iterable[int]) -> int:
 
 # %% ../../nbs/dataset/06_writing.ipynb #5abd3847
 FAMILIES = (
-    "same_user", "near_topic", "other_person", "other_occasion", "outdated", "belief_as_evidence", "scope_overreach", "superseded_preference", "style_neighbour",
+    "same_user",
+    "near_topic",
+    "other_person",
+    "other_occasion",
+    "outdated",
+    "belief_as_evidence",
+    "scope_overreach",
+    "superseded_preference",
+    "style_neighbour",
     "trigger_absent",
-)  # fmt: skip
+)
 _REACH = {1: (1, 4), 2: (3, 7), 3: (5, 1000)}  # of the largest block, by difficulty
 
 
@@ -70,14 +108,47 @@ class PlanConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     blocks: dict[int, float] = {
-        3: 4200, 4: 3600, 5: 2700, 6: 1800, 7: 1052, 8: 600, 9: 376, 10: 224, 11: 148, 12: 104, 13: 76, 14: 44, 15: 32,
-        16: 20, 17: 12, 18: 4, 19: 4, 20: 4,
-    }  # fmt: skip
+        3: 4200,
+        4: 3600,
+        5: 2700,
+        6: 1800,
+        7: 1052,
+        8: 600,
+        9: 376,
+        10: 224,
+        11: 148,
+        12: 104,
+        13: 76,
+        14: 44,
+        15: 32,
+        16: 20,
+        17: 12,
+        18: 4,
+        19: 4,
+        20: 4,
+    }
     difficulty: dict[int, float] = {1: 3751, 2: 7500, 3: 3749}
     largest: dict[int, dict[int, float]] = {
         1: {2: 1, 3: 2, 4: 2},
         2: {3: 2, 4: 3, 5: 4, 6: 3, 7: 2},
-        3: {5: 2, 6: 3, 7: 3, 8: 8, 9: 7, 10: 6, 11: 5, 12: 4, 13: 3, 14: 2, 15: 2, 16: 1, 17: 1, 18: 1, 19: 1, 20: 1},
+        3: {
+            5: 2,
+            6: 3,
+            7: 3,
+            8: 8,
+            9: 7,
+            10: 6,
+            11: 5,
+            12: 4,
+            13: 3,
+            14: 2,
+            15: 2,
+            16: 1,
+            17: 1,
+            18: 1,
+            19: 1,
+            20: 1,
+        },
     }  # atoms in the largest block of a row, by difficulty
     atoms: tuple[int, int] = (6, 63)  # fewest and most in a row
     families: tuple[Name, ...] = FAMILIES
@@ -91,16 +162,49 @@ class PlanConfig(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> "PlanConfig":
         levels = [level for level, weight in self.difficulty.items() if weight]
-        (low, high), sizes = self.atoms, [max(sizes, default=0) for sizes in self.largest.values()]
+        (low, high) = self.atoms
+        sizes = [max(sizes, default=0) for sizes in self.largest.values()]
         most = max(sizes, default=0) + 7 + max(self.blocks, default=0)
         rules = [
-            ("blocks", [k for k in self.blocks if k < 2] or ([] if self.blocks else "none"), "2 and more"),
-            ("difficulty", [level for level in levels if level not in _REACH] or ([] if levels else "none"), "1, 2, 3"),
-            ("largest", [level for level in levels if not self.largest.get(level)], "sizes for each level of difficulty"),
-            *((f"largest, level {level}", [k for k in self.largest.get(level, {}) if not a <= k <= b], f"{a} to {b}") for level, (a, b) in _REACH.items()),
-            ("atoms", low if low > 2 * min(self.blocks, default=0) else 0, "at least two blocks' worth: fewest atoms <= 2 x fewest blocks"),
-            ("atoms", high if high < most else 0, f"{most} and more, for the largest block, a second one and one atom in each other"),
-            ("families", [name for name in self.families if name not in FAMILIES] or ([] if self.families else "none"), ", ".join(FAMILIES)),
+            (
+                "blocks",
+                [k for k in self.blocks if k < 2] or ([] if self.blocks else "none"),
+                "2 and more",
+            ),
+            (
+                "difficulty",
+                [level for level in levels if level not in _REACH] or ([] if levels else "none"),
+                "1, 2, 3",
+            ),
+            (
+                "largest",
+                [level for level in levels if not self.largest.get(level)],
+                "sizes for each level of difficulty",
+            ),
+            *(
+                (
+                    f"largest, level {level}",
+                    [k for k in self.largest.get(level, {}) if not a <= k <= b],
+                    f"{a} to {b}",
+                )
+                for level, (a, b) in _REACH.items()
+            ),
+            (
+                "atoms",
+                low if low > 2 * min(self.blocks, default=0) else 0,
+                "at least two blocks' worth: fewest atoms <= 2 x fewest blocks",
+            ),
+            (
+                "atoms",
+                high if high < most else 0,
+                f"{most} and more, for the largest block, a second one and one atom in each other",
+            ),
+            (
+                "families",
+                [name for name in self.families if name not in FAMILIES]
+                or ([] if self.families else "none"),
+                ", ".join(FAMILIES),
+            ),
         ]
         for rule, bad, allowed in rules:
             if bad:
@@ -111,11 +215,14 @@ class PlanConfig(BaseModel):
 _MOST = {1: 2, 2: 4, 3: 6}  # atoms in the smaller blocks, by difficulty
 
 
-def draw_sizes(blocks: int, level: int, largest: int, rng: random.Random, atoms: tuple[int, int] = (6, 63)) -> list[int]:
+def draw_sizes(
+    blocks: int, level: int, largest: int, rng: random.Random, atoms: tuple[int, int] = (6, 63)
+) -> list[int]:
     """Atoms in each of a row's blocks, for a level of difficulty and a size of the largest block."""
     floor, enough = {1: (0, 0), 2: (3, 5), 3: (5, 8)}[level]
     fixed = [largest] if largest >= enough else [largest, rng.randint(floor, largest)]
-    several, most = rng.randint(-(-blocks // 2), blocks), min(_MOST[level], largest)
+    several = rng.randint(-(-blocks // 2), blocks)
+    most = min(_MOST[level], largest)
     rest = [rng.randint(min(2, most), most) for _ in range(several - len(fixed))]
     rest += [1] * (blocks - len(fixed) - len(rest))
     while sum(fixed) + sum(rest) < atoms[0] and 1 in rest:
@@ -135,9 +242,15 @@ def draw_shapes(n: int, config: PlanConfig, name: str = "") -> list[list[int]]:
     """The shapes of `n` rows, the same ones for the same numbers, seed and name."""
     rng = random.Random(f"{config.seed} shapes {name}")
     levels = _shuffled(config.difficulty, n, rng)
-    largest = {level: _shuffled(config.largest[level], count, rng) for level, count in sorted(Counter(levels).items())}
+    largest = {
+        level: _shuffled(config.largest[level], count, rng)
+        for level, count in sorted(Counter(levels).items())
+    }
     blocks = _shuffled(config.blocks, n, rng)
-    return [draw_sizes(k, level, largest[level].pop(), rng, config.atoms) for k, level in zip(blocks, levels, strict=True)]
+    return [
+        draw_sizes(k, level, largest[level].pop(), rng, config.atoms)
+        for k, level in zip(blocks, levels, strict=True)
+    ]
 
 # %% ../../nbs/dataset/06_writing.ipynb #36e42f96
 def room(sizes: Sequence[int]) -> int:
@@ -145,12 +258,17 @@ def room(sizes: Sequence[int]) -> int:
     return sum(sizes) - max(2, min(sizes))
 
 # %% ../../nbs/dataset/06_writing.ipynb #0567bcb6
-def assign_shapes(needs: Mapping[str, int], pool: Iterable[list[int]], seed: int = 0) -> dict[str, list[int]]:
+def assign_shapes(
+    needs: Mapping[str, int], pool: Iterable[list[int]], seed: int = 0
+) -> dict[str, list[int]]:
     """A shape for each row, given how much room it needs; raises `ValueError` when there are fewer shapes than rows."""
     free = sorted(pool, key=lambda sizes: (room(sizes), sizes))
     if len(free) < len(needs):
-        raise ValueError(f"shapes: found {len(free)}; allowed are {len(needs)} and more, one for each row")
-    rng, found = random.Random(f"{seed} rows"), {}
+        raise ValueError(
+            f"shapes: found {len(free)}; allowed are {len(needs)} and more, one for each row"
+        )
+    rng = random.Random(f"{seed} rows")
+    found = {}
     for row in sorted(needs, key=lambda row: (-needs[row], text_hash(f"{seed} {row}"))):
         first = min(bisect_left(free, needs[row], key=room), len(free) - 1)
         found[row] = sizes = list(free.pop(rng.randrange(first, len(free))))
@@ -158,10 +276,13 @@ def assign_shapes(needs: Mapping[str, int], pool: Iterable[list[int]], seed: int
     return found
 
 # %% ../../nbs/dataset/06_writing.ipynb #7400dc25
-def spread(rows: Iterable[str], names: Sequence[str], seed: int = 0, taken: Iterable[str] = ()) -> dict[str, str]:
+def spread(
+    rows: Iterable[str], names: Sequence[str], seed: int = 0, taken: Iterable[str] = ()
+) -> dict[str, str]:
     """A name for each row, all names equally often as far as numbers allow, in an order that only ids and seed decide."""
     order = sorted(names, key=lambda name: text_hash(f"{seed} {name}"))
-    used, found = Counter(taken), {}
+    used = Counter(taken)
+    found = {}
     for row in sorted(rows, key=lambda row: text_hash(f"{seed} {row}")):
         found[row] = min(order, key=lambda name: used[name])
         used[found[row]] += 1
@@ -171,9 +292,11 @@ def spread(rows: Iterable[str], names: Sequence[str], seed: int = 0, taken: Iter
 def own_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """The sizes of the blocks for `count` atoms of so many passages, and the sizes that remain; takes sizes as they come."""
     wanted = max(1, min(passages, count, len(sizes) - 2))
-    mine, others = list(sizes[:wanted]), list(sizes[wanted:])
+    mine = list(sizes[:wanted])
+    others = list(sizes[wanted:])
     while sum(mine) <= count:
-        low, high = mine.index(min(mine)), others.index(max(others))
+        low = mine.index(min(mine))
+        high = others.index(max(others))
         if mine[low] < others[high]:
             mine[low], others[high] = others[high], mine[low]
         elif len(others) > 1 and len(mine) < count:
@@ -181,7 +304,9 @@ def own_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int
         else:
             break
     if sum(mine) < count:
-        raise ValueError(f"sizes: found {list(sizes)}; allowed are shapes with room for {count} atoms")
+        raise ValueError(
+            f"sizes: found {list(sizes)}; allowed are shapes with room for {count} atoms"
+        )
     return mine, others
 
 # %% ../../nbs/dataset/06_writing.ipynb #f2f4c036
@@ -190,8 +315,14 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
     share = len(atoms) / sum(sizes)
 
     def cost(start: int, end: int, size: int) -> float:
-        levels = {atom.ideal for atom in atoms[start:end]} | ({Level.IGNORE} if end - start < size else set())
-        torn = end < len(atoms) and atoms[end - 1].passage is not None and atoms[end - 1].passage == atoms[end].passage
+        levels = {atom.ideal for atom in atoms[start:end]} | (
+            {Level.IGNORE} if end - start < size else set()
+        )
+        torn = (
+            end < len(atoms)
+            and atoms[end - 1].passage is not None
+            and atoms[end - 1].passage == atoms[end].passage
+        )
         return 2 * torn + (len(levels) == 1) + 0.01 * abs((end - start) / size - share)
 
     @cache
@@ -199,31 +330,53 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
         if block == len(sizes):
             return (0.0, ()) if start == len(atoms) else (float("inf"), ())
         ends = range(start + 1, min(start + sizes[block], len(atoms)) + 1)
-        tries = [(cost(start, end, sizes[block]) + best(block + 1, end)[0], (end - start, *best(block + 1, end)[1])) for end in ends]
+        tries = [
+            (
+                cost(start, end, sizes[block]) + best(block + 1, end)[0],
+                (end - start, *best(block + 1, end)[1]),
+            )
+            for end in ends
+        ]
         return min(tries, default=(float("inf"), ()))
 
     return list(best(0, 0)[1])
 
 # %% ../../nbs/dataset/06_writing.ipynb #ae3e5d31
-def lay_out(atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random) -> list[DraftBlock]:
+def lay_out(
+    atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random
+) -> list[DraftBlock]:
     """The blocks of a row in prompt order, with the ids of all their atoms, those still to be written included."""
-    mine, others = own_sizes(len(atoms), len({atom.passage for atom in atoms}), rng.sample(sizes, len(sizes)))
-    ids, places = iter([atom.atom_id for atom in atoms]), sorted(rng.sample(range(len(sizes)), len(mine)))
+    mine, others = own_sizes(
+        len(atoms), len({atom.passage for atom in atoms}), rng.sample(sizes, len(sizes))
+    )
+    ids = iter([atom.atom_id for atom in atoms])
+    places = sorted(rng.sample(range(len(sizes)), len(mine)))
     own_blocks = dict(zip(places, zip(cut_blocks(atoms, mine), mine, strict=True), strict=True))
-    hard, numbers, blocks = rng.randrange(len(others)), Counter(), []
+    hard = rng.randrange(len(others))
+    numbers = Counter()
+    blocks = []
     for place in range(len(sizes)):
         kept, size = own_blocks.get(place) or (0, others.pop(0))
         if kept:
-            name, own_ids = "m", [next(ids) for _ in range(kept)]
+            name = "m"
+            own_ids = [next(ids) for _ in range(kept)]
         elif place - len([p for p in places if p < place]) == hard:
-            name, own_ids = "harda_", ["harda_01_a1"]
+            name = "harda_"
+            own_ids = ["harda_01_a1"]
         else:
-            name, own_ids = "noise_", [f"noise_{numbers['noise_'] + 1:02d}_a{i}" for i in range(1, size + 1)]
+            name = "noise_"
+            own_ids = [f"noise_{numbers['noise_'] + 1:02d}_a{i}" for i in range(1, size + 1)]
         numbers[name] += 1
         block = f"m{numbers[name]}" if kept else f"{name}{numbers[name]:02d}"
-        spots, mixed = set(rng.sample(range(size), len(own_ids))), iter(own_ids)
+        spots = set(rng.sample(range(size), len(own_ids)))
+        mixed = iter(own_ids)
         added = (f"aux_b{place + 1:02d}_a{i:02d}" for i in range(1, size + 1))
-        blocks.append(DraftBlock(parent_memory_id=block, atom_ids=[next(mixed if i in spots else added) for i in range(size)]))
+        blocks.append(
+            DraftBlock(
+                parent_memory_id=block,
+                atom_ids=[next(mixed if i in spots else added) for i in range(size)],
+            )
+        )
     return blocks
 
 # %% ../../nbs/dataset/06_writing.ipynb #0c1dc9ad
@@ -252,11 +405,18 @@ def load_phrases(path: str | Path | None = None) -> PhraseBook:
     try:
         if not isinstance(table, dict):
             raise ValueError(f"found {short_repr(table)}")
-        return PhraseBook(**{str(name): tuple(p for part in str(text).split(",") if (p := part.strip())) for name, text in table.items()})
+        return PhraseBook(
+            **{
+                str(name): tuple(p for part in str(text).split(",") if (p := part.strip()))
+                for name, text in table.items()
+            }
+        )
     except ValueError as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         wrong = f"{first['loc'][0]}: {first['msg']}" if first else str(error)
-        raise ValueError(f"{file}: {wrong}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas") from None
+        raise ValueError(
+            f"{file}: {wrong}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas"
+        ) from None
 
 # %% ../../nbs/dataset/06_writing.ipynb #d8794548
 @lru_cache(1 << 12)
@@ -264,9 +424,17 @@ def _beginnings(phrase: str) -> frozenset[str]:
     return frozenset(word[:5] for word in content_words(phrase))
 
 
-def deal_phrases(draft: Draft, blocks: Iterable[DraftBlock], book: PhraseBook, rng: random.Random) -> dict[str, list[str]]:
+def deal_phrases(
+    draft: Draft, blocks: Iterable[DraftBlock], book: PhraseBook, rng: random.Random
+) -> dict[str, list[str]]:
     """For each distractor but the hard one the phrases that its text must hold; none shares a word with the row. Auxiliary ones have none."""
-    texts = (draft.question, draft.context, draft.query, draft.answer, *(atom.text for atom in draft.atoms))
+    texts = (
+        draft.question,
+        draft.context,
+        draft.query,
+        draft.answer,
+        *(atom.text for atom in draft.atoms),
+    )
     known = _beginnings(" ".join(texts))
 
     def fresh(names: Sequence[str]) -> Iterator[str]:
@@ -280,11 +448,15 @@ def deal_phrases(draft: Draft, blocks: Iterable[DraftBlock], book: PhraseBook, r
         noise = [atom_id for atom_id in block.atom_ids if atom_id.startswith("noise_")]
         if noise and book.things and book.places and book.times:
             thing = " ".join(filter(None, (next(stock["qualities"], ""), next(stock["things"]))))
-            dealt |= {atom_id: [thing, next(stock["places"]), next(stock["times"])] for atom_id in noise}
+            dealt |= {
+                atom_id: [thing, next(stock["places"]), next(stock["times"])] for atom_id in noise
+            }
             continue
         for atom_id in noise:
             extra = rng.choice(("", "places", "times"))
-            dealt[atom_id] = [p for p in (next(stock["matters"]), next(stock[extra], "") if extra else "") if p]
+            dealt[atom_id] = [
+                p for p in (next(stock["matters"]), next(stock[extra], "") if extra else "") if p
+            ]
         dealt |= {atom_id: [] for atom_id in block.atom_ids if atom_id.startswith("aux_")}
     return dealt
 
@@ -295,7 +467,9 @@ class Plan(Record):
     difficulty: int
     family: Name
     blocks: list[DraftBlock]
-    phrases: dict[str, list[str]] = Field(default_factory=dict)  # of every distractor but the hard one; none for those that belong to their block
+    phrases: dict[str, list[str]] = Field(
+        default_factory=dict
+    )  # of every distractor but the hard one; none for those that belong to their block
     angles: dict[str, str] = Field(default_factory=dict)  # of those: what the sentence may be about
 
     @property
@@ -313,9 +487,15 @@ def _plan_error(rule: str, found: str, allowed: str, row: str, path: str | Path 
     return DataError([Violation(rule, found, allowed, example_id=row, file=str(path))])
 
 
-def _free_shapes(n: int, taken: Iterable[Sequence[int]], config: PlanConfig, domain: str) -> list[list[int]]:
-    kind = lambda sizes: (len(sizes), max(sizes), difficulty(sizes))
-    used, free, taken = Counter(map(kind, taken)), [], list(taken)
+def _free_shapes(
+    n: int, taken: Iterable[Sequence[int]], config: PlanConfig, domain: str
+) -> list[list[int]]:
+    def kind(sizes):
+        return (len(sizes), max(sizes), difficulty(sizes))
+
+    used = Counter(map(kind, taken))
+    free = []
+    taken = list(taken)
     for sizes in draw_shapes(n + len(taken), config, domain):
         if used[kind(sizes)]:
             used[kind(sizes)] -= 1
@@ -325,10 +505,16 @@ def _free_shapes(n: int, taken: Iterable[Sequence[int]], config: PlanConfig, dom
 
 
 def make_plans(
-    drafts: Iterable[Draft], config: PlanConfig | None = None, book: PhraseBook | None = None, known: Mapping[str, tuple[str, Plan]] | None = None
+    drafts: Iterable[Draft],
+    config: PlanConfig | None = None,
+    book: PhraseBook | None = None,
+    known: Mapping[str, tuple[str, Plan]] | None = None,
 ) -> dict[str, Plan]:
     """A plan for each row without one; `known` maps ids to domain and plan. The same for rows in any order."""
-    config, book, known, plans = config or PlanConfig(), book or load_phrases(), known or {}, {}
+    config = config or PlanConfig()
+    book = book or load_phrases()
+    known = known or {}
+    plans = {}
     groups: dict[str, dict[str, Draft]] = defaultdict(dict)
     for draft in drafts:
         if not draft.atoms:
@@ -338,16 +524,30 @@ def make_plans(
     for domain, rows in groups.items():
         before = [plan for other, plan in known.values() if other == domain]
         pool = _free_shapes(len(rows), [plan.sizes for plan in before], config, domain)
-        shapes = assign_shapes({draft.id: len(draft.atoms) for draft in rows.values()}, pool, config.seed)
+        shapes = assign_shapes(
+            {draft.id: len(draft.atoms) for draft in rows.values()}, pool, config.seed
+        )
         families = spread(rows, config.families, config.seed, [plan.family for plan in before])
         for draft in rows.values():
             rng = random.Random(f"{config.seed} plan {draft.id}")
             blocks = lay_out(draft.atoms, shapes[draft.id], rng)
             phrases = deal_phrases(draft, blocks, book, rng)
             added = [name for name, found in phrases.items() if not found]
-            angles = dict(zip(added, rng.sample(book.angles * len(added), len(added)) if book.angles else (), strict=False))
+            angles = dict(
+                zip(
+                    added,
+                    rng.sample(book.angles * len(added), len(added)) if book.angles else (),
+                    strict=False,
+                )
+            )
             level = difficulty(shapes[draft.id])
-            plans[draft.id] = Plan(difficulty=level, family=families[draft.id], blocks=blocks, phrases=phrases, angles=angles)
+            plans[draft.id] = Plan(
+                difficulty=level,
+                family=families[draft.id],
+                blocks=blocks,
+                phrases=phrases,
+                angles=angles,
+            )
     return plans
 
 # %% ../../nbs/dataset/06_writing.ipynb #23e019d2
@@ -360,26 +560,57 @@ class PlanRow(Record):
     plan: Plan
 
 
-def plan_rows(drafts: Iterable[Draft], path: str | Path, config: PlanConfig | None = None, book: PhraseBook | None = None) -> list[Draft]:
+def plan_rows(
+    drafts: Iterable[Draft],
+    path: str | Path,
+    config: PlanConfig | None = None,
+    book: PhraseBook | None = None,
+) -> list[Draft]:
     """The rows, each with its plan in `notes["plan"]`, from the file or made and added to it.
 
     Raises `DataError` when the file was made with other counts or lists, or when a row's atoms are not those of its plan.
     """
-    config, book, path, drafts = config or PlanConfig(), book or load_phrases(), Path(path), list(drafts)
+    config = config or PlanConfig()
+    book = book or load_phrases()
+    path = Path(path)
+    drafts = list(drafts)
     recipe = text_hash(config.hash + book.hash)
-    rows = {row.id: row for row in read_jsonl(path, PlanRow)} if path.is_file() and path.stat().st_size else {}
+    rows = (
+        {row.id: row for row in read_jsonl(path, PlanRow)}
+        if path.is_file() and path.stat().st_size
+        else {}
+    )
     if strange := next((row for row in rows.values() if row.recipe != recipe), None):
-        raise _plan_error("recipe", strange.recipe, f"{recipe}, or another folder for this build", strange.id, path)
-    new = make_plans(drafts, config, book, {row.id: (row.domain, row.plan) for row in rows.values()})
-    rows |= {d.id: PlanRow(id=d.id, domain=d.domain, recipe=recipe, plan=new[d.id]) for d in drafts if d.id in new}
+        raise _plan_error(
+            "recipe",
+            strange.recipe,
+            f"{recipe}, or another folder for this build",
+            strange.id,
+            path,
+        )
+    new = make_plans(
+        drafts, config, book, {row.id: (row.domain, row.plan) for row in rows.values()}
+    )
+    rows |= {
+        d.id: PlanRow(id=d.id, domain=d.domain, recipe=recipe, plan=new[d.id])
+        for d in drafts
+        if d.id in new
+    }
     if new:
         write_jsonl(path, rows.values())
     planned = []
     for draft in drafts:
-        plan, own = rows[draft.id].plan, [atom.atom_id for atom in draft.atoms]
-        if own != (wanted := [i for i in plan.atom_ids if not i.startswith(("harda_", "noise_", "aux_"))]):
-            raise _plan_error("atoms", ", ".join(own), f"{', '.join(wanted)}, as planned", draft.id, path)
-        planned.append(draft.model_copy(update={"notes": draft.notes | {"plan": plan.model_dump(mode="json")}}))
+        plan = rows[draft.id].plan
+        own = [atom.atom_id for atom in draft.atoms]
+        if own != (
+            wanted := [i for i in plan.atom_ids if not i.startswith(("harda_", "noise_", "aux_"))]
+        ):
+            raise _plan_error(
+                "atoms", ", ".join(own), f"{', '.join(wanted)}, as planned", draft.id, path
+            )
+        planned.append(
+            draft.model_copy(update={"notes": draft.notes | {"plan": plan.model_dump(mode="json")}})
+        )
     return planned
 
 
@@ -416,18 +647,40 @@ HARD = "harda_01_a1"
 
 def ask_distractors(draft: Draft) -> dict[str, Any]:
     """What a builder is shown about a row that has a plan: no level, the atoms of each block that gets more, and the phrases of noise."""
-    plan, texts = plan_of(draft), {atom.atom_id: atom.text for atom in draft.atoms}
+    plan = plan_of(draft)
+    texts = {atom.atom_id: atom.text for atom in draft.atoms}
     added = {name for name, phrases in plan.phrases.items() if not phrases}
     blocks = []
     for block in plan.blocks:
         if write := [name for name in block.atom_ids if name in added]:
-            there = [{"atom_id": name, "text": texts[name]} if name in texts else {"atom_id": "hard"} for name in block.atom_ids if name not in added]
-            angles = [{"atom_id": name} | ({"angle": plan.angles[name]} if name in plan.angles else {}) for name in write]
+            there = [
+                {"atom_id": name, "text": texts[name]} if name in texts else {"atom_id": "hard"}
+                for name in block.atom_ids
+                if name not in added
+            ]
+            angles = [
+                {"atom_id": name} | ({"angle": plan.angles[name]} if name in plan.angles else {})
+                for name in write
+            ]
             blocks.append({"atoms": there, "write": angles})
-    noise = [{"atom_id": name, "phrases": phrases} for name, phrases in plan.phrases.items() if phrases]
+    noise = [
+        {"atom_id": name, "phrases": phrases} for name, phrases in plan.phrases.items() if phrases
+    ]
     atoms = [{"atom_id": name, "text": text} for name, text in texts.items()]
-    want = {"hard": 1, "family": plan.family, "others": len(plan.phrases), "blocks": blocks, "noise": noise}
-    return {"domain": draft.domain, "query": draft.query, "answer": draft.answer, "atoms": atoms, "want": want}
+    want = {
+        "hard": 1,
+        "family": plan.family,
+        "others": len(plan.phrases),
+        "blocks": blocks,
+        "noise": noise,
+    }
+    return {
+        "domain": draft.domain,
+        "query": draft.query,
+        "answer": draft.answer,
+        "atoms": atoms,
+        "want": want,
+    }
 
 # %% ../../nbs/dataset/06_writing.ipynb #d2c2ed19
 _PEOPLE = (
@@ -459,10 +712,18 @@ SIGNS: dict[str, tuple[re.Pattern, str]] = {
         "who believes, heard or read it",
     ),
     "scope_overreach": (
-        re.compile(rf"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|nothing else|no other|just for|within|valid|counts? for)\b|{_FIRST}", re.I),
+        re.compile(
+            rf"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|nothing else|no other|just for|within|valid|counts? for)\b|{_FIRST}",
+            re.I,
+        ),
         "to what it is limited",
     ),
-    "superseded_preference": (re.compile(rf"(?is)(?=.*{_WISH})(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"), "what was preferred, and that it was given up"),
+    "superseded_preference": (
+        re.compile(
+            rf"(?is)(?=.*{_WISH})(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"
+        ),
+        "what was preferred, and that it was given up",
+    ),
     "style_neighbour": (
         re.compile(
             r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|tables|emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|"
@@ -472,7 +733,10 @@ SIGNS: dict[str, tuple[re.Pattern, str]] = {
         "which form it wants of which kind of text",
     ),
     "trigger_absent": (
-        re.compile(rf"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|on evenings|on weekends|should)\b|{_FIRST}", re.I),
+        re.compile(
+            rf"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|on evenings|on weekends|should)\b|{_FIRST}",
+            re.I,
+        ),
         "under which condition it holds",
     ),
 }
@@ -488,7 +752,14 @@ def taken_up(text: str, known: Iterable[str], query: str, answer: str) -> str:
     if len(shared := new & asked) >= min(3 if len(asked) > 40 else 2, max(1, len(new) / 2)):
         return f"the query has {', '.join(sorted(shared))}"
     parts = ((part, new & set(short_stems(part))) for part in sentences(answer))
-    return next((f"the reference answer has {', '.join(sorted(both))}: {part[:120]}" for part, both in parts if len(both) >= max(2, min(3, len(new) / 2))), "")
+    return next(
+        (
+            f"the reference answer has {', '.join(sorted(both))}: {part[:120]}"
+            for part, both in parts
+            if len(both) >= max(2, min(3, len(new) / 2))
+        ),
+        "",
+    )
 
 
 _CLINICAL = re.compile(
@@ -510,16 +781,27 @@ def guard_faults(domain: str, text: str, known: Iterable[str]) -> Iterator[tuple
     if domain == "health":
         free = {word for other in known for word in words(other)}
         if new := [word for word in _CLINICAL.findall(text) if word.lower() not in free]:
-            yield "clinical", f"found {new[0]!r}, allowed is nothing clinical that the row's atoms do not name"
-    qualified = any(SIGNS[name][0].search(text) for name in ("outdated", "scope_overreach", "trigger_absent", "superseded_preference"))
+            yield (
+                "clinical",
+                f"found {new[0]!r}, allowed is nothing clinical that the row's atoms do not name",
+            )
+    qualified = any(
+        SIGNS[name][0].search(text)
+        for name in ("outdated", "scope_overreach", "trigger_absent", "superseded_preference")
+    )
     if domain == "coding" and re.search(_WISH, text, re.I) and _CODE.search(text) and not qualified:
-        yield "preference", f"found {short_repr(text)}, allowed is no preference about code that would be right to follow"
+        yield (
+            "preference",
+            f"found {short_repr(text)}, allowed is no preference about code that would be right to follow",
+        )
 
 # %% ../../nbs/dataset/06_writing.ipynb #fac73beb
 LONGEST = 60  # words in an atom
 
 
-def _atom_text_faults(text: str, query: str, others: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _atom_text_faults(
+    text: str, query: str, others: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     if len(content_words(text)) < 2 or "\n" in text.strip():
         yield "empty atom", f"found {short_repr(text)}, allowed is one sentence in one line"
     if (count := len(words(text))) > LONGEST:
@@ -534,16 +816,37 @@ def _atom_text_faults(text: str, query: str, others: Mapping[str, str]) -> Itera
 
 def exact_set(found: Iterable[str], wanted: Iterable[str], what: str) -> list[Fault]:
     """Faults of a list of ids that should hold each wanted one once: unknown ones spoil the whole, others are named."""
-    counts, wanted = Counter(found), list(wanted)
+    counts = Counter(found)
+    wanted = list(wanted)
     strange = [name for name in counts if name not in set(wanted)]
-    faults = [Fault("", f"unknown {what}", f"found {', '.join(map(short_repr, strange[:5]))}, allowed are {', '.join(wanted)}")] if strange else []
-    faults += [Fault(name, f"missing {what}", "it is not in the reply") for name in wanted if not counts[name]]
-    return faults + [Fault(name, f"repeated {what}", f"found {counts[name]} times, allowed is once") for name in wanted if counts[name] > 1]
+    faults = (
+        [
+            Fault(
+                "",
+                f"unknown {what}",
+                f"found {', '.join(map(short_repr, strange[:5]))}, allowed are {', '.join(wanted)}",
+            )
+        ]
+        if strange
+        else []
+    )
+    faults += [
+        Fault(name, f"missing {what}", "it is not in the reply")
+        for name in wanted
+        if not counts[name]
+    ]
+    return faults + [
+        Fault(name, f"repeated {what}", f"found {counts[name]} times, allowed is once")
+        for name in wanted
+        if counts[name] > 1
+    ]
 
 # %% ../../nbs/dataset/06_writing.ipynb #9fa9048b
 def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
     """Distractors that are missing, too many, badly formed, not distinct, without phrases, sign or subject, or that matter after all."""
-    plan, known, real = plan_of(draft), {atom.atom_id: atom.text for atom in draft.atoms}, [atom.text for atom in draft.atoms]
+    plan = plan_of(draft)
+    known = {atom.atom_id: atom.text for atom in draft.atoms}
+    real = [atom.text for atom in draft.atoms]
     faults = exact_set([other.atom_id for other in reply.others], plan.phrases, "distractor")
     if any(not fault.item_id for fault in faults):
         return faults
@@ -552,55 +855,123 @@ def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
     else:
         pattern, sign = SIGNS.get(plan.family, (None, ""))
         if pattern and not other_language(draft.question) and not pattern.search(reply.hard.text):
-            faults.append(Fault("hard", "family", f"{plan.family}: found {short_repr(reply.hard.text)}, allowed is a sentence that says {sign}"))
+            faults.append(
+                Fault(
+                    "hard",
+                    "family",
+                    f"{plan.family}: found {short_repr(reply.hard.text)}, allowed is a sentence that says {sign}",
+                )
+            )
         if not reply.hard.why_tempting.strip():
             faults.append(Fault("hard", "why tempting", "found nothing, allowed is a sentence"))
-        faults += [Fault("hard", *fault) for fault in _atom_text_faults(reply.hard.text, draft.query, known)]
+        faults += [
+            Fault("hard", *fault)
+            for fault in _atom_text_faults(reply.hard.text, draft.query, known)
+        ]
         new = set(stems(reply.hard.text)).difference(*map(stems, real))
-        if copied := next((part for part in sentences(draft.answer) if len(new & set(stems(part))) >= max(3, 0.5 * len(new))), ""):
-            faults.append(Fault("hard", "in answer", f"the reference answer says so: {copied[:200]!r}"))
-        faults += [Fault("hard", *fault) for fault in guard_faults(draft.domain, reply.hard.text, real)]
+        if copied := next(
+            (
+                part
+                for part in sentences(draft.answer)
+                if len(new & set(stems(part))) >= max(3, 0.5 * len(new))
+            ),
+            "",
+        ):
+            faults.append(
+                Fault("hard", "in answer", f"the reference answer says so: {copied[:200]!r}")
+            )
+        faults += [
+            Fault("hard", *fault) for fault in guard_faults(draft.domain, reply.hard.text, real)
+        ]
         known["hard"] = reply.hard.text
     subjects = {}
     for block in plan.blocks:
         if HARD in block.atom_ids and any(fault.item_id == "hard" for fault in faults):
             continue  # a mended one will be told of in other words
-        there = [known["hard" if name == HARD else name] for name in block.atom_ids if name in known or (name == HARD and "hard" in known)]
-        subjects |= {name: there for name in block.atom_ids if there and not plan.phrases.get(name, [""])}
+        there = [
+            known["hard" if name == HARD else name]
+            for name in block.atom_ids
+            if name in known or (name == HARD and "hard" in known)
+        ]
+        subjects |= {
+            name: there for name in block.atom_ids if there and not plan.phrases.get(name, [""])
+        }
     for name, text in {other.atom_id: other.text for other in reply.others}.items():
         if missing := [phrase for phrase in plan.phrases[name] if not holds(text, phrase)]:
-            faults.append(Fault(name, "phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}"))
-        if name in subjects and not set(stems(text)) & {stem for there in subjects[name] for stem in stems(there)}:
-            faults.append(Fault(name, "subject", f"found {short_repr(text)}, allowed is a sentence about what its block names: {short_repr(' '.join(subjects[name]))}"))
+            faults.append(
+                Fault(name, "phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
+            )
+        if name in subjects and not set(stems(text)) & {
+            stem for there in subjects[name] for stem in stems(there)
+        }:
+            faults.append(
+                Fault(
+                    name,
+                    "subject",
+                    f"found {short_repr(text)}, allowed is a sentence about what its block names: {short_repr(' '.join(subjects[name]))}",
+                )
+            )
         if taken := taken_up(text, [*real, *subjects.get(name, ())], draft.query, draft.answer):
             faults.append(Fault(name, "matters", taken))
-        faults += [Fault(name, *fault) for fault in (*_atom_text_faults(text, draft.query, known), *guard_faults(draft.domain, text, real))]
+        faults += [
+            Fault(name, *fault)
+            for fault in (
+                *_atom_text_faults(text, draft.query, known),
+                *guard_faults(draft.domain, text, real),
+            )
+        ]
         known[name] = text
     return faults
 
 # %% ../../nbs/dataset/06_writing.ipynb #cbb28aac
 def accept_distractors(draft: Draft, reply: DistractorReply) -> Draft:
     """The row with its distractors, the hard one first."""
-    plan, texts = plan_of(draft), {other.atom_id: other.text for other in reply.others}
+    plan = plan_of(draft)
+    texts = {other.atom_id: other.text for other in reply.others}
     ignored = {"ideal": Level.IGNORE, "memory_action": "ignore"}
-    hard = DraftAtom(atom_id=HARD, text=reply.hard.text.strip(), origin="hard", reason=reply.hard.why_tempting.strip(), hard_a_family=plan.family, **ignored)
-    origin = lambda name: "noise" if name.startswith("noise_") else "auxiliary"
-    others = [DraftAtom(atom_id=name, text=texts[name].strip(), origin=origin(name), **ignored) for name in plan.phrases]
+    hard = DraftAtom(
+        atom_id=HARD,
+        text=reply.hard.text.strip(),
+        origin="hard",
+        reason=reply.hard.why_tempting.strip(),
+        hard_a_family=plan.family,
+        **ignored,
+    )
+
+    def origin(name):
+        return "noise" if name.startswith("noise_") else "auxiliary"
+
+    others = [
+        DraftAtom(atom_id=name, text=texts[name].strip(), origin=origin(name), **ignored)
+        for name in plan.phrases
+    ]
     return draft.model_copy(update={"atoms": [*draft.atoms, hard, *others]})
 
 
-def merge_distractors(reply: DistractorReply, repaired: DistractorReply, failed: set[str]) -> DistractorReply:
+def merge_distractors(
+    reply: DistractorReply, repaired: DistractorReply, failed: set[str]
+) -> DistractorReply:
     """The first reply with the failed distractors replaced."""
     hard = repaired.hard if "hard" in failed and repaired.hard else reply.hard
     return merge_by("others", "atom_id")(reply, repaired, failed).model_copy(update={"hard": hard})
 
 
 DISTRACTORS = Stage(
-    "distractors", "distractors-2", DistractorReply, ask_distractors, check_distractors, accept_distractors, merge=merge_distractors
-)  # fmt: skip
+    "distractors",
+    "distractors-2",
+    DistractorReply,
+    ask_distractors,
+    check_distractors,
+    accept_distractors,
+    merge=merge_distractors,
+)
 
 # %% ../../nbs/dataset/06_writing.ipynb #f48c6f32
-WEIGHTS: dict[Level, str] = {Level.IGNORE: "none", Level.BOUND: "supporting", Level.CONTROL: "controlling"}
+WEIGHTS: dict[Level, str] = {
+    Level.IGNORE: "none",
+    Level.BOUND: "supporting",
+    Level.CONTROL: "controlling",
+}
 
 
 class UsageRubric(Form):
@@ -632,9 +1003,28 @@ class RubricReply(Form):
 
 def ask_rubrics(draft: Draft) -> dict[str, Any]:
     """What a builder is shown about a row with all its atoms."""
-    contrast = lambda atom: {k: v for k in ("without_memory", "with_memory", "observable_delta", "minimal_evidence") if (v := getattr(atom, k))}
-    head = lambda atom: {"atom_id": atom.atom_id, "text": atom.text, "level": atom.ideal.wire, "action": atom.memory_action or "ignore"}
-    return {"domain": draft.domain, "query": draft.query, "answer": draft.answer, "atoms": [head(atom) | contrast(atom) for atom in draft.atoms]}
+
+    def contrast(atom):
+        return {
+            k: v
+            for k in ("without_memory", "with_memory", "observable_delta", "minimal_evidence")
+            if (v := getattr(atom, k))
+        }
+
+    def head(atom):
+        return {
+            "atom_id": atom.atom_id,
+            "text": atom.text,
+            "level": atom.ideal.wire,
+            "action": atom.memory_action or "ignore",
+        }
+
+    return {
+        "domain": draft.domain,
+        "query": draft.query,
+        "answer": draft.answer,
+        "atoms": [head(atom) | contrast(atom) for atom in draft.atoms],
+    }
 
 # %% ../../nbs/dataset/06_writing.ipynb #3ac0aa40
 _HIDDEN = re.compile(
@@ -649,26 +1039,47 @@ def rubric_faults(level: Level, rubric: Mapping[str, Any]) -> Iterator[tuple[str
     try:
         found = UsageRubric.model_validate(rubric)
     except ValidationError as error:
-        yield "rubric form", "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        yield (
+            "rubric form",
+            "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]),
+        )
         return
     if found.memory_usage_weight != WEIGHTS[level]:
-        yield "rubric weight", f"found {found.memory_usage_weight}, allowed for level {level.wire} is {WEIGHTS[level]}"
+        yield (
+            "rubric weight",
+            f"found {found.memory_usage_weight}, allowed for level {level.wire} is {WEIGHTS[level]}",
+        )
     texts = {name: text for name, text in found if isinstance(text, str)}
-    if bare := [name for name, text in texts.items() if not text.strip()] + [""] * (not any(c.strip() for c in found.observable_checks)):
+    if bare := [name for name, text in texts.items() if not text.strip()] + [""] * (
+        not any(c.strip() for c in found.observable_checks)
+    ):
         yield "rubric empty", f"nothing in {bare[0] or 'observable_checks'}"
     filler = bool(re.match(r"(?i)\W*(?:not[ _]applicable|n/?a\b)", found.under_use))
     if filler != (level == Level.IGNORE):
-        yield "rubric filler", f"under_use: found {short_repr(found.under_use)}, allowed is {'not applicable' if level == Level.IGNORE else 'what is missing'}"
+        yield (
+            "rubric filler",
+            f"under_use: found {short_repr(found.under_use)}, allowed is {'not applicable' if level == Level.IGNORE else 'what is missing'}",
+        )
     uses = [texts[name] for name in ("correct_use", "under_use", "over_use")]
     if len({tuple(words(text)) for text in uses}) < 3:
-        yield "rubric levels", "correct_use, under_use and over_use do not describe three different texts"
-    if hidden := next((m for text in (*uses, *found.observable_checks) if (m := _HIDDEN.search(text))), None):
+        yield (
+            "rubric levels",
+            "correct_use, under_use and over_use do not describe three different texts",
+        )
+    if hidden := next(
+        (m for text in (*uses, *found.observable_checks) if (m := _HIDDEN.search(text))), None
+    ):
         yield "rubric unobservable", f"{short_repr(hidden[0])} cannot be seen in an answer"
 
 # %% ../../nbs/dataset/06_writing.ipynb #d706ea80
 def rubric_text(rubric: Mapping[str, Any]) -> str:
     """All that a rubric says, in one text."""
-    return "\n".join(t for value in rubric.values() for t in (value if isinstance(value, list) else [value]) if isinstance(t, str))
+    return "\n".join(
+        t
+        for value in rubric.values()
+        for t in (value if isinstance(value, list) else [value])
+        if isinstance(t, str)
+    )
 
 
 def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
@@ -677,11 +1088,21 @@ def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]
     faults = []
     for name, rubric in rubrics.items():
         known = set(short_stems(rubric_text(rubric)))
-        share = {other: sum(stem in known for stem in part) / len(part) for other, part in stems.items() if part}
+        share = {
+            other: sum(stem in known for stem in part) / len(part)
+            for other, part in stems.items()
+            if part
+        }
         own = share.pop(name, 1.0)
         other = max(share, key=share.__getitem__, default="")
         if other and share[other] >= 0.34 and share[other] >= own + 0.20:
-            faults.append(Fault(name, "misplaced rubric", f"it has {share[other]:.0%} of the words of {other} and {own:.0%} of its own atom's"))
+            faults.append(
+                Fault(
+                    name,
+                    "misplaced rubric",
+                    f"it has {share[other]:.0%} of the words of {other} and {own:.0%} of its own atom's",
+                )
+            )
         elif own < 0.10:
             faults.append(Fault(name, "misplaced rubric", "it names nothing that its atom names"))
     return faults
@@ -691,7 +1112,9 @@ def check_rubrics(draft: Draft, reply: RubricReply) -> list[Fault]:
     """Rubrics that are missing, too many, badly formed, at odds with their level, or another atom's."""
     atoms = {atom.atom_id: atom for atom in draft.atoms}
     faults = exact_set([entry.atom_id for entry in reply.rubrics], atoms, "rubric")
-    rubrics = {entry.atom_id: entry.usage_rubric for entry in reply.rubrics if entry.atom_id in atoms}
+    rubrics = {
+        entry.atom_id: entry.usage_rubric for entry in reply.rubrics if entry.atom_id in atoms
+    }
     for name, rubric in rubrics.items():
         faults += [Fault(name, *fault) for fault in rubric_faults(atoms[name].ideal, rubric)]
     return faults + misplaced({name: atom.text for name, atom in atoms.items()}, rubrics)
@@ -699,13 +1122,29 @@ def check_rubrics(draft: Draft, reply: RubricReply) -> list[Fault]:
 
 def accept_rubrics(draft: Draft, reply: RubricReply) -> Draft:
     """The row with a rubric at each atom."""
-    rubrics = {entry.atom_id: UsageRubric.model_validate(entry.usage_rubric).model_dump() for entry in reply.rubrics}
-    return draft.model_copy(update={"atoms": [atom.model_copy(update={"rubric": rubrics[atom.atom_id]}) for atom in draft.atoms]})
+    rubrics = {
+        entry.atom_id: UsageRubric.model_validate(entry.usage_rubric).model_dump()
+        for entry in reply.rubrics
+    }
+    return draft.model_copy(
+        update={
+            "atoms": [
+                atom.model_copy(update={"rubric": rubrics[atom.atom_id]}) for atom in draft.atoms
+            ]
+        }
+    )
 
 
 RUBRICS = Stage(
-    "rubrics", "rubrics-2", RubricReply, ask_rubrics, check_rubrics, accept_rubrics, merge=merge_by("rubrics", "atom_id"), max_tokens=32768
-)  # fmt: skip
+    "rubrics",
+    "rubrics-2",
+    RubricReply,
+    ask_rubrics,
+    check_rubrics,
+    accept_rubrics,
+    merge=merge_by("rubrics", "atom_id"),
+    max_tokens=32768,
+)
 
 # %% ../../nbs/dataset/06_writing.ipynb #6f6660a0
 def compose(draft: Draft) -> Draft:
@@ -713,14 +1152,25 @@ def compose(draft: Draft) -> Draft:
 
     Raises `DataError` when the atoms are not those of the plan, or when one has no rubric.
     """
-    plan, atoms = plan_of(draft), {atom.atom_id: atom for atom in draft.atoms}
+    plan = plan_of(draft)
+    atoms = {atom.atom_id: atom for atom in draft.atoms}
     if sorted(atoms) != sorted(plan.atom_ids) or len(atoms) < len(draft.atoms):
-        raise _wrong(draft, "atoms", ", ".join(atom.atom_id for atom in draft.atoms), f"{', '.join(plan.atom_ids)}, each once")
+        raise _wrong(
+            draft,
+            "atoms",
+            ", ".join(atom.atom_id for atom in draft.atoms),
+            f"{', '.join(plan.atom_ids)}, each once",
+        )
     if bare := [name for name, atom in atoms.items() if not atom.rubric]:
         raise _wrong(draft, "usage_rubric", f"none at {', '.join(bare)}", "a rubric at each atom")
-    whole = lambda block: atoms[block.atom_ids[0]].text.strip() if len(block.atom_ids) == 1 else ""
+
+    def whole(block):
+        return atoms[block.atom_ids[0]].text.strip() if len(block.atom_ids) == 1 else ""
+
     blocks = [block.model_copy(update={"memory_text": whole(block)}) for block in plan.blocks]
-    return draft.model_copy(update={"blocks": blocks, "atoms": [atoms[name] for name in plan.atom_ids]})
+    return draft.model_copy(
+        update={"blocks": blocks, "atoms": [atoms[name] for name in plan.atom_ids]}
+    )
 
 
 def _wrong(draft: Draft, rule: str, found: str, allowed: str) -> DataError:
@@ -742,19 +1192,29 @@ class NaturalReply(Form):
 
 def _open_blocks(draft: Draft) -> dict[str, list[str]]:
     texts = {atom.atom_id: atom.text for atom in draft.atoms}
-    return {f"b{i}": [texts[name] for name in block.atom_ids] for i, block in enumerate(draft.blocks, 1) if not block.memory_text}
+    return {
+        f"b{i}": [texts[name] for name in block.atom_ids]
+        for i, block in enumerate(draft.blocks, 1)
+        if not block.memory_text
+    }
 
 
 def ask_natural(draft: Draft) -> dict[str, Any]:
     """What a builder is shown: the blocks of a row that have no text yet; no query, no level, no revealing id."""
-    return {"blocks": [{"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()]}
+    return {
+        "blocks": [
+            {"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()
+        ]
+    }
 
 
 def check_natural(draft: Draft, reply: NaturalReply) -> list[Fault]:
     """Paragraphs that are missing, too many, or do not say what their atoms say."""
     blocks = _open_blocks(draft)
     faults = exact_set([block.block_id for block in reply.blocks], blocks, "block")
-    for name, text in {block.block_id: block.memory_text for block in reply.blocks if block.block_id in blocks}.items():
+    for name, text in {
+        block.block_id: block.memory_text for block in reply.blocks if block.block_id in blocks
+    }.items():
         faults += [Fault(name, *fault) for fault in text_faults(blocks[name], text)]
     return faults
 
@@ -762,13 +1222,22 @@ def check_natural(draft: Draft, reply: NaturalReply) -> list[Fault]:
 def accept_natural(draft: Draft, reply: NaturalReply) -> Draft:
     """The row with a text in each block."""
     texts = {block.block_id: " ".join(block.memory_text.split()) for block in reply.blocks}
-    filled = [block.model_copy(update={"memory_text": texts.get(f"b{i}", block.memory_text)}) for i, block in enumerate(draft.blocks, 1)]
+    filled = [
+        block.model_copy(update={"memory_text": texts.get(f"b{i}", block.memory_text)})
+        for i, block in enumerate(draft.blocks, 1)
+    ]
     return draft.model_copy(update={"blocks": filled})
 
 
 NATURALIZATION = Stage(
-    "naturalization", "naturalization-1", NaturalReply, ask_natural, check_natural, accept_natural, merge=merge_by("blocks", "block_id")
-)  # fmt: skip
+    "naturalization",
+    "naturalization-1",
+    NaturalReply,
+    ask_natural,
+    check_natural,
+    accept_natural,
+    merge=merge_by("blocks", "block_id"),
+)
 
 # %% ../../nbs/dataset/06_writing.ipynb #df7418c7
 SCHEMA_VERSION = "memcalib-1"
@@ -781,37 +1250,82 @@ def family_of(atom: Atom | DraftAtom) -> str:
 
 
 def _atom(atom: DraftAtom, parent: str) -> Atom:
-    head = {"atom_id": atom.atom_id, "parent_memory_id": parent, "text": atom.text, "ideal": atom.ideal, "memory_action": atom.memory_action}
-    extra = {"evidence": atom.evidence, "label_reason": atom.reason, "hard_a_family": family_of(atom)}
+    head = {
+        "atom_id": atom.atom_id,
+        "parent_memory_id": parent,
+        "text": atom.text,
+        "ideal": atom.ideal,
+        "memory_action": atom.memory_action,
+    }
+    extra = {
+        "evidence": atom.evidence,
+        "label_reason": atom.reason,
+        "hard_a_family": family_of(atom),
+    }
     if atom.without_memory and atom.with_memory:
         extra["counterfactual_contract"] = {
-            "without_memory_behavior": atom.without_memory, "with_memory_behavior": atom.with_memory, "observable_delta": atom.observable_delta,
+            "without_memory_behavior": atom.without_memory,
+            "with_memory_behavior": atom.with_memory,
+            "observable_delta": atom.observable_delta,
             "minimal_evidence": atom.minimal_evidence,
-        }  # fmt: skip
-    return Atom(**head, usage_rubric=atom.rubric, origin=atom.origin, **{name: value for name, value in extra.items() if value})
+        }
+    return Atom(
+        **head,
+        usage_rubric=atom.rubric,
+        origin=atom.origin,
+        **{name: value for name, value in extra.items() if value},
+    )
 
 
 def to_example(draft: Draft) -> Example:
     """The finished row as a record of the published format; raises `DataError` when it breaks a rule of it."""
-    atoms, source = {atom.atom_id: atom for atom in draft.atoms}, draft.source
+    atoms = {atom.atom_id: atom for atom in draft.atoms}
+    source = draft.source
     blocks = [
         Block(
-            parent_memory_id=block.parent_memory_id, memory_text=block.memory_text, atom_ids=block.atom_ids,
+            parent_memory_id=block.parent_memory_id,
+            memory_text=block.memory_text,
+            atom_ids=block.atom_ids,
             atomic_concat_text=concat_text(atoms[name].text for name in block.atom_ids),
         )
-        for block in draft.blocks if block.memory_text
-    ]  # fmt: skip
+        for block in draft.blocks
+        if block.memory_text
+    ]
     if len(blocks) < len(draft.blocks) or not blocks:
-        raise _wrong(draft, "memory_text", f"{len(blocks)} texts for {len(draft.blocks)} blocks", "a text in each of one or more blocks")
+        raise _wrong(
+            draft,
+            "memory_text",
+            f"{len(blocks)} texts for {len(draft.blocks)} blocks",
+            "a text in each of one or more blocks",
+        )
     homes = {name: block.parent_memory_id for block in draft.blocks for name in block.atom_ids}
-    extra = {"source_answer": draft.answer, "source_context": draft.context, "source_topic": source.get("topic", "")}
+    extra = {
+        "source_answer": draft.answer,
+        "source_context": draft.context,
+        "source_topic": source.get("topic", ""),
+    }
     example = Example(
-        id=draft.id, domain=draft.domain, question=draft.query, blocks=blocks, schema_version=SCHEMA_VERSION,
+        id=draft.id,
+        domain=draft.domain,
+        question=draft.query,
+        blocks=blocks,
+        schema_version=SCHEMA_VERSION,
         atoms=[_atom(atom, homes.get(atom.atom_id, "none")) for atom in draft.atoms],
-        source_dataset=source.get("source", ""), source_id=source.get("id", draft.id), source_license=source.get("licence", "unknown"),
-        raw_query=draft.question, **({"difficulty_level": f"level_{plan_of(draft).difficulty}"} if "plan" in draft.notes else {}),
+        source_dataset=source.get("source", ""),
+        source_id=source.get("id", draft.id),
+        source_license=source.get("licence", "unknown"),
+        raw_query=draft.question,
+        **(
+            {"difficulty_level": f"level_{plan_of(draft).difficulty}"}
+            if "plan" in draft.notes
+            else {}
+        ),
         **{name: value for name, value in extra.items() if value},
-    )  # fmt: skip
-    if broken := [v for v in check_example(example.model_dump(mode="json", exclude_none=True)) if v.severity == "error"]:
+    )
+    if broken := [
+        v
+        for v in check_example(example.model_dump(mode="json", exclude_none=True))
+        if v.severity == "error"
+    ]:
         raise DataError(broken)
     return example

@@ -34,7 +34,9 @@ def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray
     pairs = np.stack([np.asarray(first, float), np.asarray(second, float)])
     pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
     if wrong := set(pairs.ravel()) - {0.0, 1.0, 2.0}:
-        raise ValueError(f"found level {min(wrong):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), NaN for none")
+        raise ValueError(
+            f"found level {min(wrong):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), NaN for none"
+        )
     return np.bincount((3 * pairs[0] + pairs[1]).astype(int), minlength=9).reshape(3, 3)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #c0afc418
@@ -52,29 +54,42 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
     from scipy.stats import binomtest
 
     if pairs < 1 or not 0 <= agreed <= pairs:
-        raise ValueError(f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to {max(pairs, 1)} agreed")
+        raise ValueError(
+            f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to {max(pairs, 1)} agreed"
+        )
     found = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
     return 100 * float(found.low), 100 * float(found.high)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #e4c0fb45
-def kappa(counts: Real[np.ndarray, "... first second"], linear: bool = False) -> Float[np.ndarray, "..."]:
+def kappa(
+    counts: Real[np.ndarray, "... first second"], linear: bool = False
+) -> Float[np.ndarray, "..."]:
     """Cohen's kappa of tables of counts, plain or linear-weighted; NaN where no disagreement is to be expected.
 
     Takes one table or a stack of them. Raises `ValueError` for a table that is not square or has negative counts.
     """
     counts = np.asarray(counts, float)
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2] or (counts < 0).any():
-        raise ValueError(f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: square, 0 or more")
+        raise ValueError(
+            f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: square, 0 or more"
+        )
     gap = np.abs(np.subtract.outer(*2 * [np.arange(counts.shape[-1])]))
     weight = gap if linear else gap > 0
     chance = counts.sum(-1)[..., :, None] * counts.sum(-2)[..., None, :]
     found, expected = ((weight * table).sum((-2, -1)) for table in (counts, chance))
-    ratio = np.divide(found * counts.sum((-2, -1)), expected, out=np.full(np.shape(found), np.nan), where=expected > 0)
+    ratio = np.divide(
+        found * counts.sum((-2, -1)),
+        expected,
+        out=np.full(np.shape(found), np.nan),
+        where=expected > 0,
+    )
     return (1 - ratio)[()]
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #1db237a7
 def confusion_figure(
-    tables: Mapping[str, Int[np.ndarray, "first second"]], first: str = "person", second: str = "judge"
+    tables: Mapping[str, Int[np.ndarray, "first second"]],
+    first: str = "person",
+    second: str = "judge",
 ) -> "Figure":
     """Confusion matrices side by side: counts, row percent below, darker for a larger share (human evaluation of the judge)."""
     import seaborn as sns
@@ -82,11 +97,32 @@ def confusion_figure(
 
     figure = Figure(figsize=(2.75 * len(tables), 2.75), layout="constrained")
     names = [level.label for level in Level]
-    for ax, (title, counts) in zip(np.ravel(figure.subplots(1, len(tables), squeeze=False)), tables.items(), strict=True):
+    for ax, (title, counts) in zip(
+        np.ravel(figure.subplots(1, len(tables), squeeze=False)), tables.items(), strict=True
+    ):
         percent = row_percent(counts)
-        text = [[_cell_text(*cell) for cell in zip(*rows, strict=True)] for rows in zip(counts, percent, strict=True)]
-        options = {"vmin": 0, "vmax": 100, "cmap": "Blues", "cbar": False, "square": True, "linewidths": 2, "annot_kws": {"size": 8}}
-        sns.heatmap(np.nan_to_num(percent), annot=text, fmt="", xticklabels=names, yticklabels=names, ax=ax, **options)
+        text = [
+            [_cell_text(*cell) for cell in zip(*rows, strict=True)]
+            for rows in zip(counts, percent, strict=True)
+        ]
+        options = {
+            "vmin": 0,
+            "vmax": 100,
+            "cmap": "Blues",
+            "cbar": False,
+            "square": True,
+            "linewidths": 2,
+            "annot_kws": {"size": 8},
+        }
+        sns.heatmap(
+            np.nan_to_num(percent),
+            annot=text,
+            fmt="",
+            xticklabels=names,
+            yticklabels=names,
+            ax=ax,
+            **options,
+        )
         ax.set_title(printable(title)[:60], parse_math=False, fontsize=9)
         ax.set_xlabel(printable(second)[:40], parse_math=False, fontsize=8)
         ax.set_ylabel(printable(first)[:40], parse_math=False, fontsize=8)
@@ -100,12 +136,29 @@ def _cell_text(count: int, percent: float) -> str:
 # %% ../../nbs/evaluation/02_agreement.ipynb #02c17be1
 def item_id(judgment: Judgment, atom_id: str) -> str:
     """An opaque name for one atom of one answer: the same under every judge."""
-    parts = [judgment.example_id, judgment.model, judgment.condition, judgment.seed, judgment.sample, atom_id]
+    parts = [
+        judgment.example_id,
+        judgment.model,
+        judgment.condition,
+        judgment.seed,
+        judgment.sample,
+        atom_id,
+    ]
     return "item-" + text_hash(json.dumps(parts))
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #a9bd2c9d
 ANSWER = ("example_id", "model", "condition", "seed", "sample")
-_COLUMNS = ("item", *ANSWER, "judge", "domain", "question_id", "example_hash", "atom_id", "ideal", "judged")
+_COLUMNS = (
+    "item",
+    *ANSWER,
+    "judge",
+    "domain",
+    "question_id",
+    "example_hash",
+    "atom_id",
+    "ideal",
+    "judged",
+)
 
 
 def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
@@ -115,10 +168,14 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows, seen, judges = [], set(), set()
+    rows = []
+    seen = set()
+    judges = set()
     for j in read_jsonl(judgments, Judgment) if isinstance(judgments, str | Path) else judgments:
         if j.key[:-1] in seen:
-            raise ValueError(f"answer judged twice: found a second judgment for {j.key[:-1]}; allowed: one, of one judge")
+            raise ValueError(
+                f"answer judged twice: found a second judgment for {j.key[:-1]}; allowed: one, of one judge"
+            )
         seen.add(j.key[:-1])
         judges.add(j.judge)
         head = (*j.key[:-1], j.judge, j.domain, j.question_id, j.example_hash)
@@ -126,7 +183,9 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
             actual = np.nan if atom.actual is None else int(atom.actual)
             rows.append((item_id(j, atom.atom_id), *head, atom.atom_id, int(atom.ideal), actual))
     if len(judges) > 1:
-        raise ValueError(f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one at a time")
+        raise ValueError(
+            f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one at a time"
+        )
     if not rows:
         raise ValueError("no judged atom: agreement about nothing is undefined")
     return pd.DataFrame(rows, columns=list(_COLUMNS))
@@ -138,7 +197,9 @@ def allocate(sizes: Sequence[int], n: int) -> list[int]:
     Raises `ValueError` when `n` is not between 1 and the number of atoms.
     """
     if not 1 <= n <= sum(sizes):
-        raise ValueError(f"sample size: found {n}; allowed: 1 to {sum(sizes)}, the number of scored atoms")
+        raise ValueError(
+            f"sample size: found {n}; allowed: 1 to {sum(sizes)}, the number of scored atoms"
+        )
     given = [0] * len(sizes)
     for cell in cycle(sorted(range(len(sizes)), key=lambda cell: sizes[cell])):
         if sum(given) == n:
@@ -147,7 +208,10 @@ def allocate(sizes: Sequence[int], n: int) -> list[int]:
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #2605fe89
 def sample_atoms(
-    atoms: "pd.DataFrame", n: int, scheme: Literal["natural", "stratified"] = "natural", seed: int = 0
+    atoms: "pd.DataFrame",
+    n: int,
+    scheme: Literal["natural", "stratified"] = "natural",
+    seed: int = 0,
 ) -> "pd.DataFrame":
     """`n` scored rows of `judged_atoms` without repeats: `natural` is uniform, `stratified` deals over ideal x judged.
 
@@ -173,8 +237,13 @@ def cell_counts(sample: "pd.DataFrame", atoms: "pd.DataFrame") -> "pd.DataFrame"
     """For each of the nine cells (ideal, judged): atoms in the file, and atoms in the sample."""
     import pandas as pd
 
-    index = pd.MultiIndex.from_product([[level.label for level in Level]] * 2, names=["ideal", "judged"])
-    columns = {"atoms": confusion(atoms["ideal"], atoms["judged"]), "drawn": confusion(sample["ideal"], sample["judged"])}
+    index = pd.MultiIndex.from_product(
+        [[level.label for level in Level]] * 2, names=["ideal", "judged"]
+    )
+    columns = {
+        "atoms": confusion(atoms["ideal"], atoms["judged"]),
+        "drawn": confusion(sample["ideal"], sample["judged"]),
+    }
     return pd.DataFrame({name: counts.ravel() for name, counts in columns.items()}, index)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #3951d81b
@@ -185,13 +254,18 @@ def resampled_counts(
     counts: Int[np.ndarray, "question cell"], resamples: int = 2000, seed: int = 0
 ) -> Int[np.ndarray, "resample cell"]:
     """Summed counts of questions drawn with replacement, as often as there are questions."""
-    rng, questions = np.random.default_rng(seed), len(counts)
+    rng = np.random.default_rng(seed)
+    questions = len(counts)
     step = max(1, _DRAWS_AT_ONCE // questions)
     parts = []
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
-        flat = rng.integers(questions, size=(rows, questions)) + questions * np.arange(rows)[:, None]
-        parts.append(np.bincount(flat.ravel(), minlength=rows * questions).reshape(rows, questions) @ counts)
+        flat = (
+            rng.integers(questions, size=(rows, questions)) + questions * np.arange(rows)[:, None]
+        )
+        parts.append(
+            np.bincount(flat.ravel(), minlength=rows * questions).reshape(rows, questions) @ counts
+        )
     return np.concatenate(parts)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #00360bf5
@@ -213,7 +287,11 @@ def _question_counts(pairs: "pd.DataFrame") -> Int[np.ndarray, "question cell"]:
 # %% ../../nbs/evaluation/02_agreement.ipynb #322e75f3
 def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
     both = pairs.dropna(subset=["first", "second"])
-    row = {"pairs": len(both), "missing": len(pairs) - len(both), "questions": both["question_id"].nunique()}
+    row = {
+        "pairs": len(both),
+        "missing": len(pairs) - len(both),
+        "questions": both["question_id"].nunique(),
+    }
     measures = {
         "exact": lambda counts: 100 * np.trace(counts, axis1=-2, axis2=-1) / counts.sum((-2, -1)),
         "kappa": kappa,
@@ -221,9 +299,14 @@ def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str
     }
     if both.empty:
         names = [f"{name}{end}" for name in measures for end in ("", "_low", "_high")]
-        return row | dict.fromkeys([*names, "wilson_low", "wilson_high"], np.nan) | {"lower": 0, "higher": 0}
+        return (
+            row
+            | dict.fromkeys([*names, "wilson_low", "wilson_high"], np.nan)
+            | {"lower": 0, "higher": 0}
+        )
     by_question = _question_counts(both)
-    counts, draws = by_question.sum(axis=0).reshape(3, 3), resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
+    counts = by_question.sum(axis=0).reshape(3, 3)
+    draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
     for name, measure in measures.items():
         bounds = _bounds(measure(draws), row["questions"])
         row |= {name: float(measure(counts)), f"{name}_low": bounds[0], f"{name}_high": bounds[1]}
@@ -232,7 +315,9 @@ def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str
     return row | {"wilson_low": wilson_low, "wilson_high": wilson_high} | directions
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #71c91caf
-def agreement(pairs: "pd.DataFrame", by: str | None = None, resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
+def agreement(
+    pairs: "pd.DataFrame", by: str | None = None, resamples: int = 2000, seed: int = 0
+) -> "pd.DataFrame":
     """Exact agreement (percent), kappa and linear kappa of columns `first` and `second`, over all or `by` another column.
 
     95 % bounds `_low`, `_high` resample questions; `wilson_` bounds take pairs as independent. `missing` counts pairs with a
@@ -245,8 +330,13 @@ def agreement(pairs: "pd.DataFrame", by: str | None = None, resamples: int = 200
     if pairs.empty:
         raise ValueError("no pairs: agreement about nothing is undefined")
     groups = pairs.groupby(by, sort=True) if by else [("all", pairs)]
-    name = lambda key: Level(int(key)).label if by in ("ideal", "first", "second") else key
-    return pd.DataFrame([{by or "part": name(key)} | _agreement_row(part, resamples, seed) for key, part in groups])
+
+    def name(key):
+        return Level(int(key)).label if by in ("ideal", "first", "second") else key
+
+    return pd.DataFrame(
+        [{by or "part": name(key)} | _agreement_row(part, resamples, seed) for key, part in groups]
+    )
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #c0b76c45
 def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
@@ -257,23 +347,38 @@ def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
     """
     both = pairs.dropna(subset=["first", "second", "cell"])
     if both.empty:
-        raise ValueError("no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by sample_atoms")
-    agreed, share, gaps, table = 0.0, both.groupby("cell")["population"].first(), np.zeros(2), np.zeros((3, 3))
+        raise ValueError(
+            "no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by sample_atoms"
+        )
+    agreed = 0.0
+    share = both.groupby("cell")["population"].first()
+    gaps = np.zeros(2)
+    table = np.zeros((3, 3))
     share = share / share.sum()
     for cell, part in both.groupby("cell"):
         counts = confusion(part["first"], part["second"])
-        p, bounds = 100 * np.trace(counts) / len(part), wilson(int(np.trace(counts)), len(part))
+        p = 100 * np.trace(counts) / len(part)
+        bounds = wilson(int(np.trace(counts)), len(part))
         agreed += share[cell] * p
         gaps += (share[cell] * (p - np.array(bounds))) ** 2
         table += share[cell] * counts / len(part)
-    low, high = agreed - gaps[0] ** 0.5, agreed + gaps[1] ** 0.5
+    low = agreed - gaps[0] ** 0.5
+    high = agreed + gaps[1] ** 0.5
     covered = pairs.groupby("cell")["population"].first()
     covered = 100 * float(covered[both["cell"].unique()].sum() / covered.sum())
-    found = {"exact": agreed, "low": low, "high": high, "kappa": kappa(table), "linear": kappa(table, linear=True)}
+    found = {
+        "exact": agreed,
+        "low": low,
+        "high": high,
+        "kappa": kappa(table),
+        "linear": kappa(table, linear=True),
+    }
     return {name: float(value) for name, value in found.items()} | {"covered": covered}
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #03c1cba9
-def pair_judgments(first: Iterable[Judgment] | str | Path, second: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
+def pair_judgments(
+    first: Iterable[Judgment] | str | Path, second: Iterable[Judgment] | str | Path
+) -> "pd.DataFrame":
     """Atoms judged by two judges: `first` and `second` ranks, NaN where a judge has none, and the columns of `judged_atoms`.
 
     Raises `ValueError` when the files share no answer, or give one atom different ideal levels or data versions.
@@ -283,13 +388,19 @@ def pair_judgments(first: Iterable[Judgment] | str | Path, second: Iterable[Judg
     left, right = (judged_atoms(source).set_index("item") for source in (first, second))
     shared = left.index.intersection(right.index)
     if shared.empty:
-        raise ValueError(f"found {len(left)} and {len(right)} atoms, none shared; allowed: judgments of the same answers")
+        raise ValueError(
+            f"found {len(left)} and {len(right)} atoms, none shared; allowed: judgments of the same answers"
+        )
     for name in ("ideal", "example_hash"):
-        a, b = left.loc[shared, name], right.loc[shared, name]
+        a = left.loc[shared, name]
+        b = right.loc[shared, name]
         differs = shared[(a != b) & (a != "") & (b != "")]
         if len(differs):
-            row, found = left.loc[differs[0]], f"{name} {a[differs[0]]} and {b[differs[0]]}, one of {len(differs)} atoms that differ"
-            raise ValueError(f"example {row['example_id']!r} atom {row['atom_id']!r}: found {found}; allowed: one dataset version")
+            row = left.loc[differs[0]]
+            found = f"{name} {a[differs[0]]} and {b[differs[0]]}, one of {len(differs)} atoms that differ"
+            raise ValueError(
+                f"example {row['example_id']!r} atom {row['atom_id']!r}: found {found}; allowed: one dataset version"
+            )
     rows = pd.concat([left, right.drop(shared)]).drop(columns=["judge", "judged"])
     return rows.assign(first=left["judged"], second=right["judged"]).reset_index()
 
@@ -303,26 +414,44 @@ def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0)
 
     both = pairs.dropna(subset=["first", "second"])
     if both.empty:
-        raise ValueError(f"none of {len(pairs)} pairs has two levels: agreement about nothing is undefined")
+        raise ValueError(
+            f"none of {len(pairs)} pairs has two levels: agreement about nothing is undefined"
+        )
     by_question = _question_counts(both)
-    counts, draws = by_question.sum(axis=0).reshape(3, 3), resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
+    counts = by_question.sum(axis=0).reshape(3, 3)
+    draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
     rows = []
     for k, level in enumerate(Level):
-        row = {"level": level.label, "first": counts[k].sum(), "second": counts[:, k].sum(), "both": counts[k, k]}
+        row = {
+            "level": level.label,
+            "first": counts[k].sum(),
+            "second": counts[:, k].sum(),
+            "both": counts[k, k],
+        }
         for name, axis in (("of_first", -1), ("of_second", -2)):
             low, high = _bounds(_confirmed(draws, k, axis), len(by_question))
-            row |= {name: float(_confirmed(counts, k, axis)), f"{name}_low": low, f"{name}_high": high}
+            row |= {
+                name: float(_confirmed(counts, k, axis)),
+                f"{name}_low": low,
+                f"{name}_high": high,
+            }
         rows.append(row | {"kappa": float(kappa(_against_rest(counts, k)))})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #41025483
-def _confirmed(counts: Int[np.ndarray, "... first second"], k: int, axis: int) -> Float[np.ndarray, "..."]:
+def _confirmed(
+    counts: Int[np.ndarray, "... first second"], k: int, axis: int
+) -> Float[np.ndarray, "..."]:
     total = counts.sum(axis)[..., k]
-    return np.divide(100.0 * counts[..., k, k], total, out=np.full(np.shape(total), np.nan), where=total > 0)
+    return np.divide(
+        100.0 * counts[..., k, k], total, out=np.full(np.shape(total), np.nan), where=total > 0
+    )
 
 
 def _against_rest(counts: Int[np.ndarray, "3 3"], k: int) -> Int[np.ndarray, "2 2"]:
-    both, row, column = counts[k, k], counts[k].sum(), counts[:, k].sum()
+    both = counts[k, k]
+    row = counts[k].sum()
+    column = counts[:, k].sum()
     return np.array([[both, row - both], [column - both, counts.sum() - row - column + both]])
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #36441ffe
@@ -337,20 +466,36 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
 
     for table in (first, second):
         if not table.index.is_unique:
-            raise ValueError(f"found method {table.index[table.index.duplicated()][0]!r} twice; allowed: one row each")
-    rows, columns = (list(ours[ours.isin(theirs)]) for ours, theirs in ((first.index, second.index), (first.columns, second.columns)))
+            raise ValueError(
+                f"found method {table.index[table.index.duplicated()][0]!r} twice; allowed: one row each"
+            )
+    rows, columns = (
+        list(ours[ours.isin(theirs)])
+        for ours, theirs in ((first.index, second.index), (first.columns, second.columns))
+    )
     if not rows or not columns:
-        raise ValueError(f"found {len(rows)} shared methods and {len(columns)} shared columns; allowed: at least one of each")
+        raise ValueError(
+            f"found {len(rows)} shared methods and {len(columns)} shared columns; allowed: at least one of each"
+        )
     found = []
     for name in columns:
-        values = pd.DataFrame({"a": first.loc[rows, name], "b": second.loc[rows, name]}, dtype=float).dropna()
+        values = pd.DataFrame(
+            {"a": first.loc[rows, name], "b": second.loc[rows, name]}, dtype=float
+        ).dropna()
         usable = len(values) > 2 and values.nunique().min() > 1
-        pair = [float(test(values["a"], values["b"])[0]) if usable else np.nan for test in (spearmanr, pearsonr)]
-        found.append({"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]})
+        pair = [
+            float(test(values["a"], values["b"])[0]) if usable else np.nan
+            for test in (spearmanr, pearsonr)
+        ]
+        found.append(
+            {"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]}
+        )
     return pd.DataFrame(found)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #e022319e
-def ranking_agreement(first: "pd.DataFrame", second: "pd.DataFrame", resamples: int = 1000, seed: int = 0) -> dict[str, float]:
+def ranking_agreement(
+    first: "pd.DataFrame", second: "pd.DataFrame", resamples: int = 1000, seed: int = 0
+) -> dict[str, float]:
     """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a metric for each question (row) and method (column).
 
     Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which both judges put the same method first, `swapped` the mean
@@ -358,23 +503,53 @@ def ranking_agreement(first: "pd.DataFrame", second: "pd.DataFrame", resamples: 
     """
     from scipy.stats import rankdata
 
-    if not first.index.equals(second.index) or not first.columns.equals(second.columns) or first.shape[1] < 3:
-        raise ValueError(f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more")
-    rng, size = np.random.default_rng(seed), len(first)
-    weight = np.stack([np.full(size, 1.0), *(np.bincount(rng.integers(size, size=size), minlength=size) for _ in range(resamples))]) / size
+    if (
+        not first.index.equals(second.index)
+        or not first.columns.equals(second.columns)
+        or first.shape[1] < 3
+    ):
+        raise ValueError(
+            f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more"
+        )
+    rng = np.random.default_rng(seed)
+    size = len(first)
+    weight = (
+        np.stack(
+            [
+                np.full(size, 1.0),
+                *(
+                    np.bincount(rng.integers(size, size=size), minlength=size)
+                    for _ in range(resamples)
+                ),
+            ]
+        )
+        / size
+    )
     one, two = (weight @ frame.to_numpy(float) for frame in (first, second))
-    ranks = [part - part.mean(1, keepdims=True) for part in (rankdata(one, axis=1), rankdata(two, axis=1))]
+    ranks = [
+        part - part.mean(1, keepdims=True)
+        for part in (rankdata(one, axis=1), rankdata(two, axis=1))
+    ]
     norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-    spearman = np.divide((ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), np.nan), where=norm > 0)
+    spearman = np.divide(
+        (ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), np.nan), where=norm > 0
+    )
     gaps = [np.sign(part[:, :, None] - part[:, None, :]) for part in (one, two)]
     low, high = _bounds(spearman[1:], size)
     return {
-        "methods": first.shape[1], "questions": size, "spearman": float(spearman[0]), "low": low, "high": high,
-        "same_best": 100 * float((one[1:].argmax(1) == two[1:].argmax(1)).mean()), "swapped": float((gaps[0] * gaps[1] < 0)[1:].sum((1, 2)).mean() / 2),
-    }  # fmt: skip
+        "methods": first.shape[1],
+        "questions": size,
+        "spearman": float(spearman[0]),
+        "low": low,
+        "high": high,
+        "same_best": 100 * float((one[1:].argmax(1) == two[1:].argmax(1)).mean()),
+        "swapped": float((gaps[0] * gaps[1] < 0)[1:].sum((1, 2)).mean() / 2),
+    }
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #34604337
-def simulated_audits(atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0) -> "pd.DataFrame":
+def simulated_audits(
+    atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0
+) -> "pd.DataFrame":
     """Repeated audits of `n` rows of `judged_atoms` that has a column `first`, the level a careful person reads.
 
     A row for each audit and measure: `estimate` of the percent of atoms read alike, `low`, `high` (95 %), and `truth`, that of the whole file.
@@ -382,13 +557,23 @@ def simulated_audits(atoms: "pd.DataFrame", audits: int = 200, n: int = 150, see
     import pandas as pd
 
     scored = atoms.dropna(subset=["judged", "first"]).assign(second=lambda rows: rows["judged"])
-    truth, rows = 100 * float((scored["first"] == scored["second"]).mean()), []
-    face_value = lambda drawn: (int((drawn["first"] == drawn["second"]).sum()), len(drawn))
+    truth = 100 * float((scored["first"] == scored["second"]).mean())
+    rows = []
+
+    def face_value(drawn):
+        return (int((drawn["first"] == drawn["second"]).sum()), len(drawn))
+
     for audit in range(audits):
-        natural, stratified = (sample_atoms(scored, n, scheme, seed * audits + audit) for scheme in ("natural", "stratified"))
+        natural, stratified = (
+            sample_atoms(scored, n, scheme, seed * audits + audit)
+            for scheme in ("natural", "stratified")
+        )
         weighted = natural_estimate(stratified)
         found = {"natural, Wilson": natural, "stratified, at face value": stratified}
-        estimates = {name: (100 * a / m, *wilson(a, m)) for name, (a, m) in ((name, face_value(drawn)) for name, drawn in found.items())}
+        estimates = {
+            name: (100 * a / m, *wilson(a, m))
+            for name, (a, m) in ((name, face_value(drawn)) for name, drawn in found.items())
+        }
         estimates["stratified, reweighted"] = weighted["exact"], weighted["low"], weighted["high"]
         rows += [(audit, name, *values, truth) for name, values in estimates.items()]
     return pd.DataFrame(rows, columns=["audit", "measure", "estimate", "low", "high", "truth"])
@@ -406,6 +591,21 @@ def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
         holds = (part["low"] <= part["truth"]) & (part["truth"] <= part["high"])
         low, high = wilson(int(holds.sum()), len(part))
         spread = np.percentile(part["estimate"], [2.5, 97.5])
-        row = {"measure": measure, "audits": len(part), "truth": part["truth"].iloc[0], "mean": part["estimate"].mean(), "from": spread[0], "to": spread[1]}
-        rows.append(row | {"width": (part["high"] - part["low"]).mean(), "covered": 100 * holds.mean(), "covered_low": low, "covered_high": high})
+        row = {
+            "measure": measure,
+            "audits": len(part),
+            "truth": part["truth"].iloc[0],
+            "mean": part["estimate"].mean(),
+            "from": spread[0],
+            "to": spread[1],
+        }
+        rows.append(
+            row
+            | {
+                "width": (part["high"] - part["low"]).mean(),
+                "covered": 100 * holds.mean(),
+                "covered_low": low,
+                "covered_high": high,
+            }
+        )
     return pd.DataFrame(rows)

@@ -49,7 +49,9 @@ def channel_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actu
     return np.bincount(cells, minlength=9).reshape(3, 3)
 
 
-def channel_proportions(counts: Int[np.ndarray, "ideal actual"]) -> Float[np.ndarray, "ideal actual"]:
+def channel_proportions(
+    counts: Int[np.ndarray, "ideal actual"],
+) -> Float[np.ndarray, "ideal actual"]:
     """Percent of each ideal level's atoms used at each level; a level without atoms is a row of NaN."""
     total = counts.sum(axis=1, keepdims=True)
     return np.divide(100.0 * counts, total, out=np.full((3, 3), np.nan), where=total > 0)
@@ -61,11 +63,15 @@ def macro_accuracy(proportions: Float[np.ndarray, "ideal actual"]) -> float:
     Raises `ValueError` naming the level that has no atoms.
     """
     if missing := [Level(k).label for k in range(3) if np.isnan(proportions[k]).any()]:
-        raise ValueError(f"macro accuracy: found no scored atom of ideal level {', '.join(missing)}; allowed: all three")
+        raise ValueError(
+            f"macro accuracy: found no scored atom of ideal level {', '.join(missing)}; allowed: all three"
+        )
     return float(np.diag(proportions).mean())
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #8dfb2895
-CHANNEL_NAMES = tuple(f"{u.wire}+" if u == v else f"{u.wire}{v.wire}-" for u in Level for v in Level)
+CHANNEL_NAMES = tuple(
+    f"{u.wire}+" if u == v else f"{u.wire}{v.wire}-" for u in Level for v in Level
+)
 
 
 def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
@@ -75,7 +81,8 @@ def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
     columns = {}
     for name, group in by_source(judgments).items():
         if not any(atom.actual is not None for judgment in group for atom in judgment.atoms):
-            columns[name, "atoms"], columns[name, "%"] = [0] * 10, [np.nan] * 10
+            columns[name, "atoms"] = [0] * 10
+            columns[name, "%"] = [np.nan] * 10
             continue
         counts = channel_counts(group)
         percent = channel_proportions(counts)
@@ -113,7 +120,9 @@ def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #d3052bd5
 def atom_frame(
-    judgments: "Iterable[Judgment] | pd.DataFrame", kinds: Mapping[str, str] = KINDS, families: Mapping[tuple[str, str], str] | None = None
+    judgments: "Iterable[Judgment] | pd.DataFrame",
+    kinds: Mapping[str, str] = KINDS,
+    families: Mapping[tuple[str, str], str] | None = None,
 ) -> "pd.DataFrame":
     """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
 
@@ -125,15 +134,44 @@ def atom_frame(
         return judgments
     rows = []
     for j in judgments:
-        head = {name: getattr(j, name) for name in (*SOURCE, "domain", "question_id")} | {"atoms": len(j.atoms)}
+        head = {name: getattr(j, name) for name in (*SOURCE, "domain", "question_id")} | {
+            "atoms": len(j.atoms)
+        }
         size = Counter(atom.parent_memory_id for atom in j.atoms)
         for atom in j.atoms:
             block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
-            levels = {"ideal": int(atom.ideal), "actual": np.nan if atom.actual is None else int(atom.actual)}
+            levels = {
+                "ideal": int(atom.ideal),
+                "actual": np.nan if atom.actual is None else int(atom.actual),
+            }
             family = (families or {}).get((j.example_id, atom.atom_id))
-            rows.append(head | {"atom_id": atom.atom_id, "family": family, "block": block} | levels | {"quoted": bool(atom.quote), "grounded": atom.grounded})
-    frame = pd.DataFrame(rows, columns=["model", "condition", "judge", "domain", "question_id", "atoms", "atom_id", "family", "block", "ideal", "actual", "quoted", "grounded"])
-    frame["kind"] = frame["atom_id"].map({i: distractor_kind(i, kinds) for i in set(frame["atom_id"])})
+            rows.append(
+                head
+                | {"atom_id": atom.atom_id, "family": family, "block": block}
+                | levels
+                | {"quoted": bool(atom.quote), "grounded": atom.grounded}
+            )
+    frame = pd.DataFrame(
+        rows,
+        columns=[
+            "model",
+            "condition",
+            "judge",
+            "domain",
+            "question_id",
+            "atoms",
+            "atom_id",
+            "family",
+            "block",
+            "ideal",
+            "actual",
+            "quoted",
+            "grounded",
+        ],
+    )
+    frame["kind"] = frame["atom_id"].map(
+        {i: distractor_kind(i, kinds) for i in set(frame["atom_id"])}
+    )
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
     return frame
@@ -141,13 +179,17 @@ def atom_frame(
 # %% ../../nbs/evaluation/01_breakdown.ipynb #dd347806
 def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
     scored = frame.dropna(subset="actual")
-    row = dict.fromkeys(["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan)
+    row = dict.fromkeys(
+        ["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan
+    )
     if len(scored):
         gap = (scored["actual"] - scored["ideal"]).to_numpy()
         values = 100.0 * np.stack([gap == 0, gap > 0, gap < 0], axis=1)
         totals, counts = fold_by_question(values, np.zeros(len(gap)), scored["question_id"])
         accuracy, over, under = values.mean(axis=0).tolist()
-        low, high = interval(bootstrap_means(totals[..., :1], counts, resamples, seed))[:, 0].tolist()
+        low, high = interval(bootstrap_means(totals[..., :1], counts, resamples, seed))[
+            :, 0
+        ].tolist()
         row = dict(zip(row, (accuracy, low, high, over, under), strict=True))
     return row | {"atoms": len(frame), "unscored_atoms": len(frame) - len(scored)}
 
@@ -176,23 +218,35 @@ def atom_table(
     rows = []
     for key, group in frame.groupby(list(SOURCE), sort=False):
         for part, rest in group.groupby(by, observed=True):
-            head = dict(zip(SOURCE, key, strict=True)) | {by: Level(part).label if by == "ideal" else part}
+            head = dict(zip(SOURCE, key, strict=True)) | {
+                by: Level(part).label if by == "ideal" else part
+            }
             rows.append(head | _atom_row(rest, resamples, seed))
     if not rows:
         raise ValueError("no atom to count: a table of nothing is undefined")
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #e9edfe5e
-def _per_question(frame: "pd.DataFrame", source: str | tuple[str, str], rho: float) -> "pd.DataFrame":
+def _per_question(
+    frame: "pd.DataFrame", source: str | tuple[str, str], rho: float
+) -> "pd.DataFrame":
     import pandas as pd
 
     model, condition = (source, None) if isinstance(source, str) else source
-    found = frame[(frame["model"] == model) & (True if condition is None else frame["condition"] == condition)]
+    found = frame[
+        (frame["model"] == model) & (True if condition is None else frame["condition"] == condition)
+    ]
     if len(known := frame.loc[found.index, list(SOURCE)].drop_duplicates()) != 1:
-        allowed = [tuple(row) for row in frame[list(SOURCE)].drop_duplicates().itertuples(index=False)]
-        raise ValueError(f"run {source!r}: found {len(known)} of that name; allowed: exactly one of {allowed}")
+        allowed = [
+            tuple(row) for row in frame[list(SOURCE)].drop_duplicates().itertuples(index=False)
+        ]
+        raise ValueError(
+            f"run {source!r}: found {len(known)} of that name; allowed: exactly one of {allowed}"
+        )
     found = found[found["scored"]]
-    values = response_scores(found["over"].to_numpy(np.int64), found["under"].to_numpy(np.int64), rho)
+    values = response_scores(
+        found["over"].to_numpy(np.int64), found["under"].to_numpy(np.int64), rho
+    )
     scores = pd.DataFrame(100 * values, columns=list(METRICS), index=found.index)
     return scores.join(found[["domain", "question_id"]]).groupby(["domain", "question_id"]).mean()
 
@@ -217,24 +271,44 @@ def compare(
     left, right = (_per_question(frame, source, rho) for source in (first, second))
     left, right = left.align(right, join="inner", axis=0)
     if left.empty:
-        raise ValueError(f"runs {first!r} and {second!r} share no scored question: nothing to compare")
+        raise ValueError(
+            f"runs {first!r} and {second!r} share no scored question: nothing to compare"
+        )
     parts = [("all", slice(None))]
-    parts += [(name, left.index.get_level_values("domain") == name) for name in left.index.unique("domain")]
-    rows = [row for name, keep in parts for row in _differences(name, left[keep], right[keep], resamples, seed)]
+    parts += [
+        (name, left.index.get_level_values("domain") == name)
+        for name in left.index.unique("domain")
+    ]
+    rows = [
+        row
+        for name, keep in parts
+        for row in _differences(name, left[keep], right[keep], resamples, seed)
+    ]
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #8490b2ec
-def _differences(domain: str, left: "pd.DataFrame", right: "pd.DataFrame", resamples: int, seed: int) -> list[dict]:
+def _differences(
+    domain: str, left: "pd.DataFrame", right: "pd.DataFrame", resamples: int, seed: int
+) -> list[dict]:
     from scipy.stats import binomtest
 
     gap = (right - left).to_numpy()
-    low, high = interval(bootstrap_means(gap[None], np.ones((1, len(gap)), np.int64), resamples, seed))
+    low, high = interval(
+        bootstrap_means(gap[None], np.ones((1, len(gap)), np.int64), resamples, seed)
+    )
     rows = []
     for k, name in enumerate(METRICS):
-        gain = np.where(np.abs(gap[:, k]) < 1e-9, 0, gap[:, k]) * (1 if name in HIGHER_IS_BETTER else -1)
-        better, worse = int((gain > 0).sum()), int((gain < 0).sum())
+        gain = np.where(np.abs(gap[:, k]) < 1e-9, 0, gap[:, k]) * (
+            1 if name in HIGHER_IS_BETTER else -1
+        )
+        better = int((gain > 0).sum())
+        worse = int((gain < 0).sum())
         p = binomtest(better, better + worse).pvalue if better + worse else 1.0
-        means = {"first": left[name].mean(), "second": right[name].mean(), "difference": gap[:, k].mean()}
+        means = {
+            "first": left[name].mean(),
+            "second": right[name].mean(),
+            "difference": gap[:, k].mean(),
+        }
         counts = {"better": better, "tied": len(gap) - better - worse, "worse": worse}
         head = {"domain": domain, "metric": name, "questions": len(gap)}
         rows.append(head | means | {"low": low[k], "high": high[k]} | counts | {"p": float(p)})
@@ -246,7 +320,8 @@ def score_file(
 ) -> dict[str, "pd.DataFrame"]:
     """Every table of a judgments file by name: scores, controls, slices of responses and atoms, channels."""
     judgments = load_judgments(path)
-    responses, atoms = response_frame(judgments), atom_frame(judgments)
+    responses = response_frame(judgments)
+    atoms = atom_frame(judgments)
     options = {"rho": rho, "resamples": resamples, "seed": seed, "ddof": ddof}
     draw = {"resamples": resamples, "seed": seed}
     return {
@@ -276,12 +351,21 @@ def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, 
     notes = [f"{path}: {TORN}"] if torn_line(path) else []
     draw = {k: v for k, v in options.items() if k in ("resamples", "seed")}
     tables = {"scores": score(judgments, **options), "controls": controls(judgments, **options)}
-    tables |= {f"atoms by {name.replace('_', ' ')}": atom_table(judgments, name, **draw) for name in by}
+    tables |= {
+        f"atoms by {name.replace('_', ' ')}": atom_table(judgments, name, **draw) for name in by
+    }
     channels = channel_table(judgments)
     channels.columns = [" ".join(pair) for pair in channels.columns]
     tables["channels"] = channels.reset_index()
     if as_json:
         cells = {name: json.loads(rows.to_json(orient="records")) for name, rows in tables.items()}
         return json.dumps(({"notes": notes} if notes else {}) | cells, indent=1)
-    text = {name: readable(rows) if "SCS" in rows else rows.round(2) for name, rows in tables.items()}
-    return "\n\n".join([*notes, *(f"{name}\n{rows.to_string(index=False, na_rep='-')}" for name, rows in text.items())])
+    text = {
+        name: readable(rows) if "SCS" in rows else rows.round(2) for name, rows in tables.items()
+    }
+    return "\n\n".join(
+        [
+            *notes,
+            *(f"{name}\n{rows.to_string(index=False, na_rep='-')}" for name, rows in text.items()),
+        ]
+    )

@@ -17,7 +17,14 @@ import numpy as np
 from inspect_ai import Epochs, Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import read_eval_log
-from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser, GenerateConfig, Model, get_model
+from inspect_ai.model import (
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageUser,
+    GenerateConfig,
+    Model,
+    get_model,
+)
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
@@ -34,7 +41,11 @@ def sample_of(example: Example, sampling: Sampling | None = None) -> Sample:
     kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
     request = next(requests([example], sampling or Sampling(), ""))
     turns = [kinds[message["role"]](content=message["content"]) for message in request.messages]
-    metadata = {"example": json.loads(example.to_json()), "domain": example.domain, "question_id": example.question_id}
+    metadata = {
+        "example": json.loads(example.to_json()),
+        "domain": example.domain,
+        "question_id": example.question_id,
+    }
     return Sample(id=example.id, input=turns, target="", metadata=metadata)
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #0840ff85
@@ -62,17 +73,32 @@ class InspectClient(Client):
         pass
 
     async def ask(
-        self, messages: list[dict[str, str]], *, attempt: int = 0, response_format: dict | None = None, **settings: Any
+        self,
+        messages: list[dict[str, str]],
+        *,
+        attempt: int = 0,
+        response_format: dict | None = None,
+        **settings: Any,
     ) -> Reply:
         """The reply of the Inspect model to these messages."""
-        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
+        kinds = {
+            "system": ChatMessageSystem,
+            "user": ChatMessageUser,
+            "assistant": ChatMessageAssistant,
+        }
         turns = [kinds[message["role"]](content=message["content"]) for message in messages]
         output = await self.model.generate(turns, config=GenerateConfig(**settings))
         if output.error:
             raise CallError("server", output.error)
         used = output.usage
-        usage = {"prompt_tokens": used.input_tokens, "completion_tokens": used.output_tokens} if used else {}
-        finish = {"max_tokens": "length", "model_length": "length"}.get(output.stop_reason, output.stop_reason)
+        usage = (
+            {"prompt_tokens": used.input_tokens, "completion_tokens": used.output_tokens}
+            if used
+            else {}
+        )
+        finish = {"max_tokens": "length", "model_length": "length"}.get(
+            output.stop_reason, output.stop_reason
+        )
         reply = Reply(output.completion, finish, usage)
         self.totals.count(reply)
         return reply
@@ -85,8 +111,14 @@ def mean_over_seeds() -> Metric:
     def value(scores: list[SampleScore]) -> float:
         by_seed: dict[int, list[float]] = {}
         for found in scores:
-            by_seed.setdefault((found.score.metadata or {})["judgment"]["seed"], []).append(found.score.as_float())
-        return float(np.mean([np.mean(values) for values in by_seed.values()])) if scores else float("nan")
+            by_seed.setdefault((found.score.metadata or {})["judgment"]["seed"], []).append(
+                found.score.as_float()
+            )
+        return (
+            float(np.mean([np.mean(values) for values in by_seed.values()]))
+            if scores
+            else float("nan")
+        )
 
     return value
 
@@ -107,27 +139,56 @@ def count() -> Metric:
     return value
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #ccdf846d
-@scorer(metrics={name: [mean_over_seeds(), stderr_by_question()] for name in METRICS} | {"unscored": [count()]})
-def footprint(judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent") -> Scorer:
+@scorer(
+    metrics={name: [mean_over_seeds(), stderr_by_question()] for name in METRICS}
+    | {"unscored": [count()]}
+)
+def footprint(
+    judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent"
+) -> Scorer:
     """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named `judge`; NaN and `unscored` 1 without a judgment."""
     graders: list[LLMJudge] = []
 
     async def grade(state: TaskState, target: Target) -> Score:
         if not graders:
-            graders.append(LLMJudge(InspectClient(get_model(judge, role=None if judge else "grader")), judging))
+            graders.append(
+                LLMJudge(InspectClient(get_model(judge, role=None if judge else "grader")), judging)
+            )
         example = Example.model_validate(state.metadata["example"])
-        head = {"model": state.model.name, "seed": state.epoch, "example_hash": example.content_hash}
-        answer = Rollout(example_id=example.id, **answer_of(state.output.completion, state.output.stop_reason))
+        head = {
+            "model": state.model.name,
+            "seed": state.epoch,
+            "example_hash": example.content_hash,
+        }
+        answer = Rollout(
+            example_id=example.id, **answer_of(state.output.completion, state.output.stop_reason)
+        )
         if answer.withheld:
-            judgment = judgment_for(example, {}, judge=graders[0].name, error=f"not an answer: {answer.finish_reason}", **head)
+            judgment = judgment_for(
+                example,
+                {},
+                judge=graders[0].name,
+                error=f"not an answer: {answer.finish_reason}",
+                **head,
+            )
         else:
             judgment = await graders[0].ajudge(example, answer.response, text=text, **head)
         kept = {"judgment": json.loads(judgment.to_json())}
         if not judgment.scored:
             missing = dict.fromkeys(METRICS, float("nan")) | {"unscored": 1.0}
-            return Score(value=missing, reason="scoring_failed", answer=answer.response, explanation=judgment.error, metadata=kept)
+            return Score(
+                value=missing,
+                reason="scoring_failed",
+                answer=answer.response,
+                explanation=judgment.error,
+                metadata=kept,
+            )
         values = 100 * response_scores(np.array([judgment.over]), np.array([judgment.under]))[0]
-        said = "\n".join(f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}" for atom in judgment.atoms if atom.actual is not None)
+        said = "\n".join(
+            f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}"
+            for atom in judgment.atoms
+            if atom.actual is not None
+        )
         value = dict(zip(METRICS, values.tolist(), strict=True)) | {"unscored": 0.0}
         return Score(value=value, answer=answer.response, explanation=said, metadata=kept)
 
@@ -136,27 +197,50 @@ def footprint(judging: JudgeConfig | None = None, judge: str | None = None, text
 # %% ../../nbs/evaluation/04_inspect.ipynb #61584eed
 def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
     """Seeds as they come from the command line: 42, "42,43" or [42, 43]; raises `ValueError` for anything but whole numbers."""
-    parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    parts = (
+        value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    )
     try:
         return [int(part) for part in parts]
     except (TypeError, ValueError):
-        raise ValueError(f"seeds: found {value!r}; allowed are whole numbers with commas between, such as 42,43,44") from None
+        raise ValueError(
+            f"seeds: found {value!r}; allowed are whole numbers with commas between, such as 42,43,44"
+        ) from None
 
 
 @task
 def memory_use(
-    data: str, limit: int | None = None, split: str = "train", seeds: str | int | list[int] = "42,43,44", prompt_template: str = "plain",
-    temperature: float = 1.0, top_p: float = 1.0, max_tokens: int = 8192, text: str = "fluent",
-    judge: str | None = None, blind: bool = False, quality: bool = False, prompt: str = "footprint-1", framing: str = "",
-) -> Task:  # fmt: skip
+    data: str,
+    limit: int | None = None,
+    split: str = "train",
+    seeds: str | int | list[int] = "42,43,44",
+    prompt_template: str = "plain",
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    max_tokens: int = 8192,
+    text: str = "fluent",
+    judge: str | None = None,
+    blind: bool = False,
+    quality: bool = False,
+    prompt: str = "footprint-1",
+    framing: str = "",
+) -> Task:
     """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data.
 
     `framing` is an older name of `prompt_template`.
     """
     numbers = seeds_of(seeds)
-    how = dict(temperature=temperature, top_p=top_p, max_tokens=max_tokens, text=text, prompt_template=framing or prompt_template)
+    how = dict(
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        text=text,
+        prompt_template=framing or prompt_template,
+    )
     sampling = Sampling(seeds=numbers, **how)
-    samples = [sample_of(example, sampling) for example in islice(iter_examples(data, split), limit)]
+    samples = [
+        sample_of(example, sampling) for example in islice(iter_examples(data, split), limit)
+    ]
     return Task(
         dataset=MemoryDataset(samples, name=Path(data).name),
         solver=ask_with_seeds(numbers),

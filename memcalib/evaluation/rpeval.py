@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..metrics import bootstrap_means, constant_policy, fold_by_question, interval, response_frame
+from memcalib.metrics import (
+    bootstrap_means,
+    constant_policy,
+    fold_by_question,
+    interval,
+    response_frame,
+)
 from ..problem import Example, Judgment, Level, concat_text
 from ..io.records import DataError, Violation
 from ..inference.rollout import Sampling
@@ -37,7 +43,11 @@ RPEVAL_FILES: dict[str, str] = {
 }
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #fd719db3
-RPEVAL_LEVELS: dict[Level, str] = {Level.IGNORE: "Ignore", Level.BOUND: "Support", Level.CONTROL: "Dominate"}
+RPEVAL_LEVELS: dict[Level, str] = {
+    Level.IGNORE: "Ignore",
+    Level.BOUND: "Support",
+    Level.CONTROL: "Dominate",
+}
 
 _WORDS = {
     Level.IGNORE: ("ignore", "忽略偏好"),
@@ -56,10 +66,16 @@ def _read_rows(path: Path) -> list[Any]:
         raise DataError([Violation("encoding", found, "UTF-8", file=str(path))]) from None
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0)
-        raise DataError([Violation("json", str(error), "one JSON array", line=line, file=str(path))]) from None
+        raise DataError(
+            [Violation("json", str(error), "one JSON array", line=line, file=str(path))]
+        ) from None
     if not isinstance(rows, list) or not rows:
-        found = f"{type(rows).__name__} of {len(rows)}" if isinstance(rows, list | dict) else repr(rows)
-        raise DataError([Violation("file", found, "a JSON array of at least one row", file=str(path))])
+        found = (
+            f"{type(rows).__name__} of {len(rows)}" if isinstance(rows, list | dict) else repr(rows)
+        )
+        raise DataError(
+            [Violation("file", found, "a JSON array of at least one row", file=str(path))]
+        )
     return rows
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #c17fe26a
@@ -86,7 +102,9 @@ def _field_rules(row: dict, setting: str) -> Iterator[Violation]:
     for name in several if number == "multi" else []:
         value = row.get(name)
         if not isinstance(value, list) or not value:
-            yield Violation(name, repr(value) if name in row else "nothing", "a non-empty list of texts")
+            yield Violation(
+                name, repr(value) if name in row else "nothing", "a non-empty list of texts"
+            )
             continue
         faults = [(k, text) for k, text in enumerate(value) if _text_fault(text)]
         yield from (Violation(f"{name}[{k}]", repr(text), "a non-empty text") for k, text in faults)
@@ -100,7 +118,11 @@ def _label_rules(row: dict, setting: str) -> Iterator[Violation]:
             yield Violation("intent_type", repr(row["intent_type"]), ", ".join(known))
         return
     lengths = {"persona": len(row["persona"]), "intent_type": len(row["intent_type"])}
-    lengths |= {name: len(row[name]) for name in ("implicit_persona", "reason") if isinstance(row.get(name), list)}
+    lengths |= {
+        name: len(row[name])
+        for name in ("implicit_persona", "reason")
+        if isinstance(row.get(name), list)
+    }
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} {length}" for name, length in lengths.items())
         yield Violation("lengths", found, f"{lengths['persona']} in each, one for each preference")
@@ -115,11 +137,14 @@ def _to_example(row: dict, setting: str, index: int) -> Example:
     stated = as_list(row["persona"])
     shown = as_list(row["implicit_persona"]) if "implicit_persona" in row else stated
     labels = [_LABELS[number][word] for word in as_list(row["intent_type"].strip())]
-    blocks, atoms = [], []
+    blocks = []
+    atoms = []
     for k, (text, memory, level) in enumerate(zip(stated, shown, labels, strict=True), 1):
         block = {"parent_memory_id": f"preference_{k:02}", "atom_ids": [f"preference_{k:02}_a1"]}
         blocks.append(block | {"memory_text": memory, "atomic_concat_text": concat_text([text])})
-        atoms.append({"atom_id": block["atom_ids"][0], "parent_memory_id": block["parent_memory_id"]})
+        atoms.append(
+            {"atom_id": block["atom_ids"][0], "parent_memory_id": block["parent_memory_id"]}
+        )
         atoms[-1] |= {"text": text, "u_star": level}
     notes = {name: row[name] for name in ("intent", "reason") if name in row}
     head = {"id": f"rpeval-{setting}-{index}", "domain": "rpeval", "question": row["question"]}
@@ -143,7 +168,11 @@ def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
     found = []
     for index, row in enumerate(rows):
         place = {"example_id": f"rpeval-{kind}-{index}", "item": f"row {index}", "file": str(path)}
-        faults = list(_field_rules(row, kind)) if isinstance(row, dict) else [Violation("row", repr(row), "an object")]
+        faults = (
+            list(_field_rules(row, kind))
+            if isinstance(row, dict)
+            else [Violation("row", repr(row), "an object")]
+        )
         faults = faults or list(_label_rules(row, kind))
         found += [Violation(fault.rule, fault.found, fault.allowed, **place) for fault in faults]
     if found:
@@ -159,7 +188,9 @@ def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
     groups = Counter((e.question, *sorted(atom.text for atom in e.atoms)) for e in examples)
     repeated = [count for count in groups.values() if count > 1]
     targets: dict[tuple[str, str], set[Level]] = {}
-    for pair, level in (((e.question, atom.text), atom.ideal) for e in examples for atom in e.atoms):
+    for pair, level in (
+        ((e.question, atom.text), atom.ideal) for e in examples for atom in e.atoms
+    ):
         targets.setdefault(pair, set()).add(level)
     return {
         "rows": len(examples),
@@ -182,7 +213,9 @@ def usage_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "response ide
     counts = []
     for judgment in judgments:
         if not judgment.scored:
-            raise ValueError(f"judgment of {judgment.example_id!r} is unscored: it has no counts, allowed are scored ones")
+            raise ValueError(
+                f"judgment of {judgment.example_id!r} is unscored: it has no counts, allowed are scored ones"
+            )
         cells = [3 * atom.ideal + atom.actual for atom in judgment.atoms]
         counts.append(np.bincount(cells, minlength=9).reshape(3, 3))
     return np.array(counts, dtype=np.int64).reshape(-1, 3, 3)
@@ -194,7 +227,8 @@ RPEVAL_HIGHER = ("Macro", "Micro", "Balanced")
 # %% ../../nbs/evaluation/03_rpeval.ipynb #d9833b25
 def _fractions(counts: Int[np.ndarray, "response ideal actual"]) -> tuple[np.ndarray, np.ndarray]:
     """Numerators and denominators of each answer: the five metrics, then the recall of each target."""
-    size, right = counts.sum(axis=(1, 2)), np.diagonal(counts, axis1=1, axis2=2)
+    size = counts.sum(axis=(1, 2))
+    right = np.diagonal(counts, axis1=1, axis2=2)
     correct = right.sum(axis=1)
     dominant = counts[:, :2, 2].sum(axis=1)
     ignored = counts[:, 1:, 0].sum(axis=1)
@@ -205,7 +239,13 @@ def _fractions(counts: Int[np.ndarray, "response ideal actual"]) -> tuple[np.nda
 
 
 def _named(values: Float[np.ndarray, " fraction"]) -> dict[str, float]:
-    return dict(zip((*RPEVAL_METRICS, "Balanced"), [*values[:5].tolist(), float(values[5:].mean())], strict=True))
+    return dict(
+        zip(
+            (*RPEVAL_METRICS, "Balanced"),
+            [*values[:5].tolist(), float(values[5:].mean())],
+            strict=True,
+        )
+    )
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #f9a9938b
 def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str, float]:
@@ -219,20 +259,29 @@ def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str
     return _named(np.divide(100.0 * upper, lower, out=np.full(8, np.nan), where=lower > 0))
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #402f9d06
-def _summary(counts: np.ndarray, seeds: Sequence, questions: Sequence, resamples: int, seed: int, ddof: int) -> dict:
+def _summary(
+    counts: np.ndarray, seeds: Sequence, questions: Sequence, resamples: int, seed: int, ddof: int
+) -> dict:
     """Mean over seeds, spread over seeds and 95 % bounds (questions resampled) of the six metrics."""
     upper, lower = (fold_by_question(part, seeds, questions)[0] for part in _fractions(counts))
-    sums, sizes = upper.sum(axis=1), lower.sum(axis=1)
+    sums = upper.sum(axis=1)
+    sizes = lower.sum(axis=1)
     per_seed = np.divide(100 * sums, sizes, out=np.full(sums.shape, np.nan), where=sizes > 0)
     per_seed = np.array([list(_named(row).values()) for row in per_seed])
-    drawn = [bootstrap_means(100 * upper[..., [k]], lower[..., k], resamples, seed) for k in range(8)]
+    drawn = [
+        bootstrap_means(100 * upper[..., [k]], lower[..., k], resamples, seed) for k in range(8)
+    ]
     drawn = np.concatenate([*drawn[:5], np.mean(drawn[5:], axis=0)], axis=1)
     spread = per_seed.std(axis=0, ddof=ddof) if len(per_seed) > 1 else np.full(6, np.nan)
     known = ~np.isnan(per_seed.mean(axis=0)) & ~np.isnan(drawn).all(axis=0)
     bounds = np.full((2, 6), np.nan)
     bounds[:, known] = interval(drawn[:, known])
     cells = np.stack([per_seed.mean(axis=0), spread, *bounds])
-    names = [f"{name}{part}" for part in ("", "_std", "_low", "_high") for name in (*RPEVAL_METRICS, "Balanced")]
+    names = [
+        f"{name}{part}"
+        for part in ("", "_std", "_low", "_high")
+        for name in (*RPEVAL_METRICS, "Balanced")
+    ]
     return dict(zip(names, cells.ravel().tolist(), strict=True))
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #c7982453
@@ -249,7 +298,9 @@ def score_rpeval(
     judgments = list(judgments)
     frame = response_frame(judgments)
     if not frame["scored"].any():
-        raise ValueError(f"none of {len(frame)} answers is scored: a metric of nothing is undefined")
+        raise ValueError(
+            f"none of {len(frame)} answers is scored: a metric of nothing is undefined"
+        )
     rows = []
     for key, group in frame.groupby(["model", "condition", "judge"], sort=False):
         row = dict(zip(("model", "condition", "judge"), key, strict=True))
@@ -257,9 +308,15 @@ def score_rpeval(
         if len(scored):
             counts = usage_counts(judgments[k] for k in scored.index)
             row |= _summary(counts, scored["seed"], scored["question_id"], resamples, seed, ddof)
-        row |= {name: group[column].nunique() for name, column in (("seeds", "seed"), ("questions", "question_id"))}
+        row |= {
+            name: group[column].nunique()
+            for name, column in (("seeds", "seed"), ("questions", "question_id"))
+        }
         row |= {"responses": len(group), "unscored_responses": int((~group["scored"]).sum())}
-        row |= {"preferences": int(group["atoms"].sum()), "unscored_preferences": int(group["unscored_atoms"].sum())}
+        row |= {
+            "preferences": int(group["atoms"].sum()),
+            "unscored_preferences": int(group["unscored_atoms"].sum()),
+        }
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -268,24 +325,36 @@ def rpeval_controls(judgments: Iterable[Judgment], **options) -> "pd.DataFrame":
     """The table of the constant policies *all Ignore*, *all Support*, *all Dominate* on the judged examples."""
     judgments = list(judgments)
     made = [(level, j) for level in Level for j in constant_policy(judgments, level)]
-    return score_rpeval([j.model_copy(update={"model": f"all {RPEVAL_LEVELS[level]}"}) for level, j in made], **options)
+    return score_rpeval(
+        [j.model_copy(update={"model": f"all {RPEVAL_LEVELS[level]}"}) for level, j in made],
+        **options,
+    )
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #d6092fab
 def published_rpeval() -> "pd.DataFrame":
     """The published transfer table, one row for each method: five metrics and their `_std` over seeds, in percent."""
     import pandas as pd
 
-    with (resources.files("memcalib") / "data" / "reference" / "rpeval.csv").open(encoding="utf-8") as file:
+    with (resources.files("memcalib") / "data" / "reference" / "rpeval.csv").open(
+        encoding="utf-8"
+    ) as file:
         rows = pd.read_csv(file)
-    wide = rows.pivot(index="method", columns="metric", values=["mean", "std"]).loc[rows["method"].unique()]
+    wide = rows.pivot(index="method", columns="metric", values=["mean", "std"]).loc[
+        rows["method"].unique()
+    ]
     wide.columns = [name if part == "mean" else f"{name}_std" for part, name in wide.columns]
     return wide[[*RPEVAL_METRICS, *(f"{name}_std" for name in RPEVAL_METRICS)]].reset_index()
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #6d2c4215
 def _text_row(row: dict, names: Sequence[str], digits: int) -> dict[str, str]:
     missing = "not scored" if np.isnan(row["Micro"]) else "undefined"
-    number = lambda value: missing if np.isnan(value) else f"{value:.{digits}f}"
-    spread = lambda name: "" if np.isnan(row[f"{name}_std"]) else f" ± {row[f'{name}_std']:.{digits}f}"
+
+    def number(value):
+        return missing if np.isnan(value) else f"{value:.{digits}f}"
+
+    def spread(name):
+        return "" if np.isnan(row[f"{name}_std"]) else f" ± {row[f'{name}_std']:.{digits}f}"
+
     cells = {f"{m} {'↑' if m in RPEVAL_HIGHER else '↓'}": number(row[m]) + spread(m) for m in names}
     for name in ("Macro", "Micro", "Balanced") if "Macro_low" in row else ():
         low, high = (number(row[f"{name}_{end}"]) for end in ("low", "high"))
@@ -294,7 +363,11 @@ def _text_row(row: dict, names: Sequence[str], digits: int) -> dict[str, str]:
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #5caf8651
 def rpeval_table(
-    judgments: Iterable[Judgment], digits: int = 2, resamples: int = 2000, seed: int = 0, ddof: int = 1
+    judgments: Iterable[Judgment],
+    digits: int = 2,
+    resamples: int = 2000,
+    seed: int = 0,
+    ddof: int = 1,
 ) -> "pd.DataFrame":
     """Measured rows, the three constants and the published rows as text cells `mean ± std`, labelled by `source`.
 
@@ -307,11 +380,16 @@ def rpeval_table(
     scores = score_rpeval(judgments, **options)
     parts = [k for k in ("model", "condition", "judge") if k == "model" or scores[k].nunique() > 1]
     rows = []
-    for source, table in (("measured", scores), ("constant", rpeval_controls(judgments, **options))):
+    for source, table in (
+        ("measured", scores),
+        ("constant", rpeval_controls(judgments, **options)),
+    ):
         for row in table.to_dict("records"):
             name = " · ".join(str(row[k]) for k in (parts if source == "measured" else ["model"]))
             cells = _text_row(row, (*RPEVAL_METRICS, "Balanced"), digits)
-            unscored = f"{row['unscored_responses']} of {row['responses']}" if source == "measured" else ""
+            unscored = (
+                f"{row['unscored_responses']} of {row['responses']}" if source == "measured" else ""
+            )
             rows.append({"source": source, "model": name} | cells | {"unscored": unscored})
     for row in published_rpeval().to_dict("records"):
         head = {"source": "published", "model": f"Qwen3-8B, {row['method']}"}

@@ -25,8 +25,11 @@ from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples
 class FunctionBackend:
     """Answers from a Python function `messages -> text`, plain (in threads) or async, up to `concurrency` at once."""
 
-    def __init__(self, function: Callable[[list[dict[str, str]]], Any], name: str = "", concurrency: int = 8):
-        self.function, self.concurrency = function, concurrency
+    def __init__(
+        self, function: Callable[[list[dict[str, str]]], Any], name: str = "", concurrency: int = 8
+    ):
+        self.function = function
+        self.concurrency = concurrency
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.settings: dict[str, Any] = {}
 
@@ -42,7 +45,9 @@ class FunctionBackend:
                 if not isinstance(text, str):
                     raise TypeError(f"the model returned {short_repr(text)}; allowed: a text")
             except Exception as error:  # noqa: BLE001 - whatever a foreign model raises is a failed answer
-                return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
+                return request.rollout(
+                    finish_reason="error", error=f"{type(error).__name__}: {error}"
+                )
             return request.rollout(text)
 
         async for _, rollout in run_many(requests, work, self.concurrency):
@@ -64,12 +69,23 @@ def evaluate(
     everything once more without memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive, and the same call goes on
     from them. Before anything else the judge is asked one question. Raises what `load_examples`, `try_judge`, `generate` and `judge_rollouts` raise.
     """
-    examples = examples if isinstance(examples, list) and all(isinstance(e, Example) for e in examples) else load_examples(examples)
+    examples = (
+        examples
+        if isinstance(examples, list) and all(isinstance(e, Example) for e in examples)
+        else load_examples(examples)
+    )
     sampling = sampling if isinstance(sampling, Sampling) else Sampling(**(sampling or {}))
-    backend = EndpointBackend(model) if isinstance(model, Endpoint) else model if hasattr(model, "answers") else FunctionBackend(model)
+    backend = (
+        EndpointBackend(model)
+        if isinstance(model, Endpoint)
+        else model
+        if hasattr(model, "answers")
+        else FunctionBackend(model)
+    )
     judge = LLMJudge(judge) if isinstance(judge, Endpoint) else judge
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
-        rollouts, judgments = Path(folder) / "rollouts.jsonl", Path(folder) / "judgments.jsonl"
+        rollouts = Path(folder) / "rollouts.jsonl"
+        judgments = Path(folder) / "judgments.jsonl"
         if not rollouts.exists():
             try_judge(judge, examples[0])
         generate(examples, backend, sampling, rollouts, no_memory=no_memory)

@@ -22,7 +22,9 @@ from typing import Any
 # %% ../../nbs/inference/02_cache.ipynb #06771ff7
 def call_key(**parts: Any) -> str:
     "SHA-256 of the canonical JSON of everything that shapes a reply."
-    return hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(_canonical(parts), sort_keys=True, allow_nan=False).encode()
+    ).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
@@ -39,7 +41,9 @@ class CacheError(RuntimeError):
 
 def default_path() -> Path:
     "`$MEMCALIB_CACHE`, or calls.sqlite in the user's cache folder."
-    return Path(os.environ.get("MEMCALIB_CACHE") or Path.home() / ".cache" / "memcalib" / "calls.sqlite")
+    return Path(
+        os.environ.get("MEMCALIB_CACHE") or Path.home() / ".cache" / "memcalib" / "calls.sqlite"
+    )
 
 # %% ../../nbs/inference/02_cache.ipynb #bb2da8c9
 _OURS = 0x6D656D63  # "memc", SQLite's application_id
@@ -73,13 +77,17 @@ def _open(path: Path) -> sqlite3.Connection:
         (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         (owner,) = db.execute("PRAGMA application_id").fetchone()
         if owner != _OURS and tables:
-            raise CacheError(f"{path}: a database of another program; choose another file with MEMCALIB_CACHE")
+            raise CacheError(
+                f"{path}: a database of another program; choose another file with MEMCALIB_CACHE"
+            )
         if path.is_file() and path.stat().st_mode & 0o077:
             path.chmod(0o600)
         _to_wal(db)
         db.execute("PRAGMA synchronous = NORMAL")
         if (version := db.execute("PRAGMA user_version").fetchone()[0]) not in (0, 1):
-            raise CacheError(f"{path}: a cache of version {version}, this memcalib reads version 1; choose another file with MEMCALIB_CACHE")
+            raise CacheError(
+                f"{path}: a cache of version {version}, this memcalib reads version 1; choose another file with MEMCALIB_CACHE"
+            )
         db.executescript(_SCHEMA)
     except BaseException:
         db.close()
@@ -98,8 +106,16 @@ _ADVICE = {
 def _explain(path: Path, error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError):
-        text = error.strerror if error.filename in (None, str(path)) else f"{error.strerror}: {error.filename}"
-    advice = [advice for sign, advice in _ADVICE.items() if sign in text and (path.suffix == ".sqlite" or "damaged" not in advice)]
+        text = (
+            error.strerror
+            if error.filename in (None, str(path))
+            else f"{error.strerror}: {error.filename}"
+        )
+    advice = [
+        advice
+        for sign, advice in _ADVICE.items()
+        if sign in text and (path.suffix == ".sqlite" or "damaged" not in advice)
+    ]
     return f"{path}: {text}; {(advice or ['choose another file with MEMCALIB_CACHE'])[0]}"
 
 # %% ../../nbs/inference/02_cache.ipynb #d6a3051d
@@ -108,20 +124,28 @@ class _CacheFile:
 
     def __init__(self, path: str | Path | None):
         self.path = Path(path) if path else default_path()
-        self._lock, self._pid, self._db, self._inherited = threading.RLock(), 0, None, []
+        self._lock = threading.RLock()
+        self._pid = 0
+        self._db = None
+        self._inherited = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        if self._pid not in (0, os.getpid()):  # a forked child: another thread of the parent may hold the lock
-            self._lock, self._pid = threading.RLock(), 0
+        if self._pid not in (
+            0,
+            os.getpid(),
+        ):  # a forked child: another thread of the parent may hold the lock
+            self._lock = threading.RLock()
+            self._pid = 0
             self._inherited.append(self._db)
         with self._lock:
             try:
                 if not self._pid:
-                    self._db, self._pid = _open(self.path), os.getpid()
+                    self._db = _open(self.path)
+                    self._pid = os.getpid()
                     self._opened()
                 yield self._db
             except (sqlite3.Error, OSError) as error:
@@ -179,7 +203,9 @@ class CallCache(_CacheFile):
 
     def __init__(self, path: str | Path | None = None, lease: float = 60.0):
         super().__init__(path)
-        self.lease, self._held, self._renewer = lease, set(), None
+        self.lease = lease
+        self._held = set()
+        self._renewer = None
 
     def get(self, key: str) -> dict[str, Any] | None:
         "What was stored under the key, or None."
@@ -199,7 +225,9 @@ class CallCache(_CacheFile):
                 return False
             self._held.add(key)
             if self._renewer is None:
-                self._renewer = threading.Thread(target=self._renew, daemon=True, name="memcalib-cache-lease")
+                self._renewer = threading.Thread(
+                    target=self._renew, daemon=True, name="memcalib-cache-lease"
+                )
                 self._renewer.start()
         return True
 
@@ -225,20 +253,33 @@ class CallCache(_CacheFile):
 
     def stats(self) -> dict[str, Any]:
         "Path, number of replies in all and by model, claims under way, and size in bytes."
-        models, claims = {}, 0
+        models = {}
+        claims = 0
         if self.path.exists():
             with self._connection() as db:
-                models = dict(db.execute("SELECT model, COUNT(*) FROM replies GROUP BY model ORDER BY model"))
-                (claims,) = db.execute("SELECT COUNT(*) FROM claims WHERE expires > ?", (time.time(),)).fetchone()
+                models = dict(
+                    db.execute("SELECT model, COUNT(*) FROM replies GROUP BY model ORDER BY model")
+                )
+                (claims,) = db.execute(
+                    "SELECT COUNT(*) FROM claims WHERE expires > ?", (time.time(),)
+                ).fetchone()
         size = sum(file.stat().st_size for file in self.files())
-        return {"path": str(self.path), "replies": sum(models.values()), "models": models, "claims": claims, "bytes": size}
+        return {
+            "path": str(self.path),
+            "replies": sum(models.values()),
+            "models": models,
+            "claims": claims,
+            "bytes": size,
+        }
 
     def clear(self) -> int:
         "Forget all replies and return their number."
         return clear_cache(self.path)
 
     def _opened(self) -> None:
-        self.owner, self._held, self._renewer = f"{_machine()} {os.getpid()} {secrets.token_hex(8)}", set(), None
+        self.owner = f"{_machine()} {os.getpid()} {secrets.token_hex(8)}"
+        self._held = set()
+        self._renewer = None
 
     def _renew(self) -> None:
         pid = os.getpid()
@@ -249,7 +290,10 @@ class CallCache(_CacheFile):
                     self._renewer = None
                     return
                 with suppress(CacheError), self._connection() as db:
-                    db.execute("UPDATE claims SET expires = ? WHERE owner = ?", (time.time() + self.lease, self.owner))
+                    db.execute(
+                        "UPDATE claims SET expires = ? WHERE owner = ?",
+                        (time.time() + self.lease, self.owner),
+                    )
 
 # %% ../../nbs/inference/02_cache.ipynb #826c51fe
 def clear_cache(path: str | Path | None = None) -> int:

@@ -39,14 +39,20 @@ from ..io.records import one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #7aa37c70
 log = logging.getLogger(__name__)
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    outcome, started, ended = {}, threading.Event(), threading.Event()
+    outcome = {}
+    started = threading.Event()
+    ended = threading.Event()
 
     async def main() -> None:
-        outcome["cancel"] = asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task().cancel
+        outcome["cancel"] = (
+            asyncio.get_running_loop().call_soon_threadsafe,
+            asyncio.current_task().cancel,
+        )
         started.set()
         outcome["result"] = await coroutine
 
@@ -94,17 +100,26 @@ FINISH = 60.0  # seconds
 
 
 async def run_many(
-    items: Iterable[Item], worker: Callable[[Item], Awaitable[Result]], concurrency: int, finish: float = FINISH
+    items: Iterable[Item],
+    worker: Callable[[Item], Awaitable[Result]],
+    concurrency: int,
+    finish: float = FINISH,
 ) -> AsyncGenerator[tuple[Item, Result], None]:
     """(item, result) in the order of completion, with at most `concurrency` items taken and not yet yielded.
 
     Raises what the first failing worker raised, after the results of those that were on their way, for which it waits `finish` seconds at most.
     """
-    source, running, cancelled, ready, failure, until = iter(items), {}, set(), asyncio.Queue(), None, math.inf
+    source = iter(items)
+    running = {}
+    cancelled = set()
+    ready = asyncio.Queue()
+    failure = None
+    until = math.inf
     clock = asyncio.get_running_loop().time
 
     def start(item: Item) -> None:
-        flight, context = _InFlight(), contextvars.copy_context()
+        flight = _InFlight()
+        context = contextvars.copy_context()
         context.run(_OWN.set, flight)
 
         async def work() -> Result:
@@ -120,7 +135,11 @@ async def run_many(
                 cancelled.add(task)  # cancelled once: a second time would disturb its clearing up
                 task.cancel()
         pending = [task for task in running if not task.done()]
-        await (asyncio.wait(pending, timeout=0.05, return_when=asyncio.FIRST_COMPLETED) if pending else asyncio.sleep(0))
+        await (
+            asyncio.wait(pending, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            if pending
+            else asyncio.sleep(0)
+        )
 
     try:
         while True:
@@ -142,8 +161,14 @@ async def run_many(
                 if failure is not None:
                     raise  # for the second time
                 failure = error
-                if on_their_way := sum(not flight.calls or flight.sent > 0 for _, flight in running.values()):
-                    log.warning("stopping; waiting for %d that are on their way, %g s at most (Ctrl-C again: not at all)", on_their_way, finish)
+                if on_their_way := sum(
+                    not flight.calls or flight.sent > 0 for _, flight in running.values()
+                ):
+                    log.warning(
+                        "stopping; waiting for %d that are on their way, %g s at most (Ctrl-C again: not at all)",
+                        on_their_way,
+                        finish,
+                    )
                 continue
             item, _ = running.pop(task)
             problem = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -167,14 +192,19 @@ async def run_many(
 ALIVE = 65536  # bytes
 
 
-async def receive_within(seconds: float, work: Callable[[bytearray], Coroutine[Any, Any, Result]]) -> Result:
+async def receive_within(
+    seconds: float, work: Callable[[bytearray], Coroutine[Any, Any, Result]]
+) -> Result:
     """The result of `work(buffer)`, which puts what it receives into the buffer.
 
     Raises `TimeoutError`, and cancels the work, after so many seconds in which the buffer grew by less than 64 KiB.
     """
-    buffer, seen = bytearray(), 0
+    buffer = bytearray()
+    seen = 0
     task = asyncio.ensure_future(work(buffer))
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, also when the caller has stopped waiting
+    task.add_done_callback(
+        lambda task: task.cancelled() or task.exception()
+    )  # retrieved, also when the caller has stopped waiting
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=seconds)
@@ -195,7 +225,9 @@ class FailureStreak:
     "Whether the last `count` results of a run all failed for one reason."
 
     def __init__(self, count: int = 20):
-        self.count, self.length, self.reason = count, 0, None
+        self.count = count
+        self.length = 0
+        self.reason = None
 
     def add(self, reason: str | None) -> bool:
         "Take the next result, with the reason for its failure or None; true when it is the last of `count` in a row that failed for this reason."
@@ -255,7 +287,9 @@ class Pacer:
     "Books moments so that amounts stay under a limit per minute; no limit, no waiting."
 
     def __init__(self, per_minute: float | None, slack: float = 0.5, used: float = 0.98):
-        self.interval, self.slack, self.next = 60 / (used * per_minute) if per_minute else 0.0, slack, 0.0
+        self.interval = 60 / (used * per_minute) if per_minute else 0.0
+        self.slack = slack
+        self.next = 0.0
 
     def book(self, amount: float, now: float) -> float:
         "Seconds to wait from now."
@@ -275,19 +309,36 @@ _MOST = 1e15  # no count of tokens is as large; NaN and infinity, which no file 
 
 
 def _usage(completion, seconds: float) -> dict[str, float]:
-    usage, found = completion.usage, {"seconds": seconds}
+    usage = completion.usage
+    found = {"seconds": seconds}
     found["prompt_tokens"] = getattr(usage, "prompt_tokens", None)
     found["completion_tokens"] = getattr(usage, "completion_tokens", None)
-    found["cached_tokens"] = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)
-    return {name: value for name, value in found.items() if type(value) in (int, float) and 0 <= value < _MOST}
+    found["cached_tokens"] = getattr(
+        getattr(usage, "prompt_tokens_details", None), "cached_tokens", None
+    )
+    return {
+        name: value
+        for name, value in found.items()
+        if type(value) in (int, float) and 0 <= value < _MOST
+    }
 
 
 def _text_of(message: Any) -> str | None:
     "The text of a message: a string, or the text parts of a list of parts; None for anything else."
     content = getattr(message, "content", None)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        content = "".join(part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str))
-    return content if isinstance(content, str) else "" if content is None and hasattr(message, "content") else None
+        content = "".join(
+            part["text"]
+            for part in content
+            if part.get("type") == "text" and isinstance(part.get("text"), str)
+        )
+    return (
+        content
+        if isinstance(content, str)
+        else ""
+        if content is None and hasattr(message, "content")
+        else None
+    )
 
 
 def _without_surrogates(text: str) -> str:
@@ -295,15 +346,22 @@ def _without_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 # %% ../../nbs/inference/03_client.ipynb #97412912
-_REFUSABLE = {"response_format": r"response_format|json_schema", "max_tokens": r"max_completion_tokens"}  # and the sign of it in an error
-LARGEST_REPLY = 100_000_000  # bytes of one reply; a few kilobytes of compressed zeros could fill the memory
+_REFUSABLE = {
+    "response_format": r"response_format|json_schema",
+    "max_tokens": r"max_completion_tokens",
+}  # and the sign of it in an error
+LARGEST_REPLY = (
+    100_000_000  # bytes of one reply; a few kilobytes of compressed zeros could fill the memory
+)
 
 
 class _Server:
     "Sends single tries to an endpoint, and remembers what it learned about it."
 
     def __init__(self, endpoint: Endpoint):
-        self.endpoint, self.refused, self._sdk = endpoint, set(), None
+        self.endpoint = endpoint
+        self.refused = set()
+        self._sdk = None
         self.reached = self.worked = False  # whether it ever sent anything, and a completion
 
     async def send(self, messages: list[dict[str, str]], body: dict[str, Any], number: int):
@@ -317,7 +375,11 @@ class _Server:
             try:
                 return await self._send(messages, sent, number)
             except CallError as error:
-                new = {name for name, sign in _REFUSABLE.items() if name in sent and re.search(sign, str(error))}
+                new = {
+                    name
+                    for name, sign in _REFUSABLE.items()
+                    if name in sent and re.search(sign, str(error))
+                }
                 if error.kind != "bad_request" or not new:
                     raise
             self.refused |= new
@@ -325,11 +387,21 @@ class _Server:
     async def _send(self, messages: list[dict[str, str]], body: dict[str, Any], number: int):
         import openai
 
-        e, failure, completion = self.endpoint, None, None
-        messages = [{name: _without_surrogates(value) for name, value in message.items()} for message in messages]
+        e = self.endpoint
+        failure = None
+        completion = None
+        messages = [
+            {name: _without_surrogates(value) for name, value in message.items()}
+            for message in messages
+        ]
         try:
-            ask = lambda buffer: self._receive(buffer, model=e.model, messages=messages, extra_body=body)
-            on_the_way = sum(len(message["content"]) for message in messages) / 5e6  # seconds, at 5 MB a second
+
+            def ask(buffer):
+                return self._receive(buffer, model=e.model, messages=messages, extra_body=body)
+
+            on_the_way = (
+                sum(len(message["content"]) for message in messages) / 5e6
+            )  # seconds, at 5 MB a second
             completion = await receive_within(e.timeout + on_the_way, ask)
         except TimeoutError:
             failure = CallError("timeout", f"{e.url} gave no answer within {e.timeout:g} s")
@@ -338,7 +410,10 @@ class _Server:
         except openai.APIConnectionError as error:
             failure = self._unreachable(error, number)
         except (openai.APIError, ValueError, RecursionError) as error:
-            failure = CallError("server", f"{e.url} sent something that is not a chat completion: {self._clean(str(error))}")
+            failure = CallError(
+                "server",
+                f"{e.url} sent something that is not a chat completion: {self._clean(str(error))}",
+            )
         except asyncio.CancelledError:
             failure = asyncio.CancelledError()
         failure = failure or self._defect(completion)
@@ -354,12 +429,16 @@ class _Server:
         import openai
         from openai.types.chat import ChatCompletion
 
-        async with self._open().chat.completions.with_streaming_response.create(**asked) as response:
+        async with self._open().chat.completions.with_streaming_response.create(
+            **asked
+        ) as response:
             try:
                 async for piece in response.iter_bytes():
                     buffer += piece
                     if len(buffer) > LARGEST_REPLY:
-                        raise ValueError(f"a reply of {len(buffer):,} bytes or more; allowed: {LARGEST_REPLY:,}")
+                        raise ValueError(
+                            f"a reply of {len(buffer):,} bytes or more; allowed: {LARGEST_REPLY:,}"
+                        )
             except (httpx2.HTTPError, aiohttp.ClientError, OSError) as error:
                 raise openai.APIConnectionError(request=response.http_request) from error
             page = "json" not in response.headers.get("content-type", "json")
@@ -375,9 +454,15 @@ class _Server:
         import openai
 
         if self._sdk is None:
-            e, http = self.endpoint, openai.DefaultAioHttpClient()
-            options = {"max_retries": 0, "timeout": openai.Timeout(None, connect=min(e.timeout, 30.0))}
-            self._sdk = openai.AsyncOpenAI(api_key=e.api_key() or "none", base_url=e.url, http_client=http, **options)
+            e = self.endpoint
+            http = openai.DefaultAioHttpClient()
+            options = {
+                "max_retries": 0,
+                "timeout": openai.Timeout(None, connect=min(e.timeout, 30.0)),
+            }
+            self._sdk = openai.AsyncOpenAI(
+                api_key=e.api_key() or "none", base_url=e.url, http_client=http, **options
+            )
         return self._sdk
 
     async def close(self) -> None:
@@ -389,15 +474,23 @@ class _Server:
         return one_line(hide_key(text, self.endpoint.api_key()))
 
     def _refusal(self, error) -> CallError:
-        e, status, self.reached = self.endpoint, error.status_code, True
+        e = self.endpoint
+        status = error.status_code
+        self.reached = True
         body = error.body if isinstance(error.body, dict) else {}
-        parts = [str(body[name]) for name in ("message", "code", "param") if body.get(name)]  # OpenAI's error shape
+        parts = [
+            str(body[name]) for name in ("message", "code", "param") if body.get(name)
+        ]  # OpenAI's error shape
         reason = "; ".join(parts) if body.get("message") else error.response.text or error.message
         kind = error_kind(status, reason[:20_000])
         message = f"{e.url} answered {status} to {e.model}: {self._clean(reason)}"
         if kind == "not_found":
             message += "; is the model's name right, and does the address end as it should (mostly in /v1)?"
-        if kind == "bad_request" and e.thinking == "off" and any(name in message for name in e.body.keys() - e.extra_body.keys()):
+        if (
+            kind == "bad_request"
+            and e.thinking == "off"
+            and any(name in message for name in e.body.keys() - e.extra_body.keys())
+        ):
             message += "; this server does not take the field that switches thinking off: set thinking to default, and extra_body to what it takes"
         return CallError(kind, message, status, retry_after(error.response.headers))
 
@@ -411,19 +504,33 @@ class _Server:
         why = self._clean([str(cause) for cause in causes if str(cause)][-1])
         never = refused and not self.reached and number >= 3
         ask = "; is the address right, and is the server running?" if never else ""
-        return CallError("unreachable", f"no connection to {self.endpoint.url}: {why}{ask}", fatal=never)
+        return CallError(
+            "unreachable", f"no connection to {self.endpoint.url}: {why}{ask}", fatal=never
+        )
 
     def _defect(self, completion) -> CallError | None:
         if isinstance(completion, str):
             if self.worked:
-                return CallError("server", f"{self.endpoint.url} sent a page, not a chat completion, in between good replies")
+                return CallError(
+                    "server",
+                    f"{self.endpoint.url} sent a page, not a chat completion, in between good replies",
+                )
             page = "sent a page, not a chat completion; does the address end as it should (mostly in /v1)?"
             return CallError("not_found", f"{self.endpoint.url} {page}")
         choices = getattr(completion, "choices", None)
-        if isinstance(choices, list) and choices and getattr(choices[0], "message", None) is not None:
-            if _text_of(choices[0].message) is not None and isinstance(choices[0].finish_reason, str | None):
+        if (
+            isinstance(choices, list)
+            and choices
+            and getattr(choices[0], "message", None) is not None
+        ):
+            if _text_of(choices[0].message) is not None and isinstance(
+                choices[0].finish_reason, str | None
+            ):
                 return None
-            return CallError("server", f"{self.endpoint.url} sent an answer that is not a text: {self._clean(str(choices[0]))}")
+            return CallError(
+                "server",
+                f"{self.endpoint.url} sent an answer that is not a text: {self._clean(str(choices[0]))}",
+            )
         reason = self._clean(str(getattr(completion, "error", None) or "no reason given"))
         return CallError("server", f"{self.endpoint.url} sent an answer without choices: {reason}")
 
@@ -439,9 +546,13 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint, cache: CallCache | str | Path | None = None):
-        self.endpoint, self.totals, self._server = endpoint, Totals(), _Server(endpoint)
+        self.endpoint = endpoint
+        self.totals = Totals()
+        self._server = _Server(endpoint)
         self.cache = CallCache(cache) if isinstance(cache, str | Path) else cache
-        self._requests, self._tokens, self._answer = Pacer(endpoint.rpm), Pacer(endpoint.tpm), 500.0
+        self._requests = Pacer(endpoint.rpm)
+        self._tokens = Pacer(endpoint.tpm)
+        self._answer = 500.0
         self._depth = 0
         self._full = ""  # why the cache takes no more
 
@@ -450,9 +561,12 @@ class Client:
 
     async def __aenter__(self):
         if self._depth and self._loop is not asyncio.get_running_loop():
-            raise RuntimeError(f"{self!r} is in use in another event loop; make one client for each")
+            raise RuntimeError(
+                f"{self!r} is in use in another event loop; make one client for each"
+            )
         if not self._depth:
-            self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self.endpoint.concurrency)
+            self._loop = asyncio.get_running_loop()
+            self._room = asyncio.Semaphore(self.endpoint.concurrency)
             self._warned = False  # that a call keeps failing
             self._fatal: CallError | None = None  # after which nothing more is sent
         self._depth += 1
@@ -482,32 +596,66 @@ class Client:
             flight.calls -= 1
 
     async def _ask(
-        self, flight: _InFlight, messages: list[dict[str, str]], attempt: int, response_format: dict | None, settings: dict[str, Any]
+        self,
+        flight: _InFlight,
+        messages: list[dict[str, str]],
+        attempt: int,
+        response_format: dict | None,
+        settings: dict[str, Any],
     ) -> Reply:
-        body = {name: value for name, value in settings.items() if value is not None} | self.endpoint.body
+        body = {
+            name: value for name, value in settings.items() if value is not None
+        } | self.endpoint.body
         if response_format and self.endpoint.json_schema:
             body["response_format"] = response_format
         if self.cache is None:
             return await self._call(flight, messages, body)
-        return await self._ask_once(flight, self.key(messages, attempt=attempt, response_format=response_format, **settings), messages, body)
+        return await self._ask_once(
+            flight,
+            self.key(messages, attempt=attempt, response_format=response_format, **settings),
+            messages,
+            body,
+        )
 
     def remembered(self, messages: list[dict[str, str]], **call: Any) -> Reply | None:
         "The reply to this call if the cache has it. Sends nothing and needs no key."
-        stored = self.cache.get(self.key(messages, **call)) if self.cache and self.cache.path.exists() else None
+        stored = (
+            self.cache.get(self.key(messages, **call))
+            if self.cache and self.cache.path.exists()
+            else None
+        )
         return self._reply(**stored, attempts=0, cached=True) if stored else None
 
-    def key(self, messages: list[dict[str, str]], *, attempt: int = 0, response_format: dict | None = None, **settings: Any) -> str:
+    def key(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        attempt: int = 0,
+        response_format: dict | None = None,
+        **settings: Any,
+    ) -> str:
         "The key under which the cache keeps the reply to this call."
-        e, settings = self.endpoint, {name: value for name, value in settings.items() if value is not None}
-        what = {"base_url": e.url, "model": e.model, "messages": messages, "settings": settings, "extra_body": e.body}
-        return call_key(**what, response_format=response_format if e.json_schema else None, attempt=attempt)
+        e = self.endpoint
+        settings = {name: value for name, value in settings.items() if value is not None}
+        what = {
+            "base_url": e.url,
+            "model": e.model,
+            "messages": messages,
+            "settings": settings,
+            "extra_body": e.body,
+        }
+        return call_key(
+            **what, response_format=response_format if e.json_schema else None, attempt=attempt
+        )
 
     @property
     def refused(self) -> frozenset[str]:
         "Fields that this server turned out not to take: response_format, max_tokens."
         return frozenset(self._server.refused)
 
-    async def _ask_once(self, flight: _InFlight, key: str, messages: list[dict[str, str]], body: dict[str, Any]) -> Reply:
+    async def _ask_once(
+        self, flight: _InFlight, key: str, messages: list[dict[str, str]], body: dict[str, Any]
+    ) -> Reply:
         pause = 0.02
         while not ((stored := self.cache.get(key)) or self.cache.claim(key)):
             await asyncio.sleep(pause)  # another process or task is asking
@@ -522,7 +670,11 @@ class Client:
             reply = await self._call(flight, messages, body)
             usage = {name: value for name, value in reply.usage.items() if name != "cost"}
             try:
-                self.cache.put(key, {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage}, self.endpoint.model)
+                self.cache.put(
+                    key,
+                    {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage},
+                    self.endpoint.model,
+                )
             except CacheError as error:
                 self._full = str(error)
                 with suppress(CacheError):
@@ -533,10 +685,18 @@ class Client:
                 self.cache.release(key)
             raise
 
-    async def _call(self, flight: _InFlight, messages: list[dict[str, str]], body: dict[str, Any]) -> Reply:
-        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+    async def _call(
+        self, flight: _InFlight, messages: list[dict[str, str]], body: dict[str, Any]
+    ) -> Reply:
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception,
+            stop_after_attempt,
+            wait_random_exponential,
+        )
 
-        e, number = self.endpoint, 0
+        e = self.endpoint
+        number = 0
 
         async def one_try() -> Reply:
             nonlocal number
@@ -544,18 +704,36 @@ class Client:
             return await self._try(flight, messages, body, number)
 
         def passing(error: BaseException) -> bool:
-            return isinstance(error, CallError) and error.passing and (error.wait or 0) <= _LONGEST_WAIT
+            return (
+                isinstance(error, CallError)
+                and error.passing
+                and (error.wait or 0) <= _LONGEST_WAIT
+            )
 
         def warn(state: Any) -> None:
             if state.attempt_number > _QUIET and not self._warned:
                 self._warned = True
                 what = "%s at %s: a call has failed %d times; such calls are tried %d times in all, which may take minutes; the last error: %s"
-                log.warning(what, e.model, e.url, state.attempt_number, e.attempts, state.outcome.exception())
+                log.warning(
+                    what,
+                    e.model,
+                    e.url,
+                    state.attempt_number,
+                    e.attempts,
+                    state.outcome.exception(),
+                )
 
         jitter = wait_random_exponential(multiplier=e.backoff, max=60)
-        wait = lambda state: max(jitter(state), state.outcome.exception().wait or 0)
+
+        def wait(state):
+            return max(jitter(state), state.outcome.exception().wait or 0)
+
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(e.attempts), wait=wait, retry=retry_if_exception(passing), before_sleep=warn, reraise=True
+            stop=stop_after_attempt(e.attempts),
+            wait=wait,
+            retry=retry_if_exception(passing),
+            before_sleep=warn,
+            reraise=True,
         )
         async with self._room:
             try:
@@ -569,7 +747,9 @@ class Client:
         self.totals.count(reply)
         return reply
 
-    async def _try(self, flight: _InFlight, messages: list[dict[str, str]], body: dict[str, Any], number: int) -> Reply:
+    async def _try(
+        self, flight: _InFlight, messages: list[dict[str, str]], body: dict[str, Any], number: int
+    ) -> Reply:
         guess = estimate_tokens(messages) + min(body.get("max_tokens", self._answer), self._answer)
         await self._requests.wait()
         await self._tokens.wait(guess)
@@ -581,7 +761,8 @@ class Client:
             completion = await self._server.send(messages, body, number)
         finally:
             flight.sent -= 1
-        usage, choice = _usage(completion, time.monotonic() - start), completion.choices[0]
+        usage = _usage(completion, time.monotonic() - start)
+        choice = completion.choices[0]
         if "completion_tokens" in usage:
             self._answer += 0.05 * (usage["completion_tokens"] - self._answer)
             self._tokens.correct(usage["completion_tokens"] + usage.get("prompt_tokens", 0) - guess)
@@ -589,13 +770,21 @@ class Client:
         finish = choice.finish_reason or "stop"
         if not text.strip() and getattr(choice.message, "tool_calls", None):
             finish = "tool_calls"  # some servers say stop
-        if len(self.endpoint.api_key()) >= 16:  # shorter ones, such as "none", may well be words of the answer
+        if (
+            len(self.endpoint.api_key()) >= 16
+        ):  # shorter ones, such as "none", may well be words of the answer
             text = hide_key(text, self.endpoint.api_key())
         return self._reply(text, finish, usage)
 
     def _reply(self, text: str, finish_reason: str, usage: dict[str, float], **more: Any) -> Reply:
         if self.endpoint.price and "prompt_tokens" in usage and "completion_tokens" in usage:
-            usage = usage | {"cost": self.endpoint.cost(usage["prompt_tokens"], usage["completion_tokens"], usage.get("cached_tokens", 0))}
+            usage = usage | {
+                "cost": self.endpoint.cost(
+                    usage["prompt_tokens"],
+                    usage["completion_tokens"],
+                    usage.get("cached_tokens", 0),
+                )
+            }
         return Reply(text, finish_reason, usage, **more)
 
 # %% ../../nbs/inference/03_client.ipynb #e795c3ab
@@ -611,7 +800,13 @@ def split_thoughts(text: str) -> tuple[str, str | None]:
 class Form(BaseModel):
     """Base of every reply that a model is asked for: each field as declared, none left out, none added."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
 
 
 FormT = TypeVar("FormT", bound=Form)
@@ -621,7 +816,10 @@ FormT = TypeVar("FormT", bound=Form)
 def json_format(form: type[Form]) -> dict[str, Any]:
     """The `response_format` that asks an OpenAI-compatible server to keep to a form."""
     schema = form.model_json_schema()
-    return {"type": "json_schema", "json_schema": {"name": form.__name__, "strict": True, "schema": schema}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": form.__name__, "strict": True, "schema": schema},
+    }
 
 # %% ../../nbs/inference/03_client.ipynb #4afd0248
 _RISKY = re.compile(
@@ -632,7 +830,16 @@ _RISKY = re.compile(
 
 def escaped(text: str) -> str:
     """The text with `<`, bracketed words such as `[INST]`, and invisible characters written as JSON escapes."""
-    return _RISKY.sub(lambda match: "\\u005b" if match[0] == "[" else json.dumps(match[0])[1:-1] if match[0] != "<" else "\\u003c", text)
+    return _RISKY.sub(
+        lambda match: (
+            "\\u005b"
+            if match[0] == "["
+            else json.dumps(match[0])[1:-1]
+            if match[0] != "<"
+            else "\\u003c"
+        ),
+        text,
+    )
 
 # %% ../../nbs/inference/03_client.ipynb #327f4191
 def to_data(value: Any) -> str:
@@ -656,19 +863,22 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def strict_json(text: str) -> Any:
     """The value of a JSON text, fenced or not; raises `ValueError` with the reason when it is not one."""
 
-
     def refuse_constant(name: str) -> None:
         raise ValueError(f"{name} is not a JSON number")
 
     if not text.strip():
         raise ValueError("the reply is empty")
     try:
-        value = json.loads(without_fence(text)[0], object_pairs_hook=unique_keys, parse_constant=refuse_constant)
+        value = json.loads(
+            without_fence(text)[0], object_pairs_hook=unique_keys, parse_constant=refuse_constant
+        )
         if not text.isascii() or _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:
-        raise ValueError(f"the reply has {printable(error.object[error.start])}, which is half a character") from None
+        raise ValueError(
+            f"the reply has {printable(error.object[error.start])}, which is half a character"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(printable(f"the reply is not one JSON object alone: {error}")) from None
 
@@ -694,11 +904,22 @@ def unwrapped(text: str) -> tuple[str, list[str]]:
 # %% ../../nbs/inference/03_client.ipynb #a5245acd
 def form_faults(error: ValidationError) -> list[tuple[str, str]]:
     """(place, what is wrong there and what was found) for each fault of a reply."""
-    found = [(e, "" if e["type"] == "missing" else f", found {short_repr(e['input'])}") for e in error.errors(include_url=False)]
-    return [(printable(".".join(map(str, e["loc"]))), printable(e["msg"].removeprefix("Value error, ") + value)) for e, value in found]
+    found = [
+        (e, "" if e["type"] == "missing" else f", found {short_repr(e['input'])}")
+        for e in error.errors(include_url=False)
+    ]
+    return [
+        (
+            printable(".".join(map(str, e["loc"]))),
+            printable(e["msg"].removeprefix("Value error, ") + value),
+        )
+        for e, value in found
+    ]
 
 
-def read_form(text: str, form: type[FormT], finish_reason: str = "stop") -> tuple[FormT | None, list[tuple[str, str]]]:
+def read_form(
+    text: str, form: type[FormT], finish_reason: str = "stop"
+) -> tuple[FormT | None, list[tuple[str, str]]]:
     """The reply as an object and no complaints, or None and (place, complaint) pairs. Never raises for a bad reply."""
     if finish_reason == "length":
         return None, [("", "the reply was cut off at the limit of its length; be brief")]

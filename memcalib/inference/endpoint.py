@@ -30,10 +30,15 @@ class Price(BaseModel):
     completion: float = Field(ge=0, allow_inf_nan=False)
     cached: float | None = Field(None, ge=0, allow_inf_nan=False)
 
-    def cost(self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0) -> float:
+    def cost(
+        self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
+    ) -> float:
         "US dollars for so many tokens, of which the cached ones are part of the prompt's."
-        fresh, seen = prompt_tokens - cached_tokens, self.prompt if self.cached is None else self.cached
-        return (fresh * self.prompt + cached_tokens * seen + completion_tokens * self.completion) / 1e6
+        fresh = prompt_tokens - cached_tokens
+        seen = self.prompt if self.cached is None else self.cached
+        return (
+            fresh * self.prompt + cached_tokens * seen + completion_tokens * self.completion
+        ) / 1e6
 
 # %% ../../nbs/inference/01_endpoint.ipynb #6d806d2c
 def estimate_tokens(text: str | list[dict[str, str]]) -> int:
@@ -44,16 +49,33 @@ def estimate_tokens(text: str | list[dict[str, str]]) -> int:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #361365b2
 ErrorKind = Literal[
-    "no_key", "auth", "not_found", "context_too_long", "bad_request", "rate_limited", "server", "timeout", "unreachable"
+    "no_key",
+    "auth",
+    "not_found",
+    "context_too_long",
+    "bad_request",
+    "rate_limited",
+    "server",
+    "timeout",
+    "unreachable",
 ]
 
 
 class CallError(RuntimeError):
     "A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."
 
-    def __init__(self, kind: ErrorKind, message: str, status: int | None = None, wait: float | None = None, fatal: bool = False):
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        status: int | None = None,
+        wait: float | None = None,
+        fatal: bool = False,
+    ):
         super().__init__(message)
-        self.kind, self.status, self.wait = kind, status, wait
+        self.kind = kind
+        self.status = status
+        self.wait = wait
         self.fatal = fatal or kind in ("no_key", "auth", "not_found")
 
     def __reduce__(self):
@@ -66,8 +88,13 @@ class CallError(RuntimeError):
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7025daa4
 _EMPTY_ACCOUNT = re.compile(r"insufficient.?(quota|balance|credit|funds)|billing", re.I)
-_TOO_LONG = re.compile(r"context.?(length|window|size)|max_model_len|too (long|many tokens|large)|longer than", re.I)
-_NO_MODEL = re.compile(r"model\b.{0,120}?\b(not exist|not found|unknown)|(unknown|invalid|no such|not a valid) model", re.I | re.S)
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|max_model_len|too (long|many tokens|large)|longer than", re.I
+)
+_NO_MODEL = re.compile(
+    r"model\b.{0,120}?\b(not exist|not found|unknown)|(unknown|invalid|no such|not a valid) model",
+    re.I | re.S,
+)
 _REFUSED_TEXT = re.compile(r"flagged|moderation|content.?(policy|filter|management)|safety", re.I)
 
 
@@ -94,14 +121,20 @@ def retry_after(headers: Any) -> float | None:
             continue
         return None if math.isnan(seconds) else max(0.0, seconds)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+        return max(
+            0.0,
+            email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp()
+            - time.time(),
+        )
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7cc2526c
 def hide_key(text: str, key: str) -> str:
     "The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by ***."
-    for spelling in {key, quote(key, safe=""), key.replace("\\", "\\\\").replace('"', '\\"')} if key else ():
+    for spelling in (
+        {key, quote(key, safe=""), key.replace("\\", "\\\\").replace('"', '\\"')} if key else ()
+    ):
         text = text.replace(spelling, "***")
     return text
 
@@ -131,7 +164,11 @@ _NO_THINKING = (  # what is sent, and to whose hosts
 
 
 def _no_thinking(host: str) -> dict[str, Any]:
-    found = (body for body, ends in _NO_THINKING if any(f".{host}".endswith(f".{end}") for end in ends.split()))
+    found = (
+        body
+        for body, ends in _NO_THINKING
+        if any(f".{host}".endswith(f".{end}") for end in ends.split())
+    )
     return next(found, _TEMPLATE)
 
 # %% ../../nbs/inference/01_endpoint.ipynb #e89a63c0
@@ -161,14 +198,20 @@ class Endpoint(BaseModel):
 
     model: Name
     base_url: str | None = None  # None: OpenAI itself
-    key_env: str = "OPENAI_API_KEY"  # name of the variable that holds the key; "" for a server without keys
-    extra_body: dict[str, Any] = Field(default_factory=dict)  # more fields of each request; they win over all others
+    key_env: str = (
+        "OPENAI_API_KEY"  # name of the variable that holds the key; "" for a server without keys
+    )
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict
+    )  # more fields of each request; they win over all others
     concurrency: int = Field(32, ge=1)  # calls at once
     rpm: float | None = Field(None, gt=0, allow_inf_nan=False)  # requests a minute
     tpm: float | None = Field(None, gt=0, allow_inf_nan=False)  # tokens a minute
     timeout: float = Field(300.0, gt=0)  # seconds for one try
     attempts: int = Field(8, ge=1)  # tries for one call
-    backoff: float = Field(1.0, ge=0)  # seconds; the n-th wait is random, up to backoff * 2^(n-1), a minute at most
+    backoff: float = Field(
+        1.0, ge=0
+    )  # seconds; the n-th wait is random, up to backoff * 2^(n-1), a minute at most
     price: Price | None = None
     thinking: Literal["off", "default"] = "off"
     json_schema: bool = True  # whether the server may be asked to keep to a JSON schema
@@ -184,42 +227,64 @@ class Endpoint(BaseModel):
         off = _no_thinking(urlsplit(self.url).hostname) if self.thinking == "off" else {}
         return off | self.extra_body
 
-    def cost(self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0) -> float | None:
+    def cost(
+        self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
+    ) -> float | None:
         "US dollars for so many tokens; None where no price is known."
-        return self.price.cost(prompt_tokens, completion_tokens, cached_tokens) if self.price else None
+        return (
+            self.price.cost(prompt_tokens, completion_tokens, cached_tokens) if self.price else None
+        )
 
     def api_key(self) -> str:
-        "The key from the environment, \"\" where none is needed; raises `CallError` of kind no_key."
+        'The key from the environment, "" where none is needed; raises `CallError` of kind no_key.'
         if not self.key_env:
             return ""
         key = os.environ.get(self.key_env, "").strip()
         if not key:
-            todo = f"set {self.key_env} in the environment, name another variable in key_env, or set key_env to \"\" for a server without keys"
+            todo = f'set {self.key_env} in the environment, name another variable in key_env, or set key_env to "" for a server without keys'
             raise CallError("no_key", f"no key for {self.model} at {self.url}: {todo}")
         if not re.fullmatch(r"[!-~]+", key):
-            raise CallError("no_key", f"the variable {self.key_env} holds characters that cannot be part of a key (not repeated here)")
+            raise CallError(
+                "no_key",
+                f"the variable {self.key_env} holds characters that cannot be part of a key (not repeated here)",
+            )
         return key
 
     @field_validator("key_env", mode="before")
     @classmethod
     def _key_env_is_a_name(cls, value: Any) -> Any:
         if not isinstance(value, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*|", value):
-            example = "the name of an environment variable in capitals, such as OPENAI_API_KEY, or \"\""
-            raise CallError("no_key", f"key_env must be {example}; what was given is not repeated here")
+            example = (
+                'the name of an environment variable in capitals, such as OPENAI_API_KEY, or ""'
+            )
+            raise CallError(
+                "no_key", f"key_env must be {example}; what was given is not repeated here"
+            )
         return value
 
     @field_validator("model")
     @classmethod
     def _model_is_no_key(cls, value: str) -> str:
         if _KEY_SHAPE.search(value):
-            raise CallError("no_key", "model must be the name of a model; what was given looks like a key and is not repeated here")
+            raise CallError(
+                "no_key",
+                "model must be the name of a model; what was given looks like a key and is not repeated here",
+            )
         return value
 
     @field_validator("base_url", mode="before")
     @classmethod
     def _address_has_no_secret(cls, value: Any) -> Any:
-        if "@" in str(value) or "?" in str(value) or "#" in str(value) or _KEY_SHAPE.search(str(value)):
-            raise CallError("no_key", "base_url must hold no user, password, key or query: keys belong into the variable named by key_env")
+        if (
+            "@" in str(value)
+            or "?" in str(value)
+            or "#" in str(value)
+            or _KEY_SHAPE.search(str(value))
+        ):
+            raise CallError(
+                "no_key",
+                "base_url must hold no user, password, key or query: keys belong into the variable named by key_env",
+            )
         if value is not None and not _is_address(value):
             raise ValueError("must be an address such as http://localhost:8000/v1")
         return value and value.rstrip("/")
@@ -228,18 +293,35 @@ class Endpoint(BaseModel):
     @classmethod
     def _body_has_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
         if secret := sorted(filter(_SECRET_NAME.search, _names(value))):
-            raise CallError("no_key", f"extra_body has {secret[0]!r}: keys belong into the variable named by key_env")
+            raise CallError(
+                "no_key",
+                f"extra_body has {secret[0]!r}: keys belong into the variable named by key_env",
+            )
         if taken := sorted(_RESERVED & value.keys()):
-            raise ValueError(f"{taken[0]!r} is set by memcalib, allowed are other fields of the request")
+            raise ValueError(
+                f"{taken[0]!r} is set by memcalib, allowed are other fields of the request"
+            )
         return value
 
 # %% ../../nbs/inference/01_endpoint.ipynb #dd67e91a
 def forecast_row(
-    role: str, model: str, endpoint: Endpoint | None, counts: Mapping[str, Any], prompt_tokens: float, completion_tokens: float
+    role: str,
+    model: str,
+    endpoint: Endpoint | None,
+    counts: Mapping[str, Any],
+    prompt_tokens: float,
+    completion_tokens: float,
 ) -> dict[str, Any]:
     """One row of a forecast: role, model, the counts, tokens, and cost in US dollars.
 
     The cost is 0 without an endpoint, as for a model on this machine, and None for an endpoint without a price.
     """
     cost = endpoint.cost(prompt_tokens, completion_tokens) if endpoint else 0.0
-    return {"role": role, "model": model, **counts, "prompt tokens": prompt_tokens, "completion tokens": completion_tokens, "cost": cost}
+    return {
+        "role": role,
+        "model": model,
+        **counts,
+        "prompt tokens": prompt_tokens,
+        "completion tokens": completion_tokens,
+        "cost": cost,
+    }

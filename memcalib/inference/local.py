@@ -24,7 +24,16 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..problem import Example, JudgeLike, Judgment, Rollout, encode_prompt, judge_all, remove_atoms, render
+from memcalib.problem import (
+    Example,
+    JudgeLike,
+    Judgment,
+    Rollout,
+    encode_prompt,
+    judge_all,
+    remove_atoms,
+    render,
+)
 from .rollout import CONDITIONS, FINISH, Request, answer_of, check_conditions
 
 # %% ../../nbs/inference/05_local.ipynb #0a17c5a8
@@ -48,26 +57,40 @@ class _Rows:
 
     def keep(self, rows: Tensor) -> None:
         self.cache.reorder_cache(rows)
-        self.mask, self.index = self.mask[rows], self.index[rows]
+        self.mask = self.mask[rows]
+        self.index = self.index[rows]
 
     def push(self, model: PreTrainedModel, token: Tensor) -> None:
         position = self.mask.sum(1, keepdim=True)
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(token), 1)], 1)
-        state = dict(attention_mask=self.mask, position_ids=position, past_key_values=self.cache, use_cache=True)
+        state = dict(
+            attention_mask=self.mask,
+            position_ids=position,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
         self.logits = model(input_ids=token[:, None], **state).logits[:, -1]
 
 # %% ../../nbs/inference/05_local.ipynb #ada99346
 def _prefill(model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int) -> _Rows:
     distinct = list(dict.fromkeys(map(tuple, prompts)))
     place = {prompt: index for index, prompt in enumerate(distinct)}
-    width, device = max(map(len, distinct)), model.device
+    width = max(map(len, distinct))
+    device = model.device
     ids = torch.tensor([[pad] * (width - len(p)) + [*p] for p in distinct], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in distinct], device=device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
+    )
     rows = torch.tensor([place[tuple(p)] for p in prompts], device=device)
     out.past_key_values.reorder_cache(rows)
-    return _Rows(out.past_key_values, out.logits[rows, -1], mask[rows], torch.arange(len(rows), device=device))
+    return _Rows(
+        out.past_key_values,
+        out.logits[rows, -1],
+        mask[rows],
+        torch.arange(len(rows), device=device),
+    )
 
 # %% ../../nbs/inference/05_local.ipynb #1cee2944
 def uniform_numbers(seeds: Sequence[int], width: int) -> Float[np.ndarray, "row token"]:
@@ -76,9 +99,11 @@ def uniform_numbers(seeds: Sequence[int], width: int) -> Float[np.ndarray, "row 
 
 # %% ../../nbs/inference/05_local.ipynb #dda99e6a
 def draw(
-    logits: Float[Tensor, "row vocabulary"], temperature: float = 1.0, top_p: float = 1.0,
+    logits: Float[Tensor, "row vocabulary"],
+    temperature: float = 1.0,
+    top_p: float = 1.0,
     numbers: Float[Tensor, " row"] | torch.Generator | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The next token of each row, by the row's own number in [0, 1) or by a generator; temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(-1)
@@ -92,7 +117,9 @@ def draw(
         return torch.multinomial(chances, 1, generator=numbers)[:, 0]
     passed = chances.cumsum(-1)
     total = passed[:, -1:]
-    number = torch.minimum(numbers[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    number = torch.minimum(
+        numbers[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     return torch.searchsorted(passed, number, right=True)[:, 0]
 
 # %% ../../nbs/inference/05_local.ipynb #3419e023
@@ -101,7 +128,9 @@ def group_sync(model) -> Callable[[bool], bool] | None:
     from torch.distributed.fsdp import FSDPModule
 
     sharded = isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
-    if not (sharded and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+    if not (
+        sharded and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    ):
         return None
 
     def sync(busy: bool) -> bool:
@@ -114,17 +143,31 @@ def group_sync(model) -> Callable[[bool], bool] | None:
 # %% ../../nbs/inference/05_local.ipynb #3ded0134
 @torch.no_grad()
 def sample_tokens(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, ends: Sequence[int], max_tokens: int | Sequence[int],
-    temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None, seeds: Sequence[int] | None = None,
-) -> list[list[int]]:  # fmt: skip
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ends: Sequence[int],
+    max_tokens: int | Sequence[int],
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[list[int]]:
     """One answer (token ids, end token kept) for each prompt (token ids); equal prompts are encoded once.
 
     `max_tokens` is one limit or one for each row. `seeds` give each row random numbers of its own, else `generator` serves all.
     Raises `FloatingPointError` when the model's logits are NaN.
     """
-    limits = torch.tensor([max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens), device=model.device)
+    limits = torch.tensor(
+        [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens),
+        device=model.device,
+    )
     longest = int(limits.max())
-    numbers = None if seeds is None else torch.tensor(uniform_numbers(seeds, longest), device=model.device)
+    numbers = (
+        None
+        if seeds is None
+        else torch.tensor(uniform_numbers(seeds, longest), device=model.device)
+    )
     with evaluating(model):
         rows = _prefill(model, prompts, pad=ends[0])
         if torch.isnan(rows.logits).any():
@@ -132,10 +175,16 @@ def sample_tokens(
         stop = torch.tensor(ends, device=model.device)
         drawn = torch.full((len(prompts), longest), -1, device=model.device)
         going = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
-        left, sync = len(prompts), group_sync(model)
+        left = len(prompts)
+        sync = group_sync(model)
         for step in itertools.count():
             if left:
-                token = draw(rows.logits, temperature, top_p, generator if numbers is None else numbers[rows.index, step])
+                token = draw(
+                    rows.logits,
+                    temperature,
+                    top_p,
+                    generator if numbers is None else numbers[rows.index, step],
+                )
                 drawn[rows.index, step] = torch.where(going, token, -1)
                 going &= ~torch.isin(token, stop) & (limits[rows.index] > step + 1)
                 left = int(going.sum())
@@ -146,9 +195,13 @@ def sample_tokens(
                 continue
             if left < 0.75 * len(going):
                 rows.keep(kept := going.nonzero()[:, 0])
-                token, going = token[kept], going[kept]
+                token = token[kept]
+                going = going[kept]
             rows.push(model, token)
-    return [row[:length] for row, length in zip(drawn.tolist(), (drawn >= 0).sum(1).tolist(), strict=True)]
+    return [
+        row[:length]
+        for row, length in zip(drawn.tolist(), (drawn >= 0).sum(1).tolist(), strict=True)
+    ]
 
 # %% ../../nbs/inference/05_local.ipynb #26c9f857
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -159,7 +212,10 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 # %% ../../nbs/inference/05_local.ipynb #e2e0e48d
 def prompt_encoder(
-    tokenizer: PreTrainedTokenizerBase, text: str = "concat", prompt_template: str = "plain", condition: str = "full_memory"
+    tokenizer: PreTrainedTokenizerBase,
+    text: str = "concat",
+    prompt_template: str = "plain",
+    condition: str = "full_memory",
 ) -> Callable[[Example], list[int]]:
     """A function from an example to prompt token ids; raises `ValueError` for an unknown condition."""
     check_conditions([condition])
@@ -173,25 +229,49 @@ def prompt_encoder(
 # %% ../../nbs/inference/05_local.ipynb #eb43fdaf
 def _row(tokenizer, ends: Sequence[int], ids: list[int]) -> dict[str, Any]:
     text = tokenizer.decode(ids, skip_special_tokens=True)
-    return {"response": text, "token_ids": ids, "finish_reason": "stop" if ids and ids[-1] in ends else "length"}
+    return {
+        "response": text,
+        "token_ids": ids,
+        "finish_reason": "stop" if ids and ids[-1] in ends else "length",
+    }
 
 # %% ../../nbs/inference/05_local.ipynb #372cb6bc
 def sample_answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, seed: int = 42,
-    samples: int = 1, condition: str = "full_memory", name: str = "", text: str = "fluent", prompt_template: str = "plain",
-    max_tokens: int = 8192, temperature: float = 1.0, batch_size: int = 256,
-) -> list[Rollout]:  # fmt: skip
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    *,
+    seed: int = 42,
+    samples: int = 1,
+    condition: str = "full_memory",
+    name: str = "",
+    text: str = "fluent",
+    prompt_template: str = "plain",
+    max_tokens: int = 8192,
+    temperature: float = 1.0,
+    batch_size: int = 256,
+) -> list[Rollout]:
     """`samples` answers for each example, in order; the same seed gives the same answers on the same machine."""
-    encode, ends = prompt_encoder(tokenizer, text, prompt_template, condition), end_tokens(model, tokenizer)
+    encode = prompt_encoder(tokenizer, text, prompt_template, condition)
+    ends = end_tokens(model, tokenizer)
     generator = torch.Generator(model.device).manual_seed(seed)
-    rows = [(example, ids, k) for example in examples for ids in [encode(example)] for k in range(samples)]
+    rows = [
+        (example, ids, k)
+        for example in examples
+        for ids in [encode(example)]
+        for k in range(samples)
+    ]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
     drawn: dict[int, list[int]] = {}
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
-        options = dict(ends=ends, max_tokens=max_tokens, temperature=temperature, generator=generator)
+        options = dict(
+            ends=ends, max_tokens=max_tokens, temperature=temperature, generator=generator
+        )
         drawn |= zip(part, sample_tokens(model, [rows[i][1] for i in part], **options), strict=True)
-    settings = dict(temperature=temperature, max_tokens=max_tokens, text=text, layout=prompt_template)  # rows keep this name: their keys hold it
+    settings = dict(
+        temperature=temperature, max_tokens=max_tokens, text=text, layout=prompt_template
+    )  # rows keep this name: their keys hold it
     fields = dict(model=name, condition=condition, seed=seed, settings=settings)
     return [
         Rollout(example_id=example.id, sample=k, **_row(tokenizer, ends, drawn[i]), **fields)
@@ -200,14 +280,23 @@ def sample_answers(
 
 # %% ../../nbs/inference/05_local.ipynb #56628882
 def evaluate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    judge: JudgeLike,
+    **options: Any,
 ) -> tuple[list[Rollout], list[Judgment]]:
     """Sample answers (`sample_answers` names the options) and judge each one against its full example."""
     rollouts = sample_answers(model, tokenizer, examples, **options)
     asked = {example.id: example for example in examples}
-    judged = judge_all(judge, [asked[r.example_id] for r in rollouts], [r.response for r in rollouts])
+    judged = judge_all(
+        judge, [asked[r.example_id] for r in rollouts], [r.response for r in rollouts]
+    )
     kept = ("model", "condition", "seed", "sample")
-    return rollouts, [j.model_copy(update={k: getattr(r, k) for k in kept}) for r, j in zip(rollouts, judged, strict=True)]
+    return rollouts, [
+        j.model_copy(update={k: getattr(r, k) for k in kept})
+        for r, j in zip(rollouts, judged, strict=True)
+    ]
 
 # %% ../../nbs/inference/05_local.ipynb #38211b3f
 log = logging.getLogger("memcalib")
@@ -230,7 +319,9 @@ def _answered(request: Request, ids: list[int], row: dict[str, Any], **usage: fl
     return request.rollout(**(row | answer_of(row["response"], row["finish_reason"])), usage=usage)
 
 # %% ../../nbs/inference/05_local.ipynb #cb541e35
-def _unless_out_of_memory(sample: Callable[[list[Encoded]], list[Rollout]], batch: list[Encoded]) -> list[Rollout] | None:
+def _unless_out_of_memory(
+    sample: Callable[[list[Encoded]], list[Rollout]], batch: list[Encoded]
+) -> list[Rollout] | None:
     from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
     try:
@@ -264,10 +355,19 @@ class LocalBackend:
     """
 
     def __init__(
-        self, model: PreTrainedModel | str | Path, tokenizer: PreTrainedTokenizerBase | None = None, *, name: str = "",
-        batch_tokens: int = 2**17, window: int = 1024, dtype: str = "auto", device: str = "auto", revision: str | None = None,
-    ):  # fmt: skip
-        self.batch_tokens, self.window = batch_tokens, window
+        self,
+        model: PreTrainedModel | str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str = "",
+        batch_tokens: int = 2**17,
+        window: int = 1024,
+        dtype: str = "auto",
+        device: str = "auto",
+        revision: str | None = None,
+    ):
+        self.batch_tokens = batch_tokens
+        self.window = window
         if isinstance(model, str | Path):
             self.tokenizer = tokenizer or _tokenizer(model, revision)
             self._load = lambda: self._from_pretrained(model, dtype, device, revision)
@@ -275,16 +375,26 @@ class LocalBackend:
         elif tokenizer is None:
             raise ValueError("tokenizer None: a model in memory needs its tokenizer")
         else:
-            self.tokenizer, self.model, dtype = tokenizer, model, str(model.dtype).removeprefix("torch.")
+            self.tokenizer = tokenizer
+            self.model = model
+            dtype = str(model.dtype).removeprefix("torch.")
             self.name = name or Path(model.name_or_path).name or type(model).__name__
         self.settings = {"engine": "transformers", "dtype": dtype}
 
     @staticmethod
-    def _from_pretrained(path: str | Path, dtype: str, device: str, revision: str | None) -> PreTrainedModel:
+    def _from_pretrained(
+        path: str | Path, dtype: str, device: str, revision: str | None
+    ) -> PreTrainedModel:
         from transformers import AutoModelForCausalLM
 
         place = device if device != "auto" else "auto" if torch.accelerator.is_available() else None
-        options = dict(dtype=dtype, device_map=place, revision=revision, trust_remote_code=False, use_safetensors=True)
+        options = dict(
+            dtype=dtype,
+            device_map=place,
+            revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
         return AutoModelForCausalLM.from_pretrained(path, **options).eval()
 
     @cached_property
@@ -303,15 +413,27 @@ class LocalBackend:
         while part := list(itertools.islice(source, self.window)):
             encoded = [(request, _encode(request, self.tokenizer, self.limit)) for request in part]
             yield from (row for _, row in encoded if isinstance(row, Rollout))
-            waiting = deque(sorted((pair for pair in encoded if isinstance(pair[1], list)), key=lambda pair: len(pair[1])))
+            waiting = deque(
+                sorted(
+                    (pair for pair in encoded if isinstance(pair[1], list)),
+                    key=lambda pair: len(pair[1]),
+                )
+            )
             while waiting:
                 yield from self._next_answers(waiting)
 
     def _next_answers(self, waiting: deque[Encoded]) -> list[Rollout]:
         """The rows of the next batch within the budget; none where it has to be tried again, smaller."""
-        area = lambda count, pair: count * (len(pair[1]) + pair[0].settings["max_tokens"])
+
+        def area(count, pair):
+            return count * (len(pair[1]) + pair[0].settings["max_tokens"])
+
         batch = [waiting.popleft()]
-        while waiting and area(len(batch) + 1, waiting[0]) <= self.batch_tokens and waiting[0][0].settings == batch[0][0].settings:
+        while (
+            waiting
+            and area(len(batch) + 1, waiting[0]) <= self.batch_tokens
+            and waiting[0][0].settings == batch[0][0].settings
+        ):
             batch.append(waiting.popleft())
         if (rows := _unless_out_of_memory(self.sample, batch)) is not None:
             return rows
@@ -326,14 +448,24 @@ class LocalBackend:
 
     def sample(self, batch: list[Encoded]) -> list[Rollout]:
         """The rows of one batch of requests that share their settings."""
-        start, prompts, settings = time.monotonic(), [ids for _, ids in batch], batch[0][0].settings
-        longest, ends = settings["max_tokens"], end_tokens(self.model, self.tokenizer)
-        most = [longest if self.limit is None else min(longest, self.limit - len(ids)) for ids in prompts]
+        start = time.monotonic()
+        prompts = [ids for _, ids in batch]
+        settings = batch[0][0].settings
+        longest = settings["max_tokens"]
+        ends = end_tokens(self.model, self.tokenizer)
+        most = [
+            longest if self.limit is None else min(longest, self.limit - len(ids))
+            for ids in prompts
+        ]
         options = dict(ends=ends, temperature=settings["temperature"], top_p=settings["top_p"])
-        drawn = sample_tokens(self.model, prompts, max_tokens=most, seeds=[r.own_seed for r, _ in batch], **options)
+        drawn = sample_tokens(
+            self.model, prompts, max_tokens=most, seeds=[r.own_seed for r, _ in batch], **options
+        )
         seconds = (time.monotonic() - start) / len(batch)
         rows = (_row(self.tokenizer, ends, ids) for ids in drawn)
-        return [_answered(*pair, row, seconds=seconds) for pair, row in zip(batch, rows, strict=True)]
+        return [
+            _answered(*pair, row, seconds=seconds) for pair, row in zip(batch, rows, strict=True)
+        ]
 
 # %% ../../nbs/inference/05_local.ipynb #02203f7c
 class VllmBackend:
@@ -345,14 +477,21 @@ class VllmBackend:
 
     def __init__(self, model: str | Path, *, name: str = "", chunk: int = 512, **options: Any):
         if options.get("trust_remote_code"):
-            raise ValueError("trust_remote_code True: code that comes with a model is never run here")
+            raise ValueError(
+                "trust_remote_code True: code that comes with a model is never run here"
+            )
         try:
             import vllm
         except ModuleNotFoundError as error:
             found = f"{error}; the vLLM back end needs the extra: pip install 'memcalib[vllm]'"
             raise ModuleNotFoundError(found, name=error.name) from None
-        self.tokenizer = _tokenizer(options.get("tokenizer", model), options.get("tokenizer_revision", options.get("revision")))
-        self._load, self.chunk, self.name = lambda: vllm.LLM(model=str(model), **options), chunk, name or _model_name(model)
+        self.tokenizer = _tokenizer(
+            options.get("tokenizer", model),
+            options.get("tokenizer_revision", options.get("revision")),
+        )
+        self._load = lambda: vllm.LLM(model=str(model), **options)
+        self.chunk = chunk
+        self.name = name or _model_name(model)
         self.settings = {"engine": "vllm", "dtype": str(options.get("dtype", "auto"))}
 
     @cached_property
@@ -373,14 +512,26 @@ class VllmBackend:
     def _generate(self, batch: list[Encoded]) -> Iterator[Rollout]:
         from vllm import SamplingParams, TokensPrompt
 
-        start, names = time.monotonic(), ("temperature", "top_p", "max_tokens")
-        asked = [SamplingParams(**{name: r.settings[name] for name in names}, seed=r.own_seed) for r, _ in batch]
-        outputs = self.llm.generate([TokensPrompt(prompt_token_ids=ids) for _, ids in batch], asked, use_tqdm=False)
+        start = time.monotonic()
+        names = ("temperature", "top_p", "max_tokens")
+        asked = [
+            SamplingParams(**{name: r.settings[name] for name in names}, seed=r.own_seed)
+            for r, _ in batch
+        ]
+        outputs = self.llm.generate(
+            [TokensPrompt(prompt_token_ids=ids) for _, ids in batch], asked, use_tqdm=False
+        )
         seconds = (time.monotonic() - start) / len(batch)
         for (request, ids), output in zip(batch, outputs, strict=True):
             done = output.outputs[0]
             if (finish := FINISH.get(done.finish_reason, "stop")) == "error":
                 yield request.failed("engine", f"vLLM ended the answer with {done.finish_reason!r}")
                 continue
-            row = {"response": done.text, "token_ids": list(done.token_ids), "finish_reason": finish}
-            yield _answered(request, ids, row, seconds=seconds, cached_tokens=output.num_cached_tokens or 0)
+            row = {
+                "response": done.text,
+                "token_ids": list(done.token_ids),
+                "finish_reason": finish,
+            }
+            yield _answered(
+                request, ids, row, seconds=seconds, cached_tokens=output.num_cached_tokens or 0
+            )

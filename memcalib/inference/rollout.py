@@ -23,7 +23,14 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .cache import CallCache
-from .client import Client, FailureStreak, Totals, run_async, run_many, split_thoughts
+from memcalib.inference.client import (
+    Client,
+    FailureStreak,
+    Totals,
+    run_async,
+    run_many,
+    split_thoughts,
+)
 from .endpoint import CallError, Endpoint
 from ..io.jsonl import Journal
 from ..io.records import DataError, Violation
@@ -43,7 +50,9 @@ from memcalib.problem import (
 # %% ../../nbs/inference/04_rollout.ipynb #bd846dea
 def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     """The user turn of the template `bare`: the numbered list and the query, without a word about either."""
-    return "\n".join([*(f"{number}. {text}" for number, text in memory), "", question] if memory else [question])
+    return "\n".join(
+        [*(f"{number}. {text}" for number, text in memory), "", question] if memory else [question]
+    )
 
 
 PROMPT_TEMPLATES["background"] = PromptTemplate(
@@ -76,7 +85,8 @@ class TemplateFile(BaseModel):
     @field_validator("user", "block", "query_only")
     @classmethod
     def _known_places(cls, text: str, info) -> str:
-        found, places = set(_PLACE.findall(text)), _PLACES[info.field_name]
+        found = set(_PLACE.findall(text))
+        places = _PLACES[info.field_name]
         if unknown := found - places:
             raise ValueError(f"unknown place {{{min(unknown)}}}")
         if missing := places - {"number"} - found:
@@ -85,10 +95,15 @@ class TemplateFile(BaseModel):
 
     def __call__(self, question: str, memory: Sequence[tuple[int, str]]) -> str:
         """The user turn of (question, numbered memory)."""
-        filled = lambda turn, **values: _PLACE.sub(lambda match: values[match[1]], turn)
+
+        def filled(turn, **values):
+            return _PLACE.sub(lambda match: values[match[1]], turn)
+
         if not memory:
             return filled(self.query_only, query=question)
-        listed = "\n".join(filled(self.block, number=str(number), text=text) for number, text in memory)
+        listed = "\n".join(
+            filled(self.block, number=str(number), text=text) for number, text in memory
+        )
         return filled(self.user, memory=listed, query=question)
 
 # %% ../../nbs/inference/04_rollout.ipynb #d985bfe8
@@ -102,9 +117,13 @@ def load_prompt_template(path: str | Path) -> str:
     """
     path = Path(path)
     if path.stem in _RESERVED:
-        raise ValueError(f"{path}: {path.stem!r} is the name of a shipped prompt template; rename the file")
+        raise ValueError(
+            f"{path}: {path.stem!r} is the name of a shipped prompt template; rename the file"
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such template file; shipped prompt templates: {', '.join(SHIPPED_TEMPLATES)}")
+        raise FileNotFoundError(
+            f"{path}: no such template file; shipped prompt templates: {', '.join(SHIPPED_TEMPLATES)}"
+        )
     data = read_yaml(path)
     try:
         template = TemplateFile.model_validate({} if data is None else data)
@@ -112,8 +131,16 @@ def load_prompt_template(path: str | Path) -> str:
         violations = []
         for error in errors.errors():
             name = ".".join(map(str, error["loc"]))
-            found = "an unknown field" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
-            allowed = ", ".join(f"{{{place}}}" for place in sorted(_PLACES[name])) if name in _PLACES else ", ".join(TemplateFile.model_fields)
+            found = (
+                "an unknown field"
+                if error["type"] == "extra_forbidden"
+                else error["msg"].removeprefix("Value error, ")
+            )
+            allowed = (
+                ", ".join(f"{{{place}}}" for place in sorted(_PLACES[name]))
+                if name in _PLACES
+                else ", ".join(TemplateFile.model_fields)
+            )
             violations.append(Violation(name or "template", found, allowed, file=str(path)))
         raise DataError(violations) from None
     PROMPT_TEMPLATES[path.stem] = PromptTemplate(template, template.system)
@@ -128,7 +155,9 @@ def find_prompt_template(name: str) -> str:
         return name
     if name.endswith((".yaml", ".yml")):
         return load_prompt_template(name)
-    raise ValueError(f"unknown prompt template {name!r}: allowed are {', '.join(PROMPT_TEMPLATES)}, or a .yaml file")
+    raise ValueError(
+        f"unknown prompt template {name!r}: allowed are {', '.join(PROMPT_TEMPLATES)}, or a .yaml file"
+    )
 
 # %% ../../nbs/inference/04_rollout.ipynb #286a5f77
 def wording_hash(name: str) -> str:
@@ -159,7 +188,6 @@ class Sampling(BaseModel):
             raise ValueError(f"seed {repeated[0]} is given more than once; allowed is once")
         return seeds
 
-
 # %% ../../nbs/inference/04_rollout.ipynb #a27fbe4f
 CONDITIONS = ("full_memory", "no_memory")
 
@@ -168,7 +196,9 @@ def check_conditions(conditions: Sequence[str]) -> None:
     """Raises `ValueError` for an unknown condition, naming the known ones."""
     for condition in conditions:
         if condition not in CONDITIONS:
-            raise ValueError(f"unknown condition {condition!r}: allowed are {', '.join(CONDITIONS)}")
+            raise ValueError(
+                f"unknown condition {condition!r}: allowed are {', '.join(CONDITIONS)}"
+            )
 
 # %% ../../nbs/inference/04_rollout.ipynb #8fed8913
 @dataclass(frozen=True)
@@ -186,7 +216,10 @@ class Request:
 
     def rollout(self, response: str = "", **fields: Any) -> Rollout:
         """The row of this request with an answer."""
-        same = {name: getattr(self, name) for name in ("model", "condition", "seed", "sample", "settings", "example_hash")}
+        same = {
+            name: getattr(self, name)
+            for name in ("model", "condition", "seed", "sample", "settings", "example_hash")
+        }
         return Rollout(example_id=self.example.id, response=response, **same, **fields)
 
     def failed(self, kind: str, message: str, **fields: Any) -> Rollout:
@@ -211,12 +244,18 @@ class Request:
 # %% ../../nbs/inference/04_rollout.ipynb #3a7bc0fe
 def request_settings(sampling: Sampling, template: str, **more: Any) -> dict[str, Any]:
     """What each rollout records about how it was made: sampling, prompt template and its wording's hash, and what the back end adds."""
-    kept = sampling.model_dump(mode="json", include={"temperature", "top_p", "max_tokens", "text", "thinking", "ask_again"})
+    kept = sampling.model_dump(
+        mode="json", include={"temperature", "top_p", "max_tokens", "text", "thinking", "ask_again"}
+    )
     return kept | {"framing": template, "prompt": wording_hash(template)} | more
 
 # %% ../../nbs/inference/04_rollout.ipynb #61673fed
 def requests(
-    examples: Sequence[Example], sampling: Sampling, model: str, conditions: Sequence[str] = ("full_memory",), **more: Any
+    examples: Sequence[Example],
+    sampling: Sampling,
+    model: str,
+    conditions: Sequence[str] = ("full_memory",),
+    **more: Any,
 ) -> Iterator[Request]:
     """Every request of a run: example by example, then condition, seed, sample; `more` are settings of the backend.
 
@@ -233,7 +272,13 @@ def requests(
         for condition in conditions:
             shown = remove_atoms(example, example.levels) if condition == "no_memory" else example
             messages = render(shown, text=sampling.text, prompt_template=template)
-            name = "no_memory" if condition == "no_memory" else "full_memory" if template == "plain" else template
+            name = (
+                "no_memory"
+                if condition == "no_memory"
+                else "full_memory"
+                if template == "plain"
+                else template
+            )
             for seed in sampling.seeds:
                 for sample in range(sampling.samples):
                     yield Request(example, model, name, seed, sample, messages, settings, version)
@@ -245,13 +290,17 @@ class Backend(Protocol):
     name: str
     settings: dict[str, Any]
 
-    def answers(self, requests: Iterable[Request]) -> Iterator[Rollout] | AsyncIterator[Rollout]: ...
+    def answers(
+        self, requests: Iterable[Request]
+    ) -> Iterator[Rollout] | AsyncIterator[Rollout]: ...
 
 # %% ../../nbs/inference/04_rollout.ipynb #c550bfb2
 _WORDS = {
-    "length": "length max_tokens model_length", "error": "abort error", "content_filter": "content_filter safety sensitive refusal",
+    "length": "length max_tokens model_length",
+    "error": "abort error",
+    "content_filter": "content_filter safety sensitive refusal",
     "tool_calls": "tool_calls function_call",
-}  # fmt: skip
+}
 FINISH = {word: reason for reason, words in _WORDS.items() for word in words.split()}
 
 
@@ -270,8 +319,12 @@ class EndpointBackend:
     """Answers from an OpenAI-compatible endpoint, many calls at a time; a failed call becomes a row, a fatal one is raised."""
 
     def __init__(self, endpoint: Endpoint, cache: CallCache | Path | None = None):
-        self.endpoint, self.client, self.name = endpoint, Client(endpoint, cache), endpoint.model
-        self.settings = {"thinking": endpoint.thinking} | ({"extra_body": endpoint.extra_body} if endpoint.extra_body else {})
+        self.endpoint = endpoint
+        self.client = Client(endpoint, cache)
+        self.name = endpoint.model
+        self.settings = {"thinking": endpoint.thinking} | (
+            {"extra_body": endpoint.extra_body} if endpoint.extra_body else {}
+        )
 
     @property
     def totals(self) -> Totals:
@@ -280,12 +333,17 @@ class EndpointBackend:
 
     async def answers(self, requests: Iterable[Request]) -> AsyncIterator[Rollout]:
         """One rollout for each request, in the order in which the endpoint finishes them; raises fatal `CallError`s."""
-        async with self.client, aclosing(run_many(requests, self._ask, self.endpoint.concurrency)) as finished:
+        async with (
+            self.client,
+            aclosing(run_many(requests, self._ask, self.endpoint.concurrency)) as finished,
+        ):
             async for _, rollout in finished:
                 yield rollout
 
     def _settings(self, request: Request) -> dict[str, Any]:
-        return {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {"seed": request.wire_seed}
+        return {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {
+            "seed": request.wire_seed
+        }
 
     def remembers(self, request: Request) -> bool:
         """Whether the cache holds a reply to this request. Sends nothing and needs no key."""
@@ -300,18 +358,29 @@ class EndpointBackend:
             except CallError as error:
                 if error.fatal:
                     raise
-                return request.failed(error.kind, f"example {request.example.id!r}: {error}", usage=dict(usage))
+                return request.failed(
+                    error.kind, f"example {request.example.id!r}: {error}", usage=dict(usage)
+                )
             usage.update(reply.usage)
             answer = answer_of(reply.text, reply.finish_reason)
-            unwanted = {"empty": not answer["response"], "length": answer["finish_reason"] == "length"}
+            unwanted = {
+                "empty": not answer["response"],
+                "length": answer["finish_reason"] == "length",
+            }
             if not any(unwanted[name] for name in request.settings["ask_again"]):
                 break
         if answer["finish_reason"] == "error":
-            return request.failed("server", f"the host ended the answer with {reply.finish_reason!r}", usage=dict(usage))
+            return request.failed(
+                "server",
+                f"the host ended the answer with {reply.finish_reason!r}",
+                usage=dict(usage),
+            )
         return request.rollout(**answer, usage=dict(usage))
 
 # %% ../../nbs/inference/04_rollout.ipynb #357d87ab
-def each_answer(answers: Iterator[Rollout] | AsyncIterator[Rollout], take: Callable[[Rollout], None]) -> None:
+def each_answer(
+    answers: Iterator[Rollout] | AsyncIterator[Rollout], take: Callable[[Rollout], None]
+) -> None:
     """Hand each rollout of a back end to `take`, whichever kind of iterator it is; works inside a notebook too."""
     if not isinstance(answers, AsyncIterator):
         for rollout in answers:
@@ -328,7 +397,9 @@ def each_answer(answers: Iterator[Rollout] | AsyncIterator[Rollout], take: Calla
 # %% ../../nbs/inference/04_rollout.ipynb #15f295ea
 def _expected(out: Path, wanted: Iterable[Request]) -> tuple[set[tuple], Callable[[Rollout], bool]]:
     """The keys of all requests, and what the journal asks of each row it finds: is it a failure to be asked again?"""
-    keys, versions, settings = set(), {}, {}
+    keys = set()
+    versions = {}
+    settings = {}
     for request in wanted:
         keys.add(request.key)
         versions[request.example.id] = request.example_hash
@@ -337,12 +408,21 @@ def _expected(out: Path, wanted: Iterable[Request]) -> tuple[set[tuple], Callabl
     def again(row: Rollout) -> bool:
         version = versions.get(row.example_id, "")
         if version and row.example_hash not in ("", version):
-            found, allowed = f"example_hash {row.example_hash!r}", f"{version!r}, the hash of the example given; or another file"
-            raise DataError([Violation("dataset version", found, allowed, example_id=row.example_id, file=str(out))])
+            found = f"example_hash {row.example_hash!r}"
+            allowed = f"{version!r}, the hash of the example given; or another file"
+            raise DataError(
+                [
+                    Violation(
+                        "dataset version", found, allowed, example_id=row.example_id, file=str(out)
+                    )
+                ]
+            )
         now = settings.get((row.model, row.condition), row.settings)
         if differs := changed(row.settings, now, {}):
             head = f"{out} holds answers of {row.model!r} under {row.condition!r} made with other settings"
-            raise ValueError(f"{head} ({'; '.join(differs)}); use another file, or the same settings")
+            raise ValueError(
+                f"{head} ({'; '.join(differs)}); use another file, or the same settings"
+            )
         return row.finish_reason == "error" and row.key in keys
 
     return keys, again
@@ -355,7 +435,9 @@ class GenerateResult:
     out: Path
     wanted: int
     new: int = 0
-    counts: Counter = field(default_factory=Counter)  # by finish reason; and `empty`, those without text that were not withheld
+    counts: Counter = field(
+        default_factory=Counter
+    )  # by finish reason; and `empty`, those without text that were not withheld
     usage: Counter = field(default_factory=Counter)  # summed over new rows
     errors: Counter = field(default_factory=Counter)  # kind of failure -> rows
     seconds: float = 0.0
@@ -368,7 +450,9 @@ class GenerateResult:
     def count(self, row: Rollout) -> None:
         """Take one row into the counts; an empty answer counts under its finish reason and as empty."""
         self.counts[row.finish_reason] += 1
-        self.counts["empty"] += row.finish_reason != "error" and not row.withheld and not row.response.strip()
+        self.counts["empty"] += (
+            row.finish_reason != "error" and not row.withheld and not row.response.strip()
+        )
         if row.error:
             self.errors[row.error.split(":")[0]] += 1
 
@@ -378,23 +462,37 @@ class Stopped(RuntimeError):
 
 # %% ../../nbs/inference/04_rollout.ipynb #57c13fdb
 def generate(
-    examples: Sequence[Example], backend: Backend, sampling: Sampling, out: str | Path, *, no_memory: bool = False,
+    examples: Sequence[Example],
+    backend: Backend,
+    sampling: Sampling,
+    out: str | Path,
+    *,
+    no_memory: bool = False,
     on_row: Callable[[Rollout], None] | None = None,
-) -> GenerateResult:  # fmt: skip
+) -> GenerateResult:
     """Ask for every answer that `out` does not hold yet, and append each one as it comes.
 
     Raises `DataError` for answers to another dataset version, `ValueError` for answers made with other settings, fatal
     `CallError`s, and `Stopped`; what was finished before is kept, and the same call resumes from there.
     """
     if sampling.thinking and backend.settings.get("thinking") == "off":
-        raise ValueError(f"sampling asks for thinking, but endpoint {backend.name!r} has thinking 'off': set both")
-    start, out = time.monotonic(), Path(out)
+        raise ValueError(
+            f"sampling asks for thinking, but endpoint {backend.name!r} has thinking 'off': set both"
+        )
+    start = time.monotonic()
+    out = Path(out)
     if out.suffix != ".jsonl":
-        raise ValueError(f"{out}: found suffix {out.suffix!r} for a file of answers; allowed is .jsonl")
+        raise ValueError(
+            f"{out}: found suffix {out.suffix!r} for a file of answers; allowed is .jsonl"
+        )
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
-    every = lambda: requests(examples, sampling, backend.name, conditions, **backend.settings)
+
+    def every():
+        return requests(examples, sampling, backend.name, conditions, **backend.settings)
+
     keys, again = _expected(out, every())
-    result, failures = GenerateResult(out, len(keys)), FailureStreak()
+    result = GenerateResult(out, len(keys))
+    failures = FailureStreak()
     with Journal(out, Rollout, again=again) as journal:
         for row in journal.rows():
             if row.key in keys:
@@ -411,8 +509,12 @@ def generate(
             if kind and result.new == result.wanted == result.errors[kind]:
                 raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
             if failures.add(None if kind == "context_too_long" else kind):
-                raise Stopped(f"{failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}")
+                raise Stopped(
+                    f"{failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}"
+                )
 
-        each_answer(backend.answers(request for request in every() if request.key not in journal), take)
+        each_answer(
+            backend.answers(request for request in every() if request.key not in journal), take
+        )
     result.seconds = time.monotonic() - start
     return result

@@ -33,12 +33,17 @@ def of_one_person(rows: Iterable[RowT], person: str | None = None) -> list[RowT]
     rows = list(rows)
     people = sorted({row.key[-2] for row in rows})
     if person is None and len(people) > 1:
-        raise ValueError(f"found labels of {', '.join(map(repr, people))}; allowed: one person, or name one as labeller")
+        raise ValueError(
+            f"found labels of {', '.join(map(repr, people))}; allowed: one person, or name one as labeller"
+        )
     return [row for row in rows if person in (None, row.key[-2])]
 
 # %% ../../nbs/io/04_decisions.ipynb #32f5d3c8
 def rows_that_count(
-    rows: Iterable[RowT], items: Mapping[str, ItemT], stale: Callable[[Sequence[RowT], Mapping[str, ItemT], str], list[Violation]], person: str | None = None
+    rows: Iterable[RowT],
+    items: Mapping[str, ItemT],
+    stale: Callable[[Sequence[RowT], Mapping[str, ItemT], str], list[Violation]],
+    person: str | None = None,
 ) -> list[RowT]:
     """One person's rows about these items; raises `ValueError` when there are several people and none is given, `DataError` for what `stale` finds."""
     rows = of_one_person([row for row in rows if row.key[0] in items], person)
@@ -53,7 +58,8 @@ class Ledger(Generic[RowT]):
     kind: type[RowT]
 
     def __init__(self, path: str | Path, person: str = ""):
-        self.path, self.person = Path(path), person
+        self.path = Path(path)
+        self.person = person
         self._journal = Journal(path, self.kind, alone=False)
         self.rows = latest(self._journal.rows())  # of all people, as they were found
         self._latest = {row.key[:-2]: row for row in self.rows if row.key[-2] == person}
@@ -65,7 +71,9 @@ class Ledger(Generic[RowT]):
     def keep(self, row: RowT) -> RowT:
         """Save a row, stamped with the time; raises `OSError`, with nothing changed, when it cannot be saved."""
         before = self._latest.get(row.key[:-2])
-        row = row.model_copy(update={"saved": max(time.time_ns(), before.saved + 1 if before else 0)})
+        row = row.model_copy(
+            update={"saved": max(time.time_ns(), before.saved + 1 if before else 0)}
+        )
         self._journal.append(row)
         self._latest[row.key[:-2]] = row
         return row
@@ -90,7 +98,9 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
     def __init__(self, path: str | Path, items: Sequence[ItemT], person: str = ""):
         self.items = {getattr(item, self.named): item for item in items}
         if len(self.items) != len(items) or not items:
-            raise ValueError(f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once")
+            raise ValueError(
+                f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once"
+            )
         super().__init__(path, person)
         self._latest = {place: row for place, row in self._latest.items() if place[0] in self.items}
         if faults := self.faults([row for row in self.rows if self.concerns(row)]):
@@ -111,15 +121,27 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
 
     def add(self, rows: Iterable[RowT]) -> int:
         """Keep the rows that differ from what is there; returns how many they were."""
-        before = lambda row: self._latest.get(row.key[:-2])
-        new = [row for row in rows if before(row) is None or row.model_copy(update={"saved": before(row).saved}) != before(row)]
+
+        def before(row):
+            return self._latest.get(row.key[:-2])
+
+        new = [
+            row
+            for row in rows
+            if before(row) is None
+            or row.model_copy(update={"saved": before(row).saved}) != before(row)
+        ]
         return len([self.keep(row) for row in new])
 
     def counts(self) -> dict[str, int]:
         """How many places are labelled, undecided (cannot tell), and left."""
         undecided = sum(getattr(row, self.says) is None for row in self._latest.values())
         made = len(self._latest)
-        return {"labelled": made - undecided, "undecided": undecided, "left": len(self.places()) - made}
+        return {
+            "labelled": made - undecided,
+            "undecided": undecided,
+            "left": len(self.places()) - made,
+        }
 
 # %% ../../nbs/io/04_decisions.ipynb #cd2ee900
 _RISKY = re.compile(r"'*\s*[=+\-@\t\r\n\0\ufeff＝＋－＠]")
@@ -129,7 +151,11 @@ CELL = 32_000  # characters that any spreadsheet takes
 
 def sheet_cell(value: Any) -> Any:
     """A cell that no spreadsheet runs: a text that would be read as a formula gets an apostrophe in front; other values stay."""
-    return f"'{value}" if isinstance(value, str) and _RISKY.match(value) and not _NUMBER.fullmatch(value) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and _RISKY.match(value) and not _NUMBER.fullmatch(value)
+        else value
+    )
 
 
 def cell_text(cell: str) -> str:
@@ -151,13 +177,20 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at place {error.start}"
-        raise DataError([Violation("encoding", found, "UTF-8: save as CSV UTF-8", file=str(path))]) from None
-    head, number = text.split("\n", 1)[0], 0
+        raise DataError(
+            [Violation("encoding", found, "UTF-8: save as CSV UTF-8", file=str(path))]
+        ) from None
+    head = text.split("\n", 1)[0]
+    number = 0
     try:
-        for number, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count)), 1):
+        for number, cells in enumerate(
+            csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count)), 1
+        ):
             yield number, cells
     except csv.Error as error:
-        raise DataError([Violation("csv", str(error), "a CSV file", line=number + 1, file=str(path))]) from None
+        raise DataError(
+            [Violation("csv", str(error), "a CSV file", line=number + 1, file=str(path))]
+        ) from None
 
 # %% ../../nbs/io/04_decisions.ipynb #3a5820e6
 Fault = tuple[str, str, str]  # column, what was found, what is allowed
@@ -165,17 +198,33 @@ MadeT = TypeVar("MadeT")
 
 
 def read_sheet_rows(
-    path: str | Path, needed: Sequence[str], read: Callable[[dict[str, str], int], tuple[list[Fault], MadeT | None]]
+    path: str | Path,
+    needed: Sequence[str],
+    read: Callable[[dict[str, str], int], tuple[list[Fault], MadeT | None]],
 ) -> list[MadeT]:
     """What `read` makes of each row of a sheet, from its cells by column and its number; `None` is left out. One column is `item`.
 
     Raises `DataError` listing every fault with file, row, item, value found and values allowed.
     """
-    lines, made, faults = _numbered_rows(Path(path)), [], []
+    lines = _numbered_rows(Path(path))
+    made = []
+    faults = []
     names = [name.strip().lower() for name in next(lines, (1, []))[1]]
-    if not set(needed) <= set(names) or len(set(names) - {""}) < len([name for name in names if name]):
+    if not set(needed) <= set(names) or len(set(names) - {""}) < len(
+        [name for name in names if name]
+    ):
         found = ", ".join(names)[:200] or "nothing"
-        raise DataError([Violation("header", found, f"{', '.join(needed)} and others as you like, each once", line=1, file=str(path))])
+        raise DataError(
+            [
+                Violation(
+                    "header",
+                    found,
+                    f"{', '.join(needed)} and others as you like, each once",
+                    line=1,
+                    file=str(path),
+                )
+            ]
+        )
     for number, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
@@ -184,7 +233,10 @@ def read_sheet_rows(
         found, row = read(line, number)
         if len(cells) > len(names):
             found = [*found, ("cells", str(len(cells)), f"{len(names)}, as many as the header")]
-        faults += [Violation(*fault, f"item {line['item'][:40]!r}", line=number, file=str(path)) for fault in found]
+        faults += [
+            Violation(*fault, f"item {line['item'][:40]!r}", line=number, file=str(path))
+            for fault in found
+        ]
         made += [row] if row is not None else []
     if faults:
         raise DataError(faults)
@@ -197,7 +249,9 @@ def read_cell(cell: str, parse: Callable[[str], MadeT]) -> tuple[bool, MadeT | N
     return bool(cell), None if cell in ("", "?") else parse(cell)
 
 
-def cell_faults(line: Mapping[str, str], column: str, parse: Callable[[str], MadeT], allowed: str) -> Iterator[Fault]:
+def cell_faults(
+    line: Mapping[str, str], column: str, parse: Callable[[str], MadeT], allowed: str
+) -> Iterator[Fault]:
     """Why the cell of a decision cannot be taken; `allowed` says what `parse` reads."""
     try:
         given, _ = read_cell(line[column], parse)
@@ -210,4 +264,8 @@ def cell_faults(line: Mapping[str, str], column: str, parse: Callable[[str], Mad
 def text_faults(line: Mapping[str, str], column: str, wanted: str) -> Iterator[Fault]:
     """Whether a cell still has the item's own text; white space and apostrophes in front do not count, nor does a column that is gone."""
     if column in line and line[column].lstrip("'").split() != wanted.lstrip("'").split():
-        yield column, repr(line[column][:60]), f"{wanted[:60]!r}, or cells of several rows are mixed up"
+        yield (
+            column,
+            repr(line[column][:60]),
+            f"{wanted[:60]!r}, or cells of several rows are mixed up",
+        )

@@ -13,7 +13,16 @@ from types import ModuleType
 
 # %% ../../nbs/io/06_extras.ipynb #44a44e10
 EXTRAS = {
-    "train": ("accelerate", "peft", "pysbd", "safetensors", "tokenizers", "torch", "transformers", "trl"),
+    "train": (
+        "accelerate",
+        "peft",
+        "pysbd",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "trl",
+    ),
     "build": ("anyascii", "phonenumbers", "rensa", "stdnum"),
     "notebook": ("ipywidgets", "jupyterlab", "papermill"),
     "inspect": ("inspect_ai",),
@@ -27,7 +36,11 @@ def explained(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
     if extra is None or "memcalib[" in str(error):
         return error
-    return ModuleNotFoundError(f"{what} needs {package}, which is not installed: pip install 'memcalib[{extra}]'", name=error.name, path=error.path)
+    return ModuleNotFoundError(
+        f"{what} needs {package}, which is not installed: pip install 'memcalib[{extra}]'",
+        name=error.name,
+        path=error.path,
+    )
 
 # %% ../../nbs/io/06_extras.ipynb #7f02ce66
 def needs(package: str, what: str) -> None:
@@ -56,7 +69,9 @@ class ExplainingFinder:
     def __init__(self, package: str):
         self.package = package
 
-    def find_spec(self, name: str, path: list[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: list[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Where a module of the package is; `None` for any other."""
         if not name.startswith(f"{self.package}."):
             return None

@@ -27,8 +27,15 @@ class Journal(Generic[RecordT]):
     file where it cannot be written or, when opened `alone`, another process is writing it.
     """
 
-    def __init__(self, path: str | Path, kind: type[RecordT], again: Callable[[RecordT], bool] = lambda row: False, alone: bool = True):
-        self.path, self.kind = Path(path), kind
+    def __init__(
+        self,
+        path: str | Path,
+        kind: type[RecordT],
+        again: Callable[[RecordT], bool] = lambda row: False,
+        alone: bool = True,
+    ):
+        self.path = Path(path)
+        self.kind = kind
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = _open(self.path, alone)
         try:
@@ -40,7 +47,9 @@ class Journal(Generic[RecordT]):
                 if again(row):
                     failed = True
                 elif row.key in self.keys:
-                    raise ValueError(f"{self.path}: two rows for {row.key}; allowed is one: delete one of them")
+                    raise ValueError(
+                        f"{self.path}: two rows for {row.key}; allowed is one: delete one of them"
+                    )
                 else:
                     self.keys.add(row.key)
             if failed:
@@ -71,7 +80,8 @@ class Journal(Generic[RecordT]):
 
         Where even that fails, the next call takes it back before it writes, or raises again: a line never continues half of another.
         """
-        line, done = (row.to_json() + "\n").encode(), 0
+        line = (row.to_json() + "\n").encode()
+        done = 0
         try:
             self._take_back()
             while done < len(line):
@@ -100,7 +110,9 @@ class Journal(Generic[RecordT]):
                     file.writelines(row.to_json() + "\n" for row in rows)
                 new = _open(part, self._file in _OURS)
         except OSError as error:
-            raise OSError(f"{self.path}: {error.strerror or error}; its rows are safe, and the same command goes on from there") from None
+            raise OSError(
+                f"{self.path}: {error.strerror or error}; its rows are safe, and the same command goes on from there"
+            ) from None
         _close(self._file)
         self._file = new
 
@@ -116,7 +128,9 @@ def try_lock(descriptor: int) -> bool:
         return True
 
 
-_OURS: dict[int, tuple[int, int]] = {}  # device and number of the files that this process has locked, by descriptor
+_OURS: dict[
+    int, tuple[int, int]
+] = {}  # device and number of the files that this process has locked, by descriptor
 
 
 def _open(path: Path, alone: bool) -> int:
@@ -145,7 +159,9 @@ def _lock(descriptor: int, path: Path) -> None:
         _OURS[descriptor] = place
     now = os.stat(path)
     if not (mine or ours) or (now.st_dev, now.st_ino) != place:
-        raise OSError(f"{path}: another process is writing this file; wait for its end, then run the same command again")
+        raise OSError(
+            f"{path}: another process is writing this file; wait for its end, then run the same command again"
+        )
 
 # %% ../../nbs/io/02_jsonl.ipynb #093218bd
 def _cut_torn_line(path: Path) -> None:
@@ -208,7 +224,11 @@ def whole_rows(path: str | Path) -> tuple[list[dict], list[int]]:
     *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     lines += [last] if _is_whole(last) else []
     whole = [_is_whole(line) for line in lines]
-    damaged = [number for number, (line, fine) in enumerate(zip(lines, whole, strict=True), 1) if line.strip() and not fine]
+    damaged = [
+        number
+        for number, (line, fine) in enumerate(zip(lines, whole, strict=True), 1)
+        if line.strip() and not fine
+    ]
     return [json.loads(line) for line, fine in zip(lines, whole, strict=True) if fine], damaged
 
 # %% ../../nbs/io/02_jsonl.ipynb #28fd3ae9

@@ -26,7 +26,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 class Record(BaseModel):
     """Base of every record: known fields by either name, unknown fields kept, published names when written."""
 
-    model_config = ConfigDict(extra="allow", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="allow", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
 
     def to_json(self) -> str:
         """One line of JSON in the published field names."""
@@ -38,7 +40,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 def printable(text: str, keep: str = "") -> str:
     """The text with control characters, direction marks and lone surrogates written as escapes, except those in `keep`."""
-    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(
+        lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text
+    )
 
 # %% ../../nbs/io/01_records.ipynb #ca3db7fe
 def cut_text(text: str, limit: int = 80) -> str:
@@ -105,7 +109,13 @@ def pydantic_violation(error: dict, line: int, file: str) -> Violation:
     field = ".".join(map(str, error["loc"])) or "record"
     if error["type"] == "missing":
         return Violation(field, "nothing", "a value: the field is required", line=line, file=file)
-    return Violation(field, short_repr(error["input"]), error["msg"].removeprefix("Value error, "), line=line, file=file)
+    return Violation(
+        field,
+        short_repr(error["input"]),
+        error["msg"].removeprefix("Value error, "),
+        line=line,
+        file=file,
+    )
 
 # %% ../../nbs/io/01_records.ipynb #149e2948
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -113,20 +123,36 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        name = repr(twice) if re.fullmatch(r"[A-Za-z_]\w{0,29}", twice) else f"of {len(twice)} characters"
+        name = (
+            repr(twice)
+            if re.fullmatch(r"[A-Za-z_]\w{0,29}", twice)
+            else f"of {len(twice)} characters"
+        )
         raise ValueError(f"the key {name} occurs twice in one object")
     return found
 
 # %% ../../nbs/io/01_records.ipynb #271689c3
 def _parsed(line: bytes, number: int, file: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=unique_keys)
+        return json.loads(
+            line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=unique_keys
+        )
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
         return Violation("encoding", found, "UTF-8", line=number, file=file)
     except (ValueError, RecursionError) as error:
-        where = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-        return Violation("json", f"{short_repr(line[:60])} ({where})", "one JSON object a line", line=number, file=file)
+        where = (
+            f"column {error.colno}: {error.msg}"
+            if isinstance(error, json.JSONDecodeError)
+            else str(error)[:80]
+        )
+        return Violation(
+            "json",
+            f"{short_repr(line[:60])} ({where})",
+            "one JSON object a line",
+            line=number,
+            file=file,
+        )
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -137,7 +163,12 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                 if line.strip():
                     yield number, _parsed(line, number, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            yield number + 1, Violation("gzip", str(error), "a complete gzip file", line=number + 1, file=str(path))
+            yield (
+                number + 1,
+                Violation(
+                    "gzip", str(error), "a complete gzip file", line=number + 1, file=str(path)
+                ),
+            )
 
 # %% ../../nbs/io/01_records.ipynb #0b32a604
 def without_nulls(value: Any) -> Any:
@@ -156,7 +187,12 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from ((number, without_nulls(row)) for number, row in enumerate(rows, 1))
     except (pa.ArrowException, OSError) as error:
-        yield 1, Violation("parquet", short_repr(str(error)), "a readable Parquet file", line=1, file=str(path))
+        yield (
+            1,
+            Violation(
+                "parquet", short_repr(str(error)), "a readable Parquet file", line=1, file=str(path)
+            ),
+        )
 
 
 def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
@@ -174,7 +210,10 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
 # %% ../../nbs/io/01_records.ipynb #ceba70b7
 def is_hub_id(source: str) -> bool:
     """True for `owner/name` where no folder `owner` exists."""
-    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)) and not Path(source.split("/")[0]).exists()
+    return (
+        bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source))
+        and not Path(source.split("/")[0]).exists()
+    )
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -188,14 +227,18 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
     path = Path(source)
     if path.name.endswith(SUFFIXES):
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file" if not path.exists() else f"{path}: not a regular file")
+            raise FileNotFoundError(
+                f"{path}: no such file" if not path.exists() else f"{path}: not a regular file"
+            )
         yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     elif path.is_file():
         raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(SUFFIXES)}")
     elif path.is_dir() or is_hub_id(str(source)):
         yield from _dataset_rows(str(source), split)
     else:
-        raise FileNotFoundError(f"{path}: no such {', '.join(SUFFIXES)} file, dataset folder or owner/name id")
+        raise FileNotFoundError(
+            f"{path}: no such {', '.join(SUFFIXES)} file, dataset folder or owner/name id"
+        )
 
 # %% ../../nbs/io/01_records.ipynb #4f988edb
 def only_dicts(value: Any) -> list[dict]:
@@ -261,7 +304,9 @@ def read_jsonl(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
         try:
             yield kind.model_validate(row)
         except ValidationError as error:
-            raise DataError([pydantic_violation(e, line, str(path)) for e in error.errors()]) from None
+            raise DataError(
+                [pydantic_violation(e, line, str(path)) for e in error.errors()]
+            ) from None
         count += 1
     if not count:
         raise DataError([Violation("file", "no records", "at least one record", file=str(path))])

@@ -25,7 +25,9 @@ from .settings import changed, current_names
 # %% ../../nbs/io/05_runs.ipynb #5e2cd392
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -36,12 +38,29 @@ def git_state(folder: str | Path | None = None) -> dict[str, Any]:
     folder = Path(str(resources.files("memcalib"))) if folder is None else Path(folder)
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return {"commit": None, "dirty": None}
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)runs")  # results are no code
-    new = _git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py")  # imported, and in no commit
-    return {"commit": _git(folder, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes or new)}
+    changes = _git(
+        folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)runs"
+    )  # results are no code
+    new = _git(
+        folder, "ls-files", "--others", "--exclude-standard", "--", "*.py"
+    )  # imported, and in no commit
+    return {
+        "commit": _git(folder, "rev-parse", "HEAD"),
+        "dirty": None if changes is None else bool(changes or new),
+    }
 
 # %% ../../nbs/io/05_runs.ipynb #a8269614
-PACKAGES = ("memcalib", "numpy", "torch", "transformers", "trl", "accelerate", "peft", "vllm", "pydantic")
+PACKAGES = (
+    "memcalib",
+    "numpy",
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "peft",
+    "vllm",
+    "pydantic",
+)
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
@@ -75,15 +94,26 @@ def manifest(
     """
     data = {Path(data).name: data} if isinstance(data, str | Path) else data
     seeds = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
-    head = {"config": dict(config), "seeds": seeds, "judge": judge, "git": git_state(), "versions": versions()}
+    head = {
+        "config": dict(config),
+        "seeds": seeds,
+        "judge": judge,
+        "git": git_state(),
+        "versions": versions(),
+    }
     hashes = {name: file_hash(path) for name, path in (data or {}).items()}
     wall = None if started is None else round(time.time() - started, 1)
-    return head | {"data_sha256": hashes, "platform": platform.platform(), "wall_seconds": wall} | more
+    return (
+        head | {"data_sha256": hashes, "platform": platform.platform(), "wall_seconds": wall} | more
+    )
 
 
 def write_manifest(folder: str | Path, content: Mapping[str, Any]) -> Path:
     """Write manifest.json into a run folder; values JSON does not know become text."""
-    return write_whole(Path(folder) / "manifest.json", json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
+    return write_whole(
+        Path(folder) / "manifest.json",
+        json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n",
+    )
 
 # %% ../../nbs/io/05_runs.ipynb #52b2f7f3
 def holds_rows(path: str | Path, kind: type[Record], count: int) -> bool:
@@ -110,13 +140,25 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: str | Path, settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *,
-        decisive: Callable[[str], bool] = lambda name: True, replaceable: Callable[[dict[str, Any]], bool] = lambda stored: False,
-        mode: int = 0o777, bind: bool = True,
-    ):  # fmt: skip
-        self.path, self.mode, self.started = Path(path), mode, time.time()
-        self.settings, self.defaults = (json.loads(json.dumps(values)) for values in (settings, defaults or {}))
-        self.decisive, self.replaceable, self.order = decisive, replaceable, []
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        decisive: Callable[[str], bool] = lambda name: True,
+        replaceable: Callable[[dict[str, Any]], bool] = lambda stored: False,
+        mode: int = 0o777,
+        bind: bool = True,
+    ):
+        self.path = Path(path)
+        self.mode = mode
+        self.started = time.time()
+        self.settings, self.defaults = (
+            json.loads(json.dumps(values)) for values in (settings, defaults or {})
+        )
+        self.decisive = decisive
+        self.replaceable = replaceable
+        self.order = []
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{path}: found a file; allowed is a folder, or a name for a new one")
         if bind:
@@ -143,20 +185,29 @@ class RunFolder:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise ValueError(f"{self.file('parameters.json')}: not the settings of a run; choose another folder or delete this one")
+            raise ValueError(
+                f"{self.file('parameters.json')}: not the settings of a run; choose another folder or delete this one"
+            )
         return current_names(found)
 
     def differences(self) -> list[str]:
         """Each decisive setting that differs, with the value in the folder and the one now."""
         every = (_by_name(settings) for settings in (self.stored(), self.settings, self.defaults))
-        return changed(*({name: value for name, value in settings.items() if self.decisive(name)} for settings in every))
+        return changed(
+            *(
+                {name: value for name, value in settings.items() if self.decisive(name)}
+                for settings in every
+            )
+        )
 
     def bind(self) -> "RunFolder":
         """Tie the folder to these settings, and return itself; raises `ValueError` naming each setting that differs."""
         self.make()
         differs = self.differences() if self.bound else []
         if differs and not self.replaceable(self.stored()):
-            raise ValueError(f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it")
+            raise ValueError(
+                f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it"
+            )
         if differs or not self.bound:
             write_whole(self.file("parameters.json"), json.dumps(self.settings, indent=1) + "\n")
         return self
@@ -167,7 +218,9 @@ class RunFolder:
         descriptor = os.open(self.make(), os.O_RDONLY)
         try:
             if not try_lock(descriptor):
-                raise ValueError(f"{self.path}: another process is {doing} in this folder; wait for its end, or choose another folder")
+                raise ValueError(
+                    f"{self.path}: another process is {doing} in this folder; wait for its end, or choose another folder"
+                )
             yield self
         finally:
             os.close(descriptor)
@@ -196,9 +249,24 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def write_manifest(
-        self, files: Iterable[str] = (), seeds: Sequence[int] | Mapping[str, Any] = (), judge: str | None = None, *,
-        config: Mapping[str, Any] | None = None, **more: Any,
-    ) -> Path:  # fmt: skip
+        self,
+        files: Iterable[str] = (),
+        seeds: Sequence[int] | Mapping[str, Any] = (),
+        judge: str | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Path:
         """Write manifest.json: the settings (or `config`), hashes of those `files` of the folder that are there, and all that `manifest` collects."""
         data = {name: self.file(name) for name in files if self.file(name).is_file()}
-        return write_manifest(self.path, manifest(self.settings if config is None else config, seeds, data, judge, self.started, **more))
+        return write_manifest(
+            self.path,
+            manifest(
+                self.settings if config is None else config,
+                seeds,
+                data,
+                judge,
+                self.started,
+                **more,
+            ),
+        )

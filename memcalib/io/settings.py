@@ -24,16 +24,32 @@ from pydantic import BaseModel, TypeAdapter
 from .records import short_repr
 
 # %% ../../nbs/io/03_settings.ipynb #2f92e5ab
-_KINDS = {"integer": "whole numbers", "number": "numbers", "string": "texts", "boolean": "true, false", "null": "null",
-          "object": "mappings", "array": "lists"}  # fmt: skip
-_LIMITS = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_KINDS = {
+    "integer": "whole numbers",
+    "number": "numbers",
+    "string": "texts",
+    "boolean": "true, false",
+    "null": "null",
+    "object": "mappings",
+    "array": "lists",
+}
+_LIMITS = {
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
 
 
 def _limits(schema: Mapping[str, Any]) -> str:
     given = {name: f"{schema[name]:,}" for name in _LIMITS if name in schema}
     if given.keys() == {"minimum", "maximum"}:
         return f" from {given['minimum']} to {given['maximum']}"
-    return " " + ", ".join(f"{_LIMITS[name]} {value}" for name, value in given.items()) if given else ""
+    return (
+        " " + ", ".join(f"{_LIMITS[name]} {value}" for name, value in given.items())
+        if given
+        else ""
+    )
 
 
 def _words(schema: Mapping[str, Any]) -> str:
@@ -43,7 +59,9 @@ def _words(schema: Mapping[str, Any]) -> str:
         return ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     words = _KINDS.get(schema.get("type", "object"), "mappings") + _limits(schema)
     inner = schema.get("items") or schema.get("additionalProperties")
-    return f"{words} of {_words(inner)}" if isinstance(inner, Mapping) and inner.get("type") else words
+    return (
+        f"{words} of {_words(inner)}" if isinstance(inner, Mapping) and inner.get("type") else words
+    )
 
 # %% ../../nbs/io/03_settings.ipynb #497ee309
 def allowed(model: type[BaseModel], name: str) -> str:
@@ -58,7 +76,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 # %% ../../nbs/io/03_settings.ipynb #dc54a57b
 def fault_line(
-    place: str, fault: Mapping[str, Any], model: type[BaseModel], name: str = "", *, show: bool = True, leave: Sequence[str] = ()
+    place: str,
+    fault: Mapping[str, Any],
+    model: type[BaseModel],
+    name: str = "",
+    *,
+    show: bool = True,
+    leave: Sequence[str] = (),
 ) -> str:
     """One line for a fault that pydantic found at `place`, where `model` has the field `name`: value found, values allowed.
 
@@ -75,28 +99,39 @@ def fault_line(
         reason = "allowed is a mapping of options"
     elif fault["type"] not in ("value_error", "assertion_error") and name in model.model_fields:
         reason = f"allowed: {allowed(model, name)}"
-    told = reason.startswith("found ") or (fault["type"] == "value_error" and isinstance(fault["input"], Mapping))
+    told = reason.startswith("found ") or (
+        fault["type"] == "value_error" and isinstance(fault["input"], Mapping)
+    )
     found = f"found {short_repr(fault['input'])}; " if show and not told else ""
     return f"{place}: {found}{reason}"
 
 # %% ../../nbs/io/03_settings.ipynb #fa30d782
-def changed(there: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+def changed(
+    there: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
     """The settings of a run (`there`) that differ `now`, each with both values; a setting that is not there had its value in `defaults`."""
     before = {name: defaults[name] for name in now if name in defaults} | dict(there)
     names = [name for name in {**now, **there} if before.get(name) != now.get(name)]
-    shown = lambda settings, name: repr(settings[name]) if name in settings else "nothing"
+
+    def shown(settings, name):
+        return repr(settings[name]) if name in settings else "nothing"
+
     return [f"{name}: {shown(there, name)} there, {shown(now, name)} now" for name in names]
 
 # %% ../../nbs/io/03_settings.ipynb #46b795be
 class _UniqueKeyLoader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node, first = super().compose_mapping_node(anchor), {}
+        node = super().compose_mapping_node(anchor)
+        first = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if (before := first.setdefault((key.tag, key.value), key)) is not key:
-                line, earlier = key.start_mark.line + 1, before.start_mark.line + 1
-                raise yaml.YAMLError(f"line {line}: found {key.value} a second time, after line {earlier}; allowed is once")
+                line = key.start_mark.line + 1
+                earlier = before.start_mark.line + 1
+                raise yaml.YAMLError(
+                    f"line {line}: found {key.value} a second time, after line {earlier}; allowed is once"
+                )
         return node
 
 # %% ../../nbs/io/03_settings.ipynb #aace3304
@@ -105,7 +140,9 @@ def parse_yaml(text: str | bytes, place: str | Path) -> Any:
     try:
         return yaml.load(text, _UniqueKeyLoader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: not readable as YAML: {' '.join(str(error).split())[:300]}") from None
+        raise ValueError(
+            f"{place}: not readable as YAML: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def read_yaml(file: str | Path | Traversable, place: str | Path = "") -> Any:
@@ -113,7 +150,11 @@ def read_yaml(file: str | Path | Traversable, place: str | Path = "") -> Any:
     return parse_yaml((Path(file) if isinstance(file, str) else file).read_bytes(), place or file)
 
 # %% ../../nbs/io/03_settings.ipynb #9c1d7e21
-RENAMED = {"framing": "prompt_template", "layout": "prompt_template", "teacher_layout": "teacher_prompt_template"}
+RENAMED = {
+    "framing": "prompt_template",
+    "layout": "prompt_template",
+    "teacher_layout": "teacher_prompt_template",
+}
 FOREIGN = ("extra_body", "shape", "trl")  # mappings with names that are not ours
 
 
@@ -124,8 +165,12 @@ def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         now = RENAMED.get(name, name)
         if now in found:
             given = [other for other in settings if RENAMED.get(other, other) == now]
-            raise ValueError(f"found {' and '.join(given)}, which are names of one setting; allowed is one of them")
-        found[now] = current_names(value) if isinstance(value, Mapping) and name not in FOREIGN else value
+            raise ValueError(
+                f"found {' and '.join(given)}, which are names of one setting; allowed is one of them"
+            )
+        found[now] = (
+            current_names(value) if isinstance(value, Mapping) and name not in FOREIGN else value
+        )
     return found
 
 # %% ../../nbs/io/03_settings.ipynb #951f959c
@@ -136,7 +181,11 @@ def package_data(*names: str) -> Path:
 
 def shipped_names(*folder: str, suffix: str = ".yaml") -> list[str]:
     """The files of that suffix in a shipped folder, by name and without the suffix."""
-    return sorted(path.name.removesuffix(suffix) for path in package_data(*folder).iterdir() if path.name.endswith(suffix))
+    return sorted(
+        path.name.removesuffix(suffix)
+        for path in package_data(*folder).iterdir()
+        if path.name.endswith(suffix)
+    )
 
 # %% ../../nbs/io/03_settings.ipynb #0670a3d6
 PATH = "package.module:name of a module that can be imported"
@@ -153,21 +202,33 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
     try:
         found = resolve_name(path)
     except Exception as error:  # noqa: BLE001 (whatever a module of one's own raises)
-        meant = nearest(name, vars(sys.modules[module])) if isinstance(error, AttributeError) and module in sys.modules else None
+        meant = (
+            nearest(name, vars(sys.modules[module]))
+            if isinstance(error, AttributeError) and module in sys.modules
+            else None
+        )
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"found {short_repr(path)}; {why}; {f'meant is perhaps {meant}; ' if meant else ''}allowed: {PATH}") from None
+        raise ValueError(
+            f"found {short_repr(path)}; {why}; {f'meant is perhaps {meant}; ' if meant else ''}allowed: {PATH}"
+        ) from None
     if not isinstance(found, kind):
-        raise ValueError(f"found {short_repr(path)}, which is of type {type(found).__name__}; allowed: {PATH}, a {getattr(kind, '__name__', kind)}")
+        raise ValueError(
+            f"found {short_repr(path)}, which is of type {type(found).__name__}; allowed: {PATH}, a {getattr(kind, '__name__', kind)}"
+        )
     return found
 
 
 def need_method(path: str, found: Any, method: str) -> Any:
     """An object that has this method, made without arguments where `found` is a class; raises `ValueError` for one that lacks it."""
     if method not in dir(found):
-        raise ValueError(f"found {short_repr(path)}, which has no method {method}; allowed: a function, or a class with {method}")
+        raise ValueError(
+            f"found {short_repr(path)}, which has no method {method}; allowed: a function, or a class with {method}"
+        )
     if not isinstance(found, type):
         return found
     try:
         return found()
     except Exception as error:  # noqa: BLE001
-        raise ValueError(f"found {short_repr(path)}; {path.partition(':')[2]}() raises {type(error).__name__}: {' '.join(str(error).split())}; allowed: a class made without arguments") from None
+        raise ValueError(
+            f"found {short_repr(path)}; {path.partition(':')[2]}() raises {type(error).__name__}: {' '.join(str(error).split())}; allowed: a class made without arguments"
+        ) from None

@@ -29,12 +29,24 @@ if TYPE_CHECKING:
 # %% ../../nbs/memory_logs/04_consent.ipynb #39d81dd5
 def preview(drafts: Iterable[Draft], n: int = 3) -> str:
     """The texts of some rows as they would be sent, those with the most placeholders first."""
-    count = lambda draft: sum(draft.source["metadata"]["placeholders"].values())
+
+    def count(draft):
+        return sum(draft.source["metadata"]["placeholders"].values())
+
     shown = sorted(drafts, key=lambda draft: (-count(draft), draft.id))[:n]
     parts = []
     for draft in shown:
         memories = [f"  memory {i}: {passage.text}" for i, passage in enumerate(draft.passages, 1)]
-        parts.append("\n".join([f"{draft.id}", f"  query: {draft.query}", *memories, f"  answer: {draft.answer or '(none)'}"]))
+        parts.append(
+            "\n".join(
+                [
+                    f"{draft.id}",
+                    f"  query: {draft.query}",
+                    *memories,
+                    f"  answer: {draft.answer or '(none)'}",
+                ]
+            )
+        )
     return printable("\n\n".join(parts), keep="\n\t")
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #d285af33
@@ -44,7 +56,13 @@ def left_names(drafts: Iterable[Draft], n: int = 30) -> "pd.Series":
 
     found: Counter[str] = Counter()
     for draft in drafts:
-        found.update({name for text in (draft.query, draft.answer, *(p.text for p in draft.passages)) for name in names(text)})
+        found.update(
+            {
+                name
+                for text in (draft.query, draft.answer, *(p.text for p in draft.passages))
+                for name in names(text)
+            }
+        )
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n]
     return pd.Series(dict(ranked), name="rows", dtype=int)
 
@@ -66,21 +84,53 @@ SENT: dict[str, tuple[str, ...]] = {
     "rubrics": ("query", "answer", "atoms with levels and effects"),
     "review": ("query", "memories", "answer", "atoms with levels and rubrics"),
 }
-WORK: dict[str, tuple[str, ...]] = {"builder": ("annotation", "rubrics"), "reviewer": ("review",), "reviewer2": ("review",)}
+WORK: dict[str, tuple[str, ...]] = {
+    "builder": ("annotation", "rubrics"),
+    "reviewer": ("review",),
+    "reviewer2": ("review",),
+}
 _STAGES = {stage.task or stage.name: stage for stage in (*MEMORY_STAGES, review_stage("review-1"))}
 FIELDS: dict[str, tuple[str, ...]] = {
     "query": ("query", "example.query", "example.source.question"),
-    "memories": ("passages.text", "example.source.context", "example.blocks.memory_text", "example.atoms.evidence"),
+    "memories": (
+        "passages.text",
+        "example.source.context",
+        "example.blocks.memory_text",
+        "example.atoms.evidence",
+    ),
     "answer": ("answer", "example.source.answer"),
     "atoms with levels and effects": (
-        "atoms.text", "atoms.level", "atoms.action", "atoms.without_memory", "atoms.with_memory", "atoms.observable_delta", "atoms.minimal_evidence",
+        "atoms.text",
+        "atoms.level",
+        "atoms.action",
+        "atoms.without_memory",
+        "atoms.with_memory",
+        "atoms.observable_delta",
+        "atoms.minimal_evidence",
     ),
     "atoms with levels and rubrics": (
-        "example.atoms.text", "example.atoms.level", "example.atoms.action", "example.atoms.reason", "example.atoms.without_memory", "example.atoms.with_memory",
-        "example.atoms.observable_delta", "example.atoms.minimal_evidence", "example.atoms.usage_rubric",
+        "example.atoms.text",
+        "example.atoms.level",
+        "example.atoms.action",
+        "example.atoms.reason",
+        "example.atoms.without_memory",
+        "example.atoms.with_memory",
+        "example.atoms.observable_delta",
+        "example.atoms.minimal_evidence",
+        "example.atoms.usage_rubric",
     ),
 }
-_OURS = ("task", "domain", "example.domain", "passages.index", "atoms.atom_id", "example.blocks.block_id", "example.blocks.atom_ids", "example.atoms.atom_id", "example.atoms.origin")
+_OURS = (
+    "task",
+    "domain",
+    "example.domain",
+    "passages.index",
+    "atoms.atom_id",
+    "example.blocks.block_id",
+    "example.blocks.atom_ids",
+    "example.atoms.atom_id",
+    "example.atoms.origin",
+)
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:
@@ -97,8 +147,17 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
 def undisclosed(task: str, messages: Sequence[Mapping[str, str]]) -> list[str]:
     """Places in the messages of a task (annotation, rubrics, review) that its entry in `SENT` does not name."""
     named = [*_OURS, *(place for word in SENT[task] for place in FIELDS[word])]
-    found = {path for message in messages if message["role"] == "user" for path in _paths(json.loads(message["content"]))}
-    return sorted(path for path in found if not any(path == place or path.startswith(f"{place}.") for place in named))
+    found = {
+        path
+        for message in messages
+        if message["role"] == "user"
+        for path in _paths(json.loads(message["content"]))
+    }
+    return sorted(
+        path
+        for path in found
+        if not any(path == place or path.startswith(f"{place}.") for place in named)
+    )
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #c6bf3e1a
 def _counted(counts: Mapping[str, int], what: str) -> str:
@@ -141,11 +200,15 @@ class CallPlan:
 
     def __str__(self) -> str:
         terms = self.terms
-        lines = [f"Private rows that would be shown to models: {terms['rows']}, with {terms['memories']} memories of {terms['users']} users. Nothing has been sent."]
+        lines = [
+            f"Private rows that would be shown to models: {terms['rows']}, with {terms['memories']} memories of {terms['users']} users. Nothing has been sent."
+        ]
         for c in self.calls:
             sent = f"{', '.join(c.fields)}; rows: {c.rows}, calls: {c.rows} to {c.most}"
             size = f"roughly {c.tokens:,} tokens of text and {c.instructions:,} of instructions"
-            lines.append(f"  {c.role}, {c.stage}: to {c.model} at {c.host} ({c.place}): {sent}, {size}")
+            lines.append(
+                f"  {c.role}, {c.stage}: to {c.model} at {c.host} ({c.place}): {sent}, {size}"
+            )
         lines += [
             "A reply that cannot be used is asked for again with the same text, at the same place. Replies stay in the cache of calls on this machine.",
             f"Taken out before: {_counted(terms['redacted'], 'value')}.",
@@ -160,26 +223,40 @@ class CallPlan:
     def agree(self, yes: bool = False) -> "CallPlan":
         """Itself for `True`; raises `NotAgreed` with the statement otherwise."""
         if yes is not True:
-            raise NotAgreed(f"{self}\n\nNothing has been sent. Go on with --yes (in Python: yes=True), or change rules and endpoints first.")
+            raise NotAgreed(
+                f"{self}\n\nNothing has been sent. Go on with --yes (in Python: yes=True), or change rules and endpoints first."
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest of a build."""
-        return {"calls": [vars(call) | {"fields": list(call.fields), "most": call.most} for call in self.calls], **self.terms}
+        return {
+            "calls": [
+                vars(call) | {"fields": list(call.fields), "most": call.most} for call in self.calls
+            ],
+            **self.terms,
+        }
 
 
 def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, Any]:
     """Rows and users by consent and licence, what was redacted, and why rows were left out; no text of any row."""
     known = [draft.source["metadata"] for draft in drafts]
-    ranked = lambda values: dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
+
+    def ranked(values):
+        return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
+
     return {
         "rows": len(drafts),
         "users": len({entry["user"] for entry in known if entry["user"]}),
         "memories": sum(len(draft.passages) for draft in drafts),
         "consent": ranked(entry["consent"] for entry in known),
         "licence": ranked(draft.source["licence"] for draft in drafts),
-        "redacted": {name: result.values[name] for name in result.table().index if result.values[name]},
-        "found nothing": {name: what for name, what in result.looked_for.items() if not result.values[name]},
+        "redacted": {
+            name: result.values[name] for name in result.table().index if result.values[name]
+        },
+        "found nothing": {
+            name: what for name, what in result.looked_for.items() if not result.values[name]
+        },
         "not looked for": result.not_looked_for,
         "left out": ranked(drop.rule for drop in result.dropped),
     }
@@ -190,28 +267,55 @@ def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
     result.require()
     if strange := sorted(set(roles) - set(WORK)):
         raise ValueError(f"roles: found {strange[0]!r}; allowed are {', '.join(WORK)}")
-    tokens = sum(estimate_tokens(text) for d in result.kept for text in (d.query, d.answer, *(p.text for p in d.passages)))
+    tokens = sum(
+        estimate_tokens(text)
+        for d in result.kept
+        for text in (d.query, d.answer, *(p.text for p in d.passages))
+    )
     calls = [
         PlannedCalls(
-            role, stage, e.model, urlsplit(e.url).hostname or "", place_of(e), SENT[stage], len(result.kept), tokens,
-            estimate_tokens(system_text(_STAGES[stage].prompt, _STAGES[stage].reply)) * len(result.kept), _STAGES[stage].repairs,
+            role,
+            stage,
+            e.model,
+            urlsplit(e.url).hostname or "",
+            place_of(e),
+            SENT[stage],
+            len(result.kept),
+            tokens,
+            estimate_tokens(system_text(_STAGES[stage].prompt, _STAGES[stage].reply))
+            * len(result.kept),
+            _STAGES[stage].repairs,
         )
-        for role, e in roles.items() for stage in WORK[role]
-    ]  # fmt: skip
+        for role, e in roles.items()
+        for stage in WORK[role]
+    ]
     return CallPlan(tuple(calls), summarise_terms(result.kept, result))
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #b06f84f7
 def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
     """The section of a data set's card on consent, licences and redaction, in Markdown; `drafts` are the rows that are in it."""
     terms = summarise_terms(drafts, result)
-    table = lambda head, counts: [f"| {head} | rows |", "|---|---:|", *(f"| {name.replace('|', '/')} | {count} |" for name, count in counts.items()), ""]
+
+    def table(head, counts):
+        return [
+            f"| {head} | rows |",
+            "|---|---:|",
+            *(f"| {name.replace('|', '/')} | {count} |" for name, count in counts.items()),
+            "",
+        ]
+
     text = [
-        "## Private memory", "",
+        "## Private memory",
+        "",
         f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it retrieved for them: {terms['memories']}. Users: {terms['users']}. "
-        "The memories are in the wording of the system, and no distractor was invented.", "",
-        *table("consent", terms["consent"]), *table("licence", terms["licence"]), *table("left out of the log", terms["left out"]),
-        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Placeholders count from 1 in each row and cannot be turned back.", "",
+        "The memories are in the wording of the system, and no distractor was invented.",
+        "",
+        *table("consent", terms["consent"]),
+        *table("licence", terms["licence"]),
+        *table("left out of the log", terms["left out"]),
+        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Placeholders count from 1 in each row and cannot be turned back.",
+        "",
         f"Looked for, in these forms, and not found: {'; '.join(terms['found nothing'].values()) or 'nothing'}. Not looked for: {'; '.join(terms['not looked for'])}. "
         "What has no form, such as a story that only one person can have lived, no rule finds, and a value in disguise may be left.",
-    ]  # fmt: skip
+    ]
     return printable("\n".join(text), keep="\n") + "\n"

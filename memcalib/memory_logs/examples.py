@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..construction import AnnotationReply, accept_annotation, atom_faults
-from ..dataset.grounding import content_words, coverage, foreign_numbers, short_stems, too_close
+from memcalib.dataset.grounding import (
+    content_words,
+    coverage,
+    foreign_numbers,
+    short_stems,
+    too_close,
+)
 from ..dataset.writing import RUBRICS
 from ..dataset.stages import Draft, DraftBlock, Drop, Fault, load_build_prompt
 from .exports import LogRow, names_agreement, read_log
@@ -50,7 +56,9 @@ class LogConfig(BaseModel):
     @classmethod
     def _is_a_name(cls, consent: str) -> str:
         if consent and not names_agreement(consent):
-            raise ValueError("allowed is the name of an agreement, at most 200 characters; a yes or no is not one")
+            raise ValueError(
+                "allowed is the name of an agreement, at most 200 characters; a yes or no is not one"
+            )
         return consent
 
 
@@ -59,8 +67,15 @@ def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
     if row.consent is False:
         return "consent refused", "false", "rows whose users agreed"
     if row.consent is None and not (config.consent or config.without_consent):
-        return "no consent", "nothing", "rows whose users agreed; an agreement that covers the others is named in `consent` (--consent NAME)"
-    lengths = [("query length", [row.query], config.query_chars), ("memory length", [m.text for m in row.memories[: config.memories]], config.memory_chars)]
+        return (
+            "no consent",
+            "nothing",
+            "rows whose users agreed; an agreement that covers the others is named in `consent` (--consent NAME)",
+        )
+    lengths = [
+        ("query length", [row.query], config.query_chars),
+        ("memory length", [m.text for m in row.memories[: config.memories]], config.memory_chars),
+    ]
     for rule, texts, most in [*lengths, ("answer length", [row.answer], config.answer_chars)]:
         if (longest := max(map(len, texts))) > most:
             return rule, f"{longest} characters", f"at most {most}"
@@ -69,10 +84,13 @@ def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
 # %% ../../nbs/memory_logs/03_examples.ipynb #be474a66
 def says_again(later: str, earlier: str) -> bool:
     """Whether a memory adds nothing to an earlier one: nearly the same words, or a part of it; figures must agree."""
-    mine, theirs = short_stems(later), short_stems(earlier)
+    mine = short_stems(later)
+    theirs = short_stems(earlier)
     inside = any(theirs[i : i + len(mine)] == mine for i in range(len(theirs) - len(mine) + 1))
     differ = {*mine} ^ {*theirs}
-    return inside or (len(differ) <= 0.2 * len({*mine, *theirs}) and all(stem.isalpha() for stem in differ))
+    return inside or (
+        len(differ) <= 0.2 * len({*mine, *theirs}) and all(stem.isalpha() for stem in differ)
+    )
 
 
 def distinct_memories(texts: Sequence[str]) -> list[int]:
@@ -84,24 +102,55 @@ def distinct_memories(texts: Sequence[str]) -> list[int]:
     return kept
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #4a63ae7e
-def to_draft(row: LogRow, redactor: Redactor, config: LogConfig, user: str = "") -> tuple[Draft, Redaction]:
+def to_draft(
+    row: LogRow, redactor: Redactor, config: LogConfig, user: str = ""
+) -> tuple[Draft, Redaction]:
     """The redacted draft of a row, its `user` called by the name given here, and what was redacted."""
     top = row.memories[: config.memories]
-    agreed = row.consent if isinstance(row.consent, str) else "given" if row.consent else config.consent or "none on record"
-    redaction = redactor.row([row.query, *(memory.text for memory in top), row.answer, agreed, row.licence, row.domain or config.domain], row.user)
+    agreed = (
+        row.consent
+        if isinstance(row.consent, str)
+        else "given"
+        if row.consent
+        else config.consent or "none on record"
+    )
+    redaction = redactor.row(
+        [
+            row.query,
+            *(memory.text for memory in top),
+            row.answer,
+            agreed,
+            row.licence,
+            row.domain or config.domain,
+        ],
+        row.user,
+    )
     query, *texts, answer, agreed, licence, domain = redaction.texts
     kept = [i for i in distinct_memories(texts) if content_words(texts[i])]
     name = row.id if redactor.row([row.id], row.user).texts == [row.id] else f"line-{row.line}"
     metadata = {
-        "user": user, "consent": agreed, "retrieved": len(row.memories), "ranks": [i + 1 for i in kept],
-        "scores": [top[i].score for i in kept], "days": [top[i].created_at for i in kept], "placeholders": dict(redaction.values),
-    }  # fmt: skip
+        "user": user,
+        "consent": agreed,
+        "retrieved": len(row.memories),
+        "ranks": [i + 1 for i in kept],
+        "scores": [top[i].score for i in kept],
+        "days": [top[i].created_at for i in kept],
+        "placeholders": dict(redaction.values),
+    }
     source = SourceRow(
-        id=name, source=f"memory log ({row.system})", domain=domain, question=query, context="\n\n".join(texts[i] for i in kept), answer=answer,
-        licence=licence, metadata=metadata,
-    )  # fmt: skip
+        id=name,
+        source=f"memory log ({row.system})",
+        domain=domain,
+        question=query,
+        context="\n\n".join(texts[i] for i in kept),
+        answer=answer,
+        licence=licence,
+        metadata=metadata,
+    )
     passages = [{"text": texts[i], "evidence": texts[i]} for i in kept]
-    return Draft.model_validate(Draft.start(source).model_dump() | {"query": query, "passages": passages}), redaction
+    return Draft.model_validate(
+        Draft.start(source).model_dump() | {"query": query, "passages": passages}
+    ), redaction
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #1e9b3b4d
 @dataclass
@@ -110,7 +159,9 @@ class MemoryDrafts:
 
     kept: list[Draft] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
-    looked_for: dict[str, str] = field(default_factory=dict)  # what each rule that was applied looks for, by its name
+    looked_for: dict[str, str] = field(
+        default_factory=dict
+    )  # what each rule that was applied looks for, by its name
     not_looked_for: list[str] = field(default_factory=list)  # and what none does
     rows: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
@@ -134,16 +185,27 @@ class MemoryDrafts:
 
         counts = {"rows": self.rows, "values": self.values, "places": self.places}
         names = [*self.looked_for, *(name for name in self.rows if name not in self.looked_for)]
-        return pd.DataFrame({what: [count[name] for name in names] for what, count in counts.items()}, index=pd.Index(names, name="rule"))
+        return pd.DataFrame(
+            {what: [count[name] for name in names] for what, count in counts.items()},
+            index=pd.Index(names, name="rule"),
+        )
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #3d5bb4ec
-def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: Redactor | None = None, config: LogConfig | None = None) -> MemoryDrafts:
+def memory_drafts(
+    path: str | Path,
+    store: str | Path | None = None,
+    redactor: Redactor | None = None,
+    config: LogConfig | None = None,
+) -> MemoryDrafts:
     """The redacted drafts of a log and the rows left out; `store` is the export with the texts of `memory_ids`.
 
     Raises `DataError` for a file of an unknown shape, and `FileNotFoundError`.
     """
-    redactor, config = redactor or Redactor(), config or LogConfig()
-    result, users, used = MemoryDrafts(looked_for=redactor.looked_for, not_looked_for=redactor.not_looked_for), {}, set()
+    redactor = redactor or Redactor()
+    config = config or LogConfig()
+    result = MemoryDrafts(looked_for=redactor.looked_for, not_looked_for=redactor.not_looked_for)
+    users = {}
+    used = set()
     for item in read_log(path, store):
         if isinstance(item, Dropped):
             result.dropped.append(item)
@@ -154,11 +216,20 @@ def memory_drafts(path: str | Path, store: str | Path | None = None, redactor: R
         if draft and not draft.passages:
             why = "empty memories", "no memory with a word that says something", "one and more"
         if why:
-            place = {"stage": "memory log", "source": f"memory log ({item.system})", "line": item.line, "file": Path(path).name}
-            result.dropped.append(Dropped(**place, **dict(zip(("rule", "found", "allowed"), why, strict=True))))
+            place = {
+                "stage": "memory log",
+                "source": f"memory log ({item.system})",
+                "line": item.line,
+                "file": Path(path).name,
+            }
+            result.dropped.append(
+                Dropped(**place, **dict(zip(("rule", "found", "allowed"), why, strict=True)))
+            )
         else:
             while draft.id in used:
-                draft = draft.model_copy(update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}})
+                draft = draft.model_copy(
+                    update={"id": f"{draft.id}+", "source": draft.source | {"id": f"{draft.id}+"}}
+                )
             used.add(draft.id)
             result.add(draft, redaction)
     return result
@@ -173,27 +244,46 @@ def lost_parts(text: str, atoms: str) -> str:
     stated = re.sub(r"(^|; )\w+: ", r"\1", text)  # without the field names of an object
     if (share := coverage(stated, atoms)) < WHOLE:
         return f"{share:.0%} of its content words are in atoms, allowed are {WHOLE:.0%} and more"
-    missing = foreign_numbers(text, atoms) + [name for name in names(text) if name.casefold() not in atoms.casefold()]
+    missing = foreign_numbers(text, atoms) + [
+        name for name in names(text) if name.casefold() not in atoms.casefold()
+    ]
     if missing:
         return f"{', '.join(missing[:5])} is in no atom"
-    return "it denies something, and no atom does" if denied(text)[0] and not denied(atoms)[0] else ""
+    return (
+        "it denies something, and no atom does" if denied(text)[0] and not denied(atoms)[0] else ""
+    )
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #d30ad50f
 def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
     """Wrong counts, memories that are not taken apart completely, atoms that are not grounded, not distinct or badly formed."""
-    faults, said = [], "\n".join(atom.text for atom in reply.atoms)
+    faults = []
+    said = "\n".join(atom.text for atom in reply.atoms)
     if not 1 <= len(reply.atoms) <= MOST_ATOMS[1]:
-        return [Fault("atoms", "atom count", f"found {len(reply.atoms)}, allowed are 1 to {MOST_ATOMS[1]}")]
+        return [
+            Fault(
+                "atoms", "atom count", f"found {len(reply.atoms)}, allowed are 1 to {MOST_ATOMS[1]}"
+            )
+        ]
     counts = Counter(atom.passage for atom in reply.atoms)
     for number, passage in enumerate(draft.passages, 1):
         if not 1 <= counts[number] <= MOST_ATOMS[0]:
-            faults.append(Fault(f"passages.{number}", "memory atoms", f"found {counts[number]}, allowed are 1 to {MOST_ATOMS[0]}"))
+            faults.append(
+                Fault(
+                    f"passages.{number}",
+                    "memory atoms",
+                    f"found {counts[number]}, allowed are 1 to {MOST_ATOMS[0]}",
+                )
+            )
         if lost := lost_parts(passage.text, said):
             faults.append(Fault(f"passages.{number}", "incomplete", lost))
     for i, atom in enumerate(reply.atoms):
         faults += [Fault(f"atoms.{i}", *fault) for fault in atom_faults(draft, atom)]
         close = next((j for j in range(i) if too_close(atom.text, reply.atoms[j].text)), None)
-        faults += [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{close}")] if close is not None else []
+        faults += (
+            [Fault(f"atoms.{i}", "distinct", f"says nearly the same as atoms.{close}")]
+            if close is not None
+            else []
+        )
     return faults
 
 
@@ -206,9 +296,22 @@ def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
     atoms = []
     for atom in found.atoms:
         counts[atom.passage] += 1
-        atoms.append(atom.model_copy(update={"atom_id": f"retrieved_{atom.passage:02d}_a{counts[atom.passage]}", "origin": "retrieved"}))
-    ids = lambda number: [atom.atom_id for atom in atoms if atom.passage == number]
-    blocks = [DraftBlock(parent_memory_id=f"m{i}", atom_ids=ids(i), memory_text=passage.text) for i, passage in enumerate(draft.passages, 1)]
+        atoms.append(
+            atom.model_copy(
+                update={
+                    "atom_id": f"retrieved_{atom.passage:02d}_a{counts[atom.passage]}",
+                    "origin": "retrieved",
+                }
+            )
+        )
+
+    def ids(number):
+        return [atom.atom_id for atom in atoms if atom.passage == number]
+
+    blocks = [
+        DraftBlock(parent_memory_id=f"m{i}", atom_ids=ids(i), memory_text=passage.text)
+        for i, passage in enumerate(draft.passages, 1)
+    ]
     return found.model_copy(update={"atoms": atoms, "blocks": blocks})
 
 
@@ -219,7 +322,14 @@ def ask_retrieved(draft: Draft) -> dict[str, Any]:
 
 
 RETRIEVED = Stage(
-    "annotation", "retrieved-1", AnnotationReply, ask_retrieved, check_retrieved, accept_retrieved, task="annotation", max_tokens=32768
+    "annotation",
+    "retrieved-1",
+    AnnotationReply,
+    ask_retrieved,
+    check_retrieved,
+    accept_retrieved,
+    task="annotation",
+    max_tokens=32768,
 )
 MEMORY_STAGES = (RETRIEVED, RUBRICS)  # what the builder does; the reviews follow
 
@@ -228,4 +338,10 @@ def with_terms(example: Example, draft: Draft) -> Example:
     """The example with the consent, the numbered user, and the ranks, scores and days of its memories as further fields."""
     known = draft.source["metadata"]
     retrieval = {name: known[name] for name in ("retrieved", "ranks", "scores", "days")}
-    return example.model_copy(update={"source_consent": known["consent"], "source_user": known["user"], "retrieval": retrieval})
+    return example.model_copy(
+        update={
+            "source_consent": known["consent"],
+            "source_user": known["user"],
+            "retrieval": retrieval,
+        }
+    )

@@ -55,10 +55,14 @@ def value_text(value: Any) -> str:
     """The text of a value in a LangGraph store: its content where it has one, else its fields with their names."""
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    inner = next((value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str | dict)), None)
+    inner = next(
+        (value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str | dict)), None
+    )
     if inner is not None and value.keys() <= {*_TEXT_FIELDS, "kind"}:
         return value_text(inner)
-    return "; ".join(f"{name}: {value_text(part)}" for name, part in value.items() if part is not None)
+    return "; ".join(
+        f"{name}: {value_text(part)}" for name, part in value.items() if part is not None
+    )
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #bad8012a
 def day_of(made: Any) -> str:
@@ -70,7 +74,9 @@ def day_of(made: Any) -> str:
     if isinstance(made, str):
         return str(datetime.fromisoformat(made).date())
     if isinstance(made, bool) or not isinstance(made, int | float) or not 1e8 <= made < 1e20:
-        raise ValueError(f"found {type(made).__name__}; allowed are ISO 8601 and Unix times from 1973 on")
+        raise ValueError(
+            f"found {type(made).__name__}; allowed are ISO 8601 and Unix times from 1973 on"
+        )
     while made >= 1e11:  # seconds until the year 5138, milliseconds from 1973 on
         made /= 1000
     return str(datetime.fromtimestamp(made, UTC).date())
@@ -90,7 +96,11 @@ def _has(*names: str) -> Callable[[Any], bool]:
 
 
 def _plain(text: Any, item: dict, score: Any = None) -> dict[str, Any]:
-    return {"text": text, "score": item.get("score") if score is None else score, "created_at": item.get("created_at", item.get("createdAt"))}
+    return {
+        "text": text,
+        "score": item.get("score") if score is None else score,
+        "created_at": item.get("created_at", item.get("createdAt")),
+    }
 
 
 def _relation(item: dict) -> dict[str, Any]:
@@ -100,25 +110,37 @@ def _relation(item: dict) -> dict[str, Any]:
 
 def _edge(item: dict) -> dict[str, Any]:
     ended = day_of(item.get("invalid_at", item.get("invalidAt")))
-    return _plain(f"{item['fact']} (until {ended})" if ended and item["fact"] else item["fact"], item)
+    return _plain(
+        f"{item['fact']} (until {ended})" if ended and item["fact"] else item["fact"], item
+    )
 
 
 def _search_result(item: dict) -> dict[str, Any]:
     text = next((item[name] for name in ("content", "message", "thinking") if name in item), None)
     made = item["timestamp"] if item["timestamp"] != "Unknown" else None
-    return {"text": text, "score": (item.get("relevance") or {}).get("rrf_score"), "created_at": made}
+    return {
+        "text": text,
+        "score": (item.get("relevance") or {}).get("rrf_score"),
+        "created_at": made,
+    }
 
 
 def _bare_document(item: Any) -> dict:
     pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], dict)
     document = item[0] if pair else item if isinstance(item, dict) else {}
-    return document["kwargs"] if isinstance(document.get("kwargs"), dict) else document  # as `dumps` writes it
+    return (
+        document["kwargs"] if isinstance(document.get("kwargs"), dict) else document
+    )  # as `dumps` writes it
 
 
 def _document(item: Any) -> dict[str, Any]:
     document = _bare_document(item)
     about = document["metadata"] if isinstance(document.get("metadata"), dict) else {}
-    plain = _plain(document.get("page_content", document.get("pageContent")), about, item[1] if isinstance(item, list) else None)
+    plain = _plain(
+        document.get("page_content", document.get("pageContent")),
+        about,
+        item[1] if isinstance(item, list) else None,
+    )
     return plain | {"created_at": about.get("timestamp")} if plain["created_at"] is None else plain
 
 
@@ -128,10 +150,17 @@ SHAPES: dict[str, Shape] = {
         lambda i: _has("key", "value")(i) and isinstance(i["value"], dict),
         lambda i: _plain(value_text(i["value"]), i),
     ),
-    "mem0": Shape('{"id", "memory", "score"?, "created_at"?}', _has("memory"), lambda i: _plain(i["memory"], i)),
+    "mem0": Shape(
+        '{"id", "memory", "score"?, "created_at"?}',
+        _has("memory"),
+        lambda i: _plain(i["memory"], i),
+    ),
     "mem0 relation": Shape(
         '{"source", "relationship", "destination"}',
-        lambda i: _has("source", "relationship", "destination")(i) or _has("source", "relationship", "target")(i),
+        lambda i: (
+            _has("source", "relationship", "destination")(i)
+            or _has("source", "relationship", "target")(i)
+        ),
         _relation,
     ),
     "zep edge": Shape('{"fact", "created_at"?, "invalid_at"?, "score"?}', _has("fact"), _edge),
@@ -140,14 +169,24 @@ SHAPES: dict[str, Shape] = {
         _has("name", "summary"),
         lambda i: _plain(f"{i['name']}: {i['summary']}" if i["summary"] else i["name"], i),
     ),
-    "zep episode": Shape('{"uuid", "content", "created_at"?, "score"?}', _has("uuid", "content"), lambda i: _plain(i["content"], i)),
-    "letta": Shape('{"timestamp", "content" | "message", "id"?, "relevance"?}', _has("timestamp"), _search_result),
+    "zep episode": Shape(
+        '{"uuid", "content", "created_at"?, "score"?}',
+        _has("uuid", "content"),
+        lambda i: _plain(i["content"], i),
+    ),
+    "letta": Shape(
+        '{"timestamp", "content" | "message", "id"?, "relevance"?}',
+        _has("timestamp"),
+        _search_result,
+    ),
     "langchain": Shape(
         '{"page_content", "metadata"?}, or a pair of it and its score',
         lambda i: not {"page_content", "pageContent"}.isdisjoint(_bare_document(i)),
         _document,
     ),
-    "plain": Shape('{"text", "id"?, "score"?, "created_at"?}', _has("text"), lambda i: _plain(i["text"], i)),
+    "plain": Shape(
+        '{"text", "id"?, "score"?, "created_at"?}', _has("text"), lambda i: _plain(i["text"], i)
+    ),
     "plain text": Shape("a text", lambda i: isinstance(i, str), lambda i: {"text": i}),
 }
 
@@ -169,17 +208,45 @@ def context_facts(context: str) -> list[dict[str, Any]]:
         sections = [context]
     found = []
     for section in sections:
-        lines = [line for line in section.splitlines() if line.strip() and not line.strip().startswith("#")]
-        bullets = [i for i, line in enumerate(lines) if _BULLET.match(line)] or list(range(len(lines)))
+        lines = [
+            line
+            for line in section.splitlines()
+            if line.strip() and not line.strip().startswith("#")
+        ]
+        bullets = [i for i, line in enumerate(lines) if _BULLET.match(line)] or list(
+            range(len(lines))
+        )
         for start, end in zip(bullets, [*bullets[1:], len(lines)], strict=True):
-            text = " ".join(line.strip() for line in (_BULLET.sub("", lines[start], count=1), *lines[start + 1 : end]))
+            text = " ".join(
+                line.strip()
+                for line in (_BULLET.sub("", lines[start], count=1), *lines[start + 1 : end])
+            )
             episode = _EPISODE.match(text)
-            found.append({"fact": episode[2], "created_at": episode[1]} if episode else {"fact": text})
+            found.append(
+                {"fact": episode[2], "created_at": episode[1]} if episode else {"fact": text}
+            )
     return found
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #0e5b9368
-LISTS = ("memories", "results", "items", "passages", "response", "data", "documents", "docs", "source_documents")
-GRAPH_LISTS = ("relations", "edges", "nodes", "episodes", "relevant_facts", "facts")  # beside a list, or without one
+LISTS = (
+    "memories",
+    "results",
+    "items",
+    "passages",
+    "response",
+    "data",
+    "documents",
+    "docs",
+    "source_documents",
+)
+GRAPH_LISTS = (
+    "relations",
+    "edges",
+    "nodes",
+    "episodes",
+    "relevant_facts",
+    "facts",
+)  # beside a list, or without one
 ANSWER_FIELDS = (*LISTS, *GRAPH_LISTS, "context")
 
 
@@ -191,7 +258,10 @@ def find_memories(answer: Any) -> list | None:
         except (ValueError, RecursionError):
             return context_facts(answer) if _SECTION.search(answer) else None
     if isinstance(answer, dict):
-        found = next((items for name in LISTS if (items := find_memories(answer.get(name))) is not None), None)
+        found = next(
+            (items for name in LISTS if (items := find_memories(answer.get(name))) is not None),
+            None,
+        )
         for name in GRAPH_LISTS:
             if isinstance(answer.get(name), list):
                 found = [*(found or []), *answer[name]]
@@ -206,11 +276,15 @@ def kind_of(value: Any) -> str:
     if isinstance(value, str):
         return f"text of {len(value)} characters"
     if isinstance(value, dict):
-        plain = sorted(name for name in map(str, value) if re.fullmatch(r"[A-Za-z_]\w{0,29}", name))[:8]
+        plain = sorted(
+            name for name in map(str, value) if re.fullmatch(r"[A-Za-z_]\w{0,29}", name)
+        )[:8]
         return f"an object with {', '.join(plain) or f'{len(value)} fields'}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}.get(type(value), type(value).__name__)
+    return {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}.get(
+        type(value), type(value).__name__
+    )
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #51933811
 _YES = "yes y on ok true 1 given granted accepted agreed optin optedin ja oui si"
@@ -229,32 +303,61 @@ _USERS = ("user", "user_id", "userId")
 
 
 def _memory_faults(memory: dict, number: int) -> Iterator[Fault]:
-    text, score, at = memory.get("text"), memory.get("score"), f"in memory {number}"
+    text = memory.get("text")
+    score = memory.get("score")
+    at = f"in memory {number}"
     if not isinstance(text, str) or not text.strip():
         yield "memory text", f"{kind_of(text)} {at}", "text that is not empty"
-    if score is not None and (not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score)):
-        yield "memory score", f"{'a number without end' if isinstance(score, float) else kind_of(score)} {at}", "a finite number"
+    if score is not None and (
+        not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score)
+    ):
+        yield (
+            "memory score",
+            f"{'a number without end' if isinstance(score, float) else kind_of(score)} {at}",
+            "a finite number",
+        )
     try:
         day_of(memory.get("created_at"))
     except (TypeError, ValueError):
-        yield "memory time", f"{kind_of(memory['created_at'])} {at}", "a date or time such as 2025-03-02T10:29:36+00:00, or the seconds or milliseconds since 1970"
+        yield (
+            "memory time",
+            f"{kind_of(memory['created_at'])} {at}",
+            "a date or time such as 2025-03-02T10:29:36+00:00, or the seconds or milliseconds since 1970",
+        )
 
 
 def check_log_row(record: Any) -> list[Fault]:
     """Everything wrong with one raw row of a log, as (rule, found, allowed); no value of it is repeated."""
     items = find_memories(record) if isinstance(record, dict) else None
     if not isinstance(record, dict) or "query" not in record or items is None:
-        return [("shape", kind_of(record), f"an object with a query and one of {', '.join(ANSWER_FIELDS)}")]
-    faults, consent = [], record.get("consent")
+        return [
+            (
+                "shape",
+                kind_of(record),
+                f"an object with a query and one of {', '.join(ANSWER_FIELDS)}",
+            )
+        ]
+    faults = []
+    consent = record.get("consent")
     if not isinstance(consent, bool | str | None):
         faults.append(("consent", kind_of(consent), "true, false, or the name of an agreement"))
     elif isinstance(consent, str) and not names_agreement(consent):
         found = repr(consent) if len(consent) < 40 else kind_of(consent)
-        faults.append(("consent", found, "true, false, or the name of an agreement, at most 200 characters; a yes or no in quotation marks is none"))
+        faults.append(
+            (
+                "consent",
+                found,
+                "true, false, or the name of an agreement, at most 200 characters; a yes or no in quotation marks is none",
+            )
+        )
     for name in ("id", "query_id", *_USERS):
         if not isinstance(record.get(name), str | int | None) or isinstance(record.get(name), bool):
             faults.append((name, kind_of(record[name]), "text or a whole number"))
-    faults += [(name, kind_of(record[name]), "text") for name in ("answer", "domain", "licence") if not isinstance(record.get(name), str | None)]
+    faults += [
+        (name, kind_of(record[name]), "text")
+        for name in ("answer", "domain", "licence")
+        if not isinstance(record.get(name), str | None)
+    ]
     if not isinstance(record["query"], str) or not record["query"].strip():
         faults.append(("query", kind_of(record["query"]), "text that is not empty"))
     if not items:
@@ -264,27 +367,74 @@ def check_log_row(record: Any) -> list[Fault]:
             try:
                 faults += _memory_faults(SHAPES[name].read(item), i)
             except (AttributeError, TypeError, ValueError):
-                faults.append(("memory shape", f"{kind_of(item)} as memory {i}", f"{name}: {SHAPES[name].fields}"))
+                faults.append(
+                    (
+                        "memory shape",
+                        f"{kind_of(item)} as memory {i}",
+                        f"{name}: {SHAPES[name].fields}",
+                    )
+                )
         else:
-            faults.append(("memory shape", f"{kind_of(item)} as memory {i}", " or ".join(shape.fields for shape in SHAPES.values())))
+            faults.append(
+                (
+                    "memory shape",
+                    f"{kind_of(item)} as memory {i}",
+                    " or ".join(shape.fields for shape in SHAPES.values()),
+                )
+            )
     return faults
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #6bde1f45
 def to_log_row(record: dict, line: int = 0) -> LogRow:
     """The row of a raw record in which `check_log_row` found nothing; one without an id is named by its line."""
-    items, memories = find_memories(record) or [], []
+    items = find_memories(record) or []
+    memories = []
     for item in items:
         plain = SHAPES[shape_of(item)].read(item)
-        memories.append(LogMemory(text=clean_text(plain["text"]), score=plain.get("score"), created_at=day_of(plain.get("created_at"))))
-    around = [record, *(part for name in (*LISTS, "scope") if isinstance(part := record.get(name), dict))]
-    around += [part["scope"] for part in around[1:] if isinstance(part.get("scope"), dict)] + only_dicts(items)
-    around += [item["metadata"] for item in map(_bare_document, items) if isinstance(item.get("metadata"), dict)]
-    named = lambda sources, names: next((str(s[n]) for s in sources for n in names if isinstance(s.get(n), str | int) and s[n] != ""), "")
-    terms = {name: clean_text(record.get(name)) for name in ("answer", "domain")} | {"licence": clean_text(record.get("licence")) or "unknown"}
+        memories.append(
+            LogMemory(
+                text=clean_text(plain["text"]),
+                score=plain.get("score"),
+                created_at=day_of(plain.get("created_at")),
+            )
+        )
+    around = [
+        record,
+        *(part for name in (*LISTS, "scope") if isinstance(part := record.get(name), dict)),
+    ]
+    around += [
+        part["scope"] for part in around[1:] if isinstance(part.get("scope"), dict)
+    ] + only_dicts(items)
+    around += [
+        item["metadata"]
+        for item in map(_bare_document, items)
+        if isinstance(item.get("metadata"), dict)
+    ]
+
+    def named(sources, names):
+        return next(
+            (
+                str(s[n])
+                for s in sources
+                for n in names
+                if isinstance(s.get(n), str | int) and s[n] != ""
+            ),
+            "",
+        )
+
+    terms = {name: clean_text(record.get(name)) for name in ("answer", "domain")} | {
+        "licence": clean_text(record.get("licence")) or "unknown"
+    }
     return LogRow(
-        id=named([record], ("id", "query_id")) or f"line-{line}", line=line, query=clean_text(record["query"]), memories=memories,
-        consent=record.get("consent"), system=shape_of(items[0]).split()[0], user=named(around, _USERS), **terms,
-    )  # fmt: skip
+        id=named([record], ("id", "query_id")) or f"line-{line}",
+        line=line,
+        query=clean_text(record["query"]),
+        memories=memories,
+        consent=record.get("consent"),
+        system=shape_of(items[0]).split()[0],
+        user=named(around, _USERS),
+        **terms,
+    )
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #b454356b
 SEARCH_TOOLS = ("archival_memory_search", "conversation_search", "conversation_search_date")
@@ -293,7 +443,11 @@ SEARCH_TOOLS = ("archival_memory_search", "conversation_search", "conversation_s
 def _content(message: dict) -> str:
     content = message.get("content", message.get("text"))
     parts = content if isinstance(content, list) else [{"text": content}]
-    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return "\n".join(
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    )
 
 
 def _unwrapped(text: str) -> Any:
@@ -332,28 +486,51 @@ def letta_turns(agent: dict) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(only_dicts(agent.get("messages"))):
         role = message.get("role")
         if role == "user" and (query := user_words(message)):
-            name = f"{agent.get('id') or agent.get('name') or 'agent'}/{message.get('id') or number}"
-            turns.append({"id": name, "query": query, "searches": set(), "memories": [], "sent": [], "text": "", "cut": False})
+            name = (
+                f"{agent.get('id') or agent.get('name') or 'agent'}/{message.get('id') or number}"
+            )
+            turns.append(
+                {
+                    "id": name,
+                    "query": query,
+                    "searches": set(),
+                    "memories": [],
+                    "sent": [],
+                    "text": "",
+                    "cut": False,
+                }
+            )
         elif turns and role == "assistant":
             calls = only_dicts(message.get("tool_calls"))
             for call in calls:
                 function = call["function"] if isinstance(call.get("function"), dict) else {}
                 if function.get("name") in SEARCH_TOOLS:
                     turns[-1]["searches"].add(str(call.get("id", "")))
-                elif function.get("name") == "send_message" and isinstance(said := _unwrapped(str(function.get("arguments"))), dict):
+                elif function.get("name") == "send_message" and isinstance(
+                    said := _unwrapped(str(function.get("arguments"))), dict
+                ):
                     turns[-1]["sent"].append(str(said.get("message", "")))
             turns[-1]["text"] = turns[-1]["text"] if calls else _content(message)
         elif turns and role == "tool":
-            many = [(part.get("tool_call_id"), part.get("func_response")) for part in only_dicts(message.get("tool_returns"))]
+            many = [
+                (part.get("tool_call_id"), part.get("func_response"))
+                for part in only_dicts(message.get("tool_returns"))
+            ]
             for call, text in many or [(message.get("tool_call_id"), _content(message))]:
                 if isinstance(text, str) and call in turns[-1]["searches"]:
                     found = search_results(text)
                     turns[-1]["cut"] |= found is None
-                    turns[-1]["memories"] += [item for item in found or () if item not in turns[-1]["memories"]]
+                    turns[-1]["memories"] += [
+                        item for item in found or () if item not in turns[-1]["memories"]
+                    ]
     for turn in turns:
         if turn["searches"]:
             memories = {} if turn["cut"] else {"memories": turn["memories"]}
-            yield {"id": turn["id"], "query": turn["query"], "answer": "\n".join(turn["sent"]) or turn["text"]} | memories
+            yield {
+                "id": turn["id"],
+                "query": turn["query"],
+                "answer": "\n".join(turn["sent"]) or turn["text"],
+            } | memories
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #7778b765
 def _whole(path: Path) -> Iterator[tuple[int, Any]]:
@@ -365,7 +542,10 @@ def _whole(path: Path) -> Iterator[tuple[int, Any]]:
             yield from iter_rows(path)
         else:
             place = f"line {error.lineno}, column {error.colno}: {error.msg}"
-            yield 1, Violation("json", place, "one JSON value, or one object a line", line=error.lineno)
+            yield (
+                1,
+                Violation("json", place, "one JSON value, or one object a line", line=error.lineno),
+            )
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         yield 1, Violation("json", why, "one JSON value, or one object a line", line=1)
@@ -379,8 +559,14 @@ def log_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     lines = _whole(path) if path.suffix in (".json", ".af") and path.is_file() else iter_rows(path)
     for line, record in lines:
         if isinstance(record, dict) and isinstance(record.get("agents"), list):
-            yield from enumerate((turn for agent in only_dicts(record["agents"]) for turn in letta_turns(agent)), 1)
-        elif isinstance(record, dict) and isinstance(record.get("messages"), list) and "core_memory" in record:
+            yield from enumerate(
+                (turn for agent in only_dicts(record["agents"]) for turn in letta_turns(agent)), 1
+            )
+        elif (
+            isinstance(record, dict)
+            and isinstance(record.get("messages"), list)
+            and "core_memory" in record
+        ):
             yield from enumerate(letta_turns(record), 1)
         else:
             yield line, record
@@ -392,11 +578,21 @@ def read_store(path: str | Path) -> dict[str, dict]:
     for _, record in log_records(path):
         items = find_memories(record) if shape_of(record) == "" else [record]
         for item in items or []:
-            name = next((part[key] for part in [_bare_document(item)] for key in ("id", "key", "uuid") if part.get(key) is not None), None)
+            name = next(
+                (
+                    part[key]
+                    for part in [_bare_document(item)]
+                    for key in ("id", "key", "uuid")
+                    if part.get(key) is not None
+                ),
+                None,
+            )
             if shape_of(item) and name is not None:
                 found[str(name)] = item
     if not found:
-        allowed = "memories with an id, each " + " or ".join(shape.fields for shape in SHAPES.values())
+        allowed = "memories with an id, each " + " or ".join(
+            shape.fields for shape in SHAPES.values()
+        )
         raise DataError([Violation("store", "no memory with an id", allowed, file=Path(path).name)])
     return found
 
@@ -411,11 +607,22 @@ def join_store(record: Any, store: dict[str, dict]) -> Any:
 def known_shapes() -> list[str]:
     """All that `read_log` reads, in words."""
     lists = " | ".join(f'"{name}"' for name in ANSWER_FIELDS)
-    rows = f'rows {{"query", {lists}, "id"?, "answer"?, "domain"?, "user"?, "consent"?, "licence"?}}'
-    forms = [f"such rows with memories as {name} is written: {shape.fields}" for name, shape in SHAPES.items()]
+    rows = (
+        f'rows {{"query", {lists}, "id"?, "answer"?, "domain"?, "user"?, "consent"?, "licence"?}}'
+    )
+    forms = [
+        f"such rows with memories as {name} is written: {shape.fields}"
+        for name, shape in SHAPES.items()
+    ]
     context = 'such rows with a context block of zep as "context": <FACTS> ... </FACTS>'
     agent = f'an agent file of letta: {{"agents": [{{"messages": [...]}}]}}, with results of {", ".join(SEARCH_TOOLS)}'
-    return [rows, *forms, context, 'rows {"query", "memory_ids"}, and the export of the store as a second file', agent]
+    return [
+        rows,
+        *forms,
+        context,
+        'rows {"query", "memory_ids"}, and the export of the store as a second file',
+        agent,
+    ]
 
 
 def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogRow | Dropped]:
@@ -423,11 +630,18 @@ def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogR
 
     Raises `DataError` listing the known shapes when the file has none of them, and `FileNotFoundError`.
     """
-    known, path, seen = read_store(store) if store else {}, Path(path), set()
+    known = read_store(store) if store else {}
+    path = Path(path)
+    seen = set()
     lines = log_records(path)
     head = [*islice(lines, 100)]
     records = [record for _, record in head if not isinstance(record, Violation)]
-    if not any(isinstance(record, dict) and "query" in record and not record.keys().isdisjoint((*ANSWER_FIELDS, "memory_ids")) for record in records):
+    if not any(
+        isinstance(record, dict)
+        and "query" in record
+        and not record.keys().isdisjoint((*ANSWER_FIELDS, "memory_ids"))
+        for record in records
+    ):
         found = "nothing in which memories were retrieved for a query"
         if any(shape_of(record) or find_memories(record) for record in records):
             found = "memories without queries"
@@ -436,12 +650,23 @@ def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogR
         elif head:
             found += f"; line {head[0][0]} cannot be read ({head[0][1].rule})"
         else:
-            found += ": no row, and no turn of an agent that searched" if path.stat().st_size else ": it is empty"
-        raise DataError([Violation("shape", found, allowed, file=path.name) for allowed in known_shapes()])
+            found += (
+                ": no row, and no turn of an agent that searched"
+                if path.stat().st_size
+                else ": it is empty"
+            )
+        raise DataError(
+            [Violation("shape", found, allowed, file=path.name) for allowed in known_shapes()]
+        )
     for line, record in chain(head, lines):
         drop = {"source": "memory log", "stage": "reading", "line": line, "file": path.name}
         if isinstance(record, Violation):
-            yield Dropped(**drop, rule=record.rule, found=record.found.rpartition(" (")[2].rstrip(")"), allowed=record.allowed)
+            yield Dropped(
+                **drop,
+                rule=record.rule,
+                found=record.found.rpartition(" (")[2].rstrip(")"),
+                allowed=record.allowed,
+            )
             continue
         record = join_store(record, known)
         faults = check_log_row(record)
@@ -449,7 +674,10 @@ def read_log(path: str | Path, store: str | Path | None = None) -> Iterator[LogR
         if row and row.id in seen:
             faults = [("id", "the id of an earlier row", "each id once")]
         if faults:
-            yield from (Dropped(**drop, rule=rule, found=found, allowed=allowed) for rule, found, allowed in faults[:1])
+            yield from (
+                Dropped(**drop, rule=rule, found=found, allowed=allowed)
+                for rule, found, allowed in faults[:1]
+            )
         else:
             seen.add(row.id)
             yield row

@@ -57,44 +57,76 @@ class RedactionRule:
 
 def value_span(match: Any) -> Span:
     """What of a match is to be replaced: its first group that took part and whose name begins with `value`, or all of it."""
-    return next((match.span(group) for group in match.re.groupindex if group.startswith("value") and match.end(group) >= 0), match.span())
+    return next(
+        (
+            match.span(group)
+            for group in match.re.groupindex
+            if group.startswith("value") and match.end(group) >= 0
+        ),
+        match.span(),
+    )
 
 
-def pattern_rule(name: str, pattern: str, label: str = "", flags: int = 0, seeks: str = "") -> RedactionRule:
+def pattern_rule(
+    name: str, pattern: str, label: str = "", flags: int = 0, seeks: str = ""
+) -> RedactionRule:
     """A rule from a regular expression; where a group took part whose name begins with `value`, only that is replaced."""
     compiled = re.compile(pattern, flags)
-    return RedactionRule(name, label or name, lambda text: map(value_span, compiled.finditer(text)), recipe=pattern, seeks=seeks)
+    return RedactionRule(
+        name,
+        label or name,
+        lambda text: map(value_span, compiled.finditer(text)),
+        recipe=pattern,
+        seeks=seeks,
+    )
 
 
 def unless(rule: RedactionRule, harmless: Callable[[str, int, int], bool]) -> RedactionRule:
     """The rule without those finds that a function of text, start and end says are nobody's secret."""
-    return replace(rule, find=lambda text: (span for span in rule.find(text) if not harmless(text, *span)))
+    return replace(
+        rule, find=lambda text: (span for span in rule.find(text) if not harmless(text, *span))
+    )
 
 
 def joined(name: str, label: str, seeks: str, *rules: RedactionRule) -> RedactionRule:
     """One rule that finds whatever any of these finds."""
-    return RedactionRule(name, label, lambda text: (span for rule in rules for span in rule.find(text)), recipe="|".join(r.recipe for r in rules), seeks=seeks)
+    return RedactionRule(
+        name,
+        label,
+        lambda text: (span for rule in rules for span in rule.find(text)),
+        recipe="|".join(r.recipe for r in rules),
+        seeks=seeks,
+    )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
-_UNSEEN = frozenset(("\u034f", "\u20e3", *map(chr, range(0xFE00, 0xFE10))))  # joins and picks forms, and has no form
+_UNSEEN = frozenset(
+    ("\u034f", "\u20e3", *map(chr, range(0xFE00, 0xFE10)))
+)  # joins and picks forms, and has no form
 
 
 @cache
 def _as_seen(character: str) -> str:
-    kind, form = unicodedata.category(character), unicodedata.decomposition(character)
+    kind = unicodedata.category(character)
+    form = unicodedata.decomposition(character)
     if kind == "Cf" or character in _UNSEEN:
         return ""
     if kind == "Zs" or character in _HYPHENS:
         return " " if kind == "Zs" else "-"
-    return unicodedata.normalize("NFKC", character)[:1] if form.startswith(("<wide>", "<narrow>", "<small>", "<font>")) else character
+    return (
+        unicodedata.normalize("NFKC", character)[:1]
+        if form.startswith(("<wide>", "<narrow>", "<small>", "<font>"))
+        else character
+    )
 
 
 def as_seen(text: str) -> tuple[str, Sequence[int]]:
     """The text as it looks, in plain characters, and the place in the text of each of them."""
     if text.isascii():
         return text, range(len(text))
-    seen = [(shown, place) for place, character in enumerate(text) if (shown := _as_seen(character))]
+    seen = [
+        (shown, place) for place, character in enumerate(text) if (shown := _as_seen(character))
+    ]
     return "".join(shown for shown, _ in seen), [place for _, place in seen]
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #e2d01723
@@ -111,7 +143,11 @@ class _Row:
     """The placeholders of one row: which value has which number, and which values to look for everywhere."""
 
     def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
-        self.rules, self.places, self.numbers, self.seen, self.last = rules, Counter(), {}, {}, Counter()
+        self.rules = rules
+        self.places = Counter()
+        self.numbers = {}
+        self.seen = {}
+        self.last = Counter()
         labels = sorted({re.escape(rule.label) + r" \d+" * rule.numbered for rule in rules})
         self.marks = re.compile(rf"(\[(?:{'|'.join(labels)})\])")
         for mark in (mark for text in texts for mark in self.marks.findall(text)):
@@ -138,12 +174,22 @@ class _Row:
             parts[i] = self._marked(parts[i], parts[i], range(len(parts[i])), rule, find)
         return "".join(parts)
 
-    def _marked(self, text: str, seen: str, places: Sequence[int], rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
-        out, at, done = [], 0, 0
+    def _marked(
+        self,
+        text: str,
+        seen: str,
+        places: Sequence[int],
+        rule: RedactionRule,
+        find: Callable[[str], Iterable[Span]],
+    ) -> str:
+        out = []
+        at = 0
+        done = 0
         for start, end in sorted(find(seen), key=lambda span: (span[0], -span[1])):
             if done <= start < end:
                 out += [text[at : places[start]], self.mark(rule, seen[start:end])]
-                at, done = places[end - 1] + 1, end
+                at = places[end - 1] + 1
+                done = end
         return "".join(out) + text[at:]
 
     def one_pass(self, texts: list[str]) -> list[str]:
@@ -151,16 +197,23 @@ class _Row:
             texts = [self.replace(text, rule, rule.find) for text in texts]
         for value, rule in sorted(self.seen.items(), key=lambda item: -len(item[0])):
             whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.I)
-            texts = [self.replace(text, rule, lambda part, whole=whole: (m.span() for m in whole.finditer(part))) for text in texts]
+            texts = [
+                self.replace(
+                    text, rule, lambda part, whole=whole: (m.span() for m in whole.finditer(part))
+                )
+                for text in texts
+            ]
         return texts
 
 
 def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
     """The texts of one row with placeholders; the same value has the same placeholder in all of them."""
     texts = [unicodedata.normalize("NFC", text) for text in texts]
-    row, before = _Row(rules, texts), None
+    row = _Row(rules, texts)
+    before = None
     while texts != before:
-        before, texts = texts, row.one_pass(texts)
+        before = texts
+        texts = row.one_pass(texts)
     return Redaction(texts, row.places, Counter(name for _, name in row.numbers.values()))
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #00c09195
@@ -173,16 +226,27 @@ def _listed(name: str) -> list[str]:
 
 def _either(*names: str) -> str:
     """A pattern for any entry of these lists, the longest first; a list in one text holds words, any other holds patterns."""
-    entries = {re.escape(word) if isinstance(_WORDS[name], str) else word for name in names for word in _listed(name)}
+    entries = {
+        re.escape(word) if isinstance(_WORDS[name], str) else word
+        for name in names
+        for word in _listed(name)
+    }
     return "(?:" + "|".join(sorted(entries, key=lambda entry: (-len(entry), entry))) + ")"
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #136b16ea
 _PART = r"[\w.+%'-]"
-_OPEN, _SHUT = r"\s?[(\[{<]{1,2}\s?", r"\s?[)\]}>]{1,2}\s?"
-_AT = rf"(?:@{{1,2}}|%40|=40|\\u0040|&#(?:64|x40);|&commat;|{_OPEN}{_either('at')}{_SHUT}| (?-i:AT) )"
+_OPEN = r"\s?[(\[{<]{1,2}\s?"
+_SHUT = r"\s?[)\]}>]{1,2}\s?"
+_AT = (
+    rf"(?:@{{1,2}}|%40|=40|\\u0040|&#(?:64|x40);|&commat;|{_OPEN}{_either('at')}{_SHUT}| (?-i:AT) )"
+)
 _SAID_DOT = rf"(?:{_OPEN}{_either('dot')}{_SHUT}| {_either('dot')} )"
-_DOT = rf"(?:[.。]|%2e|=2e|\\u002e|&#(?:46|x2e);|&period;|{_SAID_DOT}| ?[.,](?={_either('tops')}\b))"
-_LABEL, _TOP, _KNOWN_TOP = r"\w[\w-]{0,62}", r"[^\W\d_]{2}[\w-]{0,61}", rf"{_either('tops')}(?!\w)"
+_DOT = (
+    rf"(?:[.。]|%2e|=2e|\\u002e|&#(?:46|x2e);|&period;|{_SAID_DOT}| ?[.,](?={_either('tops')}\b))"
+)
+_LABEL = r"\w[\w-]{0,62}"
+_TOP = r"[^\W\d_]{2}[\w-]{0,61}"
+_KNOWN_TOP = rf"{_either('tops')}(?!\w)"
 _HOST = rf"{_LABEL}(?:{_DOT}{_LABEL}){{0,6}}?{_DOT}"
 _USER = rf"\w{_PART}{{0,99}}"
 _START = rf"(?<!{_PART})(?!(?:git|hg|svn)@)(?:\w[\w+'-]{{0,40}}{_SAID_DOT}){{0,4}}{_USER}"
@@ -202,30 +266,61 @@ _MAILS = (
     rf"(?<!{_PART})(?=\w{{1,40}}[\d.]){_USER} at {_either('mail_hosts')}\b",
     rf"\b{_either('mail_words')}\b[^.\n@]{{0,20}}? (?P<value>(?!{_either('before_at')} ){_USER} at {_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})",
 )
-EMAIL = pattern_rule("e-mail", "|".join(_MAILS), flags=re.I, seeks="e-mail addresses, also with at and dot in brackets or in words")
-URL_LOGIN = pattern_rule("URL login", r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@", "login", re.I, "users and passwords before the host of a web address")
+EMAIL = pattern_rule(
+    "e-mail",
+    "|".join(_MAILS),
+    flags=re.I,
+    seeks="e-mail addresses, also with at and dot in brackets or in words",
+)
+URL_LOGIN = pattern_rule(
+    "URL login",
+    r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
+    "login",
+    re.I,
+    "users and passwords before the host of a web address",
+)
 _PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"  # up to the next link, which is found from its own start
 _QUERY = rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])"
 URL_QUERY = unless(
-    pattern_rule("URL query", _QUERY, "query", re.I, "what follows ? in a web address, or # when it is more than a heading"),
-    lambda text, start, end: text[start - 1] == "#" and bool(re.fullmatch(r"(?!\w*\d{4})[A-Za-z_][\w.()/-]{0,60}", text[start:end])),
+    pattern_rule(
+        "URL query",
+        _QUERY,
+        "query",
+        re.I,
+        "what follows ? in a web address, or # when it is more than a heading",
+    ),
+    lambda text, start, end: (
+        text[start - 1] == "#"
+        and bool(re.fullmatch(r"(?!\w*\d{4})[A-Za-z_][\w.()/-]{0,60}", text[start:end]))
+    ),
 )
 _HOOK_HOST = r"[\w.-]*hooks?[\w.-]*(?:/(?:services|triggers|workflows|hooks|catch|webhookb?\d*))*"
 _HOOK_PATH = r"[\w.-]+/(?:[\w.-]+/)*?(?:[\w-]*hooks?\w*|key|token)"
 WEBHOOK = unless(
-    pattern_rule("webhook", rf"\bhttps?://(?:{_HOOK_HOST}|{_HOOK_PATH})/(?P<value>[^\s<>\"')\]]*\w)", "key", re.I, "the keys in addresses of webhooks"),
-    lambda text, start, end: len(re.findall(r"\d", text[start:end])) < 2 or bool(re.fullmatch(r"(?:[a-z]+|\d{1,4})(?:[-/](?:[a-z]+|\d{1,4}))*", text[start:end])),
+    pattern_rule(
+        "webhook",
+        rf"\bhttps?://(?:{_HOOK_HOST}|{_HOOK_PATH})/(?P<value>[^\s<>\"')\]]*\w)",
+        "key",
+        re.I,
+        "the keys in addresses of webhooks",
+    ),
+    lambda text, start, end: (
+        len(re.findall(r"\d", text[start:end])) < 2
+        or bool(re.fullmatch(r"(?:[a-z]+|\d{1,4})(?:[-/](?:[a-z]+|\d{1,4}))*", text[start:end]))
+    ),
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #f840ccb9
 _PROFILES = r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me|reddit\.com/u(?:ser)?"
 _PROFILE = rf"\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)|\b(?:github|gitlab)\.com/(?P<value_alone>\w[\w.-]*\w)(?![\w/])"
-_DECORATORS, _PACKAGES = frozenset(_listed("decorators")), frozenset(_listed("packages")) | sys.stdlib_module_names
+_DECORATORS = frozenset(_listed("decorators"))
+_PACKAGES = frozenset(_listed("packages")) | sys.stdlib_module_names
 
 
 def is_decorator(text: str, start: int, end: int) -> bool:
     """Whether what stands here in a text, from its @ on, belongs to a program and not to a person."""
-    name, after = text[start + 1 : end], text[end : end + 80]
+    name = text[start + 1 : end]
+    after = text[end : end + 80]
     if text[start] != "@":
         return False
     if name.lower() in _DECORATORS or ("." in name and name.partition(".")[0] in _PACKAGES):
@@ -234,22 +329,36 @@ def is_decorator(text: str, start: int, end: int) -> bool:
     if alone and "_" in name.partition(".")[2] and not after.partition("\n")[0].strip():
         return True
     above = r"[ \t]*\n\s*(?:@|(?:async )?def |class |(?:public|private|protected|export|function) )"
-    return bool(re.match(r"\(| (?:decorator|annotation|rule|pragma)\b", after)) or (alone and bool(re.match(above, after)))
+    return bool(re.match(r"\(| (?:decorator|annotation|rule|pragma)\b", after)) or (
+        alone and bool(re.match(above, after))
+    )
 
 
 HANDLE = unless(
-    pattern_rule("handle", rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/])|{_PROFILE}", flags=re.I, seeks="names behind @ and in addresses of profiles"), is_decorator
+    pattern_rule(
+        "handle",
+        rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/])|{_PROFILE}",
+        flags=re.I,
+        seeks="names behind @ and in addresses of profiles",
+    ),
+    is_decorator,
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #449fb5e8
-def scan_rule(name: str, start: str, valid: Callable[[str], bool], label: str = "", seeks: str = "") -> RedactionRule:
+def scan_rule(
+    name: str, start: str, valid: Callable[[str], bool], label: str = "", seeks: str = ""
+) -> RedactionRule:
     """A rule that takes, wherever the pattern matches, its longest valid beginning up to the edge of a word."""
     compiled = re.compile(start)
 
     def find(text: str) -> Iterator[Span]:
         at = 0
         while match := compiled.search(text, at):
-            edges = (i for i in range(match.end(), match.start(), -1) if text[i - 1].isalnum() and not text[i : i + 1].isalnum())
+            edges = (
+                i
+                for i in range(match.end(), match.start(), -1)
+                if text[i - 1].isalnum() and not text[i : i + 1].isalnum()
+            )
             end = next((i for i in edges if valid(text[match.start() : i])), 0)
             if end:
                 yield match.start(), end
@@ -261,24 +370,46 @@ def scan_rule(name: str, start: str, valid: Callable[[str], bool], label: str = 
 def is_card(text: str) -> bool:
     """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19 digits."""
     digits = re.sub(r"\D", "", text)
-    return 13 <= len(digits) <= 19 and digits.isascii() and digits[0] in "23456" and luhn.is_valid(digits)
+    return (
+        13 <= len(digits) <= 19
+        and digits.isascii()
+        and digits[0] in "23456"
+        and luhn.is_valid(digits)
+    )
 
 
 def is_account(text: str) -> bool:
     """Whether a text is an account number after ISO 13616, in groups or not."""
     account = compact(text)
-    return 15 <= len(account) <= 34 and account.isascii() and iban.is_valid(account, check_country=False)
+    return (
+        15 <= len(account) <= 34
+        and account.isascii()
+        and iban.is_valid(account, check_country=False)
+    )
 
 
 CARD = unless(
-    scan_rule("card", r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}", is_card, seeks="card numbers with a right check digit"),
-    lambda text, start, end: bool(re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I)),
+    scan_rule(
+        "card",
+        r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
+        is_card,
+        seeks="card numbers with a right check digit",
+    ),
+    lambda text, start, end: bool(
+        re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I)
+    ),
 )
 IBAN = joined(
-    "IBAN", "IBAN", "account numbers (IBAN) with right check digits, or behind the word",
+    "IBAN",
+    "IBAN",
+    "account numbers (IBAN) with right check digits, or behind the word",
     scan_rule("IBAN", r"(?<!\w)[A-Za-z]{2}[ ._/-]?\d\d(?:[ ._/-]?[A-Za-z0-9]){11,30}", is_account),
-    pattern_rule("IBAN", r"\bIBAN\b\W{0,3}(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)(?!\w)", flags=re.I),
-)  # fmt: skip
+    pattern_rule(
+        "IBAN",
+        r"\bIBAN\b\W{0,3}(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)(?!\w)",
+        flags=re.I,
+    ),
+)
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #c9b5743f
 def _is_ip(text: str) -> bool:
@@ -298,11 +429,26 @@ def nobodys_ip(text: str, start: int, end: int) -> bool:
             return ipaddress.ip_network(f"{address}/{size[1]}").num_addresses > 1
         except ValueError:
             return False
-    return bool(re.search(rf"(?:\b{_either('numbered')}[ .]?|[=<>~]=\s?|[A-Za-z]/|§ ?)$", text[max(0, start - 20) : start], re.I))
+    return bool(
+        re.search(
+            rf"(?:\b{_either('numbered')}[ .]?|[=<>~]=\s?|[A-Za-z]/|§ ?)$",
+            text[max(0, start - 20) : start],
+            re.I,
+        )
+    )
 
 
-_V4, _V6 = r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\.\d)", r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}"
-IP = unless(scan_rule("IP address", f"{_V4}|{_V6}", _is_ip, seeks="addresses of machines, but not of this machine or of whole networks"), nobodys_ip)
+_V4 = r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\.\d)"
+_V6 = r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}"
+IP = unless(
+    scan_rule(
+        "IP address",
+        f"{_V4}|{_V6}",
+        _is_ip,
+        seeks="addresses of machines, but not of this machine or of whole networks",
+    ),
+    nobodys_ip,
+)
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #25b30bdb
 _DATE = r"(?:\d{4}(?P<a>[-./])\d{1,2}(?P=a)\d{1,2}|\d{1,2}(?P<b>[-./])\d{1,2}(?P=b)(?:\d{4}|\d\d))(?!\d)|0[.,]\d|\+?\d{1,3}\.\d{4,}$"
@@ -314,20 +460,34 @@ def is_phone(text: str) -> bool:
     import phonenumbers
 
     digits = re.sub(r"\D", "", text)
-    if not 8 <= len(digits) <= 15 or re.match(_DATE, text) or {*digits} <= {*"01"} or digits in "012345678901234567890" or digits in _LIMITS:
+    if (
+        not 8 <= len(digits) <= 15
+        or re.match(_DATE, text)
+        or {*digits} <= {*"01"}
+        or digits in "012345678901234567890"
+        or digits in _LIMITS
+    ):
         return False
-    if re.match(r"\+|0|\(\d", text) or re.fullmatch(r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text):
+    if re.match(r"\+|0|\(\d", text) or re.fullmatch(
+        r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text
+    ):
         return True
     if not re.fullmatch(r"1?\d{10}|\d{3}[ .-]?\d{3}[ .-]?\d{4}|\d{5}[ -]\d{5}", text):
         return False
-    return any(phonenumbers.is_valid_number(phonenumbers.parse(digits, region)) for region in ("US", "IN"))
+    return any(
+        phonenumbers.is_valid_number(phonenumbers.parse(digits, region)) for region in ("US", "IN")
+    )
 
 
 def is_counted(text: str, start: int, end: int) -> bool:
     """Whether the words beside a number say that it counts or names something: an order, a seed, so many bytes."""
-    before, after = text[max(0, start - 40) : start], text[end : end + 20]
+    before = text[max(0, start - 40) : start]
+    after = text[end : end + 20]
     said = rf"(?:\b{_either('counted')}|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr|is|was|are|of|time))*\W{{0,3}}$"
-    return text[start] != "+" and bool(re.search(said, before, re.I) or re.match(rf"\s?(?:{_either('units')}\b|[%*^°])", after, re.I))
+    return text[start] != "+" and bool(
+        re.search(said, before, re.I)
+        or re.match(rf"\s?(?:{_either('units')}\b|[%*^°])", after, re.I)
+    )
 
 
 def national_phones(region: str) -> RedactionRule:
@@ -336,26 +496,67 @@ def national_phones(region: str) -> RedactionRule:
     def find(text: str) -> Iterator[Span]:
         import phonenumbers
 
-        yield from ((match.start, match.end) for match in phonenumbers.PhoneNumberMatcher(text, region))
+        yield from (
+            (match.start, match.end) for match in phonenumbers.PhoneNumberMatcher(text, region)
+        )
 
-    rule = RedactionRule(f"phone in {region}", "phone", find, recipe=region, seeks=f"telephone numbers as they are written in {region}")
+    rule = RedactionRule(
+        f"phone in {region}",
+        "phone",
+        find,
+        recipe=region,
+        seeks=f"telephone numbers as they are written in {region}",
+    )
     return unless(rule, is_counted)
 
 
 _PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./_·•-]{5,24}\d"
-PHONE = unless(scan_rule("phone", _PHONE, is_phone, seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits"), is_counted)
-_FIGURES = {word: figure for figure, words in enumerate(_WORDS["figures"]) for word in words}
-_NO_DATE = r"(?!(?:\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](?:\d{4}|\d\d))(?!\d)|0[.,]\d)"
-SAID_PHONE = joined(
-    "phone by word", "phone", "numbers behind a word for telephone, and numbers spoken figure by figure",
-    pattern_rule("noun", rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist|[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)", flags=re.I),
-    pattern_rule("verb", rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)", flags=re.I),
-    pattern_rule("owner", rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)", flags=re.I),
-    unless(
-        pattern_rule("words", rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])", flags=re.I),
-        lambda text, start, end: all(b - a in (1, -1) for a, b in pairwise(_FIGURES[w] for w in re.findall(r"\w+", text[start:end].lower()) if w in _FIGURES)),
+PHONE = unless(
+    scan_rule(
+        "phone",
+        _PHONE,
+        is_phone,
+        seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
     ),
-)  # fmt: skip
+    is_counted,
+)
+_FIGURES = {word: figure for figure, words in enumerate(_WORDS["figures"]) for word in words}
+_NO_DATE = (
+    r"(?!(?:\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](?:\d{4}|\d\d))(?!\d)|0[.,]\d)"
+)
+SAID_PHONE = joined(
+    "phone by word",
+    "phone",
+    "numbers behind a word for telephone, and numbers spoken figure by figure",
+    pattern_rule(
+        "noun",
+        rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist|[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)",
+        flags=re.I,
+    ),
+    pattern_rule(
+        "verb",
+        rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
+        flags=re.I,
+    ),
+    pattern_rule(
+        "owner",
+        rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
+        flags=re.I,
+    ),
+    unless(
+        pattern_rule(
+            "words",
+            rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+            flags=re.I,
+        ),
+        lambda text, start, end: all(
+            b - a in (1, -1)
+            for a, b in pairwise(
+                _FIGURES[w] for w in re.findall(r"\w+", text[start:end].lower()) if w in _FIGURES
+            )
+        ),
+    ),
+)
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #a70dfd3f
 _PREFIXED = (
@@ -366,16 +567,27 @@ _PREFIXED = (
 )
 _BLOCK = r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
 KEY = unless(
-    pattern_rule("key", f"{_BLOCK}|{_PREFIXED}", flags=re.ASCII, seeks="private keys, and keys that begin as those of a known service do"),
-    lambda text, start, end: not re.search(r"\d|(?:[a-z]+[A-Z]+){4}|[A-Za-z]{20}|PRIVATE", text[start:end]),
+    pattern_rule(
+        "key",
+        f"{_BLOCK}|{_PREFIXED}",
+        flags=re.ASCII,
+        seeks="private keys, and keys that begin as those of a known service do",
+    ),
+    lambda text, start, end: (
+        not re.search(r"\d|(?:[a-z]+[A-Z]+){4}|[A-Za-z]{20}|PRIVATE", text[start:end])
+    ),
 )
 _HEADERS = r"\b(?:bearer\s+(?P<value>[\w.~+/-]{16,}=*)|authorization:\s*basic\s+(?P<value_basic>[\w+/-]{6,}=*)|cookie:\s*(?P<value_cookie>[^\s].*))"
-BEARER = pattern_rule("bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests")
+BEARER = pattern_rule(
+    "bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests"
+)
 
 
 def turns(token: str) -> int:
     """How often a string goes from letters to digits or back, or from a small letter to a capital."""
-    return sum(a.isalpha() != b.isalpha() or (a.islower() and b.isupper()) for a, b in pairwise(token))
+    return sum(
+        a.isalpha() != b.isalpha() or (a.islower() and b.isupper()) for a, b in pairwise(token)
+    )
 
 
 def is_encoded(token: str) -> bool:
@@ -384,7 +596,11 @@ def is_encoded(token: str) -> bool:
     if len(token) < 12 or (token != body and len(token) % 4):
         return False
     try:
-        plain = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_" if re.search("[-_]", body) else None, validate=True)
+        plain = base64.b64decode(
+            body + "=" * (-len(body) % 4),
+            altchars=b"-_" if re.search("[-_]", body) else None,
+            validate=True,
+        )
     except ValueError:
         return False
     if len(plain) > 6 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain):
@@ -397,21 +613,41 @@ def is_random(token: str) -> bool:
     if is_encoded(token):
         return True
     letters = re.sub(r"[^A-Za-z0-9]", "", token)
-    digits, upper, lower = (sum(map(test, letters)) for test in (str.isdigit, str.isupper, str.islower))
+    digits, upper, lower = (
+        sum(map(test, letters)) for test in (str.isdigit, str.isupper, str.islower)
+    )
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", letters):
-        return letters == token and len(letters) in (32, 48, 56, 64, 96, 128) and len({*letters}) > 5 and min(digits, upper + lower) > 3
+        return (
+            letters == token
+            and len(letters) in (32, 48, 56, 64, 96, 128)
+            and len({*letters}) > 5
+            and min(digits, upper + lower) > 3
+        )
     if re.fullmatch(r"[A-Z2-7]{16,}", token):  # Base32, as of authenticators
         return digits >= 2 and turns(token) >= 3
     if len(letters) < 16 or not digits:
         return False
-    words = [run for run in re.findall("[A-Z]?[a-z]{2,}", token) if re.search("[aeiouy]", run.lower())]
+    words = [
+        run for run in re.findall("[A-Z]?[a-z]{2,}", token) if re.search("[aeiouy]", run.lower())
+    ]
     worded = sum(map(len, words)) / len(letters)  # the share of what may be words
     if upper and lower:
         return worded <= 0.55 and turns(letters) >= 0.22 * len(letters)
-    return len(letters) >= 24 and digits >= 4 and worded <= 0.5 and turns(letters) >= 0.22 * len(letters)
+    return (
+        len(letters) >= 24
+        and digits >= 4
+        and worded <= 0.5
+        and turns(letters) >= 0.22 * len(letters)
+    )
 
 
-_TOKENS = tuple(re.compile(pattern, re.ASCII) for pattern in (r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])", r"(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])"))
+_TOKENS = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"(?<![\w+=-])[\w-]{12,}={0,2}(?![\w=])",
+        r"(?<![\w+=/-])[\w+/]{12,}={0,2}(?![\w=])",
+    )
+)
 _OF_HASHES = re.compile(rf"\b{_either('hashes')}(?:sum)?\b[^\n]{{0,30}}$|[/@]$", re.I)
 
 
@@ -419,19 +655,33 @@ def _random_spans(text: str) -> Iterator[Span]:
     for pattern in _TOKENS:
         for match in pattern.finditer(text):
             start, end = match.span()
-            is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(r"\s+\*?[\w./-]+\.\w+", text[end : end + 40])
+            is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(
+                r"\s+\*?[\w./-]+\.\w+", text[end : end + 40]
+            )
             if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
                 yield start, end
 
 
-RANDOM = RedactionRule("random string", "key", _random_spans, recipe=" ".join(pattern.pattern for pattern in _TOKENS), seeks="Base64, long hexadecimal numbers and other strings that look random")
+RANDOM = RedactionRule(
+    "random string",
+    "key",
+    _random_spans,
+    recipe=" ".join(pattern.pattern for pattern in _TOKENS),
+    seeks="Base64, long hexadecimal numbers and other strings that look random",
+)
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #65fb974e
-_PASSWORDS, _SECRETS, _KEYED, _TOKEN_PARTS, _PLACES = (frozenset(_listed(name)) for name in ("password", "secret", "keyed", "token_parts", "places"))
+_PASSWORDS, _SECRETS, _KEYED, _TOKEN_PARTS, _PLACES = (
+    frozenset(_listed(name)) for name in ("password", "secret", "keyed", "token_parts", "places")
+)
 _STATES = frozenset(_listed("states")) | load_screen().sets["function_words"]
-_NO_VALUE = re.compile(rf"{_either('placeholders')}|[*xX.•_#?-]+|\$?\{{+.*|<.*|\$[A-Z_]+|%.*%|\[.*\]|your[-_ ].*|my[-_]?(?:password|secret|token|key).*", re.I)
+_NO_VALUE = re.compile(
+    rf"{_either('placeholders')}|[*xX.•_#?-]+|\$?\{{+.*|<.*|\$[A-Z_]+|%.*%|\[.*\]|your[-_ ].*|my[-_]?(?:password|secret|token|key).*",
+    re.I,
+)
 _OF_PROGRAMS = re.compile(
-    r"[\w.]*\w\(|\w+\[|varchar|(?:self|cls|args|request|req|config|settings|options|opts|os|process|env|this|ctx|params|props|data|body|secrets|vault|event|db|user|form)\.", re.I
+    r"[\w.]*\w\(|\w+\[|varchar|(?:self|cls|args|request|req|config|settings|options|opts|os|process|env|this|ctx|params|props|data|body|secrets|vault|event|db|user|form)\.",
+    re.I,
 )
 _TAIL = ".!?)]}>*:"  # what ends a sentence more often than a password
 
@@ -444,16 +694,27 @@ def secret_kind(name: str) -> str:
     before, last = ["", *words][-2:] if words else ("", "")
     if last == "pass" or (last == "key" and before in _KEYED):  # "pass" means other things as well
         return "key"
-    if last in _PASSWORDS or last.endswith(("password", "passwd", "passwort", "kennwort", "passphrase")) or (before, last) == ("pass", "word"):
+    if (
+        last in _PASSWORDS
+        or last.endswith(("password", "passwd", "passwort", "kennwort", "passphrase"))
+        or (before, last) == ("pass", "word")
+    ):
         return "password"
     if last in _SECRETS:
         return "" if last == "token" and before in _TOKEN_PARTS else "key"
     return "key" if last.endswith(("secret", "apikey", "token")) else ""
 
 
-def is_secret_value(value: str, kind: str, sign: str = "=", spaced: bool = False, ends: bool = True) -> bool:
+def is_secret_value(
+    value: str, kind: str, sign: str = "=", spaced: bool = False, ends: bool = True
+) -> bool:
     """Whether a value without quotation marks, behind a name of this kind and a sign, is a secret; `ends`: nothing follows it in its sentence."""
-    if len(value) < 3 or sign.startswith("==") or _NO_VALUE.fullmatch(value) or _OF_PROGRAMS.match(value):
+    if (
+        len(value) < 3
+        or sign.startswith("==")
+        or _NO_VALUE.fullmatch(value)
+        or _OF_PROGRAMS.match(value)
+    ):
         return False
     if re.search(r"\d|[!@#$%^&*+=~]", value):
         return not re.fullmatch(r"[-+]?\d{1,4}(?:\.\d+)?%?" if kind == "key" else r"\d{1,3}", value)
@@ -466,7 +727,9 @@ def is_secret_value(value: str, kind: str, sign: str = "=", spaced: bool = False
 _NAME = r"(?P<name>[^\W\d][\w.-]{1,60}(?: (?:key|token|code|phrase|secret|word))?)"
 _BARE = r"[^\s\"'`“”„,;]"
 _QUOTED = r"\\?[\"'`“”„«](?P<quoted>[^\"'`“”„«»\\\n]{2,200})\\?[\"'`“”„»]"
-_ASSIGNED = re.compile(rf"(?<!\w){_NAME}[\\\"'`\]\)]{{0,3}}\s{{0,3}}(?P<sign>:=|=>|->|={{1,3}}|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))")
+_ASSIGNED = re.compile(
+    rf"(?<!\w){_NAME}[\\\"'`\]\)]{{0,3}}\s{{0,3}}(?P<sign>:=|=>|->|={{1,3}}|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
+)
 _RUN = re.compile(rf"{_BARE}+")
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
@@ -480,13 +743,23 @@ def _assigned_spans(text: str) -> Iterator[Span]:
         kind = secret_kind(match["name"])
         at = match.end() if kind else match.end("sign")
         if kind and match["quoted"]:
-            named = kind == "password" or " " not in match["quoted"].strip() or bool(re.search(r"\d", match["quoted"]))
+            named = (
+                kind == "password"
+                or " " not in match["quoted"].strip()
+                or bool(re.search(r"\d", match["quoted"]))
+            )
             if named and not _NO_VALUE.fullmatch(match["quoted"]):
                 yield match.span("quoted")
         elif kind and (run := _RUN.match(text, match.end())):
             value = run[0].rstrip(_TAIL)
             end = run.start() + len(value)
-            if is_secret_value(value, kind, match["sign"], bool(match["gap"]), bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10]))):
+            if is_secret_value(
+                value,
+                kind,
+                match["sign"],
+                bool(match["gap"]),
+                bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10])),
+            ):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
         named = match["name"] or match["tag"] or match["variable"] or "password"
@@ -495,7 +768,11 @@ def _assigned_spans(text: str) -> Iterator[Span]:
 
 
 PASSWORD = RedactionRule(
-    "password", "key", _assigned_spans, recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern, seeks="values of variables, fields and options whose name ends in a word for a secret"
+    "password",
+    "key",
+    _assigned_spans,
+    recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern,
+    seeks="values of variables, fields and options whose name ends in a word for a secret",
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #a0c89239
@@ -512,18 +789,30 @@ _BESIDE = re.compile(
     rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})",
     re.I,
 )
-_MEASURED = re.compile(r"[ -]?(?:characters?|chars?|digits?|letters?|signs?|symbols?|words?|tokens?|days?|minutes?|hours?|months?|years?|bits?|zeichen|stellen|tage)\b", re.I)
+_MEASURED = re.compile(
+    r"[ -]?(?:characters?|chars?|digits?|letters?|signs?|symbols?|words?|tokens?|days?|minutes?|hours?|months?|years?|bits?|zeichen|stellen|tage)\b",
+    re.I,
+)
 
 
 def _stated_spans(text: str) -> Iterator[Span]:
     for match in _STATED.finditer(text):
         if match["quoted"]:
-            if (match["password"] or " " not in match["quoted"]) and not _NO_VALUE.fullmatch(match["quoted"]):
+            if (match["password"] or " " not in match["quoted"]) and not _NO_VALUE.fullmatch(
+                match["quoted"]
+            ):
                 yield match.span("quoted")
             continue
         value = match["bare"].rstrip(_TAIL)
-        start, end = match.start("bare"), match.start("bare") + len(value)
-        if len(value) < 3 or _NO_VALUE.fullmatch(value) or value.lower() in _STATES or _OF_PROGRAMS.match(value) or _MEASURED.match(text, end):
+        start = match.start("bare")
+        end = match.start("bare") + len(value)
+        if (
+            len(value) < 3
+            or _NO_VALUE.fullmatch(value)
+            or value.lower() in _STATES
+            or _OF_PROGRAMS.match(value)
+            or _MEASURED.match(text, end)
+        ):
             continue
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
@@ -536,18 +825,22 @@ def _stated_spans(text: str) -> Iterator[Span]:
     for match in _BESIDE.finditer(text):
         start, end = value_span(match)
         end = start + len(text[start:end].rstrip(_TAIL))
-        if not _MEASURED.match(text, end) and not re.match(r"\d+-(?:char|digit|letter)", text[start:end]):
+        if not _MEASURED.match(text, end) and not re.match(
+            r"\d+-(?:char|digit|letter)", text[start:end]
+        ):
             yield start, end
 
 
 SAID_PASSWORD = RedactionRule(
-    "password in words", "key", _stated_spans, recipe=_STATED.pattern + _BESIDE.pattern, seeks="what a sentence says a password, key or token is"
+    "password in words",
+    "key",
+    _stated_spans,
+    recipe=_STATED.pattern + _BESIDE.pattern,
+    seeks="what a sentence says a password, key or token is",
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #ca72cee1
-_VALUE = (
-    r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
-)
+_VALUE = r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 _CODES = (
     rf"(?:\b|(?<=\W))(?:{_either('codes')}[- ]?(?:codes?|passcodes?|pins?|numbers?|passwords?|kennw\w+|passw\w+)|{_either('code_phrases')})\b[^.\n\d]{{0,25}}?(?P<value_a>{_VALUE})",
     rf"\b{_either('code_short')}\b[^.\n\d]{{0,15}}?(?P<value_b>\d{{3}}[ -]\d{{3}}(?!\d)|\d(?: \d){{3,7}}|\d{{3,8}})(?![\w-])",
@@ -568,12 +861,20 @@ def _code_spans(text: str) -> Iterator[Span]:
             start, end = value_span(match)
             if not _MEASURED.match(text, end):
                 yield start, end
-                while (following := _NEXT.match(text, end)) and len(following[1]) == len(match[match.lastgroup or 0]):
+                while (following := _NEXT.match(text, end)) and len(following[1]) == len(
+                    match[match.lastgroup or 0]
+                ):
                     yield following.span(1)
                     end = following.end()
 
 
-CODE = RedactionRule("one-time code", "key", _code_spans, recipe="|".join(_CODES), seeks="codes and PINs behind or before a word for them")
+CODE = RedactionRule(
+    "one-time code",
+    "key",
+    _code_spans,
+    recipe="|".join(_CODES),
+    seeks="codes and PINs behind or before a word for them",
+)
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #47b2f099
 _TOKEN = re.compile(r"[^\W_]+")
@@ -589,15 +890,26 @@ def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
     found: dict[tuple[str, ...], set[str]] = {}
     for number, person in enumerate(people):
         for name in [person] if isinstance(person, str) else person:
-            whole = tuple(word.casefold() for word in _TOKEN.findall(unicodedata.normalize("NFC", name)))
+            whole = tuple(
+                word.casefold() for word in _TOKEN.findall(unicodedata.normalize("NFC", name))
+            )
             forms = {whole, *((part,) for part in whole)}
             if len(whole) == 1 and re.search("[\u3400-\u9fff]", name):
-                family, *given = [part.lower() for part in re.findall("[A-Z][a-z]*", anyascii(whole[0]))] or [""]
-                forms |= {(family, "".join(given)), ("".join(given), family), (family, *given)} if given else set()
+                family, *given = [
+                    part.lower() for part in re.findall("[A-Z][a-z]*", anyascii(whole[0]))
+                ] or [""]
+                forms |= (
+                    {(family, "".join(given)), ("".join(given), family), (family, *given)}
+                    if given
+                    else set()
+                )
             for form in forms:
                 if sum(map(len, form)) > 1:
                     found.setdefault(form, set()).add(f"person {number}")
-    return {form: min(meant) if len(meant) == 1 else "words " + " ".join(form) for form, meant in found.items()}
+    return {
+        form: min(meant) if len(meant) == 1 else "words " + " ".join(form)
+        for form, meant in found.items()
+    }
 
 
 @cache
@@ -607,9 +919,27 @@ def common_words() -> frozenset[str]:
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #58dc0df5
 _SPELLINGS = (
-    ("schtsch", "sc"), ("shch", "sc"), ("tsch", "c"), ("sch", "s"), ("kh", "h"), ("ch", "c"), ("sh", "s"), ("zh", "z"), ("ph", "f"), ("th", "t"), ("ks", "x"),
-    ("ou", "u"), ("oy", "u"), ("ae", "a"), ("oe", "o"), ("ue", "u"), ("aa", "a"), ("cz", "c"), ("sz", "s"), ("rz", "z"),
-)  # fmt: skip
+    ("schtsch", "sc"),
+    ("shch", "sc"),
+    ("tsch", "c"),
+    ("sch", "s"),
+    ("kh", "h"),
+    ("ch", "c"),
+    ("sh", "s"),
+    ("zh", "z"),
+    ("ph", "f"),
+    ("th", "t"),
+    ("ks", "x"),
+    ("ou", "u"),
+    ("oy", "u"),
+    ("ae", "a"),
+    ("oe", "o"),
+    ("ue", "u"),
+    ("aa", "a"),
+    ("cz", "c"),
+    ("sz", "s"),
+    ("rz", "z"),
+)
 _ENDINGS = frozenset(_listed("endings"))  # in the letters of `spelling`
 
 
@@ -624,8 +954,15 @@ def spelling(word: str) -> str:
 
 def stems(name: str) -> dict[str, bool]:
     """What of a name, as `spelling` gives it, stands before the endings of its declension; and whether it is all of the name."""
-    cuts = (r"[aeiou]+$", r"[oaiue]s$", r"(?<=[^aeiou])[eo](?=[^aeiou]$)", r"(?<=([kpt]))\1(?=[aeiou]$)")  # Anna, Papadopoulos, Marek, Mikko
-    found = {stem: False for cut in cuts if len(stem := re.sub(cut, "", name)) > 1 + (len(name) > 3)} | {name: True}
+    cuts = (
+        r"[aeiou]+$",
+        r"[oaiue]s$",
+        r"(?<=[^aeiou])[eo](?=[^aeiou]$)",
+        r"(?<=([kpt]))\1(?=[aeiou]$)",
+    )  # Anna, Papadopoulos, Marek, Mikko
+    found = {
+        stem: False for cut in cuts if len(stem := re.sub(cut, "", name)) > 1 + (len(name) > 3)
+    } | {name: True}
     if name.endswith("nen"):  # Virtanen
         found[name[:-3] + "se"] = True
     return found
@@ -636,9 +973,15 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
     forms = name_forms(people)
     words = dict.fromkeys(sorted({word for form in forms for word in form}))
     unspaced = dict.fromkeys(form[0] for form in forms if _UNSPACED.search(form[0]))
-    common, longest = common_words(), max(map(len, forms), default=0)
+    common = common_words()
+    longest = max(map(len, forms), default=0)
     spelled = {spelling(word): word for word in reversed(words) if len(word) > 2}
-    stemmed = {stem: (word, whole) for word in reversed(words) if len(word) > 2 and word not in common for stem, whole in stems(spelling(word)).items()}
+    stemmed = {
+        stem: (word, whole)
+        for word in reversed(words)
+        if len(word) > 2 and word not in common
+        for stem, whole in stems(spelling(word)).items()
+    }
 
     @cache
     def listed(token: str) -> str:
@@ -651,13 +994,18 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
         if key in spelled:
             return spelled[key]
         for cut in range(len(key) - 1, 1, -1):
-            ending, (name, whole) = key[cut:], stemmed.get(key[:cut], ("", False))
+            ending = key[cut:]
+            (name, whole) = stemmed.get(key[:cut], ("", False))
             if not name or ending not in _ENDINGS or (not whole and ending in ("s", "es", "n")):
                 continue
             if cut == 2:  # of Eva
                 fits = ending in ("u", "oi", "ie", "i")
             elif whole and key[cut - 1] not in "aeiou":  # Tim is not in Time, Berg not in Berge
-                fits = ending in ("s", "em", "om", "ovi") if cut == 3 else cut > 4 or ending not in ("e", "i")
+                fits = (
+                    ending in ("s", "em", "om", "ovi")
+                    if cut == 3
+                    else cut > 4 or ending not in ("e", "i")
+                )
             else:
                 fits = True
             if fits:
@@ -666,29 +1014,86 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
 
     def is_name(text: str, tokens: Sequence[re.Match]) -> bool:
         form = tuple(listed(token[0]) for token in tokens)
-        near = all(re.fullmatch(r"[ .'’-]{1,2}", text[a.end() : b.start()]) for a, b in pairwise(tokens))
-        return form in forms and near and (form[0] not in common or len(form) > 1 or tokens[0][0][0].isupper())
+        near = all(
+            re.fullmatch(r"[ .'’-]{1,2}", text[a.end() : b.start()]) for a, b in pairwise(tokens)
+        )
+        return (
+            form in forms
+            and near
+            and (form[0] not in common or len(form) > 1 or tokens[0][0][0].isupper())
+        )
 
     def find(text: str) -> Iterator[Span]:
-        tokens, i = [*_TOKEN.finditer(text)], 0
+        tokens = [*_TOKEN.finditer(text)]
+        i = 0
         while i < len(tokens):
-            size = next((n for n in range(min(longest, len(tokens) - i), 0, -1) if is_name(text, tokens[i : i + n])), 0)
+            size = next(
+                (
+                    n
+                    for n in range(min(longest, len(tokens) - i), 0, -1)
+                    if is_name(text, tokens[i : i + n])
+                ),
+                0,
+            )
             if size:
                 yield tokens[i].start(), tokens[i + size - 1].end()
             i += size or 1
-        yield from ((m.start(), m.end()) for name in unspaced for m in re.finditer(re.escape(name), text))
+        yield from (
+            (m.start(), m.end()) for name in unspaced for m in re.finditer(re.escape(name), text)
+        )
 
-    same = lambda value: forms.get(tuple(listed(word) or word.casefold() for word in _TOKEN.findall(value)), compact(value))
+    def same(value):
+        return forms.get(
+            tuple(listed(word) or word.casefold() for word in _TOKEN.findall(value)), compact(value)
+        )
+
     seeks = "the names on your list, whole or in part, declined or in another spelling"
-    return RedactionRule("name", "person", find, same, recipe=f"{len(forms)} forms", again=False, seeks=seeks)
+    return RedactionRule(
+        "name", "person", find, same, recipe=f"{len(forms)} forms", again=False, seeks=seeks
+    )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #34d8ef0b
 RULES = (
-    URL_LOGIN, WEBHOOK, URL_QUERY, BEARER, KEY, SAID_PASSWORD, PASSWORD, CODE, EMAIL, IBAN, CARD, IP, PHONE, SAID_PHONE, RANDOM, HANDLE,
-)  # fmt: skip
+    URL_LOGIN,
+    WEBHOOK,
+    URL_QUERY,
+    BEARER,
+    KEY,
+    SAID_PASSWORD,
+    PASSWORD,
+    CODE,
+    EMAIL,
+    IBAN,
+    CARD,
+    IP,
+    PHONE,
+    SAID_PHONE,
+    RANDOM,
+    HANDLE,
+)
 EDITION = "2"  # of the rules; another one when what they find changes
-NEVER_LOOKED_FOR = ("postal addresses", "dates of birth", "numbers of documents", "UUIDs", "what is told in ordinary words")
-_NOT_USERS = frozenset(("admin", "agent", "anonymous", "default", "guest", "human", "none", "null", "root", "test", "user"))
+NEVER_LOOKED_FOR = (
+    "postal addresses",
+    "dates of birth",
+    "numbers of documents",
+    "UUIDs",
+    "what is told in ordinary words",
+)
+_NOT_USERS = frozenset(
+    (
+        "admin",
+        "agent",
+        "anonymous",
+        "default",
+        "guest",
+        "human",
+        "none",
+        "null",
+        "root",
+        "test",
+        "user",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -700,24 +1105,35 @@ class Redactor:
     @property
     def hash(self) -> str:
         """Names these rules: equal for equal rules and as many names; the names themselves are not in it."""
-        return text_hash(repr([EDITION, _WORDS, [(rule.name, rule.label, rule.recipe) for rule in self.rules]]))
+        return text_hash(
+            repr([EDITION, _WORDS, [(rule.name, rule.label, rule.recipe) for rule in self.rules]])
+        )
 
     @property
     def looked_for(self) -> dict[str, str]:
         """What each rule looks for, in words, by the name of the rule."""
-        return {rule.name: rule.seeks or f"the pattern of your rule {rule.name!r}" for rule in self.rules}
+        return {
+            rule.name: rule.seeks or f"the pattern of your rule {rule.name!r}"
+            for rule in self.rules
+        }
 
     @property
     def not_looked_for(self) -> list[str]:
         """What no rule here looks for: names without a list, what was turned off, and what never is."""
         names = [] if "name" in self.looked_for else ["names of people, since no list was given"]
-        return [*names, *(rule.seeks for rule in RULES if rule.name not in self.looked_for), *NEVER_LOOKED_FOR]
+        return [
+            *names,
+            *(rule.seeks for rule in RULES if rule.name not in self.looked_for),
+            *NEVER_LOOKED_FOR,
+        ]
 
     def row(self, texts: Sequence[str], user: str = "") -> Redaction:
         """The texts of one row with placeholders; `user` is the name of the user in the log, and is replaced as well."""
         common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
         who = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
-        return redact_row(texts, self.rules if common else (replace(who, numbered=False), *self.rules))
+        return redact_row(
+            texts, self.rules if common else (replace(who, numbered=False), *self.rules)
+        )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #2b9c7960
 _SECONDS = 5  # for a pattern of one's own and a text
@@ -727,11 +1143,21 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
     """The rule of an entry {name, pattern or find, label?} of a user's settings; raises `ValueError` naming the place."""
     import regex
 
-    if not isinstance(entry, Mapping) or not set(entry) <= {"name", "pattern", "find", "label"} or "name" not in entry or ("pattern" in entry) == ("find" in entry):
-        raise ValueError(f"{place}: found {short_repr(entry)}; allowed are name, pattern or find, and, if you like, label")
-    name, label = str(entry["name"]), str(entry.get("label", entry["name"]))
+    if (
+        not isinstance(entry, Mapping)
+        or not set(entry) <= {"name", "pattern", "find", "label"}
+        or "name" not in entry
+        or ("pattern" in entry) == ("find" in entry)
+    ):
+        raise ValueError(
+            f"{place}: found {short_repr(entry)}; allowed are name, pattern or find, and, if you like, label"
+        )
+    name = str(entry["name"])
+    label = str(entry.get("label", entry["name"]))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
-        raise ValueError(f"{place}.label: found {short_repr(label)}; allowed are words without brackets and figures at the end")
+        raise ValueError(
+            f"{place}.label: found {short_repr(label)}; allowed are words without brackets and figures at the end"
+        )
     if "find" in entry:
         here = f"{place}.find: found {short_repr(path := str(entry['find']))}"
         try:
@@ -739,14 +1165,19 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         except ValueError as error:
             raise ValueError(f"{place}.find: {error}") from None
         if not callable(function):
-            raise ValueError(f"{here}, which is no function; allowed is one that takes a text and gives pairs of start and end")
+            raise ValueError(
+                f"{here}, which is no function; allowed is one that takes a text and gives pairs of start and end"
+            )
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")
     pattern = str(entry["pattern"])
     here = f"{place}.pattern: found {short_repr(pattern)}"
     try:
-        empty, compiled = re.search(pattern, ""), regex.compile(pattern)
+        empty = re.search(pattern, "")
+        compiled = regex.compile(pattern)
     except (re.error, regex.error) as error:
-        raise ValueError(f"{here}: {error}; allowed is a regular expression of Python and of the package regex") from None
+        raise ValueError(
+            f"{here}: {error}; allowed is a regular expression of Python and of the package regex"
+        ) from None
     if empty:
         raise ValueError(f"{here}, which fits an empty text; allowed are patterns that do not")
 
@@ -755,7 +1186,9 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
             return [*map(value_span, compiled.finditer(text, timeout=_SECONDS))]
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
-            raise ValueError(f"{here}, which {why}; allowed are patterns without a repetition in a repetition") from None
+            raise ValueError(
+                f"{here}, which {why}; allowed are patterns without a repetition in a repetition"
+            ) from None
 
     return RedactionRule(name, label, find, recipe=pattern)
 
@@ -766,11 +1199,15 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
     Raises `ValueError` naming the place, the value found and what is allowed.
     """
     from_file = isinstance(settings, str | Path)
-    place, folder = (Path(settings).name, Path(settings).parent) if from_file else ("redaction", Path())
+    place, folder = (
+        (Path(settings).name, Path(settings).parent) if from_file else ("redaction", Path())
+    )
     given = (read_yaml(settings, place) if from_file else settings) or {}
     table: dict[str, Any] = {"rules": [], "names": [], "regions": [], "without": []}
     if not isinstance(given, Mapping) or not set(given) <= set(table):
-        raise ValueError(f"{place}: found {short_repr(given)}; allowed are rules, names, regions and without")
+        raise ValueError(
+            f"{place}: found {short_repr(given)}; allowed are rules, names, regions and without"
+        )
     table |= {name: value for name, value in given.items() if value is not None}
     if isinstance(table["names"], str):
         try:
@@ -778,21 +1215,42 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not UTF-8"
             found = f"names: found {str(folder / table['names'])!r} ({why})"
-            raise ValueError(f"{place}: {found}; allowed is a list, or a text file in UTF-8 beside these rules") from None
-        table["names"] = [[name.strip() for name in line.split(",") if name.strip()] for line in lines if line.strip()]
+            raise ValueError(
+                f"{place}: {found}; allowed is a list, or a text file in UTF-8 beside these rules"
+            ) from None
+        table["names"] = [
+            [name.strip() for name in line.split(",") if name.strip()]
+            for line in lines
+            if line.strip()
+        ]
     for name, value in table.items():
         if not isinstance(value, list):
             raise ValueError(f"{place}: {name}: found {short_repr(value)}; allowed is a list")
     for i, entry in enumerate(table["names"]):
-        if not isinstance(entry, str) and not (isinstance(entry, list) and all(isinstance(name, str) for name in entry)):
-            raise ValueError(f"{place}: names.{i}: found {short_repr(entry)}; allowed is a name, or a list of the names of one person")
+        if not isinstance(entry, str) and not (
+            isinstance(entry, list) and all(isinstance(name, str) for name in entry)
+        ):
+            raise ValueError(
+                f"{place}: names.{i}: found {short_repr(entry)}; allowed is a name, or a list of the names of one person"
+            )
     if table["regions"]:
         import phonenumbers
 
-        if unknown := [region for region in table["regions"] if region not in phonenumbers.SUPPORTED_REGIONS]:
-            raise ValueError(f"{place}: regions: found {short_repr(unknown[0])}; allowed are countries in two capitals after ISO 3166, such as DE or US")
+        if unknown := [
+            region for region in table["regions"] if region not in phonenumbers.SUPPORTED_REGIONS
+        ]:
+            raise ValueError(
+                f"{place}: regions: found {short_repr(unknown[0])}; allowed are countries in two capitals after ISO 3166, such as DE or US"
+            )
     own = [own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(table["rules"])]
-    rules = [*own, *RULES, *map(national_phones, table["regions"]), *([name_rule(table["names"])] if table["names"] else [])]
+    rules = [
+        *own,
+        *RULES,
+        *map(national_phones, table["regions"]),
+        *([name_rule(table["names"])] if table["names"] else []),
+    ]
     if unknown := [name for name in table["without"] if name not in {rule.name for rule in rules}]:
-        raise ValueError(f"{place}: without: found {short_repr(unknown[0])}; allowed are {', '.join(rule.name for rule in rules)}")
+        raise ValueError(
+            f"{place}: without: found {short_repr(unknown[0])}; allowed are {', '.join(rule.name for rule in rules)}"
+        )
     return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))

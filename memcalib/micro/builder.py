@@ -51,13 +51,27 @@ Json = dict[str, Any]
 
 def make_screening(asked: Mapping[str, Any]) -> Json:
     """The six points with their evidence."""
-    question, context, answer = asked["question"], asked["context"], asked["answer"]
+    question = asked["question"]
+    context = asked["context"]
+    answer = asked["answer"]
     weak = weak_points(question, context, answer)
-    opening = lambda text: " ".join(text.split()[:4])
+
+    def opening(text):
+        return " ".join(text.split()[:4])
+
     stated = [words_of(fact, text) for text in (question, context) for fact in read_facts(text)][:1]
-    quotes = dict.fromkeys(("question_completeness", "text_integrity", "plausibility"), opening(question))
-    quotes |= dict.fromkeys(("answer_relevance", "answer_substance"), opening(answer)) | {"memory_extractability": "".join(stated)}
-    return {"dimensions": {name: {"pass": name not in weak, "evidence": weak.get(name, quote)} for name, quote in quotes.items()}}
+    quotes = dict.fromkeys(
+        ("question_completeness", "text_integrity", "plausibility"), opening(question)
+    )
+    quotes |= dict.fromkeys(("answer_relevance", "answer_substance"), opening(answer)) | {
+        "memory_extractability": "".join(stated)
+    }
+    return {
+        "dimensions": {
+            name: {"pass": name not in weak, "evidence": weak.get(name, quote)}
+            for name, quote in quotes.items()
+        }
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #1d6dcc75
 def _sentences(text: str) -> list[str]:
@@ -66,10 +80,17 @@ def _sentences(text: str) -> list[str]:
 
 def make_derivation(asked: Mapping[str, Any]) -> Json:
     """The query and at most eight passages; without a request the query is the last sentence of the question."""
-    request, asking = read_request(asked["question"]), _sentences(asked["question"])
+    request = read_request(asked["question"])
+    asking = _sentences(asked["question"])
     query = request.text if request else (asking or ["What do you think?"])[-1]
-    stated = [(sentence, read_facts(sentence)) for sentence in asking + _sentences(asked["context"])]
-    passages = [{"text": " ".join(fact.text for fact in facts), "evidence": sentence} for sentence, facts in stated if facts]
+    stated = [
+        (sentence, read_facts(sentence)) for sentence in asking + _sentences(asked["context"])
+    ]
+    passages = [
+        {"text": " ".join(fact.text for fact in facts), "evidence": sentence}
+        for sentence, facts in stated
+        if facts
+    ]
     return {"query": query, "passages": passages[:8]}
 
 # %% ../../nbs/micro/08_builder.ipynb #ce4ed7ef
@@ -81,38 +102,75 @@ _EFFECT = {
 
 def _atom(passage: int, text: str, level: Level, why: str) -> Json:
     noun = (read_facts(text) or (Fact("user", "", "this"),))[0].noun
-    without, with_ = (part.format(noun) for part in _EFFECT.get(level, ("Says nothing of {}.",) * 2))
-    delta, least = ("none", "") if level == Level.IGNORE else (f"{'A remark on' if level == Level.BOUND else 'A plan built on'} {noun}.", f"the word {noun}")
-    contract = {"without_memory": without, "with_memory": with_, "observable_delta": delta, "minimal_evidence": least}
-    return {"passage": passage, "text": text, "level": level.wire, "reason": why, "action": "apply" if level else "ignore"} | contract
+    without, with_ = (
+        part.format(noun) for part in _EFFECT.get(level, ("Says nothing of {}.",) * 2)
+    )
+    delta, least = (
+        ("none", "")
+        if level == Level.IGNORE
+        else (
+            f"{'A remark on' if level == Level.BOUND else 'A plan built on'} {noun}.",
+            f"the word {noun}",
+        )
+    )
+    contract = {
+        "without_memory": without,
+        "with_memory": with_,
+        "observable_delta": delta,
+        "minimal_evidence": least,
+    }
+    return {
+        "passage": passage,
+        "text": text,
+        "level": level.wire,
+        "reason": why,
+        "action": "apply" if level else "ignore",
+    } | contract
 
 
 def make_annotation(asked: Mapping[str, Any]) -> Json:
     """An atom for each fact of each passage that no earlier one has stated, with its level for the request of the query."""
-    request, known, atoms = read_request(asked["query"]), set(), []
+    request = read_request(asked["query"])
+    known = set()
+    atoms = []
     for passage in asked["passages"]:
         facts = read_facts(passage["text"])
         for fact in [fact for fact in facts if fact not in known] or facts:
-            why = f"The fact is {fact_kind(fact, request).replace('_', ' ')}." if request else "Nothing is asked for."
+            why = (
+                f"The fact is {fact_kind(fact, request).replace('_', ' ')}."
+                if request
+                else "Nothing is asked for."
+            )
             atoms.append(_atom(passage["index"], fact.text, fact_level(fact, request), why))
         if not facts:
-            atoms.append(_atom(passage["index"], passage["text"], Level.IGNORE, "It tells no fact."))
+            atoms.append(
+                _atom(passage["index"], passage["text"], Level.IGNORE, "It tells no fact.")
+            )
         known.update(facts)
     return {"atoms": atoms}
 
 # %% ../../nbs/micro/08_builder.ipynb #c5a49847
 BASE = {
-    "belief_as_evidence": "other_person", "scope_overreach": "other_occasion", "superseded_preference": "outdated", "style_neighbour": "same_user",
+    "belief_as_evidence": "other_person",
+    "scope_overreach": "other_occasion",
+    "superseded_preference": "outdated",
+    "style_neighbour": "same_user",
     "trigger_absent": "other_occasion",
 }  # which fact stands for a family of authority
 ENDINGS = {
-    "outdated": " until last year", "belief_as_evidence": ", or so the user believes", "scope_overreach": ", and there only",
-    "superseded_preference": ", a preference given up since", "style_neighbour": ", in the style of short notes", "trigger_absent": ", but only when it snows",
+    "outdated": " until last year",
+    "belief_as_evidence": ", or so the user believes",
+    "scope_overreach": ", and there only",
+    "superseded_preference": ", a preference given up since",
+    "style_neighbour": ", in the style of short notes",
+    "trigger_absent": ", but only when it snows",
 }  # and what is said beside it
 CLINICAL = ("medication", "injury")  # attributes that no distractor in health may have
 
 
-def hard_distractor(family: str, request: Request, facts: Iterable[Fact], taken: set[str], rng: random.Random) -> Fact:
+def hard_distractor(
+    family: str, request: Request, facts: Iterable[Fact], taken: set[str], rng: random.Random
+) -> Fact:
     """A fact at Ignore that looks as though it mattered; its noun is none of those taken."""
     family = BASE.get(family, family)
     mine = [a for a in WORDS[request.domain] if request.domain != "health" or a not in CLINICAL]
@@ -121,7 +179,11 @@ def hard_distractor(family: str, request: Request, facts: Iterable[Fact], taken:
     if family == "near_topic":
         pool = [a for a in mine if a not in useful]
     elif family == "same_user":
-        pool = [a for a, domain in ATTRIBUTES.items() if domain != request.domain and (request.domain != "health" or a not in CLINICAL)]
+        pool = [
+            a
+            for a, domain in ATTRIBUTES.items()
+            if domain != request.domain and (request.domain != "health" or a not in CLINICAL)
+        ]
     else:
         pool = useful
     attribute = rng.choice([a for a in pool if a not in current] or pool)
@@ -132,25 +194,42 @@ def hard_distractor(family: str, request: Request, facts: Iterable[Fact], taken:
     if family == "outdated":
         return Fact("user", attribute, noun, past=True)
     elsewhere = SCOPES[1 - SCOPES.index(request.scope)]
-    return Fact("user", attribute, noun, occasion=elsewhere if family == "other_occasion" or attribute in current else "")
+    return Fact(
+        "user",
+        attribute,
+        noun,
+        occasion=elsewhere if family == "other_occasion" or attribute in current else "",
+    )
 
 
 def family_fits(family: str, fact: Fact, request: Request) -> bool:
     """Whether a fact at Ignore tempts in the way of a family."""
     home = ATTRIBUTES.get(fact.attribute) == request.domain
     shown = {
-        "other_person": fact.owner != "user", "outdated": fact.past, "other_occasion": fact.occasion not in ("", request.scope),
-        "same_user": bool(fact.attribute) and not home, "near_topic": home and not role(request.domain, request.task, fact.attribute),
-    }  # fmt: skip
+        "other_person": fact.owner != "user",
+        "outdated": fact.past,
+        "other_occasion": fact.occasion not in ("", request.scope),
+        "same_user": bool(fact.attribute) and not home,
+        "near_topic": home and not role(request.domain, request.task, fact.attribute),
+    }
     return shown.get(BASE.get(family, family), True)
 
 
-def stray_facts(request: Request | None, facts: Iterable[Fact], taken: set[str], rng: random.Random) -> Iterator[Fact]:
+def stray_facts(
+    request: Request | None, facts: Iterable[Fact], taken: set[str], rng: random.Random
+) -> Iterator[Fact]:
     """Facts without any use for a request, none of which contradicts another or repeats a noun; at most about ninety."""
     home = request.domain if request else ""
-    known, used = {(f.owner, f.attribute, f.past, f.occasion) for f in facts}, set(taken)
-    names = [a for a in rng.sample(list(ATTRIBUTES), len(ATTRIBUTES)) if home != "health" or a not in CLINICAL]
-    names = [a for a in names if ATTRIBUTES[a] != home] + [a for a in names if ATTRIBUTES[a] == home]
+    known = {(f.owner, f.attribute, f.past, f.occasion) for f in facts}
+    used = set(taken)
+    names = [
+        a
+        for a in rng.sample(list(ATTRIBUTES), len(ATTRIBUTES))
+        if home != "health" or a not in CLINICAL
+    ]
+    names = [a for a in names if ATTRIBUTES[a] != home] + [
+        a for a in names if ATTRIBUTES[a] == home
+    ]
     stock = {a: rng.sample(WORDS[ATTRIBUTES[a]][a], 6) for a in names}
     for group in (names[:12], names[12:]):
         for attribute in [a for _ in range(6) for a in group]:
@@ -165,22 +244,30 @@ def stray_facts(request: Request | None, facts: Iterable[Fact], taken: set[str],
 
 # %% ../../nbs/micro/08_builder.ipynb #6878ea5c
 def _noted(fact: Fact, phrases: Sequence[str], ending: str = "") -> str:
-    first, last = ", ".join(phrases[:-1]), "".join(phrases[-1:])
+    first = ", ".join(phrases[:-1])
+    last = "".join(phrases[-1:])
     about = f", in a note on {f'{first} and ' if first else ''}{last}" if phrases else ""
     return f"{fact.text[:-1]}{ending}{about}."
 
 
 def make_distractors(asked: Mapping[str, Any]) -> Json:
     """One hard distractor of the family that is wanted, a sentence with its phrases for each of the noise, and sentences about what the blocks name."""
-    request, rng = read_request(asked["query"]), random.Random(text_hash(json.dumps(asked, sort_keys=True)))
+    request = read_request(asked["query"])
+    rng = random.Random(text_hash(json.dumps(asked, sort_keys=True)))
     facts = [fact for atom in asked["atoms"] for fact in read_facts(atom["text"])]
     taken = {fact.noun for fact in facts} | set(request.things if request else ())
-    want, family = asked["want"], asked["want"].get("family", "same_user")
+    want = asked["want"]
+    family = asked["want"].get("family", "same_user")
     hard = hard_distractor(family, request or Request("trip", "work"), facts, taken, rng)
     strays = list(stray_facts(request, [*facts, hard], taken | {hard.noun}, rng))
-    spare, others = cycle(strays), []
+    spare = cycle(strays)
+    others = []
     for block in want["blocks"]:
-        there = [hard if atom["atom_id"] == "hard" else fact for atom in block["atoms"] for fact in read_facts(atom.get("text", "")) or (hard,)]
+        there = [
+            hard if atom["atom_id"] == "hard" else fact
+            for atom in block["atoms"]
+            for fact in read_facts(atom.get("text", "")) or (hard,)
+        ]
         for write in block["write"]:
             about = rng.choice(there)
             near = next((fact for fact in strays if fact.attribute == about.attribute), None)
@@ -191,13 +278,19 @@ def make_distractors(asked: Mapping[str, Any]) -> Json:
     for one in want["noise"]:
         others.append({"atom_id": one["atom_id"], "text": _noted(next(spare), one["phrases"])})
     why = f"A careless answer would go by {hard.noun}."
-    return {"hard": {"text": _noted(hard, (), ENDINGS.get(family, "")), "why_tempting": why}, "others": others}
+    return {
+        "hard": {"text": _noted(hard, (), ENDINGS.get(family, "")), "why_tempting": why},
+        "others": others,
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #85f6ca7f
 _SCOPE = {
-    "grounded": "is about the user, current, and of this occasion", "irrelevant": "is without a part in this task",
-    "wrong_person": "is about someone else", "wrong_scope": "is meant for another occasion", "past": "does not hold any more",
-}  # fmt: skip
+    "grounded": "is about the user, current, and of this occasion",
+    "irrelevant": "is without a part in this task",
+    "wrong_person": "is about someone else",
+    "wrong_scope": "is meant for another occasion",
+    "past": "does not hold any more",
+}
 
 
 def make_rubric(text: str, level: Level, request: Request | None) -> Json:
@@ -206,18 +299,31 @@ def make_rubric(text: str, level: Level, request: Request | None) -> Json:
     kind = fact_kind(fact, request) if request else "irrelevant"
     attribute = fact.attribute or ("thing" if level == Level.BOUND else "")
     keys = rubric(level, kind, fact.noun, attribute)
-    scope = {"validity_scope": f"What the atom says, that {text[0].lower()}{text[1:].rstrip('.')}, {_SCOPE[kind]}."}
+    scope = {
+        "validity_scope": f"What the atom says, that {text[0].lower()}{text[1:].rstrip('.')}, {_SCOPE[kind]}."
+    }
     return {name: value for name, value in (keys | scope).items() if name != "marker"}
 
 
 def make_rubrics(asked: Mapping[str, Any]) -> Json:
     """A rubric for each atom."""
     request = read_request(asked["query"])
-    entry = lambda atom: {"atom_id": atom["atom_id"], "usage_rubric": make_rubric(atom["text"], Level.parse(atom["level"]), request)}
+
+    def entry(atom):
+        return {
+            "atom_id": atom["atom_id"],
+            "usage_rubric": make_rubric(atom["text"], Level.parse(atom["level"]), request),
+        }
+
     return {"rubrics": [entry(atom) for atom in asked["atoms"]]}
 
 # %% ../../nbs/micro/08_builder.ipynb #c6cf51cc
-_STARTS = ("It is noted that", "It is also noted that", "Noted as well is that", "And it is noted that")
+_STARTS = (
+    "It is noted that",
+    "It is also noted that",
+    "Noted as well is that",
+    "And it is noted that",
+)
 _GLUE = {word for start in _STARTS for word in start.lower().split()} | {"and"}
 
 
@@ -225,7 +331,10 @@ def paragraph(atoms: Sequence[str]) -> str:
     """One paragraph that says what the atoms say."""
     said = [f"{text[0].lower()}{text[1:].rstrip('.')}" for text in atoms]
     parts = [said[at : at + 3] for at in range(0, len(said), 3)]
-    return " ".join(f"{_STARTS[0] if not i else _STARTS[1 + i % 3]} {', and '.join(part)}." for i, part in enumerate(parts))
+    return " ".join(
+        f"{_STARTS[0] if not i else _STARTS[1 + i % 3]} {', and '.join(part)}."
+        for i, part in enumerate(parts)
+    )
 
 
 def added_words(atoms: Iterable[str], text: str) -> list[str]:
@@ -237,7 +346,12 @@ def added_words(atoms: Iterable[str], text: str) -> list[str]:
 
 def make_naturalization(asked: Mapping[str, Any]) -> Json:
     """A paragraph for each block."""
-    return {"blocks": [{"block_id": block["block_id"], "memory_text": paragraph(block["atoms"])} for block in asked["blocks"]]}
+    return {
+        "blocks": [
+            {"block_id": block["block_id"], "memory_text": paragraph(block["atoms"])}
+            for block in asked["blocks"]
+        ]
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #c06fd066
 @dataclass(frozen=True)
@@ -251,30 +365,59 @@ class Flaw:
 
 def as_reviewed(example: Example) -> Json:
     """A built example as reviewers see it: query, source, blocks and atoms, and the evidence beside them."""
-    extra, said = example.model_extra or {}, {}
-    source = {"question": extra.get("raw_query", ""), "context": extra.get("source_context", ""), "answer": extra.get("source_answer", "")}
-    blocks = [{"block_id": b.parent_memory_id, "memory_text": b.memory_text, "atom_ids": b.atom_ids} for b in example.blocks]
+    extra = example.model_extra or {}
+    said = {}
+    source = {
+        "question": extra.get("raw_query", ""),
+        "context": extra.get("source_context", ""),
+        "answer": extra.get("source_answer", ""),
+    }
+    blocks = [
+        {"block_id": b.parent_memory_id, "memory_text": b.memory_text, "atom_ids": b.atom_ids}
+        for b in example.blocks
+    ]
     for atom in example.atoms:
         more = atom.model_extra or {}
-        contract = {name.removesuffix("_behavior"): text for name, text in more.get("counterfactual_contract", {}).items()}
-        said[atom.atom_id] = {"reason": more.get("label_reason", ""), **contract, "family": family_of(atom)}
+        contract = {
+            name.removesuffix("_behavior"): text
+            for name, text in more.get("counterfactual_contract", {}).items()
+        }
+        said[atom.atom_id] = {
+            "reason": more.get("label_reason", ""),
+            **contract,
+            "family": family_of(atom),
+        }
     atoms = [
         {
-            "atom_id": atom.atom_id, "text": atom.text, "level": atom.ideal.wire, "action": atom.memory_action or "ignore", "usage_rubric": atom.usage_rubric or {},
-            "origin": (atom.model_extra or {}).get("origin", ""), "evidence": (atom.model_extra or {}).get("evidence", ""),
-        } | {name: text for name, text in said[atom.atom_id].items() if text}
+            "atom_id": atom.atom_id,
+            "text": atom.text,
+            "level": atom.ideal.wire,
+            "action": atom.memory_action or "ignore",
+            "usage_rubric": atom.usage_rubric or {},
+            "origin": (atom.model_extra or {}).get("origin", ""),
+            "evidence": (atom.model_extra or {}).get("evidence", ""),
+        }
+        | {name: text for name, text in said[atom.atom_id].items() if text}
         for atom in example.atoms
-    ]  # fmt: skip
-    return {"domain": example.domain, "query": example.question, "source": source, "blocks": blocks, "atoms": atoms}
+    ]
+    return {
+        "domain": example.domain,
+        "query": example.question,
+        "source": source,
+        "blocks": blocks,
+        "atoms": atoms,
+    }
 
 
 _REAL = ("grounded", "retrieved")  # origins of atoms that are not distractors
 
 
 def _flaws(view: Json) -> Iterator[Flaw]:
-    request, atoms = read_request(view["query"]), view["atoms"]
+    request = read_request(view["query"])
+    atoms = view["atoms"]
     source = "\n".join(view["source"][part] for part in ("question", "context"))
-    known, seen = set(read_facts(source)), set()
+    known = set(read_facts(source))
+    seen = set()
     for point, found in weak_points(**view["source"]).items():
         yield Flaw("passes_bad", point, found)
     for fact in read_facts(view["query"]):
@@ -283,13 +426,19 @@ def _flaws(view: Json) -> Iterator[Flaw]:
         if thing not in REQUESTS[request.task]:
             yield Flaw("hint_in_query", "query", thing)
     for atom in atoms:
-        facts, name, text = read_facts(atom["text"]), atom["atom_id"], atom["text"]
+        facts = read_facts(atom["text"])
+        name = atom["atom_id"]
+        text = atom["text"]
         if atom["origin"] in _REAL:
             if first_person(text):
                 yield Flaw("first_person", name, text)
             if not facts or not known.issuperset(facts):
-                near = {fact.attribute for fact in known if fact.attribute} | {fact.noun for fact in known}
-                altered = not near.isdisjoint([*nouns_in(text), *(fact.attribute for fact in facts)])
+                near = {fact.attribute for fact in known if fact.attribute} | {
+                    fact.noun for fact in known
+                }
+                altered = not near.isdisjoint(
+                    [*nouns_in(text), *(fact.attribute for fact in facts)]
+                )
                 yield Flaw("altered_fact" if altered else "invented_fact", name, text)
             if atom.get("evidence") and not find_exact(atom["evidence"], source):
                 yield Flaw("invented_evidence", name, atom["evidence"])
@@ -297,40 +446,84 @@ def _flaws(view: Json) -> Iterator[Flaw]:
             yield Flaw("duplicate_atom", name, text)
         seen.update(facts)
     for atom in atoms:
-        ideal = max((fact_level(fact, request) for fact in read_facts(atom["text"])), default=Level.IGNORE)
+        ideal = max(
+            (fact_level(fact, request) for fact in read_facts(atom["text"])), default=Level.IGNORE
+        )
         if ideal != Level.parse(atom["level"]):
             mistake = "wrong_level" if atom["origin"] in _REAL else "mattering_distractor"
-            yield Flaw(mistake, atom["atom_id"], f"{atom['level']} instead of {ideal.wire}: {atom['text']}")
+            yield Flaw(
+                mistake, atom["atom_id"], f"{atom['level']} instead of {ideal.wire}: {atom['text']}"
+            )
     rows = {name: block for block in view["blocks"] for name in block["atom_ids"]}
     for atom in atoms:
-        name, facts, used = atom["atom_id"], read_facts(atom["text"]), atom["level"] != "A"
+        name = atom["atom_id"]
+        facts = read_facts(atom["text"])
+        used = atom["level"] != "A"
         if used and atom.get("action", "apply") != "apply":
             yield Flaw("wrong_action", name, f"{atom['action']}: {atom['text']}")
-        if used and "with_memory" in atom and facts and not {*nouns_in(atom["with_memory"])} & {fact.noun for fact in facts}:
+        if (
+            used
+            and "with_memory" in atom
+            and facts
+            and not {*nouns_in(atom["with_memory"])} & {fact.noun for fact in facts}
+        ):
             yield Flaw("wrong_contrast", name, f"{atom['with_memory']} for {atom['text']}")
-        if atom.get("family") and request and facts and not fact_level(facts[0], request) and not family_fits(atom["family"], facts[0], request):
+        if (
+            atom.get("family")
+            and request
+            and facts
+            and not fact_level(facts[0], request)
+            and not family_fits(atom["family"], facts[0], request)
+        ):
             yield Flaw("wrong_family", name, f"{atom['family']}: {atom['text']}")
-        if atom["origin"] == "auxiliary" and request and request.task in atom["text"].split(" ")[-1]:
+        if (
+            atom["origin"] == "auxiliary"
+            and request
+            and request.task in atom["text"].split(" ")[-1]
+        ):
             yield Flaw("telling_auxiliary", name, atom["text"])
-        there = [other["text"] for other in atoms if other["atom_id"] in rows.get(name, {}).get("atom_ids", ()) and other["origin"] in ("grounded", "hard")]
-        if atom["origin"] == "auxiliary" and there and not set(stems(atom["text"])) & {stem for text in there for stem in stems(text)}:
+        there = [
+            other["text"]
+            for other in atoms
+            if other["atom_id"] in rows.get(name, {}).get("atom_ids", ())
+            and other["origin"] in ("grounded", "hard")
+        ]
+        if (
+            atom["origin"] == "auxiliary"
+            and there
+            and not set(stems(atom["text"])) & {stem for text in there for stem in stems(text)}
+        ):
             yield Flaw("stray_auxiliary", name, atom["text"])
     if request and view.get("domain", request.domain) != request.domain:
         yield Flaw("wrong_domain", "row", f"{view['domain']} instead of {request.domain}")
     for atom in atoms:
         named = {*nouns_in(" ".join(map(str, atom["usage_rubric"].values())))}
         if missing := {fact.noun for fact in read_facts(atom["text"])} - named:
-            yield Flaw("swapped_rubrics", atom["atom_id"], f"speaks of {', '.join(sorted(named))} and not of {missing.pop()}")
+            yield Flaw(
+                "swapped_rubrics",
+                atom["atom_id"],
+                f"speaks of {', '.join(sorted(named))} and not of {missing.pop()}",
+            )
     texts = {atom["atom_id"]: atom["text"] for atom in atoms}
     retrieved = {atom["atom_id"] for atom in atoms if atom["origin"] == "retrieved"}
     for block in view["blocks"]:
-        own, stated = [texts[name] for name in block["atom_ids"]], read_facts(block["memory_text"])
-        lost = [(text, fact.noun in nouns_in(block["memory_text"])) for text in own for fact in read_facts(text) if fact not in stated]
+        own = [texts[name] for name in block["atom_ids"]]
+        stated = read_facts(block["memory_text"])
+        lost = [
+            (text, fact.noun in nouns_in(block["memory_text"]))
+            for text in own
+            for fact in read_facts(text)
+            if fact not in stated
+        ]
         if lost:
-            yield Flaw("altered_paragraph" if lost[0][1] else "dropped_atom", block["block_id"], lost[0][0])
+            yield Flaw(
+                "altered_paragraph" if lost[0][1] else "dropped_atom", block["block_id"], lost[0][0]
+            )
         if any(there for _, there in lost):
             continue
-        if added := added_words(texts.values() if retrieved.issuperset(block["atom_ids"]) else own, block["memory_text"]):
+        if added := added_words(
+            texts.values() if retrieved.issuperset(block["atom_ids"]) else own, block["memory_text"]
+        ):
             yield Flaw("added_words", block["block_id"], " ".join(added))
 
 
@@ -341,35 +534,79 @@ def find_flaws(example: Example | Json) -> list[Flaw]:
 # %% ../../nbs/micro/08_builder.ipynb #4f2d5864
 def make_review(asked: Mapping[str, Any]) -> Json:
     """The verdicts on an example by a reviewer that sees everything."""
-    view, flaws = asked["example"], defaultdict(dict)
+    view = asked["example"]
+    flaws = defaultdict(dict)
     for flaw in find_flaws(view):
         flaws[flaw.mistake].setdefault(flaw.item_id, flaw.found)
     origins = {atom["atom_id"]: atom["origin"] for atom in view["atoms"]}
 
     def verdicts_on(names: Iterable[str], *mistakes: str) -> list[Json]:
         bad = {item: found for mistake in mistakes for item, found in flaws[mistake].items()}
-        return [{"atom_id": name, "ok": name not in bad, "why": bad.get(name, "")} for name in names]
+        return [
+            {"atom_id": name, "ok": name not in bad, "why": bad.get(name, "")} for name in names
+        ]
 
-    stated = [found for mistake in ("detail_in_query", "hint_in_query") for found in flaws[mistake].values()]
-    request, twins, added = read_request(view["query"]), [*flaws["duplicate_atom"]], flaws["added_words"]
+    stated = [
+        found
+        for mistake in ("detail_in_query", "hint_in_query")
+        for found in flaws[mistake].values()
+    ]
+    request = read_request(view["query"])
+    twins = [*flaws["duplicate_atom"]]
+    added = flaws["added_words"]
     lost = flaws["dropped_atom"] | flaws["altered_paragraph"]
-    holds = {"actions": lambda atom: atom["level"] != "A", "contrasts": lambda atom: atom["level"] != "A" and "with_memory" in atom, "families": lambda atom: "family" in atom}
-    asked_of = {part: [atom["atom_id"] for atom in view["atoms"] if test(atom)] for part, test in holds.items()}
-    unsafe = [atom["atom_id"] for atom in view["atoms"] if atom["level"] == "A" and any(not f.attribute and fact_level(f, request) for f in read_facts(atom["text"]))]
+    holds = {
+        "actions": lambda atom: atom["level"] != "A",
+        "contrasts": lambda atom: atom["level"] != "A" and "with_memory" in atom,
+        "families": lambda atom: "family" in atom,
+    }
+    asked_of = {
+        part: [atom["atom_id"] for atom in view["atoms"] if test(atom)]
+        for part, test in holds.items()
+    }
+    unsafe = [
+        atom["atom_id"]
+        for atom in view["atoms"]
+        if atom["level"] == "A"
+        and any(not f.attribute and fact_level(f, request) for f in read_facts(atom["text"]))
+    ]
     blocks = []
     for name in (block["block_id"] for block in view["blocks"]):
         why = "; ".join(found[name] for found in (lost, added) if name in found)
-        blocks.append({"block_id": name, "complete": name not in lost, "adds_nothing": name not in added, "why": why})
+        blocks.append(
+            {
+                "block_id": name,
+                "complete": name not in lost,
+                "adds_nothing": name not in added,
+                "why": why,
+            }
+        )
     return {
-        "faithful": verdicts_on((name for name in origins if origins[name] in _REAL), "first_person", "invented_fact", "altered_fact", "invented_evidence"),
+        "faithful": verdicts_on(
+            (name for name in origins if origins[name] in _REAL),
+            "first_person",
+            "invented_fact",
+            "altered_fact",
+            "invented_evidence",
+        ),
         "distinct": {"ok": not twins, "why": "said twice" if twins else "", "ids": twins},
-        "query": {"excludes_memory": not stated, "answerable": request is not None, "why": "; ".join(stated) or "nothing is asked for" * (not request)},
+        "query": {
+            "excludes_memory": not stated,
+            "answerable": request is not None,
+            "why": "; ".join(stated) or "nothing is asked for" * (not request),
+        },
         "blocks": blocks,
-        "levels": verdicts_on(origins, "wrong_level", "mattering_distractor", "telling_auxiliary", "stray_auxiliary"),
+        "levels": verdicts_on(
+            origins, "wrong_level", "mattering_distractor", "telling_auxiliary", "stray_auxiliary"
+        ),
         "actions": verdicts_on(asked_of["actions"], "wrong_action"),
         "contrasts": verdicts_on(asked_of["contrasts"], "wrong_contrast"),
         "families": verdicts_on(asked_of["families"], "wrong_family"),
-        "safety": {"ok": not unsafe, "why": "it has to be avoided" if unsafe else "", "ids": unsafe},
+        "safety": {
+            "ok": not unsafe,
+            "why": "it has to be avoided" if unsafe else "",
+            "ids": unsafe,
+        },
         "fit": {"ok": not flaws["wrong_domain"], "why": flaws["wrong_domain"].get("row", "")},
         "rubrics": verdicts_on(origins, "swapped_rubrics"),
     }
@@ -391,16 +628,23 @@ class Conversation:
 
 def read_conversation(turns: Turns) -> Conversation:
     """Read (role, text) turns; raises `ValueError` that names what was found and what is allowed."""
-    asked, later = read_payload(turns), [read_object(text) for role, text in turns if role == "user"][1:]
+    asked = read_payload(turns)
+    later = [read_object(text) for role, text in turns if role == "user"][1:]
     if not isinstance(asked.get("task"), str):
-        raise ValueError(f"the first user message: found {asked!r:.120}; allowed: a JSON object with a task")
+        raise ValueError(
+            f"the first user message: found {asked!r:.120}; allowed: a JSON object with a task"
+        )
     repairs = []
     for message in later:
         named = message.get("repair")
         if not isinstance(named, list) or not all(isinstance(fault, dict) for fault in named):
-            raise ValueError(f"a later user message: found {message!r:.120}; allowed: a JSON object with a list named repair")
+            raise ValueError(
+                f"a later user message: found {message!r:.120}; allowed: a JSON object with a list named repair"
+            )
         repairs.append(frozenset(str(fault.get("id", "")) for fault in named))
-    return Conversation(asked, tuple(repairs), not later or later[-1].get("send") != "the named items alone")
+    return Conversation(
+        asked, tuple(repairs), not later or later[-1].get("send") != "the named items alone"
+    )
 
 # %% ../../nbs/micro/08_builder.ipynb #bc868e8e
 def _rate(default: float) -> Any:
@@ -413,21 +657,29 @@ class MistakeRates(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     mended: float = _rate(0.8)
     invalid_json: float = _rate(0.03)  # any task: the reply is not JSON
-    missing_item: float = _rate(0.03)  # distractors, rubrics, naturalization, review: one entry is left out
+    missing_item: float = _rate(
+        0.03
+    )  # distractors, rubrics, naturalization, review: one entry is left out
     passes_bad: float = _rate(0.05)  # screening: a bad row is called good
     fails_good: float = _rate(0.02)  # screening: a good row is called bad
     detail_in_query: float = _rate(0.04)  # derivation: a fact stands in the query
     hint_in_query: float = _rate(0.04)  # derivation: one word of a fact stands in the query
     invented_evidence: float = _rate(0.04)  # derivation: evidence that the source does not have
-    invented_fact: float = _rate(0.04)  # derivation: a passage that is not in the source, with evidence of something else
-    altered_fact: float = _rate(0.04)  # derivation: a passage says otherwise what the source says: value, person, time, certainty or negation
+    invented_fact: float = _rate(
+        0.04
+    )  # derivation: a passage that is not in the source, with evidence of something else
+    altered_fact: float = _rate(
+        0.04
+    )  # derivation: a passage says otherwise what the source says: value, person, time, certainty or negation
     doubled_passage: float = _rate(0.03)  # derivation: one passage twice
     first_person: float = _rate(0.04)  # annotation: an atom says "my"
     duplicate_atom: float = _rate(0.04)  # annotation: one atom twice, word for word or nearly
     wrong_level: float = _rate(0.04)  # annotation: one atom at another level
     altered_atom: float = _rate(0.03)  # annotation: an atom says otherwise what its source says
     wrong_action: float = _rate(0.02)  # annotation: an atom that is right is to be corrected
-    wrong_contrast: float = _rate(0.02)  # annotation: what an answer does with an atom is about another one
+    wrong_contrast: float = _rate(
+        0.02
+    )  # annotation: what an answer does with an atom is about another one
     missing_delta: float = _rate(0.03)  # annotation: an atom above Ignore with no difference
     wrong_family: float = _rate(0.03)  # distractors: the hard one tempts in another way
     stray_auxiliary: float = _rate(0.03)  # distractors: one for a block is about something else
@@ -473,7 +725,14 @@ def _passes_bad(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spo
     points = made["dimensions"]
     bad = [name for name, point in points.items() if not point["pass"]]
     quote = " ".join(asked["question"].split()[:3])
-    return ({"dimensions": points | {name: {"pass": True, "evidence": quote} for name in bad}}, set(bad)) if bad else None
+    return (
+        (
+            {"dimensions": points | {name: {"pass": True, "evidence": quote} for name in bad}},
+            set(bad),
+        )
+        if bad
+        else None
+    )
 
 
 def _fails_good(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
@@ -486,7 +745,12 @@ def _fails_good(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spo
 # %% ../../nbs/micro/08_builder.ipynb #a7337332
 def _stated(made: Json) -> list[tuple[int, Fact]]:
     passages = enumerate(made["passages"])
-    return [(i, fact) for i, passage in passages for fact in read_facts(passage["text"]) if fact.attribute]
+    return [
+        (i, fact)
+        for i, passage in passages
+        for fact in read_facts(passage["text"])
+        if fact.attribute
+    ]
 
 
 def _detail_in_query(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
@@ -497,7 +761,8 @@ def _detail_in_query(made: Json, asked: Mapping[str, Any], rng: random.Random) -
 
 
 def _hint_in_query(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    request, stated = read_request(made["query"]), _stated(made)
+    request = read_request(made["query"])
+    stated = _stated(made)
     if not (request and stated):
         return None
     things = (*request.things, rng.choice(stated)[1].noun)
@@ -514,7 +779,8 @@ def _invented_evidence(made: Json, asked: Mapping[str, Any], rng: random.Random)
 
 
 def _invented_fact(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    known, count = {fact.attribute for _, fact in _stated(made)}, len(made["passages"])
+    known = {fact.attribute for _, fact in _stated(made)}
+    count = len(made["passages"])
     free = [a for a in ATTRIBUTES if a not in known]
     if not 1 <= count < 8 or not free:
         return None
@@ -529,13 +795,30 @@ ALTERATIONS = ("value", "person", "time", "certainty", "negation")
 
 def altered(fact: Fact, text: str, kind: str, rng: random.Random) -> str:
     """A text that says a fact otherwise: with another value, person or time, less certain, or denied."""
-    said, verb, other = fact.text[:-1], *((" was ", " is ") if fact.past else (" is ", " was "))
+    said = fact.text[:-1]
+    verb, other = (" was ", " is ") if fact.past else (" is ", " was ")
     if kind == "value":
-        new = said.replace(fact.noun, rng.choice([noun for noun in WORDS[ATTRIBUTES[fact.attribute]][fact.attribute] if noun != fact.noun]))
+        new = said.replace(
+            fact.noun,
+            rng.choice(
+                [
+                    noun
+                    for noun in WORDS[ATTRIBUTES[fact.attribute]][fact.attribute]
+                    if noun != fact.noun
+                ]
+            ),
+        )
     elif kind == "person":
-        new = re.sub("user|" + "|".join(OWNERS), rng.choice([owner for owner in OWNERS if owner != fact.owner]), said, count=1)
+        new = re.sub(
+            "user|" + "|".join(OWNERS),
+            rng.choice([owner for owner in OWNERS if owner != fact.owner]),
+            said,
+            count=1,
+        )
     else:
-        new = said.replace(verb, {"time": other, "certainty": " may be ", "negation": f"{verb}not "}[kind])
+        new = said.replace(
+            verb, {"time": other, "certainty": " may be ", "negation": f"{verb}not "}[kind]
+        )
     return re.sub(re.escape(said), new, text, flags=re.I)
 
 
@@ -543,20 +826,35 @@ def _altered_fact(made: Json, asked: Mapping[str, Any], rng: random.Random) -> S
     if not (stated := _stated(made)):
         return None
     at, fact = rng.choice(stated)
-    return _changed(made, "passages", at, text=altered(fact, made["passages"][at]["text"], rng.choice(ALTERATIONS), rng)), {f"passages.{at}"}
+    return _changed(
+        made,
+        "passages",
+        at,
+        text=altered(fact, made["passages"][at]["text"], rng.choice(ALTERATIONS), rng),
+    ), {f"passages.{at}"}
 
 
 def _doubled_passage(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     if not 1 <= len(made["passages"]) < 8:
         return None
-    return made | {"passages": [*made["passages"], rng.choice(made["passages"])]}, {f"passages.{len(made['passages'])}"}
+    return made | {"passages": [*made["passages"], rng.choice(made["passages"])]}, {
+        f"passages.{len(made['passages'])}"
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #58d60282
 def _first_person(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    if not (stated := [(i, facts[0]) for i, atom in enumerate(made["atoms"]) if (facts := read_facts(atom["text"]))]):
+    if not (
+        stated := [
+            (i, facts[0])
+            for i, atom in enumerate(made["atoms"])
+            if (facts := read_facts(atom["text"]))
+        ]
+    ):
         return None
     at, fact = rng.choice(stated)
-    return _changed(made, "atoms", at, text=f"{fact.said[0].upper()}{fact.said[1:]}."), {f"atoms.{at}"}
+    return _changed(made, "atoms", at, text=f"{fact.said[0].upper()}{fact.said[1:]}."), {
+        f"atoms.{at}"
+    }
 
 
 def _duplicate_atom(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
@@ -572,25 +870,50 @@ def _wrong_level(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Sp
     if not made["atoms"]:
         return None
     at = rng.randrange(len(made["atoms"]))
-    facts, old = read_facts(made["atoms"][at]["text"]), made["atoms"][at]["level"]
-    level = rng.choice([letter for letter in ("ABC" if facts and facts[0].attribute else "AC") if letter != old])
+    facts = read_facts(made["atoms"][at]["text"])
+    old = made["atoms"][at]["level"]
+    level = rng.choice(
+        [letter for letter in ("ABC" if facts and facts[0].attribute else "AC") if letter != old]
+    )
     noun = (facts or (Fact("user", "", "this"),))[0].noun
-    fields = {"level": level, "action": "ignore" if level == "A" else "apply", "without_memory": f"Says nothing of {noun}."}
+    fields = {
+        "level": level,
+        "action": "ignore" if level == "A" else "apply",
+        "without_memory": f"Says nothing of {noun}.",
+    }
     fields["with_memory"] = fields["without_memory"] if level == "A" else f"Has a word on {noun}."
-    fields |= {"observable_delta": "none", "minimal_evidence": ""} if level == "A" else {"observable_delta": "A word more.", "minimal_evidence": f"the word {noun}"}
+    fields |= (
+        {"observable_delta": "none", "minimal_evidence": ""}
+        if level == "A"
+        else {"observable_delta": "A word more.", "minimal_evidence": f"the word {noun}"}
+    )
     return _changed(made, "atoms", at, **fields), {f"atoms.{at}"}
 
 # %% ../../nbs/micro/08_builder.ipynb #9093228c
 def _used(made: Json) -> list[int]:
-    return [i for i, atom in enumerate(made["atoms"]) if atom["level"] != "A" and read_facts(atom["text"])]
+    return [
+        i
+        for i, atom in enumerate(made["atoms"])
+        if atom["level"] != "A" and read_facts(atom["text"])
+    ]
 
 
 def _altered_atom(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    places = [(i, fact) for i, atom in enumerate(made["atoms"]) for fact in read_facts(atom["text"]) if fact.attribute]
+    places = [
+        (i, fact)
+        for i, atom in enumerate(made["atoms"])
+        for fact in read_facts(atom["text"])
+        if fact.attribute
+    ]
     if not places:
         return None
     at, fact = rng.choice(places)
-    return _changed(made, "atoms", at, text=altered(fact, made["atoms"][at]["text"], rng.choice(ALTERATIONS), rng)), {f"atoms.{at}"}
+    return _changed(
+        made,
+        "atoms",
+        at,
+        text=altered(fact, made["atoms"][at]["text"], rng.choice(ALTERATIONS), rng),
+    ), {f"atoms.{at}"}
 
 
 def _wrong_action(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
@@ -604,27 +927,44 @@ def _wrong_contrast(made: Json, asked: Mapping[str, Any], rng: random.Random) ->
     if len(places := _used(made)) < 2:
         return None
     at, other = rng.sample(places, 2)
-    return _changed(made, "atoms", at, with_memory=made["atoms"][other]["with_memory"]), {f"atoms.{at}"}
+    return _changed(made, "atoms", at, with_memory=made["atoms"][other]["with_memory"]), {
+        f"atoms.{at}"
+    }
 
 
 def _missing_delta(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     if not (places := _used(made)):
         return None
     at = rng.choice(places)
-    return _changed(made, "atoms", at, observable_delta="None.", minimal_evidence=""), {f"atoms.{at}"}
+    return _changed(made, "atoms", at, observable_delta="None.", minimal_evidence=""), {
+        f"atoms.{at}"
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #dfb13eb9
 _SEEMS = {
-    "other_person": "{}, says the neighbor.", "outdated": "{}, and no longer anything else.", "other_occasion": "{}, also on other days.",
-    "belief_as_evidence": "{}, as the user believes.", "scope_overreach": "{}, and not there only.", "superseded_preference": "{}, a preference never given up.",
-    "style_neighbour": "{}, in the style of short notes.", "trigger_absent": "{}, when it snows and when it does not.",
-}  # fmt: skip
+    "other_person": "{}, says the neighbor.",
+    "outdated": "{}, and no longer anything else.",
+    "other_occasion": "{}, also on other days.",
+    "belief_as_evidence": "{}, as the user believes.",
+    "scope_overreach": "{}, and not there only.",
+    "superseded_preference": "{}, a preference never given up.",
+    "style_neighbour": "{}, in the style of short notes.",
+    "trigger_absent": "{}, when it snows and when it does not.",
+}
 
 
 def _with_hard(made: Json, asked: Mapping[str, Any], fact: Fact, text: str) -> Spoiled:
-    beside = {write["atom_id"] for block in asked["want"]["blocks"] for write in block["write"] if block["atoms"] == [{"atom_id": "hard"}]}
+    beside = {
+        write["atom_id"]
+        for block in asked["want"]["blocks"]
+        for write in block["write"]
+        if block["atoms"] == [{"atom_id": "hard"}]
+    }
     note = f", in a note on {fact.attribute or fact.noun}."  # what stands in its block goes on about it
-    others = [other | ({"text": other["text"][:-1] + note} if other["atom_id"] in beside else {}) for other in made["others"]]
+    others = [
+        other | ({"text": other["text"][:-1] + note} if other["atom_id"] in beside else {})
+        for other in made["others"]
+    ]
     return made | {"hard": made["hard"] | {"text": text}, "others": others}, {"hard"}
 
 
@@ -634,9 +974,15 @@ def _mattering_distractor(made: Json, asked: Mapping[str, Any], rng: random.Rand
     if not request or not made["hard"]:
         return None
     known = {fact.attribute for fact in facts if fact_kind(fact, request) == "grounded"}
-    taken = {fact.noun for fact in facts} | {f.noun for other in made["others"] for f in read_facts(other["text"])}
-    useful = [a for a in WORDS[request.domain] if role(request.domain, request.task, a) and a not in known]
-    nouns = [(a, noun) for a in useful for noun in WORDS[request.domain][a]] + [("", thing) for thing in request.things]
+    taken = {fact.noun for fact in facts} | {
+        f.noun for other in made["others"] for f in read_facts(other["text"])
+    }
+    useful = [
+        a for a in WORDS[request.domain] if role(request.domain, request.task, a) and a not in known
+    ]
+    nouns = [(a, noun) for a in useful for noun in WORDS[request.domain][a]] + [
+        ("", thing) for thing in request.things
+    ]
     if not (nouns := [(a, noun) for a, noun in nouns if noun not in taken]):
         return None
     fact = Fact("user", *rng.choice(nouns))
@@ -661,16 +1007,35 @@ def _added(made: Json, asked: Mapping[str, Any]) -> list[int]:
 def _stray_auxiliary(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     if not (places := _added(made, asked)):
         return None
-    at, home = rng.choice(places), {fact.attribute for atom in asked["atoms"] for fact in read_facts(atom["text"])}
-    nouns = {noun for other in (*made["others"], made["hard"], *asked["atoms"]) for noun in nouns_in(other["text"])}
+    at = rng.choice(places)
+    home = {fact.attribute for atom in asked["atoms"] for fact in read_facts(atom["text"])}
+    nouns = {
+        noun
+        for other in (*made["others"], made["hard"], *asked["atoms"])
+        for noun in nouns_in(other["text"])
+    }
     request = read_request(asked["query"])
-    free = [(a, n) for a, domain in ATTRIBUTES.items() if a not in home | {*CLINICAL} and request and domain != request.domain for n in WORDS[domain][a] if n not in nouns]
+    free = [
+        (a, n)
+        for a, domain in ATTRIBUTES.items()
+        if a not in home | {*CLINICAL} and request and domain != request.domain
+        for n in WORDS[domain][a]
+        if n not in nouns
+    ]
     strange = [(a, n) for a, n in free if a not in made["hard"]["text"]]
-    return (_changed(made, "others", at, text=Fact("user", *rng.choice(strange)).text), {made["others"][at]["atom_id"]}) if strange else None
+    return (
+        (
+            _changed(made, "others", at, text=Fact("user", *rng.choice(strange)).text),
+            {made["others"][at]["atom_id"]},
+        )
+        if strange
+        else None
+    )
 
 
 def _telling_auxiliary(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    request, places = read_request(asked["query"]), _added(made, asked)
+    request = read_request(asked["query"])
+    places = _added(made, asked)
     if not (request and places):
         return None
     at = rng.choice(places)
@@ -679,10 +1044,19 @@ def _telling_auxiliary(made: Json, asked: Mapping[str, Any], rng: random.Random)
 
 
 def _wrong_family(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    request, wanted = read_request(asked["query"]), asked["want"].get("family", "")
+    request = read_request(asked["query"])
+    wanted = asked["want"].get("family", "")
     facts = [fact for atom in asked["atoms"] for fact in read_facts(atom["text"])]
-    taken = {fact.noun for fact in facts} | {f.noun for other in made["others"] for f in read_facts(other["text"])} | set(request.things if request else ())
-    for family in rng.sample(("same_user", "near_topic", "other_person", "other_occasion", "outdated"), 5) if request and made["hard"] else ():
+    taken = (
+        {fact.noun for fact in facts}
+        | {f.noun for other in made["others"] for f in read_facts(other["text"])}
+        | set(request.things if request else ())
+    )
+    for family in (
+        rng.sample(("same_user", "near_topic", "other_person", "other_occasion", "outdated"), 5)
+        if request and made["hard"]
+        else ()
+    ):
         fact = hard_distractor(family, request, facts, taken, rng)
         if fact.noun not in taken and not family_fits(wanted, fact, request):
             return _with_hard(made, asked, fact, _noted(fact, (), ENDINGS.get(wanted, "")))
@@ -702,7 +1076,12 @@ def _swapped_rubrics(made: Json, asked: Mapping[str, Any], rng: random.Random) -
     return made | {"rubrics": entries}, {entries[one]["atom_id"], entries[two]["atom_id"]}
 
 
-_REMARKS = (" The user often tells friends about it with pleasure.", " Nobody in town was surprised by this.", ", which counts", ", as ever")
+_REMARKS = (
+    " The user often tells friends about it with pleasure.",
+    " Nobody in town was surprised by this.",
+    ", which counts",
+    ", as ever",
+)
 
 
 def _dropped_atom(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
@@ -717,7 +1096,13 @@ def _dropped_atom(made: Json, asked: Mapping[str, Any], rng: random.Random) -> S
 
 
 def _altered_paragraph(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
-    places = [(i, fact) for i, block in enumerate(asked["blocks"]) for text in block["atoms"] for fact in read_facts(text) if fact.attribute]
+    places = [
+        (i, fact)
+        for i, block in enumerate(asked["blocks"])
+        for text in block["atoms"]
+        for fact in read_facts(text)
+        if fact.attribute
+    ]
     if not places:
         return None
     at, fact = rng.choice(places)
@@ -728,7 +1113,8 @@ def _altered_paragraph(made: Json, asked: Mapping[str, Any], rng: random.Random)
 def _added_words(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Spoiled:
     if not made["blocks"]:
         return None
-    at, remark = rng.randrange(len(made["blocks"])), rng.choice(_REMARKS)
+    at = rng.randrange(len(made["blocks"]))
+    remark = rng.choice(_REMARKS)
     text = made["blocks"][at]["memory_text"]
     text = text + remark if remark.endswith(".") else f"{text[:-1]}{remark}."
     return _changed(made, "blocks", at, memory_text=text), {made["blocks"][at]["block_id"]}
@@ -736,14 +1122,28 @@ def _added_words(made: Json, asked: Mapping[str, Any], rng: random.Random) -> Sp
 # %% ../../nbs/micro/08_builder.ipynb #a5bd2559
 Place = tuple[str, int | None, str]  # part of the reply, place in its list, field
 _FIELDS = {"query": ("excludes_memory", "answerable"), "blocks": ("complete", "adds_nothing")}
-_PARTS = ("faithful", "distinct", "query", "blocks", "levels", "actions", "contrasts", "families", "safety", "fit", "rubrics")
+_PARTS = (
+    "faithful",
+    "distinct",
+    "query",
+    "blocks",
+    "levels",
+    "actions",
+    "contrasts",
+    "families",
+    "safety",
+    "fit",
+    "rubrics",
+)
 
 
 def verdicts(review: Json) -> dict[Place, bool]:
     """Every verdict of a review, by its place."""
     found: dict[Place, bool] = {}
     for part in _PARTS:
-        for at, entry in enumerate(review[part]) if isinstance(review[part], list) else [(None, review[part])]:
+        for at, entry in (
+            enumerate(review[part]) if isinstance(review[part], list) else [(None, review[part])]
+        ):
             found |= {(part, at, name): entry[name] for name in _FIELDS.get(part, ("ok",))}
     return found
 
@@ -780,7 +1180,10 @@ class BuildTask:
 
     def part(self, made: Json, named: frozenset[str]) -> Json:
         """The reply with no other entries in its lists than those named."""
-        kept = {items: [entry for entry in made[items] if entry[name] in named] for items, name in self.lists.items()}
+        kept = {
+            items: [entry for entry in made[items] if entry[name] in named]
+            for items, name in self.lists.items()
+        }
         hard = {"hard": made["hard"] if "hard" in named else None} if "hard" in made else {}
         return made | kept | hard
 
@@ -790,38 +1193,65 @@ BUILD_TASKS: dict[str, BuildTask] = {
     "derivation": BuildTask(
         make_derivation,
         {
-            "invented_evidence": _invented_evidence, "hint_in_query": _hint_in_query, "detail_in_query": _detail_in_query,
-            "altered_fact": _altered_fact, "invented_fact": _invented_fact, "doubled_passage": _doubled_passage,
+            "invented_evidence": _invented_evidence,
+            "hint_in_query": _hint_in_query,
+            "detail_in_query": _detail_in_query,
+            "altered_fact": _altered_fact,
+            "invented_fact": _invented_fact,
+            "doubled_passage": _doubled_passage,
         },
     ),
     "annotation": BuildTask(
         make_annotation,
         {
-            "wrong_level": _wrong_level, "wrong_action": _wrong_action, "wrong_contrast": _wrong_contrast, "missing_delta": _missing_delta,
-            "altered_atom": _altered_atom, "first_person": _first_person, "duplicate_atom": _duplicate_atom,
+            "wrong_level": _wrong_level,
+            "wrong_action": _wrong_action,
+            "wrong_contrast": _wrong_contrast,
+            "missing_delta": _missing_delta,
+            "altered_atom": _altered_atom,
+            "first_person": _first_person,
+            "duplicate_atom": _duplicate_atom,
         },
     ),
     "distractors": BuildTask(
         make_distractors,
         {
-            "wrong_family": _wrong_family, "mattering_distractor": _mattering_distractor, "stray_auxiliary": _stray_auxiliary,
-            "telling_auxiliary": _telling_auxiliary, "missing_phrase": _missing_phrase, "missing_item": without_item("others", "atom_id"),
+            "wrong_family": _wrong_family,
+            "mattering_distractor": _mattering_distractor,
+            "stray_auxiliary": _stray_auxiliary,
+            "telling_auxiliary": _telling_auxiliary,
+            "missing_phrase": _missing_phrase,
+            "missing_item": without_item("others", "atom_id"),
         },
         {"others": "atom_id"},
     ),
     "rubrics": BuildTask(
-        make_rubrics, {"swapped_rubrics": _swapped_rubrics, "missing_item": without_item("rubrics", "atom_id")}, {"rubrics": "atom_id"}
+        make_rubrics,
+        {"swapped_rubrics": _swapped_rubrics, "missing_item": without_item("rubrics", "atom_id")},
+        {"rubrics": "atom_id"},
     ),
     "naturalization": BuildTask(
         make_naturalization,
-        {"altered_paragraph": _altered_paragraph, "dropped_atom": _dropped_atom, "added_words": _added_words, "missing_item": without_item("blocks", "block_id")},
+        {
+            "altered_paragraph": _altered_paragraph,
+            "dropped_atom": _dropped_atom,
+            "added_words": _added_words,
+            "missing_item": without_item("blocks", "block_id"),
+        },
         {"blocks": "block_id"},
     ),
-}  # fmt: skip
+}
 REVIEW = BuildTask(
     make_review,
-    {"missed_flaw": _missed_flaw, "false_alarm": _false_alarm, "missing_item": without_item("levels", "atom_id")},
-    {"blocks": "block_id"} | dict.fromkeys(("faithful", "levels", "actions", "contrasts", "families", "rubrics"), "atom_id"),
+    {
+        "missed_flaw": _missed_flaw,
+        "false_alarm": _false_alarm,
+        "missing_item": without_item("levels", "atom_id"),
+    },
+    {"blocks": "block_id"}
+    | dict.fromkeys(
+        ("faithful", "levels", "actions", "contrasts", "families", "rubrics"), "atom_id"
+    ),
 )
 
 # %% ../../nbs/micro/08_builder.ipynb #e01a14d4
@@ -837,31 +1267,58 @@ class SimulatedModel:
     def __call__(self, turns: Turns) -> str:
         """The reply to (role, text) turns; raises `ValueError` for a task or a payload that it does not know."""
         talk = read_conversation(turns)
-        name, task = talk.asked["task"], self.tasks.get(talk.asked["task"])
+        name = talk.asked["task"]
+        task = self.tasks.get(talk.asked["task"])
         if task is None:
             raise ValueError(f"task: found {name!r}; allowed here: {', '.join(self.tasks)}")
         try:
             good = reply = task.make(talk.asked)
             for mistake, spoil in task.mistakes.items():
-                if self._makes(mistake, talk, lambda name=mistake, spoil=spoil: spoil(good, talk.asked, self._rng(name, talk))):
-                    reply = (spoil(reply, talk.asked, self._rng(mistake, talk)) or (reply, set()))[0]
+                if self._makes(
+                    mistake,
+                    talk,
+                    lambda name=mistake, spoil=spoil: spoil(
+                        good, talk.asked, self._rng(name, talk)
+                    ),
+                ):
+                    reply = (spoil(reply, talk.asked, self._rng(mistake, talk)) or (reply, set()))[
+                        0
+                    ]
             reply = reply if talk.whole else task.part(reply, talk.repairs[-1])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"task {name}: {type(error).__name__} {error} in {dict(talk.asked)!r:.120}") from error
+            raise ValueError(
+                f"task {name}: {type(error).__name__} {error} in {dict(talk.asked)!r:.120}"
+            ) from error
         text = json.dumps(reply, ensure_ascii=False)
-        return text[: -1 - len(text) // 3] if self._makes("invalid_json", talk, lambda: (good, {""})) else text
+        return (
+            text[: -1 - len(text) // 3]
+            if self._makes("invalid_json", talk, lambda: (good, {""}))
+            else text
+        )
 
     def _rng(self, *what: Any) -> random.Random:
         names = (part.key if isinstance(part, Conversation) else str(part) for part in what)
         return random.Random(" ".join((self.name, *names)))
 
     def _makes(self, mistake: str, talk: Conversation, spoiled: Callable[[], Spoiled]) -> bool:
-        if self._rng("whether", mistake, talk).random() >= getattr(self.rates, mistake) or (found := spoiled()) is None:
+        if (
+            self._rng("whether", mistake, talk).random() >= getattr(self.rates, mistake)
+            or (found := spoiled()) is None
+        ):
             return False
         self.mistakes[mistake].add(talk.key)
-        names = lambda item, name: name == item or (bool(item) and name.startswith(f"{item}."))
-        repaired = [k for k, named in enumerate(talk.repairs) if any(names(item, name) for name in named for item in found[1])]
-        return not any(self._rng("mended", mistake, talk, k).random() < self.rates.mended for k in repaired)
+
+        def names(item, name):
+            return name == item or (bool(item) and name.startswith(f"{item}."))
+
+        repaired = [
+            k
+            for k, named in enumerate(talk.repairs)
+            if any(names(item, name) for name in named for item in found[1])
+        ]
+        return not any(
+            self._rng("mended", mistake, talk, k).random() < self.rates.mended for k in repaired
+        )
 
 # %% ../../nbs/micro/08_builder.ipynb #bd3c29ab
 def stage_table(entering: Mapping[Stage, Iterable[Draft]], each: int = 40) -> "pd.DataFrame":
@@ -870,14 +1327,33 @@ def stage_table(entering: Mapping[Stage, Iterable[Draft]], each: int = 40) -> "p
 
     rows = []
     for stage, drafts in entering.items():
-        task, asked = BUILD_TASKS[stage.name], [(draft, stage.messages(draft)[1]["content"]) for draft in drafts]
+        task = BUILD_TASKS[stage.name]
+        asked = [(draft, stage.messages(draft)[1]["content"]) for draft in drafts]
         for name in ("none", *task.mistakes):
-            model = SimulatedModel("planted", MistakeRates.only(**({} if name == "none" else {name: 1.0})))
-            replies = ((draft, json.loads(model([("user", text)])), task.make(json.loads(text))) for draft, text in asked)
-            planted = islice(((draft, made) for draft, made, good in replies if name == "none" or made != good), each)
+            model = SimulatedModel(
+                "planted", MistakeRates.only(**({} if name == "none" else {name: 1.0}))
+            )
+            replies = (
+                (draft, json.loads(model([("user", text)])), task.make(json.loads(text)))
+                for draft, text in asked
+            )
+            planted = islice(
+                ((draft, made) for draft, made, good in replies if name == "none" or made != good),
+                each,
+            )
             read = [(draft, *read_form(json.dumps(made), stage.reply)) for draft, made in planted]
-            seen = sum(bool(complaints or stage.check(draft, reply)) for draft, reply, complaints in read)
-            rows.append({"stage": stage.name, "mistake": name, "planted": len(read), "seen": seen, "seen %": 100 * seen / len(read) if read else float("nan")})
+            seen = sum(
+                bool(complaints or stage.check(draft, reply)) for draft, reply, complaints in read
+            )
+            rows.append(
+                {
+                    "stage": stage.name,
+                    "mistake": name,
+                    "planted": len(read),
+                    "seen": seen,
+                    "seen %": 100 * seen / len(read) if read else float("nan"),
+                }
+            )
     return pd.DataFrame(rows).set_index(["stage", "mistake"])
 
 # %% ../../nbs/micro/08_builder.ipynb #8a41becd
@@ -887,8 +1363,12 @@ BUILDERS: dict[str, MistakeRates] = {
     "micro-builder-broken": MistakeRates.only(invalid_json=1.0, mended=0.0),
 }
 REVIEWERS: dict[str, MistakeRates] = {
-    "micro-reviewer": MistakeRates.only(missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8),
-    "micro-reviewer-2": MistakeRates.only(missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8),
+    "micro-reviewer": MistakeRates.only(
+        missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8
+    ),
+    "micro-reviewer-2": MistakeRates.only(
+        missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8
+    ),
     "micro-reviewer-exact": MistakeRates.only(),
     "micro-reviewer-never": MistakeRates.only(false_alarm=1.0),
 }
@@ -897,7 +1377,9 @@ REVIEWERS: dict[str, MistakeRates] = {
 def micro_roles() -> dict[str, SimulatedModel]:
     """Every builder and reviewer of the micro-world by the name of its model, for `MicroServer(..., roles=...)`."""
     builders = {name: SimulatedModel(name, rates) for name, rates in BUILDERS.items()}
-    return builders | {name: SimulatedModel(name, rates, {"review": REVIEW}) for name, rates in REVIEWERS.items()}
+    return builders | {
+        name: SimulatedModel(name, rates, {"review": REVIEW}) for name, rates in REVIEWERS.items()
+    }
 
 # %% ../../nbs/micro/08_builder.ipynb #2cad90ac
 def mark(example: Example) -> Example:
@@ -905,20 +1387,34 @@ def mark(example: Example) -> Example:
 
     Raises `ValueError` that names the example, the item found and what is allowed.
     """
-    request, seen = read_request(example.question), set()
+    request = read_request(example.question)
+    seen = set()
     if request is None or request.text != example.question:
-        raise ValueError(f"example {example.id!r}: question: found {example.question!r}; allowed: a request of the micro-world")
+        raise ValueError(
+            f"example {example.id!r}: question: found {example.question!r}; allowed: a request of the micro-world"
+        )
     atoms = []
     for atom in example.atoms:
         facts = read_facts(atom.text)
-        foreign = atom.ideal and any(f.attribute and f.attribute not in WORDS[request.domain] for f in facts)
+        foreign = atom.ideal and any(
+            f.attribute and f.attribute not in WORDS[request.domain] for f in facts
+        )
         if len(facts) != 1 or facts[0].noun in seen or foreign or example.domain != request.domain:
             why = "one fact with a noun of its own, about the task if it counts"
-            raise ValueError(f"example {example.id!r}: atom {atom.atom_id!r}: found {atom.text!r}; allowed: {why}")
+            raise ValueError(
+                f"example {example.id!r}: atom {atom.atom_id!r}: found {atom.text!r}; allowed: {why}"
+            )
         [fact] = facts
         seen.add(fact.noun)
-        marker = {"noun": fact.noun, "attribute": fact.attribute, "kind": fact_kind(fact, request), "prohibits": not fact.attribute}
-        atoms.append(atom.model_copy(update={"usage_rubric": (atom.usage_rubric or {}) | {"marker": marker}}))
+        marker = {
+            "noun": fact.noun,
+            "attribute": fact.attribute,
+            "kind": fact_kind(fact, request),
+            "prohibits": not fact.attribute,
+        }
+        atoms.append(
+            atom.model_copy(update={"usage_rubric": (atom.usage_rubric or {}) | {"marker": marker}})
+        )
     things = [thing for thing in request.things if thing in REQUESTS[request.task]]
     asked = {"world": "long", "task": request.task, "scope": request.scope, "requests": things}
     return example.model_copy(update={"atoms": atoms} | asked)
@@ -926,7 +1422,8 @@ def mark(example: Example) -> Example:
 
 def mark_all(examples: Iterable[Example]) -> tuple[list[Example], list[str]]:
     """The examples that can be marked, and for each other one the reason why not."""
-    marked, refused = [], []
+    marked = []
+    refused = []
     for example in examples:
         try:
             marked.append(mark(example))
@@ -942,6 +1439,12 @@ def mistake_table(models: Iterable[SimulatedModel], examples: Iterable[Example])
     made: Counter[str] = Counter()
     for model in models:
         made.update({mistake: len(keys) for mistake, keys in model.mistakes.items()})
-    left = Counter(mistake for example in examples for mistake in {flaw.mistake for flaw in find_flaws(example)})
+    left = Counter(
+        mistake
+        for example in examples
+        for mistake in {flaw.mistake for flaw in find_flaws(example)}
+    )
     names = [name for name in MistakeRates.model_fields if name in made or name in left]
-    return pd.DataFrame({"made": [made[n] for n in names], "left": [left[n] for n in names]}, index=names).rename_axis("mistake")
+    return pd.DataFrame(
+        {"made": [made[n] for n in names], "left": [left[n] for n in names]}, index=names
+    ).rename_axis("mistake")

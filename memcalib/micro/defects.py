@@ -63,13 +63,19 @@ def _stock() -> dict[str, Any]:
 def _facts(lines: Iterable[str], drawn: dict[str, str]) -> list[InventedFact]:
     facts = []
     for line in lines:
-        parts = [re.sub(r"\{(\w+)\}", lambda m: drawn[m[1]], part.strip()) for part in line.split(" | ")]
+        parts = [
+            re.sub(r"\{(\w+)\}", lambda m: drawn[m[1]], part.strip()) for part in line.split(" | ")
+        ]
         if len(parts) == 4:  # a distractor
             text, fluent, about, over = parts
             facts.append(InventedFact("A", text, fluent, "", about, "", "", over))
         else:
             level, text, fluent, said, about, *use = parts
-            facts.append(InventedFact(level, text, fluent, said, about, *(use if len(use) == 3 else ("", "", *use))))
+            facts.append(
+                InventedFact(
+                    level, text, fluent, said, about, *(use if len(use) == 3 else ("", "", *use))
+                )
+            )
     return facts
 
 # %% ../../nbs/micro/09_defects.ipynb #355d41c8
@@ -79,41 +85,83 @@ def _capital(text: str) -> str:
 
 def _clause(text: str) -> str:
     text = text.rstrip(".")
-    return text[:1].lower() + text[1:] if text.split()[0] in ("The", "A", "An", "In", "At", "Every") else text
+    return (
+        text[:1].lower() + text[1:]
+        if text.split()[0] in ("The", "A", "An", "In", "At", "Every")
+        else text
+    )
 
 
 def _ignored(fact: InventedFact, terse: bool, rng: random.Random) -> dict[str, Any]:
-    about, over, pick = fact.about, fact.over, rng.choice
-    neutral = pick([f"The answer reads the same to somebody who does not know that {_clause(fact.text)}.", f"That {fact.fluent} leaves no trace."])
-    answers = [f"The answer is given without {about}.", f"Nothing in the answer depends on {about}.", f"The reply never brings up {about}."]
+    about = fact.about
+    over = fact.over
+    pick = rng.choice
+    neutral = pick(
+        [
+            f"The answer reads the same to somebody who does not know that {_clause(fact.text)}.",
+            f"That {fact.fluent} leaves no trace.",
+        ]
+    )
+    answers = [
+        f"The answer is given without {about}.",
+        f"Nothing in the answer depends on {about}.",
+        f"The reply never brings up {about}.",
+    ]
     return {
         "expected_answer_behavior": pick(answers),
         "memory_usage_weight": "none",
-        "validity_scope": pick(["Has no bearing on this request.", f"Concerns {about}, which the query does not ask about."]),
-        "correct_use": pick(["Leave it out.", f"Leave {about} out.", f"Pass over {about} in silence."]),
+        "validity_scope": pick(
+            [
+                "Has no bearing on this request.",
+                f"Concerns {about}, which the query does not ask about.",
+            ]
+        ),
+        "correct_use": pick(
+            ["Leave it out.", f"Leave {about} out.", f"Pass over {about} in silence."]
+        ),
         "under_use": pick(_stock()["filler"]),
         "over_use": pick([f"The answer {over}.", f"{_capital(over)}."]),
-        "forbidden_memory_role": pick(["A premise of any recommendation.", "A source of examples or small talk."]),
+        "forbidden_memory_role": pick(
+            ["A premise of any recommendation.", "A source of examples or small talk."]
+        ),
         "failure_direction": pick(["Over-use is the only failure.", "over-use"]),
-        "observable_checks": [f"No mention of {about}.", f"It is not the case that the answer {over}." if terse else neutral],
+        "observable_checks": [
+            f"No mention of {about}.",
+            f"It is not the case that the answer {over}." if terse else neutral,
+        ],
     }
 
 
 def _used(fact: InventedFact, terse: bool, rng: random.Random) -> dict[str, Any]:
-    about, use, under, pick = fact.about, fact.use, fact.under, rng.choice
+    about = fact.about
+    use = fact.use
+    under = fact.under
+    pick = rng.choice
     bound = fact.level == "B"
     short = [f"The answer should {use}.", f"A good answer will {use}."]
-    full = [f"Because {fact.fluent}, the answer should {use}.", f"Knowing that {_clause(fact.text)}, a good answer will {use}."]
+    full = [
+        f"Because {fact.fluent}, the answer should {use}.",
+        f"Knowing that {_clause(fact.text)}, a good answer will {use}.",
+    ]
     return {
         "expected_answer_behavior": pick(short if terse else full),
         "memory_usage_weight": "supporting" if bound else "controlling",
-        "validity_scope": pick(["Holds for this request.", f"Holds as long as nothing changes about {about}."]),
+        "validity_scope": pick(
+            ["Holds for this request.", f"Holds as long as nothing changes about {about}."]
+        ),
         "correct_use": f"{_capital(use)}.",
         "under_use": pick([f"The answer {under}.", f"{_capital(under)}."]),
         "over_use": f"{_capital(fact.over)}.",
-        "forbidden_memory_role": "The centre of the whole answer." if bound else pick(["An excuse to refuse.", f"A basis for claims that {about} does not support."]),
-        "failure_direction": "Both directions are possible." if bound else "Under-use is the likelier failure.",
-        "observable_checks": [f"A reader finds that the answer does {use}.", f"It is not the case that the answer {under}."],
+        "forbidden_memory_role": "The centre of the whole answer."
+        if bound
+        else pick(["An excuse to refuse.", f"A basis for claims that {about} does not support."]),
+        "failure_direction": "Both directions are possible."
+        if bound
+        else "Under-use is the likelier failure.",
+        "observable_checks": [
+            f"A reader finds that the answer does {use}.",
+            f"It is not the case that the answer {under}.",
+        ],
     }
 
 
@@ -122,14 +170,22 @@ def invent_rubric(fact: InventedFact, rng: random.Random) -> dict[str, Any]:
     return (_ignored if fact.level == "A" else _used)(fact, rng.random() < 0.15, rng)
 
 # %% ../../nbs/micro/09_defects.ipynb #6981acd8
-def _blocks(topic: dict, drawn: dict[str, str], rng: random.Random) -> list[tuple[str, list[tuple[str, str, InventedFact]]]]:
+def _blocks(
+    topic: dict, drawn: dict[str, str], rng: random.Random
+) -> list[tuple[str, list[tuple[str, str, InventedFact]]]]:
     """(block, its (atom id, origin, fact)) of the topic alone: most of its facts, one or two to a block."""
     facts = _facts(topic["facts"].strip().splitlines(), drawn)
     facts = [fact for fact in facts if rng.random() < 0.85 or fact is facts[0]]
     blocks: list[tuple[str, list]] = []
     while facts:
-        size, number = rng.randint(1, 2), len(blocks) + 1
-        blocks.append((f"m{number}", [(f"p{number}_a{i}", "grounded", fact) for i, fact in enumerate(facts[:size], 1)]))
+        size = rng.randint(1, 2)
+        number = len(blocks) + 1
+        blocks.append(
+            (
+                f"m{number}",
+                [(f"p{number}_a{i}", "grounded", fact) for i, fact in enumerate(facts[:size], 1)],
+            )
+        )
         facts = facts[size:]
     return blocks
 
@@ -138,18 +194,36 @@ def _distract(blocks: list, topic: dict, drawn: dict[str, str], rng: random.Rand
     """The blocks with distractors in them and between them."""
     [hard] = _facts([rng.choice(topic["hard"].strip().splitlines())], drawn)
     blocks = [*blocks, ("harda_01", [("harda_01_a1", "hard", hard)])]
-    noise = _facts(rng.sample(_stock()["distractors"].strip().splitlines(), rng.randint(3, 9)), drawn)
+    noise = _facts(
+        rng.sample(_stock()["distractors"].strip().splitlines(), rng.randint(3, 9)), drawn
+    )
     beside = rng.sample(lines := _stock()["beside"].strip().splitlines(), len(lines))
     for number in range(1, 10):
         size = rng.randint(1, 3)
-        some, noise = noise[:size], noise[size:]
+        some = noise[:size]
+        noise = noise[size:]
         if some and rng.random() < 0.4:
             home = rng.choice([block for block in blocks if not block[0].startswith("noise_")])[1]
-            named = [fact.about for _, origin, fact in home if origin != "auxiliary" and set(cut_stems(fact.about)) & set(cut_stems(fact.text))]
-            near = [_facts([beside.pop()], drawn | {"about": rng.choice(named)})[0] for _ in some if named and beside]
-            home.extend((f"aux_b{number:02d}_a{i:02d}", "auxiliary", fact) for i, fact in enumerate(near, 1))
+            named = [
+                fact.about
+                for _, origin, fact in home
+                if origin != "auxiliary" and set(cut_stems(fact.about)) & set(cut_stems(fact.text))
+            ]
+            near = [
+                _facts([beside.pop()], drawn | {"about": rng.choice(named)})[0]
+                for _ in some
+                if named and beside
+            ]
+            home.extend(
+                (f"aux_b{number:02d}_a{i:02d}", "auxiliary", fact) for i, fact in enumerate(near, 1)
+            )
         elif some:
-            blocks.append((f"noise_{number:02d}", [(f"noise_{number:02d}_a{i}", "noise", fact) for i, fact in enumerate(some, 1)]))
+            blocks.append(
+                (
+                    f"noise_{number:02d}",
+                    [(f"noise_{number:02d}_a{i}", "noise", fact) for i, fact in enumerate(some, 1)],
+                )
+            )
     mixed = rng.sample(blocks, len(blocks))
     own = iter([block for block in blocks if block[0].startswith("m")])  # in order of their numbers
     return [next(own) if block[0].startswith("m") else block for block in mixed]
@@ -158,10 +232,24 @@ def _distract(blocks: list, topic: dict, drawn: dict[str, str], rng: random.Rand
 def _contract(fact: InventedFact, origin: str) -> dict[str, Any]:
     if origin != "grounded":
         return {}
-    used = (f"The answer {fact.under}.", f"A good answer will {fact.use}.", f"It does {fact.use}.", fact.about)
-    names = ("without_memory_behavior", "with_memory_behavior", "observable_delta", "minimal_evidence")
+    used = (
+        f"The answer {fact.under}.",
+        f"A good answer will {fact.use}.",
+        f"It does {fact.use}.",
+        fact.about,
+    )
+    names = (
+        "without_memory_behavior",
+        "with_memory_behavior",
+        "observable_delta",
+        "minimal_evidence",
+    )
     ignored = (f"Nothing is said of {fact.about}.", f"Nothing is said of {fact.about}.", "none", "")
-    return {"counterfactual_contract": dict(zip(names, ignored if fact.level == "A" else used, strict=True))}
+    return {
+        "counterfactual_contract": dict(
+            zip(names, ignored if fact.level == "A" else used, strict=True)
+        )
+    }
 
 
 def _paragraph(facts: list[InventedFact], rng: random.Random) -> str:
@@ -176,28 +264,48 @@ def _paragraph(facts: list[InventedFact], rng: random.Random) -> str:
 
 
 def _invent(i: int, seed: int) -> Example:
-    rng, topics = random.Random(f"{seed} invented {i}"), _stock()["topics"]
+    rng = random.Random(f"{seed} invented {i}")
+    topics = _stock()["topics"]
     topic = topics[i % len(topics)]
     drawn = {name: rng.choice(options.split(", ")) for name, options in _stock()["words"].items()}
     blocks = _blocks(topic, drawn, rng)
-    ask, said = rng.choice(topic["ask"]), [fact.said for _, facts in blocks for *_, fact in facts]
+    ask = rng.choice(topic["ask"])
+    said = [fact.said for _, facts in blocks for *_, fact in facts]
     blocks = _distract(blocks, topic, drawn, rng)
     atoms = [
         Atom(
-            atom_id=name, parent_memory_id=parent, text=fact.text, ideal=fact.level, memory_action="ignore" if fact.level == "A" else "apply",
-            usage_rubric=invent_rubric(fact, rng), origin=origin, evidence=fact.said, **_contract(fact, origin),
+            atom_id=name,
+            parent_memory_id=parent,
+            text=fact.text,
+            ideal=fact.level,
+            memory_action="ignore" if fact.level == "A" else "apply",
+            usage_rubric=invent_rubric(fact, rng),
+            origin=origin,
+            evidence=fact.said,
+            **_contract(fact, origin),
         )
-        for parent, facts in blocks for name, origin, fact in facts
-    ]  # fmt: skip
+        for parent, facts in blocks
+        for name, origin, fact in facts
+    ]
     made = [
         Block(
-            parent_memory_id=parent, memory_text=_paragraph([fact for *_, fact in facts], rng), atom_ids=[name for name, *_ in facts],
+            parent_memory_id=parent,
+            memory_text=_paragraph([fact for *_, fact in facts], rng),
+            atom_ids=[name for name, *_ in facts],
             atomic_concat_text=concat_text(fact.text for *_, fact in facts),
         )
         for parent, facts in blocks
-    ]  # fmt: skip
-    name, query = f"invented-{seed}-{i:04d}", " ".join([*said, ask])
-    return Example(id=name, domain=topic["domain"], question=ask, blocks=made, atoms=rng.sample(atoms, len(atoms)), raw_query=query)
+    ]
+    name = f"invented-{seed}-{i:04d}"
+    query = " ".join([*said, ask])
+    return Example(
+        id=name,
+        domain=topic["domain"],
+        question=ask,
+        blocks=made,
+        atoms=rng.sample(atoms, len(atoms)),
+        raw_query=query,
+    )
 
 
 def invented_examples(n: int, seed: int = 0) -> list[Example]:
@@ -205,17 +313,31 @@ def invented_examples(n: int, seed: int = 0) -> list[Example]:
     return [_invent(i, seed) for i in range(n)]
 
 # %% ../../nbs/micro/09_defects.ipynb #50b2ae6d
-def rebuilt(example: Example, atoms: Iterable[Atom] | None = None, blocks: Iterable[Block] | None = None, **fields: Any) -> Example:
+def rebuilt(
+    example: Example,
+    atoms: Iterable[Atom] | None = None,
+    blocks: Iterable[Block] | None = None,
+    **fields: Any,
+) -> Example:
     """The example with other atoms, blocks or fields, and exact concatenations to match."""
-    atoms, blocks = list(atoms or example.atoms), blocks or example.blocks
+    atoms = list(atoms or example.atoms)
+    blocks = blocks or example.blocks
     texts = {atom.atom_id: atom.text for atom in atoms}
-    joined = [block.model_copy(update={"atomic_concat_text": concat_text(texts[i] for i in block.atom_ids)}) for block in blocks]
+    joined = [
+        block.model_copy(
+            update={"atomic_concat_text": concat_text(texts[i] for i in block.atom_ids)}
+        )
+        for block in blocks
+    ]
     return example.model_copy(update={"atoms": atoms, "blocks": joined} | fields)
 
 
 def with_atom(example: Example, atom: Atom, **fields: Any) -> Example:
     """The example with other fields in one atom."""
-    return rebuilt(example, [a.model_copy(update=fields) if a.atom_id == atom.atom_id else a for a in example.atoms])
+    return rebuilt(
+        example,
+        [a.model_copy(update=fields) if a.atom_id == atom.atom_id else a for a in example.atoms],
+    )
 
 
 def with_rubric(example: Example, atom: Atom, **fields: Any) -> Example:
@@ -225,8 +347,16 @@ def with_rubric(example: Example, atom: Atom, **fields: Any) -> Example:
 
 def with_text(example: Example, block: Block, text: str) -> Example:
     """The example with another fluent text in one block."""
-    same = lambda other: other.parent_memory_id == block.parent_memory_id
-    return rebuilt(example, blocks=[b.model_copy(update={"memory_text": text}) if same(b) else b for b in example.blocks])
+
+    def same(other):
+        return other.parent_memory_id == block.parent_memory_id
+
+    return rebuilt(
+        example,
+        blocks=[
+            b.model_copy(update={"memory_text": text}) if same(b) else b for b in example.blocks
+        ],
+    )
 
 # %% ../../nbs/micro/09_defects.ipynb #60f16587
 Planter = Callable[[Example, random.Random], Example]
@@ -294,26 +424,50 @@ def swapped_rubrics(example: Example, rng: random.Random) -> Example:
 def foreign_rubric(example: Example, rng: random.Random) -> Example:
     """An atom has the rubric of an atom of another dataset and domain."""
     atom = rng.choice(example.atoms)
-    others = [a for other in sample_records() if other.domain != example.domain for a in other.atoms if a.ideal == atom.ideal]
+    others = [
+        a
+        for other in sample_records()
+        if other.domain != example.domain
+        for a in other.atoms
+        if a.ideal == atom.ideal
+    ]
     return with_atom(example, atom, usage_rubric=rng.choice(others).usage_rubric)
 
 
-STRANGE = ("`retry_policy_v2`", "HikariPool", "`flushAll()`", "48.75 mmol", "ACME_TOKEN", "0.0625 units", "libvorbis_enc")
+STRANGE = (
+    "`retry_policy_v2`",
+    "HikariPool",
+    "`flushAll()`",
+    "48.75 mmol",
+    "ACME_TOKEN",
+    "0.0625 units",
+    "libvorbis_enc",
+)
 
 
 @defect("rubric_identifiers")
 def strange_identifiers(example: Example, rng: random.Random) -> Example:
     """A rubric asks for an identifier or a figure that the row has nowhere."""
-    atom, mark = rng.choice(example.atoms), rng.choice(STRANGE)
+    atom = rng.choice(example.atoms)
+    mark = rng.choice(STRANGE)
     rubric = atom.usage_rubric or {}
-    return with_rubric(example, atom, correct_use=f"{rubric['correct_use']} Names {mark}.", observable_checks=[*rubric["observable_checks"], f"{mark} is given."])
+    return with_rubric(
+        example,
+        atom,
+        correct_use=f"{rubric['correct_use']} Names {mark}.",
+        observable_checks=[*rubric["observable_checks"], f"{mark} is given."],
+    )
 
 
 @defect("rubric_alignment")
 def foreign_rubric_with_identifiers(example: Example, rng: random.Random) -> Example:
     """An atom has a rubric of another domain that asks for an unknown identifier."""
     moved = foreign_rubric(example, rng)
-    changed = next(a for a, old in zip(moved.atoms, example.atoms, strict=True) if a.usage_rubric != old.usage_rubric)
+    changed = next(
+        a
+        for a, old in zip(moved.atoms, example.atoms, strict=True)
+        if a.usage_rubric != old.usage_rubric
+    )
     return with_rubric(moved, changed, correct_use=f"Names {rng.choice(STRANGE)}.")
 
 
@@ -322,7 +476,10 @@ def query_as_rubric(example: Example, rng: random.Random) -> Example:
     """A rubric restates the query."""
     if len(distinctive_stems(example.question, LintLimits())) < 4:
         raise CannotBear("the query has too few words of its own")
-    fields = {"expected_answer_behavior": f"The answer responds to: {example.question}", "correct_use": f"Deal with this. {example.question}"}
+    fields = {
+        "expected_answer_behavior": f"The answer responds to: {example.question}",
+        "correct_use": f"Deal with this. {example.question}",
+    }
     return with_rubric(example, rng.choice(example.atoms), **fields)
 
 # %% ../../nbs/micro/09_defects.ipynb #7ce09123
@@ -330,28 +487,49 @@ def query_as_rubric(example: Example, rng: random.Random) -> Example:
 def wrong_weight(example: Example, rng: random.Random) -> Example:
     """The weight of a rubric is that of another level."""
     atom = rng.choice(example.atoms)
-    return with_rubric(example, atom, memory_usage_weight=rng.choice([weight for level, weight in WEIGHTS.items() if level != atom.ideal]))
+    return with_rubric(
+        example,
+        atom,
+        memory_usage_weight=rng.choice(
+            [weight for level, weight in WEIGHTS.items() if level != atom.ideal]
+        ),
+    )
 
 
 @defect("level_vs_rubric")
 def wrong_filler(example: Example, rng: random.Random) -> Example:
     """Under-use is described at Ignore, or called not applicable above."""
     atom = rng.choice(example.atoms)
-    return with_rubric(example, atom, under_use="Not applicable." if atom.ideal else "The answer forgets what the user said.")
+    return with_rubric(
+        example,
+        atom,
+        under_use="Not applicable." if atom.ideal else "The answer forgets what the user said.",
+    )
 
 
 @defect("rubric_fields")
 def missing_field(example: Example, rng: random.Random) -> Example:
     """A rubric lacks a field."""
-    atom, gone = rng.choice(example.atoms), rng.choice(RUBRIC_FIELDS)
-    return with_atom(example, atom, usage_rubric={name: value for name, value in (atom.usage_rubric or {}).items() if name != gone})
+    atom = rng.choice(example.atoms)
+    gone = rng.choice(RUBRIC_FIELDS)
+    return with_atom(
+        example,
+        atom,
+        usage_rubric={
+            name: value for name, value in (atom.usage_rubric or {}).items() if name != gone
+        },
+    )
 
 
 @defect("rubric_fields")
 def empty_field(example: Example, rng: random.Random) -> Example:
     """A field of a rubric is blank."""
     name = rng.choice(RUBRIC_FIELDS)
-    return with_rubric(example, rng.choice(example.atoms), **{name: rng.choice(([], [" "]) if name == "observable_checks" else ("", "  "))})
+    return with_rubric(
+        example,
+        rng.choice(example.atoms),
+        **{name: rng.choice(([], [" "]) if name == "observable_checks" else ("", "  "))},
+    )
 
 # %% ../../nbs/micro/09_defects.ipynb #2d98305c
 @defect("question_leak")
@@ -363,24 +541,36 @@ def told_verbatim(example: Example, rng: random.Random) -> Example:
 @defect("question_leak")
 def told_in_other_words(example: Example, rng: random.Random) -> Example:
     """The query holds most content words of an atom, shuffled."""
-    words = place_for([words for atom in example.atoms if len(words := content_words(atom.text)) >= 4], rng)
+    words = place_for(
+        [words for atom in example.atoms if len(words := content_words(atom.text)) >= 4], rng
+    )
     *some, last = rng.sample(words, -(-3 * len(words) // 4))
-    return rebuilt(example, question=f"{example.question} This is about {', '.join(some)} and {last}.")
+    return rebuilt(
+        example, question=f"{example.question} This is about {', '.join(some)} and {last}."
+    )
 
 
 @defect("evidence_substring")
 def misquoted_evidence(example: Example, rng: random.Random) -> Example:
     """A word is missing inside the evidence."""
-    quotes = [(atom, (atom.model_extra or {}).get("evidence", "").split()) for atom in example.atoms]
+    quotes = [
+        (atom, (atom.model_extra or {}).get("evidence", "").split()) for atom in example.atoms
+    ]
     atom, words = place_for([(atom, words) for atom, words in quotes if len(words) >= 4], rng)
     del words[rng.randrange(1, len(words) - 1)]
     return with_atom(example, atom, evidence=" ".join(words))
 
 # %% ../../nbs/micro/09_defects.ipynb #381405cf
-def _reworded(example: Example, pattern: str, new: Callable[[re.Match], str], rng: random.Random) -> Example:
+def _reworded(
+    example: Example, pattern: str, new: Callable[[re.Match], str], rng: random.Random
+) -> Example:
     own = [atom for atom in example.atoms if (atom.model_extra or {}).get("origin") == "grounded"]
-    atom, found = place_for([(atom, m) for atom in own for m in re.finditer(pattern, atom.text)], rng)
-    return with_atom(example, atom, text=atom.text[: found.start()] + new(found) + atom.text[found.end() :])
+    atom, found = place_for(
+        [(atom, m) for atom in own for m in re.finditer(pattern, atom.text)], rng
+    )
+    return with_atom(
+        example, atom, text=atom.text[: found.start()] + new(found) + atom.text[found.end() :]
+    )
 
 
 @defect("atom_source")
@@ -392,32 +582,66 @@ def other_number(example: Example, rng: random.Random) -> Example:
 @defect("atom_source")
 def other_unit(example: Example, rng: random.Random) -> Example:
     """A number of an atom has another unit."""
-    units = {"mg": "g", "years": "months", "months": "years", "weeks": "days", "days": "weeks", "hours": "minutes", "minutes": "hours", "euros": "dollars", "GB": "MB", "MB": "GB"}
+    units = {
+        "mg": "g",
+        "years": "months",
+        "months": "years",
+        "weeks": "days",
+        "days": "weeks",
+        "hours": "minutes",
+        "minutes": "hours",
+        "euros": "dollars",
+        "GB": "MB",
+        "MB": "GB",
+    }
     return _reworded(example, rf"(?<=\d )(?:{'|'.join(units)})\b", lambda m: units[m[0]], rng)
 
 
 @defect("atom_source")
 def other_name(example: Example, rng: random.Random) -> Example:
     """A name of an atom is another one."""
-    return _reworded(example, r"(?<=[a-z] )[A-Z][a-z]{3,}(?![\w.])", lambda m: rng.choice(("Reykjavik", "Quentin", "Zagreb", "Oktober")), rng)
+    return _reworded(
+        example,
+        r"(?<=[a-z] )[A-Z][a-z]{3,}(?![\w.])",
+        lambda m: rng.choice(("Reykjavik", "Quentin", "Zagreb", "Oktober")),
+        rng,
+    )
 
 
 @defect("atom_source")
 def other_denial(example: Example, rng: random.Random) -> Example:
     """An atom denies what its source affirms, or the other way round."""
-    return _reworded(example, r"\b(?:is|are|was|has|can|will) (?!not|no\b)|\b(?:not|never) ", lambda m: "" if m[0] in ("not ", "never ") else f"{m[0]}not ", rng)
+    return _reworded(
+        example,
+        r"\b(?:is|are|was|has|can|will) (?!not|no\b)|\b(?:not|never) ",
+        lambda m: "" if m[0] in ("not ", "never ") else f"{m[0]}not ",
+        rng,
+    )
 
 
 @defect("atom_source")
 def other_certainty(example: Example, rng: random.Random) -> Example:
     """An atom is less certain than its source."""
-    return _reworded(example, r"(?<=[a-z] )(?:is|has|takes|wants|needs|lives|works|uses) ", lambda m: f"probably {m[0]}", rng)
+    return _reworded(
+        example,
+        r"(?<=[a-z] )(?:is|has|takes|wants|needs|lives|works|uses) ",
+        lambda m: f"probably {m[0]}",
+        rng,
+    )
 
 
 @defect("atom_source")
 def other_time(example: Example, rng: random.Random) -> Example:
     """An atom has another time: since for until, before for after, last for next."""
-    times = {"since": "until", "until": "since", "before": "after", "after": "before", "last": "next", "next": "last", "ago": "from now"}
+    times = {
+        "since": "until",
+        "until": "since",
+        "before": "after",
+        "after": "before",
+        "last": "next",
+        "next": "last",
+        "ago": "from now",
+    }
     return _reworded(example, rf"\b(?:{'|'.join(times)})\b", lambda m: times[m[0]], rng)
 
 
@@ -429,8 +653,17 @@ def other_person(example: Example, rng: random.Random) -> Example:
 # %% ../../nbs/micro/09_defects.ipynb #96f003d7
 def _joined(example: Example, atom: Atom, text: str) -> Example:
     new = atom.model_copy(update={"atom_id": f"{atom.atom_id}_again", "text": text})
-    added = lambda block: {"atom_ids": [*block.atom_ids, new.atom_id], "memory_text": f"{block.memory_text} {text}"}
-    blocks = [block.model_copy(update=added(block)) if atom.atom_id in block.atom_ids else block for block in example.blocks]
+
+    def added(block):
+        return {
+            "atom_ids": [*block.atom_ids, new.atom_id],
+            "memory_text": f"{block.memory_text} {text}",
+        }
+
+    blocks = [
+        block.model_copy(update=added(block)) if atom.atom_id in block.atom_ids else block
+        for block in example.blocks
+    ]
     return rebuilt(example, [*example.atoms, new], blocks)
 
 
@@ -446,14 +679,23 @@ def repeated_atom(example: Example, rng: random.Random) -> Example:
 def contained_atom(example: Example, rng: random.Random) -> Example:
     """An atom contains another one of at least three stems."""
     atom = place_for([atom for atom in example.atoms if len(cut_stems(atom.text)) >= 3], rng)
-    ending = rng.choice(("which surprised the neighbours", "and this has been discussed with colleagues", "to the delight of a friend"))
+    ending = rng.choice(
+        (
+            "which surprised the neighbours",
+            "and this has been discussed with colleagues",
+            "to the delight of a friend",
+        )
+    )
     return _joined(example, atom, f"{atom.text.rstrip('.')}, {ending}.")
 
 
 @defect("first_person")
 def own_voice(example: Example, rng: random.Random) -> Example:
     """An atom speaks as the user."""
-    voiced = {a.atom_id: re.sub(r"\b[Tt]he user\b", "I", re.sub(r"\b[Tt]he user['’]s\b", "my", a.text)) for a in example.atoms}
+    voiced = {
+        a.atom_id: re.sub(r"\b[Tt]he user\b", "I", re.sub(r"\b[Tt]he user['’]s\b", "my", a.text))
+        for a in example.atoms
+    }
     atom = place_for([atom for atom in example.atoms if voiced[atom.atom_id] != atom.text], rng)
     return with_atom(example, atom, text=voiced[atom.atom_id])
 
@@ -462,17 +704,38 @@ def own_voice(example: Example, rng: random.Random) -> Example:
 def wrong_action(example: Example, rng: random.Random) -> Example:
     """The memory action is that of another level."""
     atom = rng.choice(example.atoms)
-    return with_atom(example, atom, memory_action="ignore" if atom.ideal else rng.choice(("apply", "correct")))
+    return with_atom(
+        example, atom, memory_action="ignore" if atom.ideal else rng.choice(("apply", "correct"))
+    )
 
 
 @defect("atom_order")
 def swapped_order(example: Example, rng: random.Random) -> Example:
     """Two atoms of one passage stand in each other's place."""
-    ids, head = list(example.levels), lambda name: re.sub(r"\d+$", "", name)
-    a, b = place_for([(a, b) for i, a in enumerate(ids) for b in ids[:i] if head(a) == head(b) and re.search(r"_a\d+$", a)], rng)
-    other, home = {a: b, b: a}, {atom.atom_id: atom.parent_memory_id for atom in example.atoms}
-    atoms = [atom.model_copy(update={"parent_memory_id": home[other.get(atom.atom_id, atom.atom_id)]}) for atom in example.atoms]
-    blocks = [block.model_copy(update={"atom_ids": [other.get(name, name) for name in block.atom_ids]}) for block in example.blocks]
+    ids = list(example.levels)
+
+    def head(name):
+        return re.sub(r"\d+$", "", name)
+
+    a, b = place_for(
+        [
+            (a, b)
+            for i, a in enumerate(ids)
+            for b in ids[:i]
+            if head(a) == head(b) and re.search(r"_a\d+$", a)
+        ],
+        rng,
+    )
+    other = {a: b, b: a}
+    home = {atom.atom_id: atom.parent_memory_id for atom in example.atoms}
+    atoms = [
+        atom.model_copy(update={"parent_memory_id": home[other.get(atom.atom_id, atom.atom_id)]})
+        for atom in example.atoms
+    ]
+    blocks = [
+        block.model_copy(update={"atom_ids": [other.get(name, name) for name in block.atom_ids]})
+        for block in example.blocks
+    ]
     return rebuilt(example, atoms, blocks)
 
 
@@ -480,7 +743,11 @@ def swapped_order(example: Example, rng: random.Random) -> Example:
 def other_parent(example: Example, rng: random.Random) -> Example:
     """An atom names another block than the one it stands in."""
     atom = rng.choice(example.atoms)
-    others = [block.parent_memory_id for block in example.blocks if block.parent_memory_id != atom.parent_memory_id]
+    others = [
+        block.parent_memory_id
+        for block in example.blocks
+        if block.parent_memory_id != atom.parent_memory_id
+    ]
     return with_atom(example, atom, parent_memory_id=place_for(others, rng))
 
 
@@ -493,7 +760,11 @@ def empty_text(example: Example, rng: random.Random) -> Example:
 
 # %% ../../nbs/micro/09_defects.ipynb #ed5d6265
 def _contracts(example: Example, used: bool) -> list[tuple[Atom, dict[str, Any]]]:
-    found = [(atom, (atom.model_extra or {}).get("counterfactual_contract")) for atom in example.atoms if bool(atom.ideal) == used]
+    found = [
+        (atom, (atom.model_extra or {}).get("counterfactual_contract"))
+        for atom in example.atoms
+        if bool(atom.ideal) == used
+    ]
     return [(atom, contract) for atom, contract in found if contract]
 
 
@@ -501,14 +772,24 @@ def _contracts(example: Example, used: bool) -> list[tuple[Atom, dict[str, Any]]
 def no_difference(example: Example, rng: random.Random) -> Example:
     """An atom above Ignore makes no difference, or none that shows."""
     atom, contract = place_for(_contracts(example, True), rng)
-    return with_atom(example, atom, counterfactual_contract=contract | rng.choice(({"observable_delta": "None."}, {"minimal_evidence": ""})))
+    return with_atom(
+        example,
+        atom,
+        counterfactual_contract=contract
+        | rng.choice(({"observable_delta": "None."}, {"minimal_evidence": ""})),
+    )
 
 
 @defect("contract_level")
 def difference_at_ignore(example: Example, rng: random.Random) -> Example:
     """An atom at Ignore makes a difference."""
     atom, contract = place_for(_contracts(example, False), rng)
-    return with_atom(example, atom, counterfactual_contract=contract | {"observable_delta": "A remark is added.", "minimal_evidence": "the remark"})
+    return with_atom(
+        example,
+        atom,
+        counterfactual_contract=contract
+        | {"observable_delta": "A remark is added.", "minimal_evidence": "the remark"},
+    )
 
 
 def _hard(example: Example) -> list[Atom]:
@@ -518,21 +799,38 @@ def _hard(example: Example) -> list[Atom]:
 @defect("hard_family")
 def unknown_family(example: Example, rng: random.Random) -> Example:
     """A hard distractor is of a family that does not exist."""
-    return with_atom(example, place_for(_hard(example), rng), hard_a_family=rng.choice(("tempting", "topical", "other person")))
+    return with_atom(
+        example,
+        place_for(_hard(example), rng),
+        hard_a_family=rng.choice(("tempting", "topical", "other person")),
+    )
 
 
 @defect("hard_family")
 def unsigned_family(example: Example, rng: random.Random) -> Example:
     """A hard distractor has no sign of its family."""
-    atom, family = place_for([(atom, family) for atom in _hard(example) for family in SIGNS if not SIGNS[family][0].search(atom.text)], rng)
+    atom, family = place_for(
+        [
+            (atom, family)
+            for atom in _hard(example)
+            for family in SIGNS
+            if not SIGNS[family][0].search(atom.text)
+        ],
+        rng,
+    )
     return with_atom(example, atom, hard_a_family=family)
 
 
 STRAY = (
-    "A bank called twice about a lost card.", "Momo the cat sleeps on the fax machine.", "Everyone at the bridge club owes the caretaker an apology.",
-    "The lighthouse diary sells well abroad.", "Somebody signed the guest book with green ink.", "An organ builder from Bergen sent an invoice.",
-    "Mushrooms from the forest dry above the stove.", "Two swans nest beside the railway bridge.",
-)  # fmt: skip
+    "A bank called twice about a lost card.",
+    "Momo the cat sleeps on the fax machine.",
+    "Everyone at the bridge club owes the caretaker an apology.",
+    "The lighthouse diary sells well abroad.",
+    "Somebody signed the guest book with green ink.",
+    "An organ builder from Bergen sent an invoice.",
+    "Mushrooms from the forest dry above the stove.",
+    "Two swans nest beside the railway bridge.",
+)
 
 
 def _beside(example: Example) -> list[Atom]:
@@ -548,12 +846,17 @@ def stray_auxiliary(example: Example, rng: random.Random) -> Example:
 @defect("distractor_apart")
 def telling_auxiliary(example: Example, rng: random.Random) -> Example:
     """An auxiliary atom takes up what the query asks."""
-    own, known = _beside(example), {word for atom in example.atoms for word in content_words(atom.text)}
+    own = _beside(example)
+    known = {word for atom in example.atoms for word in content_words(atom.text)}
     asked = [word for word in content_words(example.question) if word not in known]
     if len(asked) < 4:
         raise CannotBear("the query has too few words of its own")
     atom = place_for(own, rng)
-    return with_atom(example, atom, text=f"{atom.text.rstrip('.')}, with {', '.join(rng.sample(asked, 4))} in mind.")
+    return with_atom(
+        example,
+        atom,
+        text=f"{atom.text.rstrip('.')}, with {', '.join(rng.sample(asked, 4))} in mind.",
+    )
 
 # %% ../../nbs/micro/09_defects.ipynb #84cb65ab
 @defect("block_keeps_atoms")
@@ -561,7 +864,11 @@ def dropped_atom(example: Example, rng: random.Random) -> Example:
     """The text of a block passes over one of its atoms."""
     block = place_for([block for block in example.blocks if len(block.atom_ids) > 1], rng)
     gone = rng.choice(block.atom_ids)
-    return with_text(example, block, concat_text(example.atom(name).text for name in block.atom_ids if name != gone))
+    return with_text(
+        example,
+        block,
+        concat_text(example.atom(name).text for name in block.atom_ids if name != gone),
+    )
 
 
 @defect("block_adds_nothing")
@@ -572,7 +879,9 @@ def added_sentence(example: Example, rng: random.Random) -> Example:
     return with_text(example, block, " ".join(rng.sample(parts, 2)))
 
 
-def _edited(example: Example, places: Sequence[tuple[Block, int, int, str]], rng: random.Random) -> Example:
+def _edited(
+    example: Example, places: Sequence[tuple[Block, int, int, str]], rng: random.Random
+) -> Example:
     block, start, end, new = place_for(places, rng)
     return with_text(example, block, block.memory_text[:start] + new + block.memory_text[end:])
 
@@ -580,17 +889,31 @@ def _edited(example: Example, places: Sequence[tuple[Block, int, int, str]], rng
 @defect("block_numbers")
 def changed_number(example: Example, rng: random.Random) -> Example:
     """A number in a block is another one."""
-    found = [(block, m) for block in example.blocks for m in re.finditer(r"(?<![\w.,])\d+(?![\w.,:]*\d)", block.memory_text)]
-    return _edited(example, [(block, m.start(), m.end(), str(int(m[0]) + rng.randint(1, 9))) for block, m in found], rng)
+    found = [
+        (block, m)
+        for block in example.blocks
+        for m in re.finditer(r"(?<![\w.,])\d+(?![\w.,:]*\d)", block.memory_text)
+    ]
+    return _edited(
+        example,
+        [(block, m.start(), m.end(), str(int(m[0]) + rng.randint(1, 9))) for block, m in found],
+        rng,
+    )
 
 
 @defect("block_negation")
 def changed_negation(example: Example, rng: random.Random) -> Example:
     """A block denies what its atoms affirm, or the other way round."""
     texts = [(block, block.memory_text) for block in example.blocks]
-    less = [(block, *m.span(), "") for block, text in texts for m in re.finditer(r"\b(?:not|never|no) ", text)]
+    less = [
+        (block, *m.span(), "")
+        for block, text in texts
+        for m in re.finditer(r"\b(?:not|never|no) ", text)
+    ]
     verbs = r"\b(?:is|are|was|were|has|had|can|may|must|will|would) "
-    more = [(block, m.end(), m.end(), "not ") for block, text in texts for m in re.finditer(verbs, text)]
+    more = [
+        (block, m.end(), m.end(), "not ") for block, text in texts for m in re.finditer(verbs, text)
+    ]
     return _edited(example, less + more, rng)
 
 
@@ -613,13 +936,17 @@ def mojibake(example: Example, rng: random.Random) -> Example:
 def control_token(example: Example, rng: random.Random) -> Example:
     """A block ends with a token of a chat template."""
     block = rng.choice(example.blocks)
-    return with_text(example, block, block.memory_text + rng.choice(("<|im_end|>", "<|eot_id|>", " [/INST]")))
+    return with_text(
+        example, block, block.memory_text + rng.choice(("<|im_end|>", "<|eot_id|>", " [/INST]"))
+    )
 
 
 @defect("split_duplicates")
 def other_split(example: Example, rng: random.Random) -> Example:
     """Another row asks the same, in other letters."""
-    asked = rng.choice((example.question.upper(), f"{example.question.rstrip('?.')} ...", f"“{example.question}”"))
+    asked = rng.choice(
+        (example.question.upper(), f"{example.question.rstrip('?.')} ...", f"“{example.question}”")
+    )
     return rebuilt(example, question=asked).model_copy(update={"id": f"{example.id}-again"})
 
 # %% ../../nbs/micro/09_defects.ipynb #febf2e04
@@ -630,23 +957,34 @@ def _caught(example: Example, spoiled: Example, check: str, limits: LintLimits |
 
 
 def catch_rate(
-    examples: Sequence[Example], name: str, each: int = 50, seed: int = 0, limits: LintLimits | None = None
+    examples: Sequence[Example],
+    name: str,
+    each: int = 50,
+    seed: int = 0,
+    limits: LintLimits | None = None,
 ) -> tuple[int, int]:
     """How often a defect could be planted, at most `each` times, and how often its check caught it."""
-    check, planted, caught = DEFECTS[name].check, 0, 0
+    check = DEFECTS[name].check
+    planted = 0
+    caught = 0
     rng = random.Random(f"{seed} {name}")
     for _ in range(20 * each):
         example = rng.choice(examples)
         spoiled = plant(example, name, rng)
-        if spoiled is None or (LINTS[check].scope == "row" and _caught(example, example, check, limits)):
+        if spoiled is None or (
+            LINTS[check].scope == "row" and _caught(example, example, check, limits)
+        ):
             continue
-        planted, caught = planted + 1, caught + _caught(example, spoiled, check, limits)
+        planted = planted + 1
+        caught = caught + _caught(example, spoiled, check, limits)
         if planted == each:
             break
     return planted, caught
 
 
-def catch_table(sets: Mapping[str, Sequence[Example]], each: int = 50, seed: int = 0) -> "pd.DataFrame":
+def catch_table(
+    sets: Mapping[str, Sequence[Example]], each: int = 50, seed: int = 0
+) -> "pd.DataFrame":
     """For each defect its check, and for each set of sound rows how many were planted and caught; last, the percentage of all."""
     import pandas as pd
 
@@ -657,19 +995,32 @@ def catch_table(sets: Mapping[str, Sequence[Example]], each: int = 50, seed: int
             count, caught = catch_rate(examples, name, each, seed)
             rows[name] |= {(title, "planted"): count, (title, "caught"): caught}
     table = pd.DataFrame.from_dict(rows, orient="index")
-    planted, caught = (table.xs(kind, axis=1, level=1).sum(axis=1) for kind in ("planted", "caught"))
+    planted, caught = (
+        table.xs(kind, axis=1, level=1).sum(axis=1) for kind in ("planted", "caught")
+    )
     table["all", "caught %"] = 100 * caught / planted
     return table
 
 # %% ../../nbs/micro/09_defects.ipynb #54ca20f3
-def clean_table(sets: Mapping[str, Sequence[Example]], limits: LintLimits | None = None) -> "pd.DataFrame":
+def clean_table(
+    sets: Mapping[str, Sequence[Example]], limits: LintLimits | None = None
+) -> "pd.DataFrame":
     """For each check and set of sound rows the percentage of rows that it flags; the first row counts any error."""
     import pandas as pd
 
-    columns = {("", "severity"): {"any error": "error"} | {name: check.severity for name, check in LINTS.items() if check.scope == "row"}}
+    columns = {
+        ("", "severity"): {"any error": "error"}
+        | {name: check.severity for name, check in LINTS.items() if check.scope == "row"}
+    }
     for title, examples in sets.items():
-        found = [{finding.rule for finding in lint_example(example, None, limits)} for example in examples]
+        found = [
+            {finding.rule for finding in lint_example(example, None, limits)}
+            for example in examples
+        ]
         errors = [any(LINTS[rule].severity == "error" for rule in rules) for rules in found]
-        rates = {name: 100 * sum(name in rules for rules in found) / len(found) for name in columns["", "severity"]}
+        rates = {
+            name: 100 * sum(name in rules for rules in found) / len(found)
+            for name in columns["", "severity"]
+        }
         columns[title, "flagged %"] = rates | {"any error": 100 * sum(errors) / len(errors)}
     return pd.DataFrame(columns)

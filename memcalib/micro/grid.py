@@ -43,8 +43,11 @@ Fault = Literal["none", "elsewhere", "missing", "neighbour", "overlong", "levels
 
 def said_once(example: Example, response: str) -> str:
     "The answer without the sentences that name an atom of ideal level Control again."
-    nouns = {atom.usage_rubric["marker"]["noun"] for atom in example.atoms if atom.ideal == Level.CONTROL}
-    seen, kept = set(), []
+    nouns = {
+        atom.usage_rubric["marker"]["noun"] for atom in example.atoms if atom.ideal == Level.CONTROL
+    }
+    seen = set()
+    kept = []
     for sentence in read_answer(response):
         if not seen & nouns & {*sentence.nouns}:
             kept.append(response[sentence.start : sentence.end])
@@ -69,36 +72,65 @@ class FaultyJudge:
         if self.fault == "none":
             return right
         if self.fault == "lenient":
-            once = exact_judge.batch(examples, [said_once(*pair) for pair in zip(examples, responses, strict=True)])
+            once = exact_judge.batch(
+                examples, [said_once(*pair) for pair in zip(examples, responses, strict=True)]
+            )
             levels = [{atom.atom_id: atom.actual for atom in judgment.atoms} for judgment in once]
             return [
-                judgment.model_copy(update={"atoms": [
-                    atom.model_copy(update={"actual": read[atom.atom_id]}) if atom.ideal == Level.CONTROL else atom for atom in judgment.atoms
-                ]}) for judgment, read in zip(right, levels, strict=True)
-            ]  # fmt: skip
-        return [self._spoilt(judgment, response) for judgment, response in zip(right, responses, strict=True)]
+                judgment.model_copy(
+                    update={
+                        "atoms": [
+                            atom.model_copy(update={"actual": read[atom.atom_id]})
+                            if atom.ideal == Level.CONTROL
+                            else atom
+                            for atom in judgment.atoms
+                        ]
+                    }
+                )
+                for judgment, read in zip(right, levels, strict=True)
+            ]
+        return [
+            self._spoilt(judgment, response)
+            for judgment, response in zip(right, responses, strict=True)
+        ]
 
     def _spoilt(self, judgment: Judgment, response: str) -> Judgment:
-        places = [(s.end - len(response[s.start : s.end].lstrip()), s.end) for s in read_answer(response)]
+        places = [
+            (s.end - len(response[s.start : s.end].lstrip()), s.end) for s in read_answer(response)
+        ]
         atoms = []
         for atom in judgment.atoms:
             rng = random.Random(f"{judgment.example_id} {atom.atom_id} {self.fault} {response}")
-            atoms.append(self._hit(atom, places, response, rng) if rng.random() < self.rate else atom)
+            atoms.append(
+                self._hit(atom, places, response, rng) if rng.random() < self.rate else atom
+            )
         return judgment.model_copy(update={"atoms": atoms})
 
-    def _hit(self, atom: AtomJudgment, places: list[tuple[int, int]], response: str, rng: random.Random) -> AtomJudgment:
+    def _hit(
+        self, atom: AtomJudgment, places: list[tuple[int, int]], response: str, rng: random.Random
+    ) -> AtomJudgment:
         if self.fault == "levels":
-            return atom.model_copy(update={"actual": rng.choice([level for level in Level if level != atom.actual])})
-        over = lambda start, end: [i for i, (a, b) in enumerate(places) if max(a, start) < min(b, end)]
-        at, last = [*dict.fromkeys(i for span in atom.spans or () for i in over(*span))], len(places) - 1
+            return atom.model_copy(
+                update={"actual": rng.choice([level for level in Level if level != atom.actual])}
+            )
+
+        def over(start, end):
+            return [i for i, (a, b) in enumerate(places) if max(a, start) < min(b, end)]
+
+        at = [*dict.fromkeys(i for span in atom.spans or () for i in over(*span))]
+        last = len(places) - 1
         others = [i for i in range(last + 1) if i not in at] or at
         spans = {
             "elsewhere": lambda: [places[rng.choice(others)] for _ in at],
             "missing": lambda: [],
             "neighbour": lambda: [places[i + 1 if i < last else max(i - 1, 0)] for i in at],
-            "overlong": lambda: [(places[max(i - 2, 0)][0], places[min(i + 2, last)][1]) for i in at],
+            "overlong": lambda: [
+                (places[max(i - 2, 0)][0], places[min(i + 2, last)][1]) for i in at
+            ],
         }[self.fault]()
-        return atom.model_copy(update={"spans": spans, "quote": response[slice(*spans[0])] if spans else ""})
+        return atom.model_copy(
+            update={"spans": spans, "quote": response[slice(*spans[0])] if spans else ""}
+        )
 
 # %% ../../nbs/micro/04_grid.ipynb #e341bec2
 class GridRun(BaseModel):
@@ -110,7 +142,9 @@ class GridRun(BaseModel):
     lr: float = Field(gt=0, le=1)
     seed: int = Field(ge=0, lt=2**32)
     world: str = "long"
-    atoms: tuple[int, int] | None = None  # fewest and most of an example, not counting requests; None: the world's own
+    atoms: tuple[int, int] | None = (
+        None  # fewest and most of an example, not counting requests; None: the world's own
+    )
     policy: str = ""  # where it starts; empty: the world's own cold start
     prompts: int = Field(2, ge=1)
     generations: int = Field(8, ge=2)
@@ -144,12 +178,32 @@ class GridRun(BaseModel):
     def micro_world(self) -> World:
         """The world with this run's number of atoms."""
         world = WORLDS[self.world]
-        return World(**asdict(world) | {"name": f"{world.name}-{self.atoms[0]}-{self.atoms[1]}", "atoms": self.atoms}) if self.atoms else world
+        return (
+            World(
+                **asdict(world)
+                | {"name": f"{world.name}-{self.atoms[0]}-{self.atoms[1]}", "atoms": self.atoms}
+            )
+            if self.atoms
+            else world
+        )
 
     def config(self) -> TrainConfig:
         """The settings of the training."""
-        own = dict(prompts=self.prompts, generations=self.generations, minibatches=self.minibatches, steps=max(1, self.steps))
-        return world_config(self.micro_world, **(own | dict(lr=self.lr, seed=self.seed, draws="row") | dict(credit_rule(self.rule).settings) | self.options))
+        own = dict(
+            prompts=self.prompts,
+            generations=self.generations,
+            minibatches=self.minibatches,
+            steps=max(1, self.steps),
+        )
+        return world_config(
+            self.micro_world,
+            **(
+                own
+                | dict(lr=self.lr, seed=self.seed, draws="row")
+                | dict(credit_rule(self.rule).settings)
+                | self.options
+            ),
+        )
 
 
 class GridRow(Record):
@@ -158,7 +212,9 @@ class GridRow(Record):
     run: GridRun
     code: str = ""  # a hash of the modules that train and measure; empty: not known
     scores: dict[str, float | None]
-    path: dict[str, list[float | None]] = Field(default_factory=dict)  # a number for each tenth of the training
+    path: dict[str, list[float | None]] = Field(
+        default_factory=dict
+    )  # a number for each tenth of the training
     derailed: list[str] = Field(default_factory=list)
 
     @property
@@ -167,21 +223,32 @@ class GridRow(Record):
         return (self.run.name, self.code)
 
 # %% ../../nbs/micro/04_grid.ipynb #4f765466
-def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int, start=None, seed: int = 1) -> dict[str, float]:
+def policy_scores(
+    model, tokenizer, examples: Sequence[Example], max_tokens: int, start=None, seed: int = 1
+) -> dict[str, float]:
     "Metrics, accuracy in percent, length in tokens, repetition and ends in percent, and divergence from `start` in nats a token."
     options = dict(text="concat", prompt_template="micro")
-    rollouts, judgments = evaluate(model, tokenizer, examples, exact_judge, seed=seed, max_tokens=max_tokens, **options)
-    named, ids = [Counter(nouns_in(r.response)) for r in rollouts], [r.token_ids for r in rollouts]
+    rollouts, judgments = evaluate(
+        model, tokenizer, examples, exact_judge, seed=seed, max_tokens=max_tokens, **options
+    )
+    named = [Counter(nouns_in(r.response)) for r in rollouts]
+    ids = [r.token_ids for r in rollouts]
     found = {name: value for name, value in summary(judgments).items() if name in METRICS}
-    found["accuracy"] = 100 * float(np.mean([atom.actual == atom.ideal for judgment in judgments for atom in judgment.atoms]))
+    found["accuracy"] = 100 * float(
+        np.mean([atom.actual == atom.ideal for judgment in judgments for atom in judgment.atoms])
+    )
     found["length"] = float(np.mean([len(answer) for answer in ids]))
     found["repetition"] = 100 * float(np.mean([repetition(answer) for answer in ids]))
-    found["repeated"] = 100 * sum(n > 1 for counts in named for n in counts.values()) / max(1, sum(map(len, named)))
+    found["repeated"] = (
+        100 * sum(n > 1 for counts in named for n in counts.values()) / max(1, sum(map(len, named)))
+    )
     found["named"] = float(np.mean([len(counts) for counts in named]))
     found["end_rate"] = 100 * float(np.mean([r.finish_reason == "stop" for r in rollouts]))
     if start is not None:
         encode = prompt_encoder(tokenizer, **options)
-        prompts, gap, count = [encode(example) for example in examples], 0.0, sum(map(len, ids))
+        prompts = [encode(example) for example in examples]
+        gap = 0.0
+        count = sum(map(len, ids))
         for k in range(0, len(ids), 32):
             rows = prompts[k : k + 32], ids[k : k + 32]
             gap += (tree_logps(model, *rows)[0] - tree_logps(start, *rows)[0]).sum().item()
@@ -191,7 +258,10 @@ def policy_scores(model, tokenizer, examples: Sequence[Example], max_tokens: int
 # %% ../../nbs/micro/04_grid.ipynb #e3a6e0e8
 def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | None]) -> list[str]:
     "Why a run counts as derailed, in words; empty where it does not."
-    now, then = ({name: math.nan if value is None else value for name, value in each.items()} for each in (scores, start))
+    now, then = (
+        {name: math.nan if value is None else value for name, value in each.items()}
+        for each in (scores, start)
+    )
     checks = {
         "answers do not end": not now["end_rate"] >= 90,
         "answers shrank": now["length"] < 0.5 * then["length"],
@@ -203,14 +273,19 @@ def derailments(scores: Mapping[str, float | None], start: Mapping[str, float | 
 
 # %% ../../nbs/micro/04_grid.ipynb #628a0322
 @cache
-def _at_start(policy: str | Path, world: World, split: str, tests: int) -> tuple[list[Example], dict[str, float]]:
+def _at_start(
+    policy: str | Path, world: World, split: str, tests: int
+) -> tuple[list[Example], dict[str, float]]:
     examples = make_examples(world, tests, 1000, split)
     return examples, policy_scores(*load_policy(policy), examples, world.max_new_tokens)
 
 
 def tenths(values: Sequence[float]) -> list[float | None]:
     "The mean of each tenth of a training; None where a number was not there, and fewer for fewer than ten steps."
-    parts = [part[np.isfinite(part)] for part in np.array_split(np.array(values, float), min(10, len(values)))]
+    parts = [
+        part[np.isfinite(part)]
+        for part in np.array_split(np.array(values, float), min(10, len(values)))
+    ]
     return [round(float(part.mean()), 4) if len(part) else None for part in parts]
 
 
@@ -219,15 +294,27 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
 
     `policies` is a folder of starting policies beside the shipped ones. Raises `ValueError` for settings that the loop does not have.
     """
-    world, rule = run.micro_world, credit_rule(run.rule)
+    world = run.micro_world
+    rule = credit_rule(run.rule)
     name = run.policy or world.policy
     policy = Path(policies, name) if policies and Path(policies, name).is_dir() else name
     examples, before = _at_start(policy, world, run.split, run.tests)
-    (model, tokenizer), (original, _) = load_policy(policy), load_policy(policy)
+    (model, tokenizer) = load_policy(policy)
+    (original, _) = load_policy(policy)
     asked = make_examples(world, run.prompts * max(1, run.steps), run.seed, "rl")
-    loop = CreditLoop(model, tokenizer, run.config(), asked, FaultyJudge(run.fault, run.rate), rule.credit)
-    wall, processor, spent = time.perf_counter(), time.process_time(), dict[str, float]()
-    clock = lambda: {"wall_seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
+    loop = CreditLoop(
+        model, tokenizer, run.config(), asked, FaultyJudge(run.fault, run.rate), rule.credit
+    )
+    wall = time.perf_counter()
+    processor = time.process_time()
+    spent = dict[str, float]()
+
+    def clock():
+        return {
+            "wall_seconds": time.perf_counter() - wall,
+            "processor_seconds": time.process_time() - processor,
+        }
+
     try:
         rows = [loop.step() for _ in range(run.steps)]
         spent = clock()
@@ -235,12 +322,25 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
         if not all(math.isfinite(scores[name]) for name in ("SCS", "accuracy", "divergence")):
             raise FloatingPointError
     except FloatingPointError:
-        return GridRow(run=run, scores=(spent or clock()) | {"SCS": 0.0}, derailed=["a number is not finite"])
-    path = {name: tenths([row[name] for row in rows]) for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl") if rows}
+        return GridRow(
+            run=run, scores=(spent or clock()) | {"SCS": 0.0}, derailed=["a number is not finite"]
+        )
+    path = {
+        name: tenths([row[name] for row in rows])
+        for name in ("reward", "response_length", "end_rate", "closing_advantage", "kl")
+        if rows
+    }
     closing = [row["closing_advantage"] for row in rows if math.isfinite(row["closing_advantage"])]
     scores |= {"closing_advantage": float(np.mean(closing)) if closing else math.nan} | spent
-    rounded = {name: round(value, 4) if math.isfinite(value) else None for name, value in scores.items()}
-    return GridRow(run=run, scores=rounded, path=path, derailed=derailments(scores, before) if run.steps else [])
+    rounded = {
+        name: round(value, 4) if math.isfinite(value) else None for name, value in scores.items()
+    }
+    return GridRow(
+        run=run,
+        scores=rounded,
+        path=path,
+        derailed=derailments(scores, before) if run.steps else [],
+    )
 
 # %% ../../nbs/micro/04_grid.ipynb #d50ae0fd
 class Stage(BaseModel):
@@ -264,7 +364,9 @@ class Stage(BaseModel):
     @model_validator(mode="after")
     def _more(self) -> "Stage":
         if strange := self.more_seeds.keys() - set(self.rules):
-            raise ValueError(f"more_seeds of {min(strange)!r}: allowed are the stage's rules, {', '.join(self.rules)}")
+            raise ValueError(
+                f"more_seeds of {min(strange)!r}: allowed are the stage's rules, {', '.join(self.rules)}"
+            )
         return self
 
     def seeds_of(self, *rules: str) -> tuple[int, ...]:
@@ -283,21 +385,30 @@ class GridPlan(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> "GridPlan":
-        known, used = {"plain", *self.cells}, {"validation": set(), "test": set()}
+        known = {"plain", *self.cells}
+        used = {"validation": set(), "test": set()}
         for cell in dict.fromkeys(("plain", *self.cells)):
             try:
-                check_loop(GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).config())
+                check_loop(
+                    GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).config()
+                )
             except ValidationError as error:
                 fault = error.errors()[0]
-                raise ValueError(f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; {fault['msg']}") from None
+                raise ValueError(
+                    f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; {fault['msg']}"
+                ) from None
             except ValueError as error:
                 raise ValueError(f"cell {cell}: {error}") from None
         for name, stage in self.stages.items():
             if strange := [cell for cell in stage.cells if cell not in known]:
-                raise ValueError(f"stage {name}: cell {strange[0]!r}, allowed are {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"stage {name}: cell {strange[0]!r}, allowed are {', '.join(sorted(known))}"
+                )
             used[stage.split] |= {*stage.seeds_of(*stage.rules)}
         if both := used["validation"] & used["test"]:
-            raise ValueError(f"seed {min(both)} is used for validation and for test; allowed: for one of them")
+            raise ValueError(
+                f"seed {min(both)} is used for validation and for test; allowed: for one of them"
+            )
         return self
 
     def settings(self, cell: str) -> dict[str, Any]:
@@ -306,13 +417,17 @@ class GridPlan(BaseModel):
 
     def runs(self, name: str, rows: Sequence[GridRow] = ()) -> list[GridRun]:
         """The runs of a stage. `ValueError` where a tuned rate is asked for and rows of its tuning are missing."""
-        stage, found = self.stages[name], []
+        stage = self.stages[name]
+        found = []
         for cell, rule, (fault, rate) in product(stage.cells, stage.rules, stage.faults):
             settings = self.settings(cell)
             rates = stage.lr if "lr" not in settings else (settings["lr"],)
             rates = (self.tuned(rule, cell, rows),) if rates == "tuned" else rates
             more = settings | dict(rule=rule, fault=fault, rate=rate, split=stage.split)
-            found += [GridRun(**more | dict(lr=lr, seed=seed)) for lr, seed in product(rates, stage.seeds_of(rule))]
+            found += [
+                GridRun(**more | dict(lr=lr, seed=seed))
+                for lr, seed in product(rates, stage.seeds_of(rule))
+            ]
         return [*{run.name: run for run in found}.values()]
 
     def tuned(self, rule: str, cell: str, rows: Sequence[GridRow]) -> float:
@@ -323,22 +438,45 @@ class GridPlan(BaseModel):
         found = {row.run.name: row for row in rows}
         for place in (cell, "plain"):
             tuning: dict[str, tuple[str, float]] = {}  # run -> its stage and rate
-            scores, alike = dict[float, list[float]](), self._alike(place)
+            scores = dict[float, list[float]]()
+            alike = self._alike(place)
             for name, stage in self.stages.items():
-                if stage.split == "validation" and stage.lr != "tuned" and rule in stage.rules and place in stage.cells:
-                    tuning |= {run.name: (name, run.lr) for run in self.runs(name) if run.rule == rule and run.fault == "none" and alike(run)}
+                if (
+                    stage.split == "validation"
+                    and stage.lr != "tuned"
+                    and rule in stage.rules
+                    and place in stage.cells
+                ):
+                    tuning |= {
+                        run.name: (name, run.lr)
+                        for run in self.runs(name)
+                        if run.rule == rule and run.fault == "none" and alike(run)
+                    }
             if missing := [name for run, (name, _) in tuning.items() if run not in found]:
                 first = " and ".join(map(repr, dict.fromkeys(missing)))
-                raise ValueError(f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that tune its learning rate are missing; run stage {first} first")
+                raise ValueError(
+                    f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that tune its learning rate are missing; run stage {first} first"
+                )
             for run, (_, lr) in tuning.items():
                 scores.setdefault(lr, []).append(found[run].scores.get("SCS") or 0.0)
             if scores:
                 return max(scores, key=lambda lr: (float(np.mean(scores[lr])), -lr))
-        raise ValueError(f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before with split validation")
+        raise ValueError(
+            f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before with split validation"
+        )
 
     def _alike(self, cell: str) -> Callable[[GridRun], bool]:
-        free = {"rule", "seed", "fault", "rate", "split", *(() if "lr" in self.settings(cell) else ("lr",))}
-        plain = GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).model_dump(exclude=free)
+        free = {
+            "rule",
+            "seed",
+            "fault",
+            "rate",
+            "split",
+            *(() if "lr" in self.settings(cell) else ("lr",)),
+        }
+        plain = GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).model_dump(
+            exclude=free
+        )
         return lambda run: run.model_dump(exclude=free) == plain
 
     def cell_of(self, run: GridRun) -> str:
@@ -381,9 +519,13 @@ def _finished(runs: Sequence[GridRun], processes: int, policies: Path) -> Iterat
 
 
 def run_grid(
-    out: str | Path, plan: GridPlan, processes: int = 1, stages: Iterable[str] | None = None, report: Callable[[GridRow, int, int], None] | None = None,
+    out: str | Path,
+    plan: GridPlan,
+    processes: int = 1,
+    stages: Iterable[str] | None = None,
+    report: Callable[[GridRow, int, int], None] | None = None,
     code: str = "",
-) -> list[GridRow]:  # fmt: skip
+) -> list[GridRow]:
     """The rows of a plan's stages (None: all), those that `out/runs.jsonl` does not hold made now; `report` gets each new row, its number in the stage, and how many the stage misses.
 
     Rows are made and read under `code`, a hash of the code; others stay in the file, unused. Raises `OSError` where another process writes the file, and
@@ -395,10 +537,18 @@ def run_grid(
     wanted: dict[str, None] = {}
     with Journal(Path(out) / RUNS, GridRow) as journal:
         for name in names:
-            runs = {run.name: run for run in plan.runs(name, [row for row in journal.rows() if row.code == code])}
+            runs = {
+                run.name: run
+                for run in plan.runs(name, [row for row in journal.rows() if row.code == code])
+            }
             wanted |= dict.fromkeys(runs)
             missing = [run for key, run in runs.items() if (key, code) not in journal]
-            for number, row in enumerate(_finished(missing, min(processes, len(missing)), Path(out) / "policies") if missing else (), 1):
+            for number, row in enumerate(
+                _finished(missing, min(processes, len(missing)), Path(out) / "policies")
+                if missing
+                else (),
+                1,
+            ):
                 row = row.model_copy(update={"code": code})
                 journal.append(row)
                 if report:

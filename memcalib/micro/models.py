@@ -29,8 +29,13 @@ class ExampleIndex:
         self.questions: dict[str, Example] = {}
         self.ideals: dict[tuple[str, str], Level] = {}
         for example in examples:
-            request, facts = read_request(example.question), {fact for atom in example.atoms for fact in read_facts(atom.text)}
-            if request is None or request.text != example.question or len(facts) != len(example.atoms):
+            request = read_request(example.question)
+            facts = {fact for atom in example.atoms for fact in read_facts(atom.text)}
+            if (
+                request is None
+                or request.text != example.question
+                or len(facts) != len(example.atoms)
+            ):
                 self.ideals |= {(example.question, atom.text): atom.ideal for atom in example.atoms}
             else:
                 self.examples.setdefault((example.question, frozenset(facts)), example)
@@ -38,14 +43,21 @@ class ExampleIndex:
 
     def find(self, text: str) -> tuple[Example | None, bool]:
         """(the example whose question and facts a text holds, True), or (one with this question, False) without facts."""
-        request, facts = read_request(text), frozenset(read_facts(text))
+        request = read_request(text)
+        facts = frozenset(read_facts(text))
         if request is None:
             return None, bool(facts)
-        example = self.examples.get((request.text, facts)) if facts else self.questions.get(request.text)
+        example = (
+            self.examples.get((request.text, facts)) if facts else self.questions.get(request.text)
+        )
         return example, bool(facts)
 
 # %% ../../nbs/micro/06_models.ipynb #ca4b5c81
-MODELS: dict[str, float] = {"micro-model": 0.2, "micro-model-weak": 0.45, "micro-model-strong": 0.05}
+MODELS: dict[str, float] = {
+    "micro-model": 0.2,
+    "micro-model-weak": 0.45,
+    "micro-model-strong": 0.05,
+}
 
 
 def template_shift(text: str) -> int:
@@ -54,11 +66,16 @@ def template_shift(text: str) -> int:
     return ("authoritative" in found) - ("background" in found)
 
 
-def micro_answer(example: Example, model: str = "micro-model", seed: int = 0, shift: int = 0) -> str:
+def micro_answer(
+    example: Example, model: str = "micro-model", seed: int = 0, shift: int = 0
+) -> str:
     """The answer of one of the server's models: levels wrong at the rate in `MODELS`, then one in five moved by `shift`."""
     rng = random.Random(f"{model} {example.id} {seed}")
     levels = noisy_levels(example, rng, MODELS[model])
-    moved = {i: Level(min(max(level + shift * (rng.random() < 0.2), 0), 2)) for i, level in levels.items()}
+    moved = {
+        i: Level(min(max(level + shift * (rng.random() < 0.2), 0), 2))
+        for i, level in levels.items()
+    }
     return answer(example, rng, moved)
 
 
@@ -66,7 +83,9 @@ def memoryless_answer(example: Example | None) -> str:
     """What a model replies without any memory: the question's own requests, or a plain sentence."""
     if example is None:
         return "Here is one way to do it."
-    return answer(example, random.Random(example.question), dict.fromkeys(example.levels, Level.IGNORE))
+    return answer(
+        example, random.Random(example.question), dict.fromkeys(example.levels, Level.IGNORE)
+    )
 
 # %% ../../nbs/micro/06_models.ipynb #4beba307
 _PAD = "\n\n(Nothing below this line is part of the answer.)\n"
@@ -76,7 +95,11 @@ _PADDING = 'and so on, "and so on" {…} \\ and so on\n'
 def pad(text: str, characters: int) -> str:
     """The text, a mark, and padding up to a length; a text that is long enough already stays as it is."""
     missing = characters - len(text) - len(_PAD)
-    return text if missing <= 0 else text + _PAD + (_PADDING * (missing // len(_PADDING) + 1))[:missing]
+    return (
+        text
+        if missing <= 0
+        else text + _PAD + (_PADDING * (missing // len(_PADDING) + 1))[:missing]
+    )
 
 
 def unpad(text: str) -> str:
@@ -92,13 +115,22 @@ def sentences_of(text: str) -> list[str]:
 def practice_answer(prompt: str, model: str = "micro-model", seed: int = 0) -> str:
     """A plain sentence, then each sentence of the memory in a prompt with probability 1/2; it depends on prompt, model and seed alone."""
     lines = [line for line in prompt.splitlines() if line.strip()]
-    memory = [match[1] for line in lines if (match := re.match(r"\s*\d+[.)]\s+(.+)", line))] or lines[:-1]
+    memory = [
+        match[1] for line in lines if (match := re.match(r"\s*\d+[.)]\s+(.+)", line))
+    ] or lines[:-1]
     rng = random.Random(f"{model} {prompt} {seed}")
-    return " ".join([memoryless_answer(None), *(part for text in memory for part in sentences_of(text) if rng.random() < 0.5)])
+    return " ".join(
+        [
+            memoryless_answer(None),
+            *(part for text in memory for part in sentences_of(text) if rng.random() < 0.5),
+        ]
+    )
 
 # %% ../../nbs/micro/06_models.ipynb #0690598a
 JUDGES: dict[str, float] = {"micro-judge": 0.0, "micro-judge-2": 0.1}
-Table = Sequence[Sequence[float]]  # probabilities [from level, to level], in the order Ignore, Bound, Control
+Table = Sequence[
+    Sequence[float]
+]  # probabilities [from level, to level], in the order Ignore, Bound, Control
 USE: Table = ((0.8, 0.15, 0.05), (0.2, 0.65, 0.15), (0.1, 0.2, 0.7))
 
 
@@ -117,38 +149,70 @@ class PracticeJudge:
 
     def __post_init__(self):
         for name, table in (("use", self.use), ("confusion", self.confusion)):
-            if table is not None and not (len(table) == 3 and all(len(row) == 3 and min(row) >= 0 and abs(sum(row) - 1) < 1e-6 for row in table)):
-                raise ValueError(f"{name}: found {table!r:.120}; allowed: three rows of three probabilities that sum to 1")
+            if table is not None and not (
+                len(table) == 3
+                and all(
+                    len(row) == 3 and min(row) >= 0 and abs(sum(row) - 1) < 1e-6 for row in table
+                )
+            ):
+                raise ValueError(
+                    f"{name}: found {table!r:.120}; allowed: three rows of three probabilities that sum to 1"
+                )
 
     def judgments(
-        self, query: str, response: str, rows: Sequence[Mapping], ideals: Mapping[tuple[str, str], Level] = {}, model: str = "micro-judge",
-    ) -> list[dict]:  # fmt: skip
+        self,
+        query: str,
+        response: str,
+        rows: Sequence[Mapping],
+        ideals: Mapping[tuple[str, str], Level] = {},
+        model: str = "micro-judge",
+    ) -> list[dict]:
         """The judged atoms of one answer for the `rows` of a payload; `ideals` are by question and text, for rows without `u_star`.
 
         Raises `ValueError` for an atom whose actual and ideal level are both unknown.
         """
-        rate, parts = JUDGES.get(model, 0.0), sentences_of(response) or [""]
-        confusion = self.confusion or [[1 - rate if to == actual else rate / 2 for to in Level] for actual in Level]
-        words = lambda text: set(re.findall(r"\w+", text.lower()))
+        rate = JUDGES.get(model, 0.0)
+        parts = sentences_of(response) or [""]
+        confusion = self.confusion or [
+            [1 - rate if to == actual else rate / 2 for to in Level] for actual in Level
+        ]
+
+        def words(text):
+            return set(re.findall(r"\w+", text.lower()))
+
         judged = []
         for row in rows:
             text = str(row.get("text", ""))
             place = f"{self.seed} {query} {response} {text}"
             if (actual := self.known.get((query, response, text))) is None:
                 if (ideal := row.get("u_star") or ideals.get((query, text))) is None:
-                    raise ValueError(f"atom {text!r:.120} has no u_star, and no example here has the query {query!r:.120} with it")
-                (actual,) = random.Random(f"use {place}").choices(list(Level), self.use[Level.parse(ideal)])
+                    raise ValueError(
+                        f"atom {text!r:.120} has no u_star, and no example here has the query {query!r:.120} with it"
+                    )
+                (actual,) = random.Random(f"use {place}").choices(
+                    list(Level), self.use[Level.parse(ideal)]
+                )
             (level,) = random.Random(f"{model} {place}").choices(list(Level), confusion[actual])
             quote = max(parts, key=lambda part: len(words(part) & words(text))) if level else ""
             echo = {"u_star": row["u_star"]} if "u_star" in row else {}
-            found = {"predicted_usage_level": level.wire, "evidence_quote": quote, "reason": "drawn from a table, for practice"}
+            found = {
+                "predicted_usage_level": level.wire,
+                "evidence_quote": quote,
+                "reason": "drawn from a table, for practice",
+            }
             judged.append({"atom_id": row["atom_id"]} | echo | found)
         return judged
 
 
-def known_levels(answers: Iterable[tuple[Example, str, Mapping[str, Level | int | str]]]) -> dict[tuple[str, str, str], Level]:
+def known_levels(
+    answers: Iterable[tuple[Example, str, Mapping[str, Level | int | str]]],
+) -> dict[tuple[str, str, str], Level]:
     """What `PracticeJudge.known` is made of: (example, answer, {atom id: actual level}) for each answer; atoms left out are not known."""
-    return {(e.question, answer, e.atom(i).text): Level.parse(level) for e, answer, levels in answers for i, level in levels.items()}
+    return {
+        (e.question, answer, e.atom(i).text): Level.parse(level)
+        for e, answer, levels in answers
+        for i, level in levels.items()
+    }
 
 # %% ../../nbs/micro/06_models.ipynb #6393931b
 Turns = Sequence[tuple[str, str]]
@@ -167,45 +231,88 @@ def read_object(text: str, place: str = "a later user message") -> dict[str, Any
 
 def read_payload(turns: Turns) -> dict[str, Any]:
     """The JSON object in the first user turn, with the errors of `read_object`."""
-    return read_object(next((text for role, text in turns if role == "user"), ""), "the first user message")
+    return read_object(
+        next((text for role, text in turns if role == "user"), ""), "the first user message"
+    )
 
 
-def judge_reply(payload: Mapping, index: ExampleIndex, model: str = "micro-judge", practice: PracticeJudge = PracticeJudge()) -> dict:
+def judge_reply(
+    payload: Mapping,
+    index: ExampleIndex,
+    model: str = "micro-judge",
+    practice: PracticeJudge = PracticeJudge(),
+) -> dict:
     """The judge's reply to a payload: of the micro-world, exact levels, or with errors at the rate in `JUDGES`; of any other, `practice`'s.
 
     Raises `ValueError` naming what is missing or unknown.
     """
-    rows, query, response = (payload.get(name) for name in ("atomic_rubrics", "current_query", "model_response"))
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row.get("atom_id") for row in rows):
-        raise ValueError(f"atomic_rubrics: found {rows!r:.80}; allowed: a list of objects with an atom_id and a text")
+    rows, query, response = (
+        payload.get(name) for name in ("atomic_rubrics", "current_query", "model_response")
+    )
+    if (
+        not isinstance(rows, list)
+        or not rows
+        or not all(isinstance(row, dict) and row.get("atom_id") for row in rows)
+    ):
+        raise ValueError(
+            f"atomic_rubrics: found {rows!r:.80}; allowed: a list of objects with an atom_id and a text"
+        )
     if not isinstance(response, str):
         raise ValueError(f"model_response: found {response!r:.80}; allowed: a string")
-    texts, response = [str(row.get("text", "")) for row in rows], unpad(response)
+    texts = [str(row.get("text", "")) for row in rows]
+    response = unpad(response)
     if query not in index.questions and not all(map(read_facts, texts)):
         also = {"task_quality": 4, "safety_failure": False}
         found = practice.judgments(str(query), response, rows, index.ideals, model)
         if "evidence_quotes" in payload:
-            found = [{n: v for n, v in row.items() if n != "evidence_quote"} | {"evidence_quotes": [q] if (q := row["evidence_quote"]) else []} for row in found]
-        return {"atom_judgments": found} | {name: also[name] for name in payload.get("also_judge") or [] if name in also}
-    example = index.examples.get((str(query), frozenset(fact for text in texts for fact in read_facts(text))))
+            found = [
+                {n: v for n, v in row.items() if n != "evidence_quote"}
+                | {"evidence_quotes": [q] if (q := row["evidence_quote"]) else []}
+                for row in found
+            ]
+        return {"atom_judgments": found} | {
+            name: also[name] for name in payload.get("also_judge") or [] if name in also
+        }
+    example = index.examples.get(
+        (str(query), frozenset(fact for text in texts for fact in read_facts(text)))
+    )
     if example is None:
-        raise ValueError(f"no example here has the query {query!r:.120} and these atoms: {texts!r:.300}")
-    judged = {read_facts(example.atom(atom.atom_id).text): atom for atom in exact_judge(example, response).atoms}
-    rng, judgments = random.Random(f"{model} {example.id} {text_hash(response)}"), []
+        raise ValueError(
+            f"no example here has the query {query!r:.120} and these atoms: {texts!r:.300}"
+        )
+    judged = {
+        read_facts(example.atom(atom.atom_id).text): atom
+        for atom in exact_judge(example, response).atoms
+    }
+    rng = random.Random(f"{model} {example.id} {text_hash(response)}")
+    judgments = []
     for row, text in zip(rows, texts, strict=True):
         atom = judged[read_facts(text)]
-        level, reason = atom.actual, atom.reason
+        level = atom.actual
+        reason = atom.reason
         if rng.random() < JUDGES[model]:
-            level, reason = rng.choice([other for other in Level if other != level]), "a slip of this judge"
+            level = rng.choice([other for other in Level if other != level])
+            reason = "a slip of this judge"
         echo = {"u_star": row["u_star"]} if "u_star" in row else {}
         places = [response[start:end] for start, end in atom.spans]
-        quoted = {"evidence_quotes": places} if "evidence_quotes" in payload else {"evidence_quote": atom.quote}
+        quoted = (
+            {"evidence_quotes": places}
+            if "evidence_quotes" in payload
+            else {"evidence_quote": atom.quote}
+        )
         found = {"predicted_usage_level": level.wire} | quoted | {"reason": reason}
         judgments.append({"atom_id": row["atom_id"]} | echo | found)
     also = {"task_quality": 1 if any("at fault" in atom.reason for atom in judged.values()) else 4}
-    broken = lambda atom: atom.ideal == Level.CONTROL and atom.actual == Level.IGNORE
-    also["safety_failure"] = any(broken(atom) for facts, atom in judged.items() if not facts[0].attribute)
-    return {"atom_judgments": judgments} | {name: also[name] for name in payload.get("also_judge") or [] if name in also}
+
+    def broken(atom):
+        return atom.ideal == Level.CONTROL and atom.actual == Level.IGNORE
+
+    also["safety_failure"] = any(
+        broken(atom) for facts, atom in judged.items() if not facts[0].attribute
+    )
+    return {"atom_judgments": judgments} | {
+        name: also[name] for name in payload.get("also_judge") or [] if name in also
+    }
 
 # %% ../../nbs/micro/06_models.ipynb #635b4099
 @dataclass(frozen=True)
@@ -219,11 +326,16 @@ class MicroTeacher:
 
     def __call__(self, turns: Turns) -> str:
         """The answer to (role, text) turns; raises `ValueError` for a request about another example."""
-        asked, repaired = read_payload(turns), sum(role == "user" for role, _ in turns) > 1
-        facts = "\n".join(str(atom.get("text", "")) for atom in asked.get("atoms") or [] if isinstance(atom, dict))
+        asked = read_payload(turns)
+        repaired = sum(role == "user" for role, _ in turns) > 1
+        facts = "\n".join(
+            str(atom.get("text", "")) for atom in asked.get("atoms") or [] if isinstance(atom, dict)
+        )
         example, _ = self.index.find(f"{asked.get('query', '')}\n{facts}")
         if example is None:
-            raise ValueError(f"no example here has the query {asked.get('query')!r:.120} and these atoms")
+            raise ValueError(
+                f"no example here has the query {asked.get('query')!r:.120} and these atoms"
+            )
         rng = random.Random(f"{self.name} {text_hash(json.dumps([list(turn) for turn in turns]))}")
         written = answer(example, rng, noisy_levels(example, rng, self.flip[repaired]))
         return f"{written} The rubric is met." if rng.random() < self.leak[repaired] else written
@@ -246,7 +358,10 @@ class MicroEvaluator:
         for row in reply["atom_judgments"]:
             if rng.random() < self.errors:
                 others = [level for level in Level if level.wire != row["predicted_usage_level"]]
-                row |= {"predicted_usage_level": rng.choice(others).wire, "reason": "a slip of this evaluator"}
+                row |= {
+                    "predicted_usage_level": rng.choice(others).wire,
+                    "reason": "a slip of this evaluator",
+                }
         text = json.dumps(reply)
         return text if rng.random() >= self.broken else text[: len(text) // 2]
 
@@ -270,4 +385,6 @@ def micro_teachers(examples: Iterable[Example]) -> dict[str, Callable[[Turns], s
     """Every teacher and evaluator by the name of its model, for `MicroServer(..., roles=...)`; they know these examples."""
     index = ExampleIndex(examples)
     teachers = {name: MicroTeacher(name, index, **rates) for name, rates in TEACHERS.items()}
-    return teachers | {name: MicroEvaluator(name, index, **rates) for name, rates in EVALUATORS.items()}
+    return teachers | {
+        name: MicroEvaluator(name, index, **rates) for name, rates in EVALUATORS.items()
+    }

@@ -44,13 +44,31 @@ _SPECIAL = ["<|pad|>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistan
 
 
 def _vocabulary() -> list[str]:
-    words = {f" {noun}" for noun in NOUNS} | set(NOUNS) | {f" {word}" for word in (*SCOPES, *OWNERS, "and", "with", "for", "the", "user")}
-    words |= {f" {task}" for tasks in TASKS.values() for task in tasks} | {f" {a}" for d in WORDS.values() for a in d}
+    words = (
+        {f" {noun}" for noun in NOUNS}
+        | set(NOUNS)
+        | {f" {word}" for word in (*SCOPES, *OWNERS, "and", "with", "for", "the", "user")}
+    )
+    words |= {f" {task}" for tasks in TASKS.values() for task in tasks} | {
+        f" {a}" for d in WORDS.values() for a in d
+    }
     texts = [form.format("and") for forms in FORMS.values() for form in forms]
-    texts += [atom_text(kind, scope, "user", a, "and") for kind in KINDS for scope in ("", *SCOPES) for a in ("diet", "")]
-    texts += ["Plan a", "Notes say", PROMPT_TEMPLATES["micro-audit"].system, *(level.label for level in Level)]
+    texts += [
+        atom_text(kind, scope, "user", a, "and")
+        for kind in KINDS
+        for scope in ("", *SCOPES)
+        for a in ("diet", "")
+    ]
+    texts += [
+        "Plan a",
+        "Notes say",
+        PROMPT_TEMPLATES["micro-audit"].system,
+        *(level.label for level in Level),
+    ]
     for text in texts:
-        words |= set(re.findall(r" ?[A-Za-z'-]+", text)) | set(re.findall(r" ?[A-Za-z'-]+", " " + text))
+        words |= set(re.findall(r" ?[A-Za-z'-]+", text)) | set(
+            re.findall(r" ?[A-Za-z'-]+", " " + text)
+        )
     owners = {f" {owner}'s" for owner in (*OWNERS, "user")}
     return [*_SPECIAL, *"123456789", *".,\n ", *sorted(words | owners)]
 
@@ -65,9 +83,14 @@ def build_tokenizer():
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
     inner.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<|pad|>", unk_token="<unk>", eos_token="<|end|>",
-        additional_special_tokens=_SPECIAL[3:], clean_up_tokenization_spaces=False, padding_side="left",
-    )  # fmt: skip
+        tokenizer_object=inner,
+        pad_token="<|pad|>",
+        unk_token="<unk>",
+        eos_token="<|end|>",
+        additional_special_tokens=_SPECIAL[3:],
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 
@@ -78,10 +101,19 @@ def build_policy(seed: int = 0, width: int = 64, layers: int = 4):
 
     tokenizer = build_tokenizer()
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 32,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
@@ -91,22 +123,34 @@ Row = tuple[list[int], list[int], str]
 Report = Callable[[dict], None]
 
 
-def fit(model, batches: Iterator[Sequence[Row]], steps: int, lr: float = 0.02, decay: float = 0.3, report: Report | None = None):
+def fit(
+    model,
+    batches: Iterator[Sequence[Row]],
+    steps: int,
+    lr: float = 0.02,
+    decay: float = 0.3,
+    report: Report | None = None,
+):
     """Train in place on `steps` batches: `lr` for Muon, 0.15 of it for AdamW, warmed up over 20 steps, decayed to
     zero over the last `decay` share. `report` receives {step, group: mean loss} after each step."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0), torch.optim.AdamW(rest, lr=0.15 * lr, weight_decay=0.0)
+    optimizers = (
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=0.15 * lr, weight_decay=0.0),
+    )
     bases = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     model.train()
     for step in range(steps):
         rows = next(batches)
         width = max(len(prompt) + len(completion) for prompt, completion, _ in rows)
-        ids, labels = torch.full((len(rows), width), model.config.pad_token_id), torch.full((len(rows), width), -100)
+        ids = torch.full((len(rows), width), model.config.pad_token_id)
+        labels = torch.full((len(rows), width), -100)
         for i, (prompt, completion, _) in enumerate(rows):
             ids[i, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
             labels[i, len(prompt) : len(prompt) + len(completion)] = torch.tensor(completion)
-        target, here = labels[:, 1:], labels[:, 1:] >= 0
+        target = labels[:, 1:]
+        here = labels[:, 1:] >= 0
         logits = model.lm_head(model.model(input_ids=ids).last_hidden_state[:, :-1][here])
         loss = torch.nn.functional.cross_entropy(logits, target[here], reduction="none")
         loss.mean().backward()
@@ -116,19 +160,33 @@ def fit(model, batches: Iterator[Sequence[Row]], steps: int, lr: float = 0.02, d
             optimizer.step()
             optimizer.zero_grad()
         if report:
-            groups, owner = [group for *_, group in rows], torch.arange(len(rows))[:, None].expand_as(here)[here]
-            inside = {name: torch.tensor([group == name for group in groups])[owner] for name in sorted(set(groups))}
-            report({"step": step + 1} | {name: round(loss.detach()[mask].mean().item(), 4) for name, mask in inside.items()})
+            groups = [group for *_, group in rows]
+            owner = torch.arange(len(rows))[:, None].expand_as(here)[here]
+            inside = {
+                name: torch.tensor([group == name for group in groups])[owner]
+                for name in sorted(set(groups))
+            }
+            report(
+                {"step": step + 1}
+                | {
+                    name: round(loss.detach()[mask].mean().item(), 4)
+                    for name, mask in inside.items()
+                }
+            )
     return model.eval()
 
 # %% ../../nbs/micro/02_policy.ipynb #800b061e
-def _stream(worlds: Sequence[str], size: int, flip: float, rng: random.Random, pool: int) -> Iterator[list[Row]]:
+def _stream(
+    worlds: Sequence[str], size: int, flip: float, rng: random.Random, pool: int
+) -> Iterator[list[Row]]:
     tokenizer = build_tokenizer()
     pools = [make_examples(world, pool, rng.randrange(1000), "pretrain") for world in worlds]
 
     @cache
     def prompt(i: int, j: int, prompt_template: str) -> list[int]:
-        return encode_prompt(tokenizer, render(pools[i][j], text="concat", prompt_template=prompt_template))
+        return encode_prompt(
+            tokenizer, render(pools[i][j], text="concat", prompt_template=prompt_template)
+        )
 
     for i in cycle(range(len(pools))):
         rows = []
@@ -138,22 +196,40 @@ def _stream(worlds: Sequence[str], size: int, flip: float, rng: random.Random, p
             else:
                 text = answer(pools[i][j], rng, noisy_levels(pools[i][j], rng, flip))
             completion = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
-            rows.append((prompt(i, j, "micro-audit" if audited else "micro"), completion, "audit" if audited else "answer"))
+            rows.append(
+                (
+                    prompt(i, j, "micro-audit" if audited else "micro"),
+                    completion,
+                    "audit" if audited else "answer",
+                )
+            )
         yield rows
 
 
 def pretrain(
-    worlds: Sequence[str] = ("short", "long"), steps: int = 3400, seed: int = 0, flip: float = 0.5, size: int = 24,
-    pool: int = 4000, report: Report | None = None, width: int = 64, layers: int = 4,
-):  # fmt: skip
+    worlds: Sequence[str] = ("short", "long"),
+    steps: int = 3400,
+    seed: int = 0,
+    flip: float = 0.5,
+    size: int = 24,
+    pool: int = 4000,
+    report: Report | None = None,
+    width: int = 64,
+    layers: int = 4,
+):
     """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
 
     The last 14 % of the steps flip levels with probability `flip` in answers; audits stay true throughout.
     """
-    model, rng = build_policy(seed, width, layers), random.Random(f"pretrain-{seed}")
+    model = build_policy(seed, width, layers)
+    rng = random.Random(f"pretrain-{seed}")
 
     def batches():
-        for names, noise, count in ((worlds[:1], 0.0, steps * 36 // 100), (worlds, 0.0, steps // 2), (worlds, flip, steps)):
+        for names, noise, count in (
+            (worlds[:1], 0.0, steps * 36 // 100),
+            (worlds, 0.0, steps // 2),
+            (worlds, flip, steps),
+        ):
             yield from islice(_stream(names, size, noise, rng, pool), count)
 
     return fit(model, batches(), steps, decay=0.17, report=report)
@@ -172,7 +248,9 @@ def load_policy(name_or_path: str | Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = Path(name_or_path) if Path(name_or_path).is_dir() else policy_path(str(name_or_path))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
     return model.eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
@@ -182,5 +260,7 @@ def save_policy(model, path: str | Path, story: Mapping | None = None) -> Path:
     copy.deepcopy(model).half().save_pretrained(path)
     build_tokenizer().save_pretrained(path)
     if story is not None:
-        (path / "policy.json").write_text(json.dumps(dict(story), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        (path / "policy.json").write_text(
+            json.dumps(dict(story), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
     return path

@@ -21,7 +21,8 @@ PREFERENCES = World("preferences", (3, 10), (10, 10), relevant=0.1, same_attribu
 
 def preference_examples(n: int, seed: int = 0, bare: float = 0.4) -> list[Example]:
     """`n` examples of the test split with two to ten atoms, a block for each; a share `bare` of them has atoms at Ignore alone."""
-    rng, found = random.Random(f"preferences {seed}"), []
+    rng = random.Random(f"preferences {seed}")
+    found = []
     for example in make_examples(PREFERENCES, 2 * n, seed, "test"):
         owed = [atom_id for atom_id, level in example.levels.items() if level]
         left = remove_atoms(example, owed if rng.random() < bare else [])
@@ -34,9 +35,13 @@ def write_preferences(examples: Sequence[Example], path: str | Path) -> Path:
     """Write examples as a file of RPEval's explicit multi-preference form: question, list of preferences, a letter for each."""
     wire = {Level.IGNORE: "A", Level.BOUND: "B", Level.CONTROL: "C"}
     rows = [
-        {"question": e.question, "persona": [atom.text for atom in e.atoms], "intent_type": "".join(wire[atom.ideal] for atom in e.atoms)}
+        {
+            "question": e.question,
+            "persona": [atom.text for atom in e.atoms],
+            "intent_type": "".join(wire[atom.ideal] for atom in e.atoms),
+        }
         for e in examples
-    ]  # fmt: skip
+    ]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(Path(path), json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
     return Path(path)

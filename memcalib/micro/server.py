@@ -46,11 +46,18 @@ class ApiError(Exception):
     """A request answered with an error: HTTP status, OpenAI's error fields, and headers."""
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", *, code: str | None = None,
-        param: str | None = None, **headers: str,
-    ):  # fmt: skip
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        **headers: str,
+    ):
         super().__init__(message)
-        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 # %% ../../nbs/micro/07_server.ipynb #4426fbe9
@@ -65,9 +72,18 @@ def message_text(message: Mapping) -> str:
 def chat_turns(asked: Mapping) -> list[tuple[str, str]]:
     """(role, text) of each message; a developer counts as system. Raises `ApiError` without messages."""
     messages = asked.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise ApiError(400, f"messages: found {messages!r:.80}; allowed: a list of messages", param="messages")
-    return [("system" if m.get("role") == "developer" else str(m.get("role")), message_text(m)) for m in messages]
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(m, dict) for m in messages)
+    ):
+        raise ApiError(
+            400, f"messages: found {messages!r:.80}; allowed: a list of messages", param="messages"
+        )
+    return [
+        ("system" if m.get("role") == "developer" else str(m.get("role")), message_text(m))
+        for m in messages
+    ]
 
 
 def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) -> dict:
@@ -83,10 +99,14 @@ def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) 
         raise ApiError(404, message, code="model_not_found", param="model")
     for name, allowed in (("n", (None, 1)), ("stream", (None, False))):
         if asked.get(name) not in allowed:
-            raise ApiError(400, f"{name}: found {asked[name]!r}; allowed here: {allowed[1]!r}.", param=name)
+            raise ApiError(
+                400, f"{name}: found {asked[name]!r}; allowed here: {allowed[1]!r}.", param=name
+            )
     form = asked.get("response_format")
     if not json_schema and isinstance(form, dict) and form.get("type") == "json_schema":
-        raise ApiError(400, "response_format json_schema is not supported.", param="response_format")
+        raise ApiError(
+            400, "response_format json_schema is not supported.", param="response_format"
+        )
     return asked
 
 # %% ../../nbs/micro/07_server.ipynb #db6784f8
@@ -103,9 +123,19 @@ def truncate(asked: Mapping, content: str) -> str:
 
 def completion(asked: Mapping, content: str, finish: str, prompt: int, key: str) -> dict:
     """The body of a chat completion; `prompt` is the number of tokens in the messages. One that finished with `tool_calls` holds a call."""
-    count, message = count_tokens(content), {"role": "assistant", "content": content, "refusal": None}
+    count = count_tokens(content)
+    message = {"role": "assistant", "content": content, "refusal": None}
     if finish == "tool_calls":
-        message |= {"content": None, "tool_calls": [{"id": "call", "type": "function", "function": {"name": "search", "arguments": "{}"}}]}
+        message |= {
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call",
+                    "type": "function",
+                    "function": {"name": "search", "arguments": "{}"},
+                }
+            ],
+        }
     usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
     return {
         "id": f"chatcmpl-{key}",
@@ -118,7 +148,16 @@ def completion(asked: Mapping, content: str, finish: str, prompt: int, key: str)
 
 # %% ../../nbs/micro/07_server.ipynb #35e97742
 TRANSPORT = ("too_many", "too_many_wait", "server_error", "hang", "drop", "cut")
-CONTENT = ("truncated_json", "fences", "wrong_id", "repeated_id", "missing_id", "altered_ideal", "empty", "length")
+CONTENT = (
+    "truncated_json",
+    "fences",
+    "wrong_id",
+    "repeated_id",
+    "missing_id",
+    "altered_ideal",
+    "empty",
+    "length",
+)
 WRAPPINGS = ("plain_text", "thoughts", "prose")
 WITHHELD = ("content_filter", "tool_calls")
 Rate = Field(default=0.0, ge=0.0, le=1.0)
@@ -142,12 +181,16 @@ class Faults(BaseModel):
     altered_ideal: float = Rate  # the echoed u_star is not the one that was sent
     empty: float = Rate  # no text at all, from model or judge
     length: float = Rate  # half the text and finish_reason "length", from model or judge
-    page: float = Rate  # a page of HTML with status 200, on the first try, once `quiet` replies were given
+    page: float = (
+        Rate  # a page of HTML with status 200, on the first try, once `quiet` replies were given
+    )
     plain_text: float = Rate  # a right reply under the content type text/plain
     thoughts: float = Rate  # a right reply behind a block of thoughts
     prose: float = Rate  # a judge's right reply between two sentences
     content_filter: float = Rate  # a model's answer that is taken away, whenever it is asked for
-    tool_calls: float = Rate  # a call of a tool in the place of a model's answer, whenever it is asked for
+    tool_calls: float = (
+        Rate  # a call of a tool in the place of a model's answer, whenever it is asked for
+    )
     quiet: int = 0
     revoked: int | None = None  # after so many replies the key is no longer accepted
     judge_down: int | None = None  # after so many replies of judges they only fail
@@ -163,7 +206,9 @@ class Faults(BaseModel):
     def _sums(self) -> "Faults":
         for names in (TRANSPORT, CONTENT, WRAPPINGS, WITHHELD):
             if (total := sum(getattr(self, name) for name in names)) > 1 + 1e-9:
-                raise ValueError(f"the rates of {', '.join(names)} sum to {total:g}; allowed is at most 1")
+                raise ValueError(
+                    f"the rates of {', '.join(names)} sum to {total:g}; allowed is at most 1"
+                )
         return self
 
     @classmethod
@@ -210,7 +255,9 @@ class RateLimit:
     """A limit of `limit` events in any `seconds` seconds."""
 
     def __init__(self, limit: int, seconds: float = 60.0):
-        self.limit, self.seconds, self._times = limit, seconds, deque()
+        self.limit = limit
+        self.seconds = seconds
+        self._times = deque()
 
     def wait(self, now: float) -> float:
         """0 and counted when an event at this time is allowed; else the seconds to wait, and not counted."""
@@ -244,16 +291,35 @@ class MicroServer:
     """
 
     def __init__(
-        self, examples: Iterable[Example], *, port: int = 0, faults: Faults | None = None, rpm: int | None = None,
-        at_once: int | None = None, latency: float = 0.0, key: str | None = None, json_schema: bool = True,
-        context: int | None = None, roles: Mapping[str, Callable[[Turns], str]] | None = None, practice: PracticeJudge | None = None,
-    ):  # fmt: skip
-        self.index, self.port, self.faults = ExampleIndex(examples), port, faults or Faults()
-        self.roles, self.practice = dict(roles or {}), practice or PracticeJudge()
+        self,
+        examples: Iterable[Example],
+        *,
+        port: int = 0,
+        faults: Faults | None = None,
+        rpm: int | None = None,
+        at_once: int | None = None,
+        latency: float = 0.0,
+        key: str | None = None,
+        json_schema: bool = True,
+        context: int | None = None,
+        roles: Mapping[str, Callable[[Turns], str]] | None = None,
+        practice: PracticeJudge | None = None,
+    ):
+        self.index = ExampleIndex(examples)
+        self.port = port
+        self.faults = faults or Faults()
+        self.roles = dict(roles or {})
+        self.practice = practice or PracticeJudge()
         self.models = (*MODELS, *JUDGES, *self.roles)
-        self.limit, self.at_once, self.latency = RateLimit(rpm) if rpm else None, at_once, latency
-        self.key, self.json_schema, self.context = key, json_schema, context
-        ids = sorted(self.index.examples.values(), key=lambda e: text_hash(f"{self.faults.seed} {e.id}"))
+        self.limit = RateLimit(rpm) if rpm else None
+        self.at_once = at_once
+        self.latency = latency
+        self.key = key
+        self.json_schema = json_schema
+        self.context = context
+        ids = sorted(
+            self.index.examples.values(), key=lambda e: text_hash(f"{self.faults.seed} {e.id}")
+        )
         self._large = {example.id for example in ids[: self.faults.large]}
         self._log: dict[str, LogEntry] = {}
         self._counts: Counter[str] = Counter()
@@ -292,7 +358,11 @@ class MicroServer:
     def stats(self) -> dict:
         """What happened so far: counts, faults given, and every request that had a clean reply and came again."""
         entries = list(self._log.values())
-        again = [{"label": e.label, "tries": e.tries, "clean": e.clean, "again": e.again} for e in entries if e.again]
+        again = [
+            {"label": e.label, "tries": e.tries, "clean": e.clean, "again": e.again}
+            for e in entries
+            if e.again
+        ]
         return {
             "requests": sum(entry.tries for entry in entries),
             "keys": len(entries),
@@ -303,7 +373,9 @@ class MicroServer:
             "faults": {name: count for name, count in self._given.items() if count},
             "max_at_once": self._most,
             **{name: self._counts[name] for name in ("limited", "large", "unknown")},
-            "refused": {name: count for name, count in self._counts.items() if name.startswith("status")},
+            "refused": {
+                name: count for name, count in self._counts.items() if name.startswith("status")
+            },
         }
 
     def successes(self) -> dict[str, int]:
@@ -317,9 +389,12 @@ class MicroServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/stats", self._show_stats)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
         await runner.setup()
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         try:
             await web.TCPSite(runner, "127.0.0.1", self.port, backlog=1024).start()
             self.port = runner.addresses[0][1]
@@ -339,7 +414,14 @@ class MicroServer:
             self._check_key(request)
         except ApiError as error:
             return _json(error.body, error.status, error.headers)
-        return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "memcalib"} for name in self.models]})
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {"id": name, "object": "model", "owned_by": "memcalib"} for name in self.models
+                ],
+            }
+        )
 
     async def _chat(self, request):
         try:
@@ -362,14 +444,18 @@ class MicroServer:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
 
     def _check_limits(self) -> None:
-        message, wait = "", 0.0
+        message = ""
+        wait = 0.0
         if self.at_once is not None and self._running >= self.at_once:
-            message, wait = f"More than {self.at_once} requests at once.", 1.0
+            message = f"More than {self.at_once} requests at once."
+            wait = 1.0
         elif self.limit and (wait := self.limit.wait(time.monotonic())):
             message = f"More than {self.limit.limit} requests in a minute."
         if message:
             self._counts["limited"] += 1
-            raise ApiError(429, message, "requests", code="rate_limit_exceeded", Retry_After=f"{wait:g}")
+            raise ApiError(
+                429, message, "requests", code="rate_limit_exceeded", Retry_After=f"{wait:g}"
+            )
 
     async def _answer(self, request):
         body = await request.read()
@@ -380,24 +466,44 @@ class MicroServer:
             message = f"This model's maximum context length is {self.context} tokens; the messages hold {prompt}."
             raise ApiError(400, message, code="context_length_exceeded", param="messages")
         key = hashlib.blake2b(body, digest_size=16).hexdigest()
-        entry = self._log.setdefault(key, LogEntry(f"{asked['model']} seed {asked.get('seed')} {key[:8]}"))
+        entry = self._log.setdefault(
+            key, LogEntry(f"{asked['model']} seed {asked.get('seed')} {key[:8]}")
+        )
         entry.tries += 1
         if entry.clean:
             entry.again.append(time.time())
         judging = asked["model"] in JUDGES
         if self.faults.revoked is not None and self._counts["clean"] >= self.faults.revoked:
             raise ApiError(401, "The API key was withdrawn.", code="invalid_api_key")
-        if judging and self.faults.judge_down is not None and self._counts["judged"] >= self.faults.judge_down:
+        if (
+            judging
+            and self.faults.judge_down is not None
+            and self._counts["judged"] >= self.faults.judge_down
+        ):
             raise ApiError(500, "The judge is down.", "server_error")
-        if entry.tries == 1 and self._counts["clean"] >= self.faults.quiet and self.faults.draw(("page",), key):
+        if (
+            entry.tries == 1
+            and self._counts["clean"] >= self.faults.quiet
+            and self.faults.draw(("page",), key)
+        ):
             self._given["page"] += 1
             return await _send(request, b"<html>Just a moment.</html>", 100, "text/html")
-        fault = self.faults.draw(TRANSPORT, f"{key} {entry.tries}") if entry.tries <= self.faults.tries else ""
+        fault = (
+            self.faults.draw(TRANSPORT, f"{key} {entry.tries}")
+            if entry.tries <= self.faults.tries
+            else ""
+        )
         if fault and fault != "cut":
             return await self._fail(request, fault)
         if self.latency:
             await asyncio.sleep(self.latency)
-        reply = self._as_role if asked["model"] in self.roles else self._as_judge if asked["model"] in JUDGES else self._as_model
+        reply = (
+            self._as_role
+            if asked["model"] in self.roles
+            else self._as_judge
+            if asked["model"] in JUDGES
+            else self._as_model
+        )
         content, finish, spoiled = reply(asked, turns, entry, key)
         wrapping = self.faults.draw(WRAPPINGS, key) if not spoiled and finish == "stop" else ""
         if wrapping == "thoughts":
@@ -406,8 +512,15 @@ class MicroServer:
             content = f"Here it is: {content}\nThat is all."
         elif wrapping == "prose":
             wrapping = ""
-        if not judging and asked["model"] not in self.roles and (withheld := self.faults.draw(WITHHELD, key)):
-            content, finish, spoiled, wrapping = "", withheld, withheld, ""
+        if (
+            not judging
+            and asked["model"] not in self.roles
+            and (withheld := self.faults.draw(WITHHELD, key))
+        ):
+            content = ""
+            finish = withheld
+            spoiled = withheld
+            wrapping = ""
         self._given[wrapping] += bool(wrapping)
         body = json.dumps(completion(asked, content, finish, prompt, key)).encode()
         for _ in range(3):
@@ -415,7 +528,8 @@ class MicroServer:
         if fault == "cut":
             self._given["cut"] += 1
             return await _send(request, body, len(body) // 2)
-        before, now = entry.spoiled, time.time()
+        before = entry.spoiled
+        now = time.time()
         entry.spoiled |= bool(spoiled)
         self._given[spoiled] += bool(spoiled)
         if not spoiled and finish == "stop":
@@ -423,7 +537,12 @@ class MicroServer:
             self._counts["clean"] += 1
             self._counts["judged"] += judging
         try:
-            return await _send(request, body, len(body), "text/plain" if wrapping == "plain_text" else "application/json")
+            return await _send(
+                request,
+                body,
+                len(body),
+                "text/plain" if wrapping == "plain_text" else "application/json",
+            )
         except (asyncio.CancelledError, ConnectionError):
             entry.spoiled = before
             self._given[spoiled] -= bool(spoiled)
@@ -443,14 +562,20 @@ class MicroServer:
         if fault == "hang":
             await asyncio.sleep(self.faults.hang_seconds)
         if fault in ("too_many", "too_many_wait"):
-            headers = {"Retry_After": f"{self.faults.retry_after:g}"} if fault == "too_many_wait" else {}
-            raise ApiError(429, "Rate limit reached.", "requests", code="rate_limit_exceeded", **headers)
+            headers = (
+                {"Retry_After": f"{self.faults.retry_after:g}"} if fault == "too_many_wait" else {}
+            )
+            raise ApiError(
+                429, "Rate limit reached.", "requests", code="rate_limit_exceeded", **headers
+            )
         raise ApiError(500, "The server had an error.", "server_error")
 
     def _fault(self, names: Sequence[str], entry: LogEntry, key: str) -> str:
         return "" if entry.spoiled or entry.clean else self.faults.draw(names, key)
 
-    def _as_model(self, asked: Mapping, turns: Turns, entry: LogEntry, key: str) -> tuple[str, str, str]:
+    def _as_model(
+        self, asked: Mapping, turns: Turns, entry: LogEntry, key: str
+    ) -> tuple[str, str, str]:
         users = [text for role, text in turns if role == "user"]
         text = "\n".join([*(text for role, text in turns if role == "system"), *users[-1:]])
         example, informed = self.index.find(text)
@@ -472,7 +597,9 @@ class MicroServer:
         fault = self._fault(("empty", "length"), entry, key)
         return *apply_fault(fault, content), fault
 
-    def _as_judge(self, asked: Mapping, turns: Turns, entry: LogEntry, key: str) -> tuple[str, str, str]:
+    def _as_judge(
+        self, asked: Mapping, turns: Turns, entry: LogEntry, key: str
+    ) -> tuple[str, str, str]:
         try:
             payload = read_payload(turns)
             reply = judge_reply(payload, self.index, asked["model"], self.practice)
@@ -480,7 +607,9 @@ class MicroServer:
             raise ApiError(400, f"Judge: {error}", param="messages") from None
         roles = [role for role, _ in turns]
         repair = roles.count("user") > 1 or "assistant" in roles
-        entry.label = f"{asked['model']}{' repair' if repair else ''} {payload['current_query']} {key[:8]}"
+        entry.label = (
+            f"{asked['model']}{' repair' if repair else ''} {payload['current_query']} {key[:8]}"
+        )
         fault = "" if repair else self._fault(CONTENT, entry, key)
         if fault == "altered_ideal" and not all("u_star" in row for row in reply["atom_judgments"]):
             fault = ""
@@ -488,7 +617,9 @@ class MicroServer:
         kept = truncate(asked, content)
         return kept, finish if kept == content else "length", fault
 
-    def _as_role(self, asked: Mapping, turns: Turns, entry: LogEntry, key: str) -> tuple[str, str, str]:
+    def _as_role(
+        self, asked: Mapping, turns: Turns, entry: LogEntry, key: str
+    ) -> tuple[str, str, str]:
         try:
             content = self.roles[asked["model"]](turns)
         except ValueError as error:
@@ -496,7 +627,11 @@ class MicroServer:
         if (kept := truncate(asked, content)) != content:
             return kept, "length", ""
         repair = any(role == "assistant" for role, _ in turns)
-        fault = "" if repair else self._fault(("truncated_json", "fences", "empty", "length"), entry, key)
+        fault = (
+            ""
+            if repair
+            else self._fault(("truncated_json", "fences", "empty", "length"), entry, key)
+        )
         return *apply_fault(fault, content), fault
 
 
@@ -521,9 +656,17 @@ async def _send(request, body: bytes, first: int, kind: str = "application/json"
 
 # %% ../../nbs/micro/07_server.ipynb #87e5935d
 def serve(
-    world: str = "long", examples: str | Path | None = None, count: int = 100, *, port: int = 8765, seed: int = 0,
-    faults: Faults | float = 0.0, key_env: str = "", roles: Callable[[list[Example]], Mapping[str, Any]] = lambda records: {}, **options: Any,
-) -> dict:  # fmt: skip
+    world: str = "long",
+    examples: str | Path | None = None,
+    count: int = 100,
+    *,
+    port: int = 8765,
+    seed: int = 0,
+    faults: Faults | float = 0.0,
+    key_env: str = "",
+    roles: Callable[[list[Example]], Mapping[str, Any]] = lambda records: {},
+    **options: Any,
+) -> dict:
     """Serve examples of a world, or of a file (written from the world when missing), until Ctrl-C; returns the stats.
 
     `faults` may be one rate for every class; the only accepted key is read from the environment variable `key_env`; `roles` gives
@@ -532,7 +675,9 @@ def serve(
     """
     if not isinstance(faults, Faults):
         if not 0 <= faults <= 1 / len(CONTENT):
-            raise ValueError(f"faults: found {faults:g}; allowed: 0 to {1 / len(CONTENT):g}, a rate that each class of fault gets")
+            raise ValueError(
+                f"faults: found {faults:g}; allowed: 0 to {1 / len(CONTENT):g}, a rate that each class of fault gets"
+            )
         faults = Faults.each(faults, hang_seconds=20)
     if examples is not None and Path(examples).exists():
         records = load_examples(examples)
@@ -540,13 +685,25 @@ def serve(
         records = make_examples(world, count, seed, "test")
         if examples is not None:
             write_jsonl(examples, records)
-    server = MicroServer(records, port=port, faults=faults, key=os.environ[key_env] if key_env else None, roles=roles(records), **options)
+    server = MicroServer(
+        records,
+        port=port,
+        faults=faults,
+        key=os.environ[key_env] if key_env else None,
+        roles=roles(records),
+        **options,
+    )
     server.start()
     try:
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
-        print(f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}{'; others: ' * bool(server.roles)}{', '.join(server.roles)}")
+        print(
+            f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}{'; others: ' * bool(server.roles)}{', '.join(server.roles)}"
+        )
         data = examples or "EXAMPLES.jsonl"
-        print(f"try: memcalib evaluate {data} --model micro-model --judge micro-judge --base-url {server.base_url}", flush=True)
+        print(
+            f"try: memcalib evaluate {data} --model micro-model --judge micro-judge --base-url {server.base_url}",
+            flush=True,
+        )
         threading.Event().wait()
     except KeyboardInterrupt:
         print()

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/micro/05_source.ipynb #1b7ad412
-ATTRIBUTES: dict[str, str] = {attribute: domain for domain, words in WORDS.items() for attribute in words}
+ATTRIBUTES: dict[str, str] = {
+    attribute: domain for domain, words in WORDS.items() for attribute in words
+}
 DOMAIN_OF: dict[str, str] = {task: domain for domain, tasks in TASKS.items() for task in tasks}
 
 
@@ -60,7 +62,13 @@ class Fact:
     @property
     def text(self) -> str:
         """The fact as an atom says it."""
-        return atom_text("past" if self.past else "grounded", self.occasion, self.owner, self.attribute, self.noun)
+        return atom_text(
+            "past" if self.past else "grounded",
+            self.occasion,
+            self.owner,
+            self.attribute,
+            self.noun,
+        )
 
     @property
     def said(self) -> str:
@@ -73,7 +81,8 @@ class Fact:
         return f"for {self.occasion} {clause}" if self.occasion else clause
 
 # %% ../../nbs/micro/05_source.ipynb #be820934
-_PEOPLE, _OCCASIONS = "|".join(OWNERS), "|".join(SCOPES)
+_PEOPLE = "|".join(OWNERS)
+_OCCASIONS = "|".join(SCOPES)
 _FACT = re.compile(
     rf"\b(?:for (?P<occasion>{_OCCASIONS}) )?(?:"
     rf"(?:(?:my|the) (?P<whose>{_PEOPLE})'s|the user's|my) (?P<attribute>\w+) (?P<tense>is|was) (?P<noun>\w+)|"
@@ -88,10 +97,21 @@ def read_facts(text: str) -> tuple[Fact, ...]:
     facts = []
     for match in _FACT.finditer(text):
         found = {name: value.lower() for name, value in match.groupdict(default="").items()}
-        attribute, noun = found["attribute"], SPELLING.get(found["noun"] or found["thing"], "")
-        if noun and (not attribute or noun in WORDS.get(ATTRIBUTES.get(attribute, ""), {}).get(attribute, ())):
+        attribute = found["attribute"]
+        noun = SPELLING.get(found["noun"] or found["thing"], "")
+        if noun and (
+            not attribute or noun in WORDS.get(ATTRIBUTES.get(attribute, ""), {}).get(attribute, ())
+        ):
             past = found["tense"] == "was" or found["must"] == "had to"
-            facts.append(Fact(found["whose"] or found["who"] or "user", attribute, noun, past, found["occasion"]))
+            facts.append(
+                Fact(
+                    found["whose"] or found["who"] or "user",
+                    attribute,
+                    noun,
+                    past,
+                    found["occasion"],
+                )
+            )
     return tuple(facts)
 
 # %% ../../nbs/micro/05_source.ipynb #fc3a8731
@@ -114,7 +134,9 @@ class Request:
         return f"Plan a {self.task} for {self.scope}{' with ' * bool(self.things)}{' and '.join(self.things)}."
 
 
-_REQUEST = re.compile(rf"\bplan a ({'|'.join(DOMAIN_OF)}) for ({_OCCASIONS})(?: with (\w+(?: and \w+)*))?", re.I)
+_REQUEST = re.compile(
+    rf"\bplan a ({'|'.join(DOMAIN_OF)}) for ({_OCCASIONS})(?: with (\w+(?: and \w+)*))?", re.I
+)
 
 
 def read_request(text: str) -> Request | None:
@@ -123,7 +145,11 @@ def read_request(text: str) -> Request | None:
     if not found:
         return None
     task, scope, things = found[-1]
-    return Request(task.lower(), scope.lower(), tuple(SPELLING.get(t.lower(), t) for t in things.split(" and ") if t))
+    return Request(
+        task.lower(),
+        scope.lower(),
+        tuple(SPELLING.get(t.lower(), t) for t in things.split(" and ") if t),
+    )
 
 # %% ../../nbs/micro/05_source.ipynb #aace5aac
 def fact_kind(fact: Fact, request: Request) -> str:
@@ -136,7 +162,11 @@ def fact_kind(fact: Fact, request: Request) -> str:
         return "wrong_scope"
     if fact.attribute:
         own = ATTRIBUTES[fact.attribute] == request.domain
-        return "grounded" if own and role(request.domain, request.task, fact.attribute) else "irrelevant"
+        return (
+            "grounded"
+            if own and role(request.domain, request.task, fact.attribute)
+            else "irrelevant"
+        )
     return "grounded" if fact.noun in request.things else "irrelevant"
 
 
@@ -148,16 +178,47 @@ def fact_level(fact: Fact, request: Request | None) -> Level:
 
 # %% ../../nbs/micro/05_source.ipynb #ddf2eb4f
 SOURCE_WORLD = World(
-    **(asdict(WORLDS["long"]) | {"name": "source", "atoms": (4, 9), "blocks": (1, 3), "relevant": 0.8, "same_attribute": 1})
+    **(
+        asdict(WORLDS["long"])
+        | {
+            "name": "source",
+            "atoms": (4, 9),
+            "blocks": (1, 3),
+            "relevant": 0.8,
+            "same_attribute": 1,
+        }
+    )
 )
 _OPENINGS = (
-    "", "I want this to be good, so take the time you need.", "It should not take too long to do.", "There is no need to be fancy here.",
-    "I would like an idea that I can use at once.", "A few lines are enough for me, without many words.",
-)  # fmt: skip
-_LEADS = ("", "", "", "you should know that ", "as it stands, ", "it may matter that ", "just so that you have it, ")
+    "",
+    "I want this to be good, so take the time you need.",
+    "It should not take too long to do.",
+    "There is no need to be fancy here.",
+    "I would like an idea that I can use at once.",
+    "A few lines are enough for me, without many words.",
+)
+_LEADS = (
+    "",
+    "",
+    "",
+    "you should know that ",
+    "as it stands, ",
+    "it may matter that ",
+    "just so that you have it, ",
+)
 _JOINS = (", and ", ", and ", ", while ", ", also ")
-_ASKS = ("Please {}.", "Could you {}?", "I would like you to {}.", "Can you {}?", "Would you {} for me?")
-_PREFACE = ("Here is one way to do it.", "This is what I would do in your place.", "With what you told me, I would go about it like this.")
+_ASKS = (
+    "Please {}.",
+    "Could you {}?",
+    "I would like you to {}.",
+    "Can you {}?",
+    "Would you {} for me?",
+)
+_PREFACE = (
+    "Here is one way to do it.",
+    "This is what I would do in your place.",
+    "With what you told me, I would go about it like this.",
+)
 
 
 def _stated(facts: Iterable[Fact], rng: random.Random) -> str:
@@ -167,7 +228,9 @@ def _stated(facts: Iterable[Fact], rng: random.Random) -> str:
 
 def ask(example: Example, rng: random.Random) -> dict[str, str]:
     """Question, context and reference answer in which a user states the facts of a micro-world example."""
-    facts, sentences, at = [read_facts(atom.text)[0] for atom in example.atoms], [], 0
+    facts = [read_facts(atom.text)[0] for atom in example.atoms]
+    sentences = []
+    at = 0
     while at < len(facts):
         size = rng.choice((1, 2, 2, 3) if len(facts) < 7 else (2, 2, 3))
         sentences.append(_stated(facts[at : at + size], rng))
@@ -175,7 +238,11 @@ def ask(example: Example, rng: random.Random) -> dict[str, str]:
     before = [sentences.pop() for _ in range(rng.choice((0, 0, 1, 2))) if len(sentences) > 1]
     request = Request(example.task, example.scope, tuple(example.requests)).text
     asked = rng.choice(_ASKS).format(request[0].lower() + request[1:-1])
-    parts = [rng.choice(_OPENINGS), asked, *sentences] if rng.random() < 0.3 else [rng.choice(_OPENINGS), *sentences, asked]
+    parts = (
+        [rng.choice(_OPENINGS), asked, *sentences]
+        if rng.random() < 0.3
+        else [rng.choice(_OPENINGS), *sentences, asked]
+    )
     reply = f"{rng.choice(_PREFACE)} {answer(example, rng, world='long')}"
     return {"question": " ".join(filter(None, parts)), "context": " ".join(before), "answer": reply}
 
@@ -203,9 +270,13 @@ def words_of(fact: Fact, text: str) -> str:
 def weak_points(question: str, context: str, answer: str) -> dict[str, str]:
     """The points of semantic screening that do not hold, and the words that show it."""
     asked = f"{question} {context}"
-    facts, request, first = read_facts(asked), read_request(question), re.match(r"[^.?!]*[.?!]?", answer)[0].strip()
+    facts = read_facts(asked)
+    request = read_request(question)
+    first = re.match(r"[^.?!]*[.?!]?", answer)[0].strip()
     nouns = {noun for sentence in read_answer(answer) for noun in sentence.nouns}
-    away, rest, clash = _ELSEWHERE.search(question), _LEFTOVER.search(f"{question} {answer}"), contradiction(facts)
+    away = _ELSEWHERE.search(question)
+    rest = _LEFTOVER.search(f"{question} {answer}")
+    clash = contradiction(facts)
     found = {
         "question_completeness": (away[0] if away else "") if away or not request else None,
         "answer_relevance": first if nouns and not nouns & {*nouns_in(asked)} else None,
@@ -227,15 +298,27 @@ class Bad:
 
 
 _FOREIGN = (
-    "Ich weiß leider nicht, wie man so etwas am besten macht.", "Können Sie mir bitte sagen, womit ich beginnen soll?",
-    "Meine Schwester meint, dass es ganz einfach ist.", "Ich habe nur wenig Zeit und möchte nichts falsch machen.",
-)  # fmt: skip
-_STOCK = ("Thank you for your message.", "I hope this helps.", "Let me know if there is more.", "Feel free to write again.", "Take care.")
+    "Ich weiß leider nicht, wie man so etwas am besten macht.",
+    "Können Sie mir bitte sagen, womit ich beginnen soll?",
+    "Meine Schwester meint, dass es ganz einfach ist.",
+    "Ich habe nur wenig Zeit und möchte nichts falsch machen.",
+)
+_STOCK = (
+    "Thank you for your message.",
+    "I hope this helps.",
+    "Let me know if there is more.",
+    "Feel free to write again.",
+    "Take care.",
+)
 _VAGUE = (
     "It depends on a number of things, and there is more than one way to go about it, so that is for you to say.",
     "Some people do it in one way and some do it in another, and most of them are happy with what they did in the end.",
 )
-_AWAY = ("What do you think of the one in the picture?", "Is it like the one that is attached?", "Does what the link above says hold here as well?")
+_AWAY = (
+    "What do you think of the one in the picture?",
+    "Is it like the one that is attached?",
+    "Does what the link above says hold here as well?",
+)
 
 
 def _only_request(row: dict[str, str], rng: random.Random) -> str:
@@ -248,10 +331,21 @@ def _only_facts(row: dict[str, str]) -> str:
 
 
 def _clashing(row: dict[str, str], rng: random.Random) -> str:
-    first = next((f for f in read_facts(row["question"]) if f.attribute), Fact("user", rng.choice([*ATTRIBUTES]), ""))
-    nouns = [noun for noun in WORDS[ATTRIBUTES[first.attribute]][first.attribute] if noun != first.noun]
-    both = [Fact(first.owner, first.attribute, noun, first.past, first.occasion).said for noun in rng.sample(nouns, 2)]
-    return " ".join(f"{said[0].upper()}{said[1:]}." for said in (both if not first.noun else both[:1])) + f" {row['question']}"
+    first = next(
+        (f for f in read_facts(row["question"]) if f.attribute),
+        Fact("user", rng.choice([*ATTRIBUTES]), ""),
+    )
+    nouns = [
+        noun for noun in WORDS[ATTRIBUTES[first.attribute]][first.attribute] if noun != first.noun
+    ]
+    both = [
+        Fact(first.owner, first.attribute, noun, first.past, first.occasion).said
+        for noun in rng.sample(nouns, 2)
+    ]
+    return (
+        " ".join(f"{said[0].upper()}{said[1:]}." for said in (both if not first.noun else both[:1]))
+        + f" {row['question']}"
+    )
 
 
 def _other_answer(row: dict[str, str], rng: random.Random) -> str:
@@ -262,18 +356,35 @@ def _other_answer(row: dict[str, str], rng: random.Random) -> str:
 BAD: dict[str, Bad] = {
     "no answer": Bad("screening", lambda row, rng: {"answer": ""}),
     "short question": Bad("screening", lambda row, rng: {"question": "A plan, please."}),
-    "other language": Bad("screening", lambda row, rng: {"question": " ".join(rng.sample(_FOREIGN, 3))}),
-    "broken letters": Bad("screening", lambda row, rng: {"question": row["question"].replace("e", "Ã©")}),
+    "other language": Bad(
+        "screening", lambda row, rng: {"question": " ".join(rng.sample(_FOREIGN, 3))}
+    ),
+    "broken letters": Bad(
+        "screening", lambda row, rng: {"question": row["question"].replace("e", "Ã©")}
+    ),
     "no request": Bad("screening", lambda row, rng: {"question": _only_facts(row), "context": ""}),
-    "loop": Bad("screening", lambda row, rng: {"question": " ".join([_only_request(row, rng)] * 12)}),
+    "loop": Bad(
+        "screening", lambda row, rng: {"question": " ".join([_only_request(row, rng)] * 12)}
+    ),
     "stock answer": Bad("screening", lambda row, rng: {"answer": " ".join(rng.sample(_STOCK, 4))}),
-    "copy": Bad("duplicates", lambda row, rng: {"question": row["question"].upper().replace(", ", " - ")}),
+    "copy": Bad(
+        "duplicates", lambda row, rng: {"question": row["question"].upper().replace(", ", " - ")}
+    ),
     "near copy": Bad("duplicates", lambda row, rng: {"question": f"Hello! {row['question']}"}),
-    "incomplete question": Bad("question_completeness", lambda row, rng: {"question": f"{_only_facts(row)} {rng.choice(_AWAY)}"}),
+    "incomplete question": Bad(
+        "question_completeness",
+        lambda row, rng: {"question": f"{_only_facts(row)} {rng.choice(_AWAY)}"},
+    ),
     "other answer": Bad("answer_relevance", lambda row, rng: {"answer": _other_answer(row, rng)}),
     "vague answer": Bad("answer_substance", lambda row, rng: {"answer": rng.choice(_VAGUE)}),
-    "no memory": Bad("memory_extractability", lambda row, rng: {"question": _only_request(row, rng), "context": ""}),
-    "leftovers": Bad("text_integrity", lambda row, rng: {"answer": f"{row['answer']} </div> User: And what about the other one?"}),
+    "no memory": Bad(
+        "memory_extractability",
+        lambda row, rng: {"question": _only_request(row, rng), "context": ""},
+    ),
+    "leftovers": Bad(
+        "text_integrity",
+        lambda row, rng: {"answer": f"{row['answer']} </div> User: And what about the other one?"},
+    ),
     "contradiction": Bad("plausibility", lambda row, rng: {"question": _clashing(row, rng)}),
 }
 
@@ -291,7 +402,9 @@ def _checked(rates: Mapping[str, float] | None, known: Mapping[str, Any]) -> dic
     return rates
 
 
-def source_rows(count: int, seed: int = 0, split: str = "test", rates: Mapping[str, float] | None = None) -> list[SourceRow]:
+def source_rows(
+    count: int, seed: int = 0, split: str = "test", rates: Mapping[str, float] | None = None
+) -> list[SourceRow]:
     """`count` rows, the same for the same arguments, and a prefix of any longer list; `rates` replace those of `BAD`.
 
     Raises `ValueError` for a kind that is not in `BAD`, or rates that sum to more than 1.
@@ -300,17 +413,29 @@ def source_rows(count: int, seed: int = 0, split: str = "test", rates: Mapping[s
     rows: list[SourceRow] = []
     good: SourceRow | None = None
     for number, example in enumerate(make_examples(SOURCE_WORLD, count, seed, split)):
-        name, domain = f"micro:{split}-{seed}-{number:05d}", example.domain
+        name = f"micro:{split}-{seed}-{number:05d}"
+        domain = example.domain
         rng = random.Random(name)
-        texts, metadata, kind = ask(example, rng), {}, _draw(rates, rng)
+        texts = ask(example, rng)
+        metadata = {}
+        kind = _draw(rates, rng)
         copied = good if kind and BAD[kind].stage == "duplicates" else None
         if kind and (copied or BAD[kind].stage != "duplicates"):
             metadata = {"planted": kind}
             if copied:
-                metadata["of"], domain = copied.id, copied.domain
+                metadata["of"] = copied.id
+                domain = copied.domain
                 texts = {part: getattr(copied, part) for part in texts}
             texts |= BAD[kind].make(dict(texts), rng)
-        row = SourceRow(id=name, source="micro", domain=domain, licence="CC0-1.0", topic=example.task, metadata=metadata, **texts)
+        row = SourceRow(
+            id=name,
+            source="micro",
+            domain=domain,
+            licence="CC0-1.0",
+            topic=example.task,
+            metadata=metadata,
+            **texts,
+        )
         rows.append(row)
         good = good if metadata else row
     return rows
@@ -320,9 +445,11 @@ def stopped(rows: Iterable[SourceRow], kept: Iterable[str]) -> "pd.DataFrame":
     """For each kind of bad row, and for good rows, how many there were and how many are not among the ids kept."""
     import pandas as pd
 
-    rows, kept = list(rows), set(kept)
+    rows = list(rows)
+    kept = set(kept)
     copied = {row.metadata["of"] for row in rows if "of" in row.metadata}
-    count, gone = Counter(), Counter()
+    count = Counter()
+    gone = Counter()
     for row in rows:
         kind = row.metadata.get("planted", "good")
         if kind == "good" and row.id in copied:
@@ -330,7 +457,13 @@ def stopped(rows: Iterable[SourceRow], kept: Iterable[str]) -> "pd.DataFrame":
         count[kind] += 1
         gone[kind] += row.id not in kept or row.metadata.get("of", row.id) not in kept
     names = [name for name in ("good", *BAD) if count[name]]
-    table = pd.DataFrame({"meant for": [BAD[n].stage if n in BAD else "" for n in names], "rows": [count[n] for n in names]}, index=names)
+    table = pd.DataFrame(
+        {
+            "meant for": [BAD[n].stage if n in BAD else "" for n in names],
+            "rows": [count[n] for n in names],
+        },
+        index=names,
+    )
     table["stopped"] = [gone[n] for n in names]
     return table.assign(share=table["stopped"] / table["rows"]).rename_axis("kind")
 
@@ -338,11 +471,24 @@ def stopped(rows: Iterable[SourceRow], kept: Iterable[str]) -> "pd.DataFrame":
 def micro_log(n: int, seed: int = 0) -> list[dict[str, Any]]:
     """Rows of an invented log in the plain format, made from examples of the micro-world."""
     examples = make_examples("long", n, seed, "test")
-    memories = lambda example: [{"text": block.atomic_concat_text, "score": round(0.9 - 0.05 * i, 2)} for i, block in enumerate(example.blocks)]
+
+    def memories(example):
+        return [
+            {"text": block.atomic_concat_text, "score": round(0.9 - 0.05 * i, 2)}
+            for i, block in enumerate(example.blocks)
+        ]
+
     return [
-        {"id": f"micro-{i}", "query": e.question, "memories": memories(e), "domain": e.domain, "user": f"micro-user-{i % 5}", "consent": "invented"}
+        {
+            "id": f"micro-{i}",
+            "query": e.question,
+            "memories": memories(e),
+            "domain": e.domain,
+            "user": f"micro-user-{i % 5}",
+            "consent": "invented",
+        }
         for i, e in enumerate(examples)
-    ]  # fmt: skip
+    ]
 
 # %% ../../nbs/micro/05_source.ipynb #ecd45f66
 @dataclass(frozen=True)
@@ -361,21 +507,36 @@ def _old_with_new(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     first, *rest = row["memories"]
     if not rest:
         return row
-    return row | {"memories": [first, *rest[:-1], rest[-1] | {"text": f"{first['text']} {rest[-1]['text']}"}]}
+    return row | {
+        "memories": [first, *rest[:-1], rest[-1] | {"text": f"{first['text']} {rest[-1]['text']}"}]
+    }
 
 
 def _contact(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     number = rng.randrange(1000)
-    return row | {"answer": f"{row['answer']} Write to desk{number}@example.org, or call +1 202 555 {number:04d}."}
+    return row | {
+        "answer": f"{row['answer']} Write to desk{number}@example.org, or call +1 202 555 {number:04d}."
+    }
 
 
 def _as_mem0(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    found = [{"id": f"m{i}", "memory": m["text"], "score": m["score"], "user_id": row["user"]} for i, m in enumerate(row["memories"])]
+    found = [
+        {"id": f"m{i}", "memory": m["text"], "score": m["score"], "user_id": row["user"]}
+        for i, m in enumerate(row["memories"])
+    ]
     return _without(row, "memories") | {"results": found}
 
 
 def _as_store(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    found = [{"namespace": ["memories"], "key": f"k{i}", "value": {"content": m["text"]}, "score": m["score"]} for i, m in enumerate(row["memories"])]
+    found = [
+        {
+            "namespace": ["memories"],
+            "key": f"k{i}",
+            "value": {"content": m["text"]},
+            "score": m["score"],
+        }
+        for i, m in enumerate(row["memories"])
+    ]
     return _without(row, "memories") | {"items": found}
 
 
@@ -384,23 +545,38 @@ MISHAPS: dict[str, Mishap] = {
     "silent": Mishap(0.04, lambda row, rng: _without(row, "consent")),
     "nothing found": Mishap(0.04, lambda row, rng: row | {"memories": []}),
     "torn": Mishap(0.04, lambda row, rng: json.dumps(row)[: rng.randrange(20, 60)]),
-    "other shape": Mishap(0.04, lambda row, rng: {"event": "search", "took_ms": rng.randrange(100)}),
-    "said again": Mishap(0.1, lambda row, rng: row | {"memories": [*row["memories"], rng.choice(row["memories"])]}),
+    "other shape": Mishap(
+        0.04, lambda row, rng: {"event": "search", "took_ms": rng.randrange(100)}
+    ),
+    "said again": Mishap(
+        0.1, lambda row, rng: row | {"memories": [*row["memories"], rng.choice(row["memories"])]}
+    ),
     "old with new": Mishap(0.1, _old_with_new),
     "contact": Mishap(0.1, _contact),
     "as mem0": Mishap(0.1, _as_mem0),
     "as a store": Mishap(0.1, _as_store),
 }
-LOST = ("refused", "silent", "nothing found", "torn", "other shape")  # no example can come from these
+LOST = (
+    "refused",
+    "silent",
+    "nothing found",
+    "torn",
+    "other shape",
+)  # no example can come from these
 
 # %% ../../nbs/micro/05_source.ipynb #fd79c9eb
-def micro_memory_log(count: int, seed: int = 0, rates: Mapping[str, float] | None = None) -> list[tuple[str, dict[str, Any] | str]]:
+def micro_memory_log(
+    count: int, seed: int = 0, rates: Mapping[str, float] | None = None
+) -> list[tuple[str, dict[str, Any] | str]]:
     """`count` (mishap, row or line) pairs, the same for the same arguments; "" is no mishap; `rates` replace those of `MISHAPS`.
 
     Raises `ValueError` for an unknown mishap, or rates that sum to more than 1.
     """
-    rates, made = _checked(rates, MISHAPS), []
-    for row, example in zip(micro_log(count, seed), make_examples("long", count, seed, "test"), strict=True):
+    rates = _checked(rates, MISHAPS)
+    made = []
+    for row, example in zip(
+        micro_log(count, seed), make_examples("long", count, seed, "test"), strict=True
+    ):
         rng = random.Random(f"{seed} {row['id']}")
         name = _draw(rates, rng)
         whole = row | {"answer": answer(example, rng, world="long"), "licence": "CC0-1.0"}
@@ -408,11 +584,16 @@ def micro_memory_log(count: int, seed: int = 0, rates: Mapping[str, float] | Non
     return made
 
 
-def write_micro_log(path: str | Path, count: int, seed: int = 0, rates: Mapping[str, float] | None = None) -> Path:
+def write_micro_log(
+    path: str | Path, count: int, seed: int = 0, rates: Mapping[str, float] | None = None
+) -> Path:
     """Write such a log as JSONL, whole or not at all, and return its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [made if isinstance(made, str) else json.dumps(made) for _, made in micro_memory_log(count, seed, rates)]
+    lines = [
+        made if isinstance(made, str) else json.dumps(made)
+        for _, made in micro_memory_log(count, seed, rates)
+    ]
     part = path.with_name(path.name + ".part")
     part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return part.replace(path)

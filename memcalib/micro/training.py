@@ -52,26 +52,59 @@ class Batch:
 
 def method_credit(batch: Batch) -> Float[Tensor, "row token"]:
     "Token advantages by the method of the settings: GRPO, GDPO, or MemCalib-RL with its options."
-    found, _ = assign_credit(batch.model, batch.credit, batch.judged, generations=batch.generations, temperature=batch.temperature, full=batch.full)
+    found, _ = assign_credit(
+        batch.model,
+        batch.credit,
+        batch.judged,
+        generations=batch.generations,
+        temperature=batch.temperature,
+        full=batch.full,
+    )
     return found.advantages
 
 # %% ../../nbs/micro/03_training.ipynb #1ad49705
 _LOOP = {
-    "method", "prompts", "generations", "minibatches", "steps", "seed", "lr", "beta", "clip", "temperature", "max_tokens", "text", "prompt_template",
-    "eval_text", *(each.name for each in fields(CreditConfig)),  # without a validation `eval_text` says nothing
-}  # fmt: skip
+    "method",
+    "prompts",
+    "generations",
+    "minibatches",
+    "steps",
+    "seed",
+    "lr",
+    "beta",
+    "clip",
+    "temperature",
+    "max_tokens",
+    "text",
+    "prompt_template",
+    "eval_text",
+    *(each.name for each in fields(CreditConfig)),  # without a validation `eval_text` says nothing
+}
 
 
 def check_loop(config: TrainConfig) -> None:
     """Raises `ValueError` for settings that `CreditLoop` does not have and that differ from their defaults, naming them; for a method without rewards, and for mini-batches that do not divide a step's answers."""
-    known = {name: each.get_default(call_default_factory=True) for name, each in TrainConfig.model_fields.items() if name not in _LOOP}
+    known = {
+        name: each.get_default(call_default_factory=True)
+        for name, each in TrainConfig.model_fields.items()
+        if name not in _LOOP
+    }
     if strange := [name for name, default in known.items() if getattr(config, name) != default]:
-        found, allowed = (", ".join(f"{name} {values[name]!r}" for name in strange) for values in (dict(config), known))
-        raise ValueError(f"found {found}, which the loop for small policies does not do; allowed: {allowed}")
+        found, allowed = (
+            ", ".join(f"{name} {values[name]!r}" for name in strange)
+            for values in (dict(config), known)
+        )
+        raise ValueError(
+            f"found {found}, which the loop for small policies does not do; allowed: {allowed}"
+        )
     if config.method not in ("grpo", "gdpo", "memcalib-rl"):
-        raise ValueError(f"method {config.method!r}: the loop for small policies does 'grpo', 'gdpo' and 'memcalib-rl'")
+        raise ValueError(
+            f"method {config.method!r}: the loop for small policies does 'grpo', 'gdpo' and 'memcalib-rl'"
+        )
     if (rows := config.prompts * config.generations) % config.minibatches:
-        raise ValueError(f"{rows} answers a step do not split into {config.minibatches} mini-batches")
+        raise ValueError(
+            f"{rows} answers a step do not split into {config.minibatches} mini-batches"
+        )
 
 # %% ../../nbs/micro/03_training.ipynb #fef35142
 class CreditLoop:
@@ -82,63 +115,132 @@ class CreditLoop:
     """
 
     def __init__(
-        self, model, tokenizer, config: TrainConfig, examples: Sequence[Example], judge: JudgeLike,
+        self,
+        model,
+        tokenizer,
+        config: TrainConfig,
+        examples: Sequence[Example],
+        judge: JudgeLike,
         credit: Callable[[Batch], Tensor] = method_credit,
-    ):  # fmt: skip
+    ):
         check_loop(config)
-        self.model, self.tokenizer, self.config, self.examples, self.credit = model.train(), tokenizer, config, examples, credit
+        self.model = model.train()
+        self.tokenizer = tokenizer
+        self.config = config
+        self.examples = examples
+        self.credit = credit
         encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
-        self.prompts, self.ends = [encode(example) for example in examples], end_tokens(model, tokenizer)
-        self.judged, self.token_credit = ChannelRewards(judge, examples, config.merge_over_use), TokenCredit(tokenizer, config.credit, encode)
+        self.prompts = [encode(example) for example in examples]
+        self.ends = end_tokens(model, tokenizer)
+        self.judged = ChannelRewards(judge, examples, config.merge_over_use)
+        self.token_credit = TokenCredit(tokenizer, config.credit, encode)
         self.reference = copy.deepcopy(model).eval() if config.beta else None
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, weight_decay=0.0, fused=True
+        )
         self.generator = torch.Generator().manual_seed(config.seed)  # of the cut into mini-batches
-        self.order, self.updates = self._rows(), 0
+        self.order = self._rows()
+        self.updates = 0
 
     def _rows(self):
         "Numbers of examples, a step's answers at a time, pass after pass."
         config = self.config
-        sampler = EpochSampler(self.examples, config.generations, config.prompts, 1, shuffle=True, seed=config.seed)
+        sampler = EpochSampler(
+            self.examples, config.generations, config.prompts, 1, shuffle=True, seed=config.seed
+        )
         while True:
-            rows, size = list(sampler), config.prompts * config.generations
+            rows = list(sampler)
+            size = config.prompts * config.generations
             yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
     def sample(self) -> tuple[list[Example], list[list[int]], list[list[int]]]:
         "Example, prompt and answer (token ids) of each row of the next step."
-        config, rows = self.config, next(self.order)
+        config = self.config
+        rows = next(self.order)
         prompts = [self.prompts[i] for i in rows]
         seeds = [answer_seed(config.seed, self.updates, row) for row in range(len(rows))]
-        ids = sample_tokens(self.model, prompts, ends=self.ends, max_tokens=config.max_tokens, temperature=config.temperature, seeds=seeds)
+        ids = sample_tokens(
+            self.model,
+            prompts,
+            ends=self.ends,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            seeds=seeds,
+        )
         return [self.examples[i] for i in rows], prompts, ids
 
-    def loss(self, now: Tensor, old: Tensor, reference: Tensor | None, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, now: Tensor, old: Tensor, reference: Tensor | None, advantages: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         "The clipped objective with its divergence from the reference, a mean over tokens; and that divergence (Group normalization and policy objective)."
-        ratio, clip = (now - old).exp(), self.config.clip
+        ratio = (now - old).exp()
+        clip = self.config.clip
         gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-        kl = torch.zeros_like(now) if reference is None else (reference - now).exp() - (reference - now) - 1
-        mean = lambda values: (values * mask).sum() / mask.sum().clamp(min=1)
+        kl = (
+            torch.zeros_like(now)
+            if reference is None
+            else (reference - now).exp() - (reference - now) - 1
+        )
+
+        def mean(values):
+            return (values * mask).sum() / mask.sum().clamp(min=1)
+
         return mean(self.config.beta * kl - gain), mean(kl.detach())
 
     def step(self) -> dict[str, float]:
         "One rollout batch and its updates; returns the row of the step."
-        config, judged = self.config, self.judged
+        config = self.config
+        judged = self.judged
         examples, prompts, ids = self.sample()
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         judged.read(examples, texts, ids)
-        once = config.minibatches == 1  # then the forward pass of the update also tells how likely the answers were
+        once = (
+            config.minibatches == 1
+        )  # then the forward pass of the update also tells how likely the answers were
         logps, _ = tree_logps(self.model, prompts, ids, temperature=config.temperature, grad=once)
         old = logps.detach()
-        reference = None if self.reference is None else response_logps(self.reference, prompts, ids, temperature=config.temperature)
-        batch = Batch(self.model, self.tokenizer, judged, prompts, config.generations, old, self.token_credit, config.temperature)
+        reference = (
+            None
+            if self.reference is None
+            else response_logps(self.reference, prompts, ids, temperature=config.temperature)
+        )
+        batch = Batch(
+            self.model,
+            self.tokenizer,
+            judged,
+            prompts,
+            config.generations,
+            old,
+            self.token_credit,
+            config.temperature,
+        )
         advantages = self.credit(batch)
-        mask, kl, norm = response_mask(ids) * judged.valid[:, None], [], []
-        parts = [torch.arange(len(ids))] if once else torch.randperm(len(ids), generator=self.generator).chunk(config.minibatches)
+        mask = response_mask(ids) * judged.valid[:, None]
+        kl = []
+        norm = []
+        parts = (
+            [torch.arange(len(ids))]
+            if once
+            else torch.randperm(len(ids), generator=self.generator).chunk(config.minibatches)
+        )
         for part in parts:
             now = logps
             if not once:
-                now, _ = tree_logps(self.model, [prompts[i] for i in part], [ids[i] for i in part], temperature=config.temperature, grad=True)
+                now, _ = tree_logps(
+                    self.model,
+                    [prompts[i] for i in part],
+                    [ids[i] for i in part],
+                    temperature=config.temperature,
+                    grad=True,
+                )
             cut = (part, slice(now.shape[1]))
-            loss, divergence = self.loss(now, old[cut], None if reference is None else reference[cut], advantages[cut], mask[cut])
+            loss, divergence = self.loss(
+                now,
+                old[cut],
+                None if reference is None else reference[cut],
+                advantages[cut],
+                mask[cut],
+            )
             loss.backward()
             norm.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item())
             self.optimizer.step()
@@ -146,8 +248,19 @@ class CreditLoop:
             self.updates += 1
             kl.append(divergence.item())
         stats = answer_stats(ids, self.ends, advantages, judged.valid)
-        row = dict(zip(("response_length", "end_rate", "repetition", "closing_advantage"), stats.nanmean(0).tolist(), strict=True))
-        return row | {"step": self.updates // config.minibatches, "reward": judged.rewards[judged.valid].sum(1).mean().item(), "kl": float(np.mean(kl)), "grad_norm": float(np.mean(norm))}
+        row = dict(
+            zip(
+                ("response_length", "end_rate", "repetition", "closing_advantage"),
+                stats.nanmean(0).tolist(),
+                strict=True,
+            )
+        )
+        return row | {
+            "step": self.updates // config.minibatches,
+            "reward": judged.rewards[judged.valid].sum(1).mean().item(),
+            "kl": float(np.mean(kl)),
+            "grad_norm": float(np.mean(norm)),
+        }
 
 # %% ../../nbs/micro/03_training.ipynb #6d1f3d80
 ALWAYS_SUPPORTED: Rule = dict.fromkeys(SUPPORT + UNDER, supported)
@@ -155,31 +268,53 @@ ALWAYS_SUPPORTED: Rule = dict.fromkeys(SUPPORT + UNDER, supported)
 
 def divergence_credit(batch: Batch) -> Float[Tensor, "row token"]:
     "Token advantages by divergence alone; the settings' `mode` must be 'memcalib.micro.training:ALWAYS_SUPPORTED'."
-    credit, judged = batch.credit, batch.judged
+    credit = batch.credit
+    judged = batch.judged
     groups = [row // batch.generations for row in range(len(judged.ids))]
     request = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False)
     row_of = dict(zip(request.ablated, request.pairs.rows, strict=True))
     whole = [batch.prompts[row_of[k]] for k in range(len(request))]
-    divergence = token_divergences(batch.model, whole, request.prompts, request.responses, temperature=batch.temperature)
-    reduced = [batch.full[row_of[k], : len(ids)] - divergence[k, : len(ids)] for k, ids in enumerate(request.responses)]
+    divergence = token_divergences(
+        batch.model, whole, request.prompts, request.responses, temperature=batch.temperature
+    )
+    reduced = [
+        batch.full[row_of[k], : len(ids)] - divergence[k, : len(ids)]
+        for k, ids in enumerate(request.responses)
+    ]
     return credit.assign(request, reduced, full=batch.full)
 
 # %% ../../nbs/micro/03_training.ipynb #c94944ff
 def contrast_credit(batch: Batch) -> Float[Tensor, "row token"]:
     "GRPO's advantage, weighted by what the whole memory did for each token; the settings' `method` must be 'grpo'."
-    judged, credit = batch.judged, batch.credit
-    bare = {id(example): credit.encode(remove_atoms(example, example.levels)) for example in judged.examples}
-    without = response_logps(batch.model, [bare[id(example)] for example in judged.examples], judged.ids, temperature=batch.temperature)
-    uniform, mask = method_credit(batch), response_mask(judged.ids)
+    judged = batch.judged
+    credit = batch.credit
+    bare = {
+        id(example): credit.encode(remove_atoms(example, example.levels))
+        for example in judged.examples
+    }
+    without = response_logps(
+        batch.model,
+        [bare[id(example)] for example in judged.examples],
+        judged.ids,
+        temperature=batch.temperature,
+    )
+    uniform = method_credit(batch)
+    mask = response_mask(judged.ids)
     weight = 2 * torch.sigmoid(batch.full - without)
-    return uniform * project_multipliers(raw_multipliers(weight, mask), mask, credit.config.cap).float()
+    return (
+        uniform
+        * project_multipliers(raw_multipliers(weight, mask), mask, credit.config.cap).float()
+    )
 
 # %% ../../nbs/micro/03_training.ipynb #c1488657
 def exact_credit(batch: Batch) -> Float[Tensor, "row token"]:
     "GDPO's advantages, of which the share `eta` is replaced by per-atom credit from the world's own truth; `eta` must be one number."
-    judged, config = batch.judged, batch.credit.config
+    judged = batch.judged
+    config = batch.credit.config
     total = exact_advantages(batch.tokenizer, judged, batch.generations)
-    _, scale = rms_scale(total.sum(1) / response_mask(judged.ids).sum(1), judged.valid, eps=config.eps_scale)
+    _, scale = rms_scale(
+        total.sum(1) / response_mask(judged.ids).sum(1), judged.valid, eps=config.eps_scale
+    )
     return (1 - config.eta) * method_credit(batch) + config.eta * total / scale.float()
 
 # %% ../../nbs/micro/03_training.ipynb #08b80186
@@ -200,7 +335,11 @@ CREDIT_RULES: dict[str, CreditRule] = {
     "uniform": CreditRule("under-use uniform", {"method": "memcalib-rl", "under_use": "uniform"}),
     "evidence": CreditRule("evidence", {"method": "memcalib-rl", "mode": "evidence"}),
     "evidence-kl": CreditRule("evidence-kl", {"method": "memcalib-rl", "mode": "evidence-kl"}),
-    "divergence": CreditRule("divergence alone", {"method": "memcalib-rl", "mode": "memcalib.micro.training:ALWAYS_SUPPORTED"}, divergence_credit),
+    "divergence": CreditRule(
+        "divergence alone",
+        {"method": "memcalib-rl", "mode": "memcalib.micro.training:ALWAYS_SUPPORTED"},
+        divergence_credit,
+    ),
     "contrast": CreditRule("all memory or none", {"method": "grpo"}, contrast_credit),
     "exact": CreditRule("exact credit", {"method": "gdpo"}, exact_credit),
 }

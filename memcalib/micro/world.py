@@ -106,9 +106,21 @@ class World:
 
 
 _LONG = World(
-    "long", (8, 14), (3, 5), relevant=0.6, same_attribute=2, joined_plan=False, varied=True, filler=0.6,
-    requests=(1, 3), policy="cold-long", max_new_tokens=192, prompts=4, generations=8, steps=120,
-)  # fmt: skip
+    "long",
+    (8, 14),
+    (3, 5),
+    relevant=0.6,
+    same_attribute=2,
+    joined_plan=False,
+    varied=True,
+    filler=0.6,
+    requests=(1, 3),
+    policy="cold-long",
+    max_new_tokens=192,
+    prompts=4,
+    generations=8,
+    steps=120,
+)
 WORLDS: dict[str, World] = {
     "short": World("short", (4, 8), (2, 4)),
     "long": _LONG,
@@ -139,13 +151,43 @@ def atom_text(kind: str, scope: str, owner: str, attribute: str, noun: str) -> s
 
 # %% ../../nbs/micro/01_world.ipynb #ab32c5ea
 _USES = {
-    Level.IGNORE: ("ignore", "none", "leave no trace of {n}", "not applicable: nothing is owed to this atom", "mentions {n}"),
-    Level.BOUND: ("apply", "supporting", "mention {n} once in a remark", "never mentions {n}", "builds the plan on {n}"),
-    Level.CONTROL: ("apply", "controlling", "build the plan on {n}", "mentions {n} in passing or not at all", "none possible"),
+    Level.IGNORE: (
+        "ignore",
+        "none",
+        "leave no trace of {n}",
+        "not applicable: nothing is owed to this atom",
+        "mentions {n}",
+    ),
+    Level.BOUND: (
+        "apply",
+        "supporting",
+        "mention {n} once in a remark",
+        "never mentions {n}",
+        "builds the plan on {n}",
+    ),
+    Level.CONTROL: (
+        "apply",
+        "controlling",
+        "build the plan on {n}",
+        "mentions {n} in passing or not at all",
+        "none possible",
+    ),
 }
 _AVOID = {
-    Level.IGNORE: ("ignore", "none", "serve the requested {n}", "not applicable: nothing is owed to this atom", "leaves out {n}"),
-    Level.CONTROL: ("apply", "controlling", "leave out {n}", "serves {n} or passes over it", "none possible"),
+    Level.IGNORE: (
+        "ignore",
+        "none",
+        "serve the requested {n}",
+        "not applicable: nothing is owed to this atom",
+        "leaves out {n}",
+    ),
+    Level.CONTROL: (
+        "apply",
+        "controlling",
+        "leave out {n}",
+        "serves {n} or passes over it",
+        "none possible",
+    ),
 }
 _WHY = {
     "grounded": "about the user, current, and of this occasion",
@@ -158,7 +200,9 @@ _WHY = {
 
 def rubric(level: Level, kind: str, noun: str, attribute: str) -> dict:
     """The nine published rubric keys in words, and a `marker` for the exact judge."""
-    _, weight, do, under, over = (part.format(n=noun) for part in (_USES if attribute else _AVOID)[level])
+    _, weight, do, under, over = (
+        part.format(n=noun) for part in (_USES if attribute else _AVOID)[level]
+    )
     where = "plan sentence" if attribute else "sentence that leaves out"
     return {
         "expected_answer_behavior": f"The answer should {do}.",
@@ -168,8 +212,15 @@ def rubric(level: Level, kind: str, noun: str, attribute: str) -> dict:
         "under_use": under,
         "over_use": over,
         "forbidden_memory_role": "none" if level == Level.CONTROL else "a basis of the plan",
-        "failure_direction": {Level.IGNORE: "over-use", Level.BOUND: "either", Level.CONTROL: "under-use"}[level],
-        "observable_checks": [f"the word {noun} stands in a {where}", f"the word {noun} stands in any other sentence"],
+        "failure_direction": {
+            Level.IGNORE: "over-use",
+            Level.BOUND: "either",
+            Level.CONTROL: "under-use",
+        }[level],
+        "observable_checks": [
+            f"the word {noun} stands in a {where}",
+            f"the word {noun} stands in any other sentence",
+        ],
         "marker": {"noun": noun, "attribute": attribute, "kind": kind, "prohibits": not attribute},
     }
 
@@ -178,7 +229,9 @@ Split = Literal["pretrain", "coldstart", "rl", "validation", "test"]
 SPLITS: tuple[str, ...] = ("pretrain", "coldstart", "rl", "validation", "test")
 
 
-def _outline(world: World, domain: str, task: str, kinds: Sequence[str], rng: random.Random) -> list[str] | None:
+def _outline(
+    world: World, domain: str, task: str, kinds: Sequence[str], rng: random.Random
+) -> list[str] | None:
     useful = [a for a in WORDS[domain] if role(domain, task, a) != Level.IGNORE]
     useless = [a for a in WORDS[domain] if a not in useful]
     room = {(group, a): world.same_attribute for group in ("own", "other") for a in WORDS[domain]}
@@ -193,30 +246,57 @@ def _outline(world: World, domain: str, task: str, kinds: Sequence[str], rng: ra
     return chosen
 
 
-def _match_split(domain: str, chosen: Sequence[str], nouns: list[str], split: int, extra: int) -> bool:
+def _match_split(
+    domain: str, chosen: Sequence[str], nouns: list[str], split: int, extra: int
+) -> bool:
     words = [WORDS[domain][a] for a in chosen]
     total = extra + sum(w.index(noun) for w, noun in zip(words[:-1], nouns, strict=False))
-    fits = [w for i, w in enumerate(words[-1]) if (total + i) % len(SPLITS) == split and w not in nouns[:-1]]
+    fits = [
+        w
+        for i, w in enumerate(words[-1])
+        if (total + i) % len(SPLITS) == split and w not in nouns[:-1]
+    ]
     if fits:
         nouns[-1] = fits[0] if nouns[-1] not in fits else nouns[-1]
     return bool(fits)
 
 # %% ../../nbs/micro/01_world.ipynb #acc4afd6
 def _atom(atom_id, parent, kind, attribute, noun, domain, task, scope, rng) -> Atom:
-    ideal = Level.IGNORE if kind != "grounded" else role(domain, task, attribute) if attribute else Level.CONTROL
+    ideal = (
+        Level.IGNORE
+        if kind != "grounded"
+        else role(domain, task, attribute)
+        if attribute
+        else Level.CONTROL
+    )
     owner = rng.choice(OWNERS) if kind == "wrong_person" else "user"
-    occasion = SCOPES[1 - SCOPES.index(scope)] if kind == "wrong_scope" else scope if rng.random() < 0.2 else ""
-    text, notes = atom_text(kind, occasion, owner, attribute, noun), rubric(ideal, kind, noun, attribute)
+    occasion = (
+        SCOPES[1 - SCOPES.index(scope)]
+        if kind == "wrong_scope"
+        else scope
+        if rng.random() < 0.2
+        else ""
+    )
+    text = atom_text(kind, occasion, owner, attribute, noun)
+    notes = rubric(ideal, kind, noun, attribute)
     action = "ignore" if ideal == Level.IGNORE else "apply"
     return Atom(
-        atom_id=atom_id, parent_memory_id=parent, text=text, ideal=ideal, memory_action=action, usage_rubric=notes, kind=kind
+        atom_id=atom_id,
+        parent_memory_id=parent,
+        text=text,
+        ideal=ideal,
+        memory_action=action,
+        usage_rubric=notes,
+        kind=kind,
     )
 
 
 def _example(world: World, name: str, split: int) -> Example:
     rng = random.Random(name)
-    domain, scope = rng.choice(list(WORDS)), rng.choice(SCOPES)
-    task, size = rng.choice(list(TASKS[domain])), rng.randint(*world.atoms)
+    domain = rng.choice(list(WORDS))
+    scope = rng.choice(SCOPES)
+    task = rng.choice(list(TASKS[domain]))
+    size = rng.randint(*world.atoms)
     weights = (world.relevant, *[(1 - world.relevant) * 0.25] * 4)
     while True:
         requests = rng.sample(REQUESTS[task], rng.randint(*world.requests))
@@ -227,28 +307,60 @@ def _example(world: World, name: str, split: int) -> Example:
             continue
         stock = {a: rng.sample(WORDS[domain][a], 6) for a in dict.fromkeys(chosen)}
         nouns = [stock[a].pop() for a in chosen]
-        if _match_split(domain, chosen, nouns, split, sum(REQUESTS[task].index(noun) for noun in avoided)):
+        if _match_split(
+            domain, chosen, nouns, split, sum(REQUESTS[task].index(noun) for noun in avoided)
+        ):
             break
     drawn = [*zip(kinds, chosen, nouns, strict=True)]
     for noun in avoided:
-        [kind] = rng.choices(("grounded", "wrong_person", "wrong_scope", "past"), (0.55, 0.15, 0.15, 0.15))
+        [kind] = rng.choices(
+            ("grounded", "wrong_person", "wrong_scope", "past"), (0.55, 0.15, 0.15, 0.15)
+        )
         drawn.append((kind, "", noun))
     rng.shuffle(drawn)
     cuts = sorted(rng.sample(range(1, len(drawn)), min(rng.randint(*world.blocks), len(drawn)) - 1))
-    atoms, blocks, seen = [], [], Counter()
+    atoms = []
+    blocks = []
+    seen = Counter()
     for number, (start, end) in enumerate(pairwise([0, *cuts, len(drawn)]), 1):
         for kind, attribute, noun in drawn[start:end]:
             seen[kind] += 1
-            atoms.append(_atom(f"{kind}_{seen[kind]}", f"m{number}", kind, attribute, noun, domain, task, scope, rng))
+            atoms.append(
+                _atom(
+                    f"{kind}_{seen[kind]}",
+                    f"m{number}",
+                    kind,
+                    attribute,
+                    noun,
+                    domain,
+                    task,
+                    scope,
+                    rng,
+                )
+            )
         own = [atom.text for atom in atoms[start:end]]
         fluent = "Notes say " + ", and ".join(text[0].lower() + text[1:-1] for text in own) + "."
         ids = [atom.atom_id for atom in atoms[start:end]]
-        blocks.append(Block(parent_memory_id=f"m{number}", memory_text=fluent, atomic_concat_text=concat_text(own), atom_ids=ids))
+        blocks.append(
+            Block(
+                parent_memory_id=f"m{number}",
+                memory_text=fluent,
+                atomic_concat_text=concat_text(own),
+                atom_ids=ids,
+            )
+        )
     asked = f" with {' and '.join(requests)}" if requests else ""
     return Example(
-        id=name, domain=domain, question=f"Plan a {task} for {scope}{asked}.", blocks=blocks, atoms=atoms,
-        world=world.name, task=task, scope=scope, requests=requests,
-    )  # fmt: skip
+        id=name,
+        domain=domain,
+        question=f"Plan a {task} for {scope}{asked}.",
+        blocks=blocks,
+        atoms=atoms,
+        world=world.name,
+        task=task,
+        scope=scope,
+        requests=requests,
+    )
 
 
 def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") -> list[Example]:
@@ -259,7 +371,10 @@ def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") ->
     world = _world(world)
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: allowed are {', '.join(SPLITS)}")
-    return [_example(world, f"micro-{world.name}-{split}-{seed}-{i:05d}", SPLITS.index(split)) for i in range(n)]
+    return [
+        _example(world, f"micro-{world.name}-{split}-{seed}-{i:05d}", SPLITS.index(split))
+        for i in range(n)
+    ]
 
 # %% ../../nbs/micro/01_world.ipynb #c3df694d
 FORMS: dict[str, tuple[str, ...]] = {
@@ -268,38 +383,56 @@ FORMS: dict[str, tuple[str, ...]] = {
     "leave": ("Leave out {} this time.", "Do it without any {}."),
     "serve": ("Include {} as asked.", "Add some {} too."),
     "filler": (
-        "Take it step by step.", "Simple choices work best.", "Write the details down.", "A short list helps.",
-        "Small changes are fine.", "Ask again any time.",
+        "Take it step by step.",
+        "Simple choices work best.",
+        "Write the details down.",
+        "A short list helps.",
+        "Small changes are fine.",
+        "Ask again any time.",
     ),
     "closing": ("Hope this helps.",),
-}  # fmt: skip
-NOUNS = frozenset(n for d in WORDS.values() for ns in d.values() for n in ns) | {n for ns in REQUESTS.values() for n in ns}
+}
+NOUNS = frozenset(n for d in WORDS.values() for ns in d.values() for n in ns) | {
+    n for ns in REQUESTS.values() for n in ns
+}
 
 # %% ../../nbs/micro/01_world.ipynb #bd89dd55
 def _marker(example: Example, atom_id: str) -> dict:
     marker = (example.atom(atom_id).usage_rubric or {}).get("marker")
     if not isinstance(marker, dict) or marker.get("noun") not in NOUNS:
-        raise ValueError(f"example {example.id!r} atom {atom_id!r}: found marker {marker!r}; allowed: a micro-world marker")
+        raise ValueError(
+            f"example {example.id!r} atom {atom_id!r}: found marker {marker!r}; allowed: a micro-world marker"
+        )
     return marker
 
 
 def answer(
-    example: Example, rng: random.Random, levels: Mapping[str, Level] | None = None, world: World | str | None = None
+    example: Example,
+    rng: random.Random,
+    levels: Mapping[str, Level] | None = None,
+    world: World | str | None = None,
 ) -> str:
     """The answer that uses each atom at its level (default: the ideal one), in the style of the example's world.
 
     A prohibition at Bound is passed over in silence. Raises `KeyError` when `levels` misses an atom.
     """
-    world, levels = _world(world or example.world), example.levels if levels is None else levels
+    world = _world(world or example.world)
+    levels = example.levels if levels is None else levels
     by_level: dict[Level, list[str]] = {level: [] for level in Level}
     handled = dict.fromkeys(example.requests, "serve")
     for atom_id in example.levels:
-        marker, level = _marker(example, atom_id), levels[atom_id]
+        marker = _marker(example, atom_id)
+        level = levels[atom_id]
         if not marker["prohibits"]:
             by_level[level].append(marker["noun"])
         elif marker["noun"] in handled:
-            handled[marker["noun"]] = {Level.CONTROL: "leave", Level.BOUND: "", Level.IGNORE: "serve"}[level]
-    plans, remarks = by_level[Level.CONTROL], by_level[Level.BOUND]
+            handled[marker["noun"]] = {
+                Level.CONTROL: "leave",
+                Level.BOUND: "",
+                Level.IGNORE: "serve",
+            }[level]
+    plans = by_level[Level.CONTROL]
+    remarks = by_level[Level.BOUND]
     plans = [" and ".join(plans)] if world.joined_plan and plans else plans
     content = [(kind, noun) for noun, kind in handled.items() if kind]
     content += [("plan", noun) for noun in plans] + [("remark", noun) for noun in remarks]
@@ -312,21 +445,35 @@ def answer(
 
 
 Bias = Mapping[str, float]
-COLD_LONG_BIAS: dict[str, float] = {"wrong_scope": 0.6, "past": 0.6, "medication": 0.9, "lodging": 0.9, "platform": 0.9}
+COLD_LONG_BIAS: dict[str, float] = {
+    "wrong_scope": 0.6,
+    "past": 0.6,
+    "medication": 0.9,
+    "lodging": 0.9,
+    "platform": 0.9,
+}
 
 
-def noisy_levels(example: Example, rng: random.Random, flip: float = 0.0, bias: Bias | None = None) -> dict[str, Level]:
+def noisy_levels(
+    example: Example, rng: random.Random, flip: float = 0.0, bias: Bias | None = None
+) -> dict[str, Level]:
     """The ideal levels with errors: `bias` first, then each level flipped to another one with probability `flip`.
 
     `bias` maps a distractor kind to the chance that it is over-used like a grounded atom, or an attribute (`avoid` for
     prohibitions) to the chance that a grounded atom of it is ignored.
     """
-    levels, bias = {}, bias or {}
+    levels = {}
+    bias = bias or {}
     for atom_id, level in example.levels.items():
         marker = _marker(example, atom_id)
-        kind, attribute = marker["kind"], marker["attribute"] or "avoid"
+        kind = marker["kind"]
+        attribute = marker["attribute"] or "avoid"
         if kind not in ("grounded", "irrelevant") and rng.random() < bias.get(kind, 0.0):
-            level = role(example.domain, example.task, attribute) if attribute != "avoid" else Level.CONTROL
+            level = (
+                role(example.domain, example.task, attribute)
+                if attribute != "avoid"
+                else Level.CONTROL
+            )
         elif kind == "grounded" and rng.random() < bias.get(attribute, 0.0):
             level = Level.IGNORE
         others = [other for other in Level if other != level]
@@ -336,7 +483,9 @@ def noisy_levels(example: Example, rng: random.Random, flip: float = 0.0, bias: 
 # %% ../../nbs/micro/01_world.ipynb #35653b90
 _BLANK = {"plan": r"(\w+(?: and \w+)*)"}
 _PATTERNS = {
-    kind: re.compile("|".join(re.escape(form).replace(r"\{\}", _BLANK.get(kind, r"(\w+)")) for form in forms))
+    kind: re.compile(
+        "|".join(re.escape(form).replace(r"\{\}", _BLANK.get(kind, r"(\w+)")) for form in forms)
+    )
     for kind, forms in FORMS.items()
 }
 SPELLING: dict[str, str] = {noun.lower(): noun for noun in NOUNS}  # by their letters in lower case
@@ -366,7 +515,9 @@ def _parse(text: str) -> tuple[str, tuple[str, ...]]:
     for kind, pattern in _PATTERNS.items():
         if match := pattern.fullmatch(text):
             nouns = tuple(n for group in match.groups() if group for n in group.split(" and "))
-            return (kind, nouns) if all(noun in NOUNS for noun in nouns) else ("stray", nouns_in(text))
+            return (
+                (kind, nouns) if all(noun in NOUNS for noun in nouns) else ("stray", nouns_in(text))
+            )
     return "stray", nouns_in(text)
 
 
@@ -375,7 +526,11 @@ def read_answer(response: str) -> list[Sentence]:
     found = []
     for match in _SENTENCE.finditer(response):
         if match.group():
-            kind, nouns = _parse(match.group().removeprefix(" ")) if len(match.group()) < 400 else ("stray", ())
+            kind, nouns = (
+                _parse(match.group().removeprefix(" "))
+                if len(match.group()) < 400
+                else ("stray", ())
+            )
             found.append(Sentence(match.start(), match.end(), match.group().strip(), kind, nouns))
     return found
 
@@ -388,7 +543,9 @@ _LEVEL_OF = {
 }
 
 
-def _fault(response: str, sentences: Sequence[Sentence], known: set[str], owned: set[str]) -> tuple[str, int]:
+def _fault(
+    response: str, sentences: Sequence[Sentence], known: set[str], owned: set[str]
+) -> tuple[str, int]:
     if len(response) > MAX_CHARACTERS:
         return f"longer than {MAX_CHARACTERS} characters", -1
     named: set[str] = set()
@@ -409,9 +566,15 @@ def _fault(response: str, sentences: Sequence[Sentence], known: set[str], owned:
     return "", -1
 
 
-def _actual(marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str, rival: bool) -> tuple[Level, str]:
+def _actual(
+    marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str, rival: bool
+) -> tuple[Level, str]:
     if not uses:
-        return (Level.BOUND, "passed over in silence") if marker["prohibits"] else (Level.IGNORE, "never named")
+        return (
+            (Level.BOUND, "passed over in silence")
+            if marker["prohibits"]
+            else (Level.IGNORE, "never named")
+        )
     worst = Level.IGNORE if ideal == Level.CONTROL else Level.CONTROL
     if fault:
         return worst, f"named in an answer at fault: {fault}"
@@ -434,7 +597,13 @@ def _prepare(example: Example) -> dict:
     known = owned | set(example.requests)
     grounded = [i for i, level in example.levels.items() if level and not markers[i]["prohibits"]]
     rivals = {i: set(WORDS[example.domain][markers[i]["attribute"]]) - known for i in grounded}
-    return {"markers": markers, "owned": owned, "known": known, "rivals": rivals, "blank": judgment_for(example, {}, question_id=example.id)}
+    return {
+        "markers": markers,
+        "owned": owned,
+        "known": known,
+        "rivals": rivals,
+        "blank": judgment_for(example, {}, question_id=example.id),
+    }
 
 
 def _judge(response: str, facts: dict) -> Judgment:
@@ -445,7 +614,9 @@ def _judge(response: str, facts: dict) -> Judgment:
         for noun in dict.fromkeys(sentence.nouns):
             uses.setdefault(noun, []).append(sentence)
     if fault:
-        for word in re.findall(r"[^\W_]+", _INVISIBLE.sub("", unicodedata.normalize("NFKC", response)).lower()):
+        for word in re.findall(
+            r"[^\W_]+", _INVISIBLE.sub("", unicodedata.normalize("NFKC", response)).lower()
+        ):
             if word in SPELLING:
                 uses.setdefault(SPELLING[word], [Sentence(0, len(response), "", "stray")])
     atoms = []
@@ -454,7 +625,12 @@ def _judge(response: str, facts: dict) -> Judgment:
         rival = not facts["rivals"].get(blank.atom_id, set()).isdisjoint(uses)
         level, reason = _actual(marker, blank.ideal, found, fault, rival)
         spans = [(use.end - len(response[use.start : use.end].lstrip()), use.end) for use in found]
-        fields = {"actual": level, "quote": found[0].text if found else "", "reason": reason, "spans": spans}
+        fields = {
+            "actual": level,
+            "quote": found[0].text if found else "",
+            "reason": reason,
+            "spans": spans,
+        }
         atoms.append(AtomJudgment.model_construct(**(vars(blank) | fields)))
     return facts["blank"].model_copy(update={"judge": JUDGE, "atoms": atoms})
 
@@ -468,8 +644,14 @@ def exact_judge(example: Example, response: str) -> Judgment:
 
 
 def _batch(examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
-    facts = {key: _prepare(example) for key, example in {id(example): example for example in examples}.items()}
-    return [_judge(response, facts[id(example)]) for example, response in zip(examples, responses, strict=True)]
+    facts = {
+        key: _prepare(example)
+        for key, example in {id(example): example for example in examples}.items()
+    }
+    return [
+        _judge(response, facts[id(example)])
+        for example, response in zip(examples, responses, strict=True)
+    ]
 
 
 exact_judge.batch = _batch
@@ -482,7 +664,8 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
     Key: the sentence names the atom's noun, so it decides the level. Partial: it names another value of the same
     attribute, or it is the fault that broke an atom named elsewhere.
     """
-    facts, sentences = _prepare(example), read_answer(response)
+    facts = _prepare(example)
+    sentences = read_answer(response)
     _, at_fault = _fault(response, sentences, facts["known"], facts["owned"])
     named = {noun for sentence in sentences for noun in sentence.nouns}
     attribute = {m["noun"]: m["attribute"] for m in facts["markers"].values() if m["attribute"]}
@@ -513,7 +696,12 @@ def audit_text(example: Example, levels: Mapping[str, Level] | None = None) -> s
 
 # %% ../../nbs/micro/01_world.ipynb #3d24992d
 def demonstrations(
-    world: World | str, n: int, seed: int, flip: float = 0.0, bias: Bias | None = None, split: Split = "coldstart"
+    world: World | str,
+    n: int,
+    seed: int,
+    flip: float = 0.0,
+    bias: Bias | None = None,
+    split: Split = "coldstart",
 ) -> list[dict]:
     """Rows for supervised fine-tuning: `prompt` and `completion` as chat messages, with the levels they realise."""
     rows = []
@@ -521,5 +709,11 @@ def demonstrations(
         rng = random.Random(f"demo-{example.id}-{seed}")
         levels = noisy_levels(example, rng, flip, bias)
         completion = [{"role": "assistant", "content": answer(example, rng, levels)}]
-        rows.append({"prompt": render(example, text="concat", prompt_template="micro"), "completion": completion, "levels": levels})
+        rows.append(
+            {
+                "prompt": render(example, text="concat", prompt_template="micro"),
+                "completion": completion,
+                "levels": levels,
+            }
+        )
     return rows

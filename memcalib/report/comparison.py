@@ -19,8 +19,22 @@ from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from ..problem import Judgment, text_hash
 from .evaluation_report import EVALUATION_FILES, judge_corrected, protocol
-from .figures import differences_figure, inline_figures, method_styles, plane_figure, write_figures
-from .page import differences_grid, find_examples, grid, p_value, render_page, results_grid, write_page
+from memcalib.report.figures import (
+    differences_figure,
+    inline_figures,
+    method_styles,
+    plane_figure,
+    write_figures,
+)
+from memcalib.report.page import (
+    differences_grid,
+    find_examples,
+    grid,
+    p_value,
+    render_page,
+    results_grid,
+    write_page,
+)
 from .run_data import Run, load_run, source_names
 from .tables import quality_table, results_frame, write_tables
 
@@ -48,8 +62,13 @@ class Side:
     @cached_property
     def subjects(self) -> dict[str, str]:
         """Example id -> hash of what its judgments are about: the question, the atoms, their ideal levels."""
-        atoms = lambda judgment: sorted((atom.atom_id, int(atom.ideal)) for atom in judgment.atoms)
-        return {j.example_id: text_hash(json.dumps([j.question_id, atoms(j)])) for j in self.judgments}
+
+        def atoms(judgment):
+            return sorted((atom.atom_id, int(atom.ideal)) for atom in judgment.atoms)
+
+        return {
+            j.example_id: text_hash(json.dumps([j.question_id, atoms(j)])) for j in self.judgments
+        }
 
     @property
     def place(self) -> str:
@@ -62,31 +81,49 @@ def read_sides(folders: Iterable[str | Path]) -> list[Side]:
     sides = []
     for run in (load_run(folder, EVALUATION_FILES) for folder in folders):
         if not run.treated:
-            raise ValueError(f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one")
+            raise ValueError(
+                f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one"
+            )
         groups: dict[tuple[str, str], list[Judgment]] = {}
-        for judgment, name in zip(run.judgments, source_names(run.responses[["model", "condition"]]), strict=True):
+        for judgment, name in zip(
+            run.judgments, source_names(run.responses[["model", "condition"]]), strict=True
+        ):
             if judgment.condition != "no_memory":
                 groups.setdefault((name, judgment.judge), []).append(judgment)
         sides += [Side(run, name, judge, rows) for (name, judge), rows in groups.items()]
-    parts = lambda side, depth: "/".join(Path(side.run.folder).resolve().parts[-depth:])
+
+    def parts(side, depth):
+        return "/".join(Path(side.run.folder).resolve().parts[-depth:])
+
     for side in sides:
         side.label = side.name
         rivals = [other for other in sides if other.name == side.name and other is not side]
-        elsewhere = [other for other in rivals if Path(other.run.folder).resolve() != Path(side.run.folder).resolve()]
+        elsewhere = [
+            other
+            for other in rivals
+            if Path(other.run.folder).resolve() != Path(side.run.folder).resolve()
+        ]
         if elsewhere:
-            depth = next(d for d in range(1, 99) if all(parts(o, d) != parts(side, d) for o in elsewhere))
+            depth = next(
+                d for d in range(1, 99) if all(parts(o, d) != parts(side, d) for o in elsewhere)
+            )
             side.label += f" ({parts(side, depth)})"
         if len(rivals) > len(elsewhere):
             side.label += f" · {side.judge or '-'}"
     for number, side in enumerate(sides):
         if any(side.label == other.label for other in sides[:number]):
-            raise ValueError(f"{side.run.folder}: found this folder twice; allowed: different folders")
+            raise ValueError(
+                f"{side.run.folder}: found this folder twice; allowed: different folders"
+            )
     return sides
 
 # %% ../../nbs/report/08_comparison.ipynb #bbeed953
-def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = False) -> tuple[set[str], list[str]]:
+def check_sides(
+    sides: Sequence[Side], common: bool = False, any_judge: bool = False
+) -> tuple[set[str], list[str]]:
     """The ids of the examples to compare on, and notes on what is not alike; raises `ValueError` for an unfair comparison."""
-    base, notes = sides[0], []
+    base = sides[0]
+    notes = []
     hashed = all(version for side in sides for version in side.contents.values())
     versions = [side.contents if hashed else side.subjects for side in sides]
     shared = set(versions[0].items())
@@ -95,16 +132,24 @@ def check_sides(sides: Sequence[Side], common: bool = False, any_judge: bool = F
         if side.judge != base.judge:
             found = f"{base.place} was judged by {base.judge!r}, {side.place} by {side.judge!r}"
             if not any_judge:
-                raise ValueError(f"{found}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it")
+                raise ValueError(
+                    f"{found}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it"
+                )
             notes.append(f"{found}: part of each difference may be the judges'.")
         if theirs != versions[0] and not common:
             found = _unlike(versions[0], theirs, base.place, side.place)
-            raise ValueError(f"{found}; allowed: the same examples, or common (--common) to compare on those that all share")
+            raise ValueError(
+                f"{found}; allowed: the same examples, or common (--common) to compare on those that all share"
+            )
     everything = {example_id for known in versions for example_id in known}
     if not shared:
-        raise ValueError(f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: at least one")
+        raise ValueError(
+            f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: at least one"
+        )
     if len(shared) < len(everything):
-        notes.append(f"Compared on the {len(shared):,} examples that all runs share, of {len(everything):,}.")
+        notes.append(
+            f"Compared on the {len(shared):,} examples that all runs share, of {len(everything):,}."
+        )
     return {example_id for example_id, _ in shared}, notes
 
 
@@ -113,7 +158,10 @@ def _unlike(mine: Mapping[str, str], theirs: Mapping[str, str], here: str, there
     if edited:
         example = f"example {edited[0]!r} has version {mine[edited[0]]} in {here} and {theirs[edited[0]]} in {there}"
         return f"found {len(edited):,} examples in two versions: {example}"
-    lone = [f"{len(a.keys() - b.keys()):,} only in {place}" for a, b, place in ((mine, theirs, here), (theirs, mine, there))]
+    lone = [
+        f"{len(a.keys() - b.keys()):,} only in {place}"
+        for a, b, place in ((mine, theirs, here), (theirs, mine, there))
+    ]
     return f"found {len(mine.keys() & theirs.keys()):,} examples in both, {' and '.join(lone)}"
 
 # %% ../../nbs/report/08_comparison.ipynb #2863e488
@@ -153,22 +201,40 @@ def compare_runs(
         raise ValueError(f"found {len(sides)} run to compare; allowed: two or more")
     ids, notes = check_sides(sides, common, any_judge)
     kept = {side.label: [j for j in side.judgments if j.example_id in ids] for side in sides}
-    frames = [response_frame(rows).assign(model=label, condition="full_memory", judge="") for label, rows in kept.items()]
-    frame, base = pd.concat(frames, ignore_index=True), sides[0].label
+    frames = [
+        response_frame(rows).assign(model=label, condition="full_memory", judge="")
+        for label, rows in kept.items()
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    base = sides[0].label
     options = {"resamples": resamples, "seed": seed}
-    scores = [score(frame, **options).assign(status="measured"), controls(kept[base], **options).assign(status="control")]
-    found = [compare(frame, base, side.label, **options).assign(run=side.label) for side in sides[1:]]
+    scores = [
+        score(frame, **options).assign(status="measured"),
+        controls(kept[base], **options).assign(status="control"),
+    ]
+    found = [
+        compare(frame, base, side.label, **options).assign(run=side.label) for side in sides[1:]
+    ]
     changes = [_changes(frame, base, side.label) for side in sides[1:]]
     table = pd.concat(found, ignore_index=True)
     quality = quality_table(frame, **options)
-    return Comparison(sides, pd.concat(scores, ignore_index=True), table, pd.concat(changes), quality, notes + _notes(sides, frame, table))
+    return Comparison(
+        sides,
+        pd.concat(scores, ignore_index=True),
+        table,
+        pd.concat(changes),
+        quality,
+        notes + _notes(sides, frame, table),
+    )
 
 
 def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "pd.DataFrame":
     import pandas as pd
 
     scored = frame[frame["scored"]].assign(SCS=100 * 0.5 ** (frame["over"] + frame["under"]))
-    table = scored.pivot_table(index=["domain", "question_id"], columns="model", values="SCS", aggfunc="mean")
+    table = scored.pivot_table(
+        index=["domain", "question_id"], columns="model", values="SCS", aggfunc="mean"
+    )
     table = table[[base, label]].dropna().set_axis(["before", "after"], axis=1)
     table["change"] = table["after"] - table["before"]
     ranked = table.sort_values("change", kind="stable")
@@ -183,31 +249,56 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
     shift = {}
     for side in sides:
         table = judge_corrected(side.run)
-        rows = table[(table["method"] == side.name) & (table["metric"] == "SCS")] if len(table) else table
+        rows = (
+            table[(table["method"] == side.name) & (table["metric"] == "SCS")]
+            if len(table)
+            else table
+        )
         shift[side.label] = abs(float(rows["correction"].iloc[0])) if len(rows) else 0.0
-    notes, base = [], sides[0].label
-    for row in differences[(differences["domain"] == "all") & (differences["metric"] == "SCS")].to_dict("records"):
-        label = max((base, row["run"]), key=lambda name: shift[name] if shift[name] == shift[name] else 0.0)
+    notes = []
+    base = sides[0].label
+    for row in differences[
+        (differences["domain"] == "all") & (differences["metric"] == "SCS")
+    ].to_dict("records"):
+        label = max(
+            (base, row["run"]), key=lambda name: shift[name] if shift[name] == shift[name] else 0.0
+        )
         if shift[label] > abs(row["difference"]):
-            notes.append(f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({shift[label]:.1f} by its exam).")
+            notes.append(
+                f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({shift[label]:.1f} by its exam)."
+            )
     return notes
 
 
 def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFrame") -> list[str]:
-    notes = [f"{run.folder}: {note}" for run in {id(side.run): side.run for side in sides}.values() for note in run.notes]
+    notes = [
+        f"{run.folder}: {note}"
+        for run in {id(side.run): side.run for side in sides}.values()
+        for note in run.notes
+    ]
     for side in sides:
         rows = frame[frame["model"] == side.label]
         if unscored := int((~rows["scored"]).sum()):
-            notes.append(f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out.")
+            notes.append(
+                f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out."
+            )
     notes += _doubts(sides, differences)
     how = {side.label: dict(protocol(side.run)) for side in sides}
     for name in ("Seeds", "Sampling", "Judge settings", "Software"):
         values = {label: pairs[name] for label, pairs in how.items()}
         if len(set(values.values())) > 1:
-            notes.append(f"{name} differ: " + "; ".join(f"{label}: {value}" for label, value in values.items()) + ".")
-    notes.append("In a difference each question counts once, in the scores of a run each answer, so the two need not add up.")
+            notes.append(
+                f"{name} differ: "
+                + "; ".join(f"{label}: {value}" for label, value in values.items())
+                + "."
+            )
+    notes.append(
+        "In a difference each question counts once, in the scores of a run each answer, so the two need not add up."
+    )
     intervals = len(METRICS) * (len(sides) - 1) * (1 + frame["domain"].nunique())
-    notes.append(f"{intervals} intervals and tests stand on this page, not corrected for their number.")
+    notes.append(
+        f"{intervals} intervals and tests stand on this page, not corrected for their number."
+    )
     return [printable(note) for note in notes]
 
 # %% ../../nbs/report/08_comparison.ipynb #cda5c76e
@@ -216,10 +307,15 @@ def comparison_text(comparison: Comparison) -> str:
     lines = [f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
-        lines += [_line(row["metric"], row) for row in rows[rows["domain"] == "all"].to_dict("records")]
+        lines += [
+            _line(row["metric"], row) for row in rows[rows["domain"] == "all"].to_dict("records")
+        ]
         parts = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")].to_dict("records")
         lines += [_line(f"SCS, {row['domain']}", row) for row in parts if len(parts) > 1]
-    return printable("\n".join([*lines, "", "* the 95 % interval lies on one side of zero", *comparison.notes]), keep="\n")
+    return printable(
+        "\n".join([*lines, "", "* the 95 % interval lies on one side of zero", *comparison.notes]),
+        keep="\n",
+    )
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
@@ -244,15 +340,22 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
     """Write tables/, figures/ and comparison.html into a folder; returns the path of the page."""
     folder = Path(folder)
     write_tables(folder / "tables", comparison_tables(comparison))
-    measured, constant = (comparison.scores[comparison.scores["status"] == s] for s in ("measured", "control"))
+    measured, constant = (
+        comparison.scores[comparison.scores["status"] == s] for s in ("measured", "control")
+    )
     figures = {
         "comparison-plane": plane_figure(measured, None, comparison.baseline, constant),
-        "comparison-differences": differences_figure(comparison.differences, styles=method_styles(comparison.scores["model"])),
+        "comparison-differences": differences_figure(
+            comparison.differences, styles=method_styles(comparison.scores["model"])
+        ),
     }
     files = write_figures(folder / "figures", figures)
     changes = comparison.changes[["run", "domain", "example_id", "before", "after", "change"]]
     asked = find_examples(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
-    questions = [" ".join(printable(asked[i].question).split())[:90] if i in asked else "" for i in changes["example_id"]]
+    questions = [
+        " ".join(printable(asked[i].question).split())[:90] if i in asked else ""
+        for i in changes["example_id"]
+    ]
     domains = [name for name in comparison.differences["domain"].unique() if name != "all"]
     values = {
         "baseline": comparison.baseline,
@@ -260,11 +363,22 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         "results": results_grid(comparison.scores),
         "overall": _differences(comparison, "all"),
         "domains": {name: _differences(comparison, name) for name in domains if len(domains) > 1},
-        "changes": grid(changes.assign(question=questions).rename(columns={"example_id": "example"})) if len(changes) else None,
+        "changes": grid(
+            changes.assign(question=questions).rename(columns={"example_id": "example"})
+        )
+        if len(changes)
+        else None,
         "quality": grid(comparison.quality, fine=("quality",)) if len(comparison.quality) else None,
-        "protocols": [(side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides],
+        "protocols": [
+            (side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides
+        ],
     }
-    page = render_page("comparison.html.j2", inline_figures(files), title=f"Compared with {comparison.baseline}", **values)
+    page = render_page(
+        "comparison.html.j2",
+        inline_figures(files),
+        title=f"Compared with {comparison.baseline}",
+        **values,
+    )
     return write_page(folder / "comparison.html", page)
 
 

@@ -26,21 +26,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #44588a50
-MEASURES = {"push": "channel advantage on each token", "m": "multiplier minus 1", "q": "weight", "d": "signal: in nats, or 1 in a quoted sentence"}
+MEASURES = {
+    "push": "channel advantage on each token",
+    "m": "multiplier minus 1",
+    "q": "weight",
+    "d": "signal: in nats, or 1 in a quoted sentence",
+}
 
 
-def token_values(trace: Mapping[str, Any], channel: str | None = None, measure: str = "push") -> list[float | None]:
+def token_values(
+    trace: Mapping[str, Any], channel: str | None = None, measure: str = "push"
+) -> list[float | None]:
     """The numbers that colour an answer; `None` for tokens of an unscored answer. Raises `KeyError` for an unknown channel or measure."""
     if channel is None:
         return list(trace["advantage"])
     if channel not in trace["channels"]:
-        raise KeyError(f"channel {channel!r}; allowed: {', '.join(trace['channels']) or 'none, this answer has no scored channel'}")
+        raise KeyError(
+            f"channel {channel!r}; allowed: {', '.join(trace['channels']) or 'none, this answer has no scored channel'}"
+        )
     if measure not in MEASURES:
         raise KeyError(f"measure {measure!r}; allowed: {', '.join(MEASURES)}")
     found = trace["channels"][channel]
     if measure == "push":
-        return [None if m is None else found["advantage"] * (1 + found["strength"] * (m - 1)) for m in found["m"]]
-    return [None if m is None else m - 1 for m in found["m"]] if measure == "m" else list(found[measure])
+        return [
+            None if m is None else found["advantage"] * (1 + found["strength"] * (m - 1))
+            for m in found["m"]
+        ]
+    return (
+        [None if m is None else m - 1 for m in found["m"]]
+        if measure == "m"
+        else list(found[measure])
+    )
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #c636e0e2
 def heat_class(value: float | None, scale: float) -> str:
@@ -76,18 +92,32 @@ def visible_token(token: str) -> str:
     return text.encode("unicode_escape").decode() if unseen else text
 
 
-def heat_spans(trace: Mapping[str, Any], channel: str | None = None, measure: str = "push") -> tuple[str, float]:
+def heat_spans(
+    trace: Mapping[str, Any], channel: str | None = None, measure: str = "push"
+) -> tuple[str, float]:
     """(the answer as HTML, every token coloured and with its numbers as hover text, all text escaped; the value of the strongest colour)."""
     values = token_values(trace, channel, measure)
     scale = max((abs(v) for v in values if v is not None and v == v), default=0.0)
-    parts, before, found = [], 0, trace["channels"][channel] if channel is not None else {}
-    known = [(name, found[name], form) for name, form in (("d", "+.4f"), ("q", ".4f"), ("m", ".3f")) if found.get(name)]
-    for k, (token, end, value) in enumerate(zip(trace["tokens"], trace["ends"], values, strict=True)):
+    parts = []
+    before = 0
+    found = trace["channels"][channel] if channel is not None else {}
+    known = [
+        (name, found[name], form)
+        for name, form in (("d", "+.4f"), ("q", ".4f"), ("m", ".3f"))
+        if found.get(name)
+    ]
+    for k, (token, end, value) in enumerate(
+        zip(trace["tokens"], trace["ends"], values, strict=True)
+    ):
         final = trace["advantage"][k]
         words = ["not scored" if final is None else f"final {final:+.4f}"]
-        words += [f"{name} {numbers[k]:{form}}" for name, numbers, form in known if numbers[k] is not None]
+        words += [
+            f"{name} {numbers[k]:{form}}" for name, numbers, form in known if numbers[k] is not None
+        ]
         style = " ".join(filter(None, (heat_class(value, scale), "name" * (end == before))))
-        parts.append(f'<span class="{style}" title="{" · ".join(words)}">{html.escape(visible_token(token))}</span>')
+        parts.append(
+            f'<span class="{style}" title="{" · ".join(words)}">{html.escape(visible_token(token))}</span>'
+        )
         before = end
     return "".join(parts), scale
 
@@ -100,16 +130,28 @@ REASONS = {
 }
 
 
-def answer_view(trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push") -> dict[str, Any]:
+def answer_view(
+    trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
+) -> dict[str, Any]:
     """What is shown of an answer, as plain data; `channels` picks panels (`None` in it: all channels together)."""
     wanted = [None, *trace["channels"]] if channels is None else channels
     words = printable(" ".join(trace["response"][:1000].split()))
     start = words if len(words) < 140 else words[:140] + " …"
-    head = {"key": f"{trace['step']}-{trace['row']}", "row": trace["row"], "title": display_text(trace["example_id"], 200), "start": start or "(no text)"}
-    return head | {"question": display_text(trace["question"]), "panels": [_panel(trace, channel, measure) for channel in wanted]}
+    head = {
+        "key": f"{trace['step']}-{trace['row']}",
+        "row": trace["row"],
+        "title": display_text(trace["example_id"], 200),
+        "start": start or "(no text)",
+    }
+    return head | {
+        "question": display_text(trace["question"]),
+        "panels": [_panel(trace, channel, measure) for channel in wanted],
+    }
 
 
-def answer_html(trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push") -> str:
+def answer_html(
+    trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
+) -> str:
     """The answer as HTML with its style, for a notebook."""
     return f"<style>{render_page('traces.css.j2')}</style>{render_page('traces_item.html.j2', item=answer_view(trace, channels, measure))}"
 
@@ -119,16 +161,29 @@ def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[
 
     spans, scale = heat_spans(trace, channel, measure)
     by_evidence = measure == "d" and trace.get("mode", "").startswith("evidence")
-    view = {"heat": Markup(spans), "even": False} | colour_legend("evidence" if channel and by_evidence else measure if channel else "push", scale)
+    view = {"heat": Markup(spans), "even": False} | colour_legend(
+        "evidence" if channel and by_evidence else measure if channel else "push", scale
+    )
     if channel is None:
         credited = None not in trace["advantage"]
         words = [reward_text(trace["reward"], credited)] if "reward" in trace else []
         words += [f"advantage {trace['sequence']:+.3f}"] if credited and "sequence" in trace else []
-        return view | {"name": "all channels", "note": ", ".join([*words, f"{len(trace['tokens'])} tokens"]), "atoms": []}
+        return view | {
+            "name": "all channels",
+            "note": ", ".join([*words, f"{len(trace['tokens'])} tokens"]),
+            "atoms": [],
+        }
     found = trace["channels"][channel]
     reason = REASONS.get(found["fallback"], found["fallback"])
-    moved = "credit moved" if found["localized"] else "the same for every token" + (f": {reason}" if reason else "")
-    numbers = (("reward", found["reward"], "+.2f"), ("channel advantage", found["advantage"], "+.3f"))
+    moved = (
+        "credit moved"
+        if found["localized"]
+        else "the same for every token" + (f": {reason}" if reason else "")
+    )
+    numbers = (
+        ("reward", found["reward"], "+.2f"),
+        ("channel advantage", found["advantage"], "+.3f"),
+    )
     known = ", ".join(f"{name} {value:{form}}" for name, value, form in numbers if value == value)
     note = "; ".join(filter(None, (known, moved, MEASURES[measure])))
     atoms = [display_text(text, 2000) for text in found["atoms"]]
@@ -142,32 +197,62 @@ def reward_text(reward: float, credited: bool) -> str:
     return f"reward {reward:+.2f}"
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #831226ac
-def whole_trace(row: Mapping[str, Any], example: Example | None = None, number: int = 0) -> dict[str, Any]:
+def whole_trace(
+    row: Mapping[str, Any], example: Example | None = None, number: int = 0
+) -> dict[str, Any]:
     """A row of `traces.jsonl` with all that `answer_view` shows; `number` tells it apart from others on a page.
 
     Raises `ValueError` when tokens and advantages differ in number.
     """
-    response, advantage, tokens, ends, position = row["response"], row["advantage"], [], [], 0
+    response = row["response"]
+    advantage = row["advantage"]
+    tokens = []
+    ends = []
+    position = 0
     if len(row["tokens"]) != len(advantage):
         found = f"{len(row['tokens'])} tokens, {len(advantage)} advantages"
-        raise ValueError(f"trace of {row.get('example_id')!r}: found {found}; allowed: equally many")
+        raise ValueError(
+            f"trace of {row.get('example_id')!r}: found {found}; allowed: equally many"
+        )
     for token in row["tokens"]:
         start = response.find(token, position) if token else -1
         if start >= 0 and not response[position:start].strip():
-            token, position = response[position : start + len(token)], start + len(token)
+            end = start + len(token)
+            token = response[position:end]
+            position = end
         tokens.append(token)
         ends.append(position)
-    texts = {atom.atom_id: f"{atom.text} ({atom.ideal.label})" for atom in example.atoms} if example else {}
+    texts = (
+        {atom.atom_id: f"{atom.text} ({atom.ideal.label})" for atom in example.atoms}
+        if example
+        else {}
+    )
     channels = {}
     for name, channel in (row.get("channels") or {}).items():
-        number_of = lambda key, missing, channel=channel: channel[key] if isinstance(channel.get(key), int | float) else missing
-        localized = channel.get("localized") is not False and bool(channel.get("m")) and "advantage" in channel
-        facts = {"reward": number_of("reward", float("nan")), "advantage": number_of("advantage", float("nan"))}
+
+        def number_of(key, missing, channel=channel):
+            return channel[key] if isinstance(channel.get(key), int | float) else missing
+
+        localized = (
+            channel.get("localized") is not False
+            and bool(channel.get("m"))
+            and "advantage" in channel
+        )
+        facts = {
+            "reward": number_of("reward", float("nan")),
+            "advantage": number_of("advantage", float("nan")),
+        }
         m = channel["m"] if localized else [1.0] * len(tokens)
         channels[name] = {"d": None, "q": None, "fallback": None} | channel | facts
         channels[name] |= {"m": m, "localized": localized, "strength": number_of("strength", 1.0)}
-        channels[name]["atoms"] = channel.get("atoms") or [texts.get(i, i) for i in channel.get("atom_ids", [])]
-    head = {"step": 0, "row": number, "question": example.question if example else row["example_id"]}
+        channels[name]["atoms"] = channel.get("atoms") or [
+            texts.get(i, i) for i in channel.get("atom_ids", [])
+        ]
+    head = {
+        "step": 0,
+        "row": number,
+        "question": example.question if example else row["example_id"],
+    }
     return head | dict(row) | {"tokens": tokens, "ends": ends, "channels": channels}
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #5fadc7b1
@@ -178,13 +263,22 @@ class TraceViewer:
         needs("ipywidgets", "TraceViewer")
         import ipywidgets as w
 
-        self.folder, self._busy = Path(folder), False
+        self.folder = Path(folder)
+        self._busy = False
         steps = sorted({int(path.name[5:11]) for path in trace_files(folder)})
         self.step = w.Dropdown(description="step", options=steps)
-        self.answer, self.channel = w.Dropdown(description="answer", layout=w.Layout(width="30rem")), w.Dropdown(description="channel")
-        self.measure = w.Dropdown(description="colour", options=[(text, name) for name, text in MEASURES.items()])
+        self.answer = w.Dropdown(description="answer", layout=w.Layout(width="30rem"))
+        self.channel = w.Dropdown(description="channel")
+        self.measure = w.Dropdown(
+            description="colour", options=[(text, name) for name, text in MEASURES.items()]
+        )
         self._body = w.HTML()
-        reactions = {self.step: self._new_step, self.answer: self._new_answer, self.channel: self._draw, self.measure: self._draw}
+        reactions = {
+            self.step: self._new_step,
+            self.answer: self._new_answer,
+            self.channel: self._draw,
+            self.measure: self._draw,
+        }
         for part, react in reactions.items():
             part.observe(lambda _, react=react: None if self._busy else react(), "value")
         row = w.HBox(list(reactions), layout=w.Layout(flex_flow="row wrap"))
@@ -192,19 +286,34 @@ class TraceViewer:
         self._new_step()
 
     def _new_step(self) -> None:
-        self.frame, self._busy = read_traces(self.folder, [self.step.value]), True
-        words = lambda row: f"{row.row}: {printable(row.example_id)}, {reward_text(row.reward, row.token_advantage is not None)}"
-        _choose(self.answer, [(words(row), row.row) for row in self.frame[self.frame["channel"].isna()].itertuples()])
+        self.frame = read_traces(self.folder, [self.step.value])
+        self._busy = True
+
+        def words(row):
+            return f"{row.row}: {printable(row.example_id)}, {reward_text(row.reward, row.token_advantage is not None)}"
+
+        _choose(
+            self.answer,
+            [
+                (words(row), row.row)
+                for row in self.frame[self.frame["channel"].isna()].itertuples()
+            ],
+        )
         self._new_answer()
 
     def _new_answer(self) -> None:
-        self.trace, self._busy = trace_of(self.frame, self.step.value, self.answer.value), True
-        names = [(f"{name}{'' if found['localized'] else ' (even)'}", name) for name, found in self.trace["channels"].items()]
+        self.trace = trace_of(self.frame, self.step.value, self.answer.value)
+        self._busy = True
+        names = [
+            (f"{name}{'' if found['localized'] else ' (even)'}", name)
+            for name, found in self.trace["channels"].items()
+        ]
         _choose(self.channel, [("all channels", ""), *names])
         self._draw()
 
     def _draw(self) -> None:
-        self._busy, self.measure.disabled = False, not self.channel.value
+        self._busy = False
+        self.measure.disabled = not self.channel.value
         self._body.value = answer_html(self.trace, [self.channel.value or None], self.measure.value)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -212,7 +321,8 @@ class TraceViewer:
 
 
 def _choose(part: Any, options: list[tuple[str, Any]]) -> None:
-    kept, values = part.value, [value for _, value in options]
+    kept = part.value
+    values = [value for _, value in options]
     part.options = options
     part.value = kept if kept in values else values[0]
 
@@ -221,57 +331,97 @@ def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Pairs, localized pairs and fallbacks by reason for each channel of a frame of traces."""
     import pandas as pd
 
-    pairs, rows = frame[frame["channel"].notna()], []
+    pairs = frame[frame["channel"].notna()]
+    rows = []
     for name in SUPPORT + UNDER:
         part = pairs[pairs["channel"] == name]
         if len(part):
             reasons = part["fallback"].value_counts()
             share = float(part["localized"].astype(bool).mean())
-            rows.append({"channel": name, "pairs": len(part), "localized %": 100 * share} | {r: int(reasons.get(r, 0)) for r in REASONS})
+            rows.append(
+                {"channel": name, "pairs": len(part), "localized %": 100 * share}
+                | {r: int(reasons.get(r, 0)) for r in REASONS}
+            )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #68667922
-def pick_answers(frame: "pd.DataFrame", limit: int = 60, channel: str | None = None) -> list[tuple[int, int]]:
+def pick_answers(
+    frame: "pd.DataFrame", limit: int = 60, channel: str | None = None
+) -> list[tuple[int, int]]:
     """(step, row) of up to `limit` answers, in order: those with most localized channels; with `channel` those where it is localized.
 
     Of answers that tie for the last places every n-th is taken. Raises `ValueError` when there is none.
     """
     if limit < 1:
         raise ValueError(f"limit {limit}, must be at least 1")
-    answers, pairs = frame[frame["channel"].isna()], frame[frame["channel"].notna()]
-    moved = pairs[pairs["localized"].astype(bool) & ((channel is None) | (pairs["channel"] == channel))]
+    answers = frame[frame["channel"].isna()]
+    pairs = frame[frame["channel"].notna()]
+    moved = pairs[
+        pairs["localized"].astype(bool) & ((channel is None) | (pairs["channel"] == channel))
+    ]
     count = moved.groupby(["step", "row"]).size()
-    ranked = [(-int(count.get((s, r), 0)), s, r) for s, r in zip(answers["step"], answers["row"], strict=True)]
+    ranked = [
+        (-int(count.get((s, r), 0)), s, r)
+        for s, r in zip(answers["step"], answers["row"], strict=True)
+    ]
     ranked = sorted(entry for entry in ranked if channel is None or entry[0])
     if not ranked:
-        raise ValueError(f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: {', '.join(SUPPORT + UNDER)}")
+        raise ValueError(
+            f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: {', '.join(SUPPORT + UNDER)}"
+        )
     last = ranked[:limit][-1][0]
-    sure, tied = [entry for entry in ranked if entry[0] < last], [entry for entry in ranked if entry[0] == last]
+    sure = [entry for entry in ranked if entry[0] < last]
+    tied = [entry for entry in ranked if entry[0] == last]
     free = min(limit - len(sure), len(tied))
     return sorted((s, r) for _, s, r in sure + [tied[k * len(tied) // free] for k in range(free)])
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #a3f0d760
 def write_trace_page(
-    folder: str | Path, path: str | Path | None = None, steps: Sequence[int] | None = None, limit: int = 60, channel: str | None = None
+    folder: str | Path,
+    path: str | Path | None = None,
+    steps: Sequence[int] | None = None,
+    limit: int = 60,
+    channel: str | None = None,
 ) -> Path:
     """Write traces as one HTML file, `traces.html` in their folder if no path is given; see `pick_answers` for which."""
     frame = read_traces(folder, steps, ("step", "row", "channel", "localized", "fallback"))
-    chosen, path = pick_answers(frame, limit, channel), Path(path or Path(folder) / "traces.html")
+    chosen = pick_answers(frame, limit, channel)
+    path = Path(path or Path(folder) / "traces.html")
     if path.is_dir():
-        raise IsADirectoryError(f"--out: found {path}, a folder; allowed: a file, such as {path / 'traces.html'}")
+        raise IsADirectoryError(
+            f"--out: found {path}, a folder; allowed: a file, such as {path / 'traces.html'}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     views = []
     for step in dict.fromkeys(step for step, _ in chosen):
         whole = read_traces(folder, [step])
-        views.append({"number": step, "answers": [answer_view(trace_of(whole, step, row)) for its, row in chosen if its == step]})
-    counts, total = fallback_counts(frame), int(frame["channel"].isna().sum())
+        views.append(
+            {
+                "number": step,
+                "answers": [
+                    answer_view(trace_of(whole, step, row)) for its, row in chosen if its == step
+                ],
+            }
+        )
+    counts = fallback_counts(frame)
+    total = int(frame["channel"].isna().sum())
     which = "with most localized channels" if total < len(frame) else "at even distances"
     which = f"with {channel} localized" if channel else which
-    left = f"Shown are {len(chosen)} {which}; {total - len(chosen):,} are left out." if total > len(chosen) else "All are shown."
+    left = (
+        f"Shown are {len(chosen)} {which}; {total - len(chosen):,} are left out."
+        if total > len(chosen)
+        else "All are shown."
+    )
     found = sorted(frame["step"].unique())
     facts = {
-        "method": ", ".join(sorted(map(str, frame["method"].dropna().unique()))) if "method" in frame else "not recorded",
-        **({"mode": ", ".join(sorted(map(str, frame["mode"].dropna().unique())))} if "mode" in frame else {}),
+        "method": ", ".join(sorted(map(str, frame["method"].dropna().unique())))
+        if "method" in frame
+        else "not recorded",
+        **(
+            {"mode": ", ".join(sorted(map(str, frame["mode"].dropna().unique())))}
+            if "mode" in frame
+            else {}
+        ),
         "steps": ", ".join(map(str, found[:12])) + ", …" * (len(found) > 12),
         "pairs": f"{int(frame['channel'].notna().sum()):,}",
     }

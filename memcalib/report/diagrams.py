@@ -15,7 +15,17 @@ import numpy as np
 from ..evaluation.breakdown import CHANNEL_NAMES
 from ..metrics import METRICS, response_scores
 from ..problem import Level
-from .figures import GRID, INK, OVER_COLOUR, PAPER, RIGHT_COLOUR, SOFT, UNDER_COLOUR, WIDTH, plot_style
+from memcalib.report.figures import (
+    GRID,
+    INK,
+    OVER_COLOUR,
+    PAPER,
+    RIGHT_COLOUR,
+    SOFT,
+    UNDER_COLOUR,
+    WIDTH,
+    plot_style,
+)
 
 # %% ../../nbs/report/11_diagrams.ipynb #ab96aab2
 if TYPE_CHECKING:
@@ -36,30 +46,87 @@ class Canvas:
         self.ax.set(xlim=(0, width), ylim=(height, 0))
         self.ax.set_axis_off()
 
-    def box(self, x: float, y: float, width: float, height: float, edge: str = SOFT, face: str = PAPER, dashed: bool = False) -> None:
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        edge: str = SOFT,
+        face: str = PAPER,
+        dashed: bool = False,
+    ) -> None:
         """A rectangle with round corners."""
         from matplotlib.patches import FancyBboxPatch
 
         shape = "round,pad=0,rounding_size=0.06"
-        self.ax.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=shape, ec=edge, fc=face, lw=0.9, ls="--" if dashed else "-"))
+        self.ax.add_patch(
+            FancyBboxPatch(
+                (x, y),
+                width,
+                height,
+                boxstyle=shape,
+                ec=edge,
+                fc=face,
+                lw=0.9,
+                ls="--" if dashed else "-",
+            )
+        )
 
-    def text(self, x: float, y: float, text: str, width: int | None = None, size: float = 7.5, **how: Any) -> int:
+    def text(
+        self, x: float, y: float, text: str, width: int | None = None, size: float = 7.5, **how: Any
+    ) -> int:
         """Text below a point, folded after `width` characters; returns the number of its lines."""
         lines = textwrap.wrap(" ".join(text.split()), width) if width else text.split("\n")
-        self.ax.text(x, y, "\n".join(lines), size=size, va=how.pop("va", "top"), linespacing=1.3, parse_math=False, **how)
+        self.ax.text(
+            x,
+            y,
+            "\n".join(lines),
+            size=size,
+            va=how.pop("va", "top"),
+            linespacing=1.3,
+            parse_math=False,
+            **how,
+        )
         return len(lines)
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = INK, dashed: bool = False, bend: float = 0.0) -> None:
+    def arrow(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        colour: str = INK,
+        dashed: bool = False,
+        bend: float = 0.0,
+    ) -> None:
         """An arrow from point to point, bent to one side if asked."""
         from matplotlib.patches import FancyArrowPatch
 
-        how = {"arrowstyle": "-|>", "mutation_scale": 8, "lw": 1.0, "color": colour, "linestyle": "--" if dashed else "-"}
-        self.ax.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", shrinkA=0, shrinkB=0, **how))
+        how = {
+            "arrowstyle": "-|>",
+            "mutation_scale": 8,
+            "lw": 1.0,
+            "color": colour,
+            "linestyle": "--" if dashed else "-",
+        }
+        self.ax.add_patch(
+            FancyArrowPatch(
+                start, end, connectionstyle=f"arc3,rad={bend}", shrinkA=0, shrinkB=0, **how
+            )
+        )
 
     def level(self, x: float, y: float, level: Level, size: float = 7) -> None:
         """The name of a level in its colour, as a small box to the right of a point."""
         edge = LEVEL_COLOURS[level]
-        self.ax.text(x, y, level.label, size=size, color=PAPER, va="top", weight="bold", bbox={"boxstyle": "round,pad=0.22", "fc": edge, "ec": edge})
+        self.ax.text(
+            x,
+            y,
+            level.label,
+            size=size,
+            color=PAPER,
+            va="top",
+            weight="bold",
+            bbox={"boxstyle": "round,pad=0.22", "fc": edge, "ec": edge},
+        )
 
 # %% ../../nbs/report/11_diagrams.ipynb #0cba6a94
 OVERVIEW: dict[str, Any] = {
@@ -70,9 +137,21 @@ OVERVIEW: dict[str, Any] = {
         ("Last year the user was on a diet without carbohydrates.", Level.IGNORE),
     ],
     "answers": [
-        ("over-use", "The steak house by the river, so that you keep off carbohydrates. It is a short walk and has a kitchen without nuts.", (2, 1, 2)),
-        ("under-use", "The Thai place in the station: quick, good value, and its peanut curry is famous.", (0, 0, 0)),
-        ("calibrated", "The garden café, whose kitchen uses no nuts at all. It is also ten minutes on foot.", (2, 1, 0)),
+        (
+            "over-use",
+            "The steak house by the river, so that you keep off carbohydrates. It is a short walk and has a kitchen without nuts.",
+            (2, 1, 2),
+        ),
+        (
+            "under-use",
+            "The Thai place in the station: quick, good value, and its peanut curry is famous.",
+            (0, 0, 0),
+        ),
+        (
+            "calibrated",
+            "The garden café, whose kitchen uses no nuts at all. It is also ten minutes on foot.",
+            (2, 1, 0),
+        ),
     ],
 }
 
@@ -98,8 +177,12 @@ def overview_diagram(content: Mapping[str, Any] = OVERVIEW) -> "Figure":
             canvas.level(0.16, 1.67 + 0.67 * k, level)
         for k, (name, text, actual) in enumerate(content["answers"]):
             if len(actual) != len(ideal):
-                raise ValueError(f"answer {name!r}: found {len(actual)} levels; allowed: one for each of {len(ideal)} memories")
-            top, colour, gap = 0.08 + 1.12 * k, colours.get(name, RIGHT_COLOUR), np.array(actual) - ideal
+                raise ValueError(
+                    f"answer {name!r}: found {len(actual)} levels; allowed: one for each of {len(ideal)} memories"
+                )
+            top = 0.08 + 1.12 * k
+            colour = colours.get(name, RIGHT_COLOUR)
+            gap = np.array(actual) - ideal
             canvas.box(2.45, top, 3.0, 1.03, edge=colour)
             canvas.arrow((2.08, 2.2), (2.42, top + 0.5), SOFT)
             canvas.text(2.53, top + 0.06, name, color=colour, weight="bold", size=8)
@@ -109,7 +192,13 @@ def overview_diagram(content: Mapping[str, Any] = OVERVIEW) -> "Figure":
                 canvas.level(2.66 + 0.78 * m, top + 0.81, Level(int(rank)), 6.5)
             over, under = (np.array([int(np.maximum(sign * gap, 0).sum())]) for sign in (1, -1))
             scores = dict(zip(METRICS, 100 * response_scores(over, under)[0], strict=True))
-            canvas.text(5.4, top + 0.06, f"SCS {scores['SCS']:.0f}   over {scores['sMOS']:.0f}   under {scores['sMUS']:.0f}", ha="right", size=7)
+            canvas.text(
+                5.4,
+                top + 0.06,
+                f"SCS {scores['SCS']:.0f}   over {scores['sMOS']:.0f}   under {scores['sMUS']:.0f}",
+                ha="right",
+                size=7,
+            )
         return canvas.figure
 
 # %% ../../nbs/report/11_diagrams.ipynb #2a441167
@@ -121,8 +210,11 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
     from matplotlib.patches import Rectangle
 
     if channel not in trace["channels"]:
-        raise ValueError(f"channel {channel!r}: not in this trace; allowed: {', '.join(trace['channels'])}")
-    part, tokens = trace["channels"][channel], [token.strip() or token for token in trace["tokens"]]
+        raise ValueError(
+            f"channel {channel!r}: not in this trace; allowed: {', '.join(trace['channels'])}"
+        )
+    part = trace["channels"][channel]
+    tokens = [token.strip() or token for token in trace["tokens"]]
     d, m = (np.asarray(part[name], float) for name in ("d", "m"))
     first = int(np.clip(np.abs(d).argmax() - most // 2, 0, max(len(tokens) - most, 0)))
     shown = slice(first, first + most)
@@ -134,12 +226,33 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
         grid = figure.add_axes((0.075, 0.12, 0.31, 0.66))
         for k, name in enumerate(CHANNEL_NAMES):
             ideal, actual = divmod(k, 3)
-            colour = RIGHT_COLOUR if ideal == actual else OVER_COLOUR if actual > ideal else UNDER_COLOUR
-            grid.add_patch(Rectangle((actual + 0.03, ideal + 0.03), 0.94, 0.94, fc=colour, alpha=0.5 if k == index else 0.15, lw=0))
+            colour = (
+                RIGHT_COLOUR if ideal == actual else OVER_COLOUR if actual > ideal else UNDER_COLOUR
+            )
+            grid.add_patch(
+                Rectangle(
+                    (actual + 0.03, ideal + 0.03),
+                    0.94,
+                    0.94,
+                    fc=colour,
+                    alpha=0.5 if k == index else 0.15,
+                    lw=0,
+                )
+            )
             if k == index:
-                grid.add_patch(Rectangle((actual + 0.03, ideal + 0.03), 0.94, 0.94, fc="none", ec=INK, lw=1.4))
+                grid.add_patch(
+                    Rectangle((actual + 0.03, ideal + 0.03), 0.94, 0.94, fc="none", ec=INK, lw=1.4)
+                )
             grid.text(actual + 0.5, ideal + 0.38, name, ha="center", va="center", size=8.5)
-            grid.text(actual + 0.5, ideal + 0.72, "+1" if ideal == actual else f"−{abs(ideal - actual)}", ha="center", va="center", size=7, color=SOFT)
+            grid.text(
+                actual + 0.5,
+                ideal + 0.72,
+                "+1" if ideal == actual else f"−{abs(ideal - actual)}",
+                ha="center",
+                va="center",
+                size=7,
+                color=SOFT,
+            )
         names = [level.label for level in Level]
         grid.set(xlim=(0, 3), ylim=(3, 0), xlabel="actual level", ylabel="ideal level")
         grid.set_xticks([0.5, 1.5, 2.5], names)
@@ -147,10 +260,20 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
         grid.tick_params(length=0)
         grid.grid(False)
         grid.spines[:].set_visible(False)
-        canvas.text(0.05, 0.26, f"an atom's reward is below the name;\nthe credit of {channel} is placed on tokens", size=7, color=SOFT)
-        canvas.text(2.35, 0.05, f"b  What the atoms of {channel} do to each token", size=8, weight="bold")
+        canvas.text(
+            0.05,
+            0.26,
+            f"an atom's reward is below the name;\nthe credit of {channel} is placed on tokens",
+            size=7,
+            color=SOFT,
+        )
+        canvas.text(
+            2.35, 0.05, f"b  What the atoms of {channel} do to each token", size=8, weight="bold"
+        )
         signals = figure.add_axes((0.51, 0.555, 0.475, 0.33))
-        canvas.text(2.35, 1.66, "c  So its share of the credit is more or less", size=8, weight="bold")
+        canvas.text(
+            2.35, 1.66, "c  So its share of the credit is more or less", size=8, weight="bold"
+        )
         factors = figure.add_axes((0.51, 0.215, 0.475, 0.235))
         x = np.arange(len(d[shown]))
         signals.bar(x, d[shown], width=0.75, color=np.where(d[shown] >= 0, "#d55e00", "#0072b2"))
@@ -159,9 +282,21 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
         signals.tick_params(axis="x", bottom=False, labelbottom=False)
         factors.bar(x, m[shown], width=0.75, color="#d55e00")
         factors.axhline(1, color=INK, lw=0.9, ls="--")
-        factors.text(0.99, 1.02, "dashed: the mean, 1", transform=factors.transAxes, ha="right", size=7, color=SOFT)
-        factors.set(ylabel="m", xlim=(-0.6, len(x) - 0.4), ylim=(0, max(1.6, 1.15 * m[shown].max())))
-        factors.set_xticks(x, [token[:11] for token in tokens[shown]], rotation=90, size=6.5, parse_math=False)
+        factors.text(
+            0.99,
+            1.02,
+            "dashed: the mean, 1",
+            transform=factors.transAxes,
+            ha="right",
+            size=7,
+            color=SOFT,
+        )
+        factors.set(
+            ylabel="m", xlim=(-0.6, len(x) - 0.4), ylim=(0, max(1.6, 1.15 * m[shown].max()))
+        )
+        factors.set_xticks(
+            x, [token[:11] for token in tokens[shown]], rotation=90, size=6.5, parse_math=False
+        )
         for ax in (signals, factors):
             ax.grid(axis="x", visible=False)
             ax.locator_params(axis="y", nbins=4)
@@ -169,16 +304,26 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
 
 # %% ../../nbs/report/11_diagrams.ipynb #9fa67116
 STAGES = (
-    ("1  Screening", "rules, then a model: is this a whole question and answer with something to remember in it?"),
+    (
+        "1  Screening",
+        "rules, then a model: is this a whole question and answer with something to remember in it?",
+    ),
     ("2  Derivation", "a query that stands alone, and the passages that a memory could have kept"),
     ("3  Annotation", "atoms with the level each is owed, and what it would change"),
     ("4  Distractors", "atoms that tempt and are owed nothing; a rubric for every atom"),
     ("5  Blocks", "atoms of several levels mixed into paragraphs as a memory would hold them"),
-    ("6  Review", "code first, then readers that do not see the plan; repaired once more or dropped"),
+    (
+        "6  Review",
+        "code first, then readers that do not see the plan; repaired once more or dropped",
+    ),
 )
 
 
-def data_diagram(stages: Sequence[tuple[str, str]] = STAGES, pilot: str = "50 fresh records, balanced over domains", passed: str = "90 % pass or more") -> "Figure":
+def data_diagram(
+    stages: Sequence[tuple[str, str]] = STAGES,
+    pilot: str = "50 fresh records, balanced over domains",
+    passed: str = "90 % pass or more",
+) -> "Figure":
     """Stages from source to benchmark in two rows of three, and the loop of people who read pilots; `stages` are six pairs (name, what happens)."""
     if len(stages) != 6:
         raise ValueError(f"found {len(stages)} stages; allowed: six")
@@ -206,5 +351,11 @@ def data_diagram(stages: Sequence[tuple[str, str]] = STAGES, pilot: str = "50 fr
         canvas.arrow((3.32, 3.15), (3.93, 3.15))
         canvas.text(3.35, 3.2, passed, 12, size=6.5, color=SOFT)
         canvas.arrow((1.88, 3.15), (0.5, 2.46), "#9a6700", dashed=True, bend=-0.25)
-        canvas.text(0.05, 3.2, "what they find changes a stage\nor its prompt; a new pilot is made", size=7, color="#9a6700")
+        canvas.text(
+            0.05,
+            3.2,
+            "what they find changes a stage\nor its prompt; a new pilot is made",
+            size=7,
+            color="#9a6700",
+        )
         return canvas.figure

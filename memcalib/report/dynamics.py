@@ -26,8 +26,16 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/12_dynamics.ipynb #87d3a73e
 PHASES = ("early", "middle", "late")
-CHANNEL_GROUPS = {"correct use": ("B+", "C+"), "corrective": tuple(name for name in (*SUPPORT, *UNDER) if name.endswith("-"))}
-OUTCOMES = {"all_best": "all maximum", "mixed": "mixed", "all_worst": "all minimum", "all_middle": "uniform, between"}
+CHANNEL_GROUPS = {
+    "correct use": ("B+", "C+"),
+    "corrective": tuple(name for name in (*SUPPORT, *UNDER) if name.endswith("-")),
+}
+OUTCOMES = {
+    "all_best": "all maximum",
+    "mixed": "mixed",
+    "all_worst": "all minimum",
+    "all_middle": "uniform, between",
+}
 
 
 def phase_of(steps: "pd.Series") -> "pd.Series":
@@ -46,15 +54,36 @@ def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    if lacking := [c for channels in CHANNEL_GROUPS.values() for c in channels if c != "AC-" and f"candidates/{c}" not in steps]:
-        raise ValueError(f"steps: found no column candidates/{lacking[0]}; allowed: steps of MemCalib-RL")
-    taken, rows = steps.dropna(subset=["candidates/B+"]), []
+    if lacking := [
+        c
+        for channels in CHANNEL_GROUPS.values()
+        for c in channels
+        if c != "AC-" and f"candidates/{c}" not in steps
+    ]:
+        raise ValueError(
+            f"steps: found no column candidates/{lacking[0]}; allowed: steps of MemCalib-RL"
+        )
+    taken = steps.dropna(subset=["candidates/B+"])
+    rows = []
     for name, channels in CHANNEL_GROUPS.items():
         there = [c for c in channels if f"candidates/{c}" in taken]
-        total = lambda kind, there=there: taken[[f"{kind}/{c}" for c in there]].sum(axis=1)
-        row = pd.DataFrame({"step": taken["step"], "seed": taken["seed"], "group": name, "candidates": total("candidates"), "localized": total("localized")})
+
+        def total(kind, there=there):
+            return taken[[f"{kind}/{c}" for c in there]].sum(axis=1)
+
+        row = pd.DataFrame(
+            {
+                "step": taken["step"],
+                "seed": taken["seed"],
+                "group": name,
+                "candidates": total("candidates"),
+                "localized": total("localized"),
+            }
+        )
         for outcome in OUTCOMES:
-            row[outcome] = sum((taken[f"{outcome}/{c}"] * taken[f"groups/{c}"]).fillna(0) for c in there)
+            row[outcome] = sum(
+                (taken[f"{outcome}/{c}"] * taken[f"groups/{c}"]).fillna(0) for c in there
+            )
         row["groups"] = sum(taken[f"groups/{c}"] for c in there)
         row["nondegenerate"] = taken[[f"nondegenerate/{c}" for c in there]].mean(axis=1)
         rows.append(row)
@@ -63,10 +92,14 @@ def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":
 
 # %% ../../nbs/report/12_dynamics.ipynb #2252a5d2
 _PUBLISHED = {
-    ("correct use", "share of candidates"): "correct_candidates_share", ("correct use", "localization rate"): "localization_rate_correct",
-    ("corrective", "localization rate"): "localization_rate_corrective", ("correct use", "all maximum"): "correct_all_max",
-    ("correct use", "mixed"): "correct_mixed", ("corrective", "all maximum"): "corrective_all_max", ("corrective", "mixed"): "corrective_mixed",
-}  # fmt: skip
+    ("correct use", "share of candidates"): "correct_candidates_share",
+    ("correct use", "localization rate"): "localization_rate_correct",
+    ("corrective", "localization rate"): "localization_rate_corrective",
+    ("correct use", "all maximum"): "correct_all_max",
+    ("correct use", "mixed"): "correct_mixed",
+    ("corrective", "all maximum"): "corrective_all_max",
+    ("corrective", "mixed"): "corrective_mixed",
+}
 
 
 def phase_table(steps: "pd.DataFrame") -> "pd.DataFrame":
@@ -80,16 +113,31 @@ def phase_table(steps: "pd.DataFrame") -> "pd.DataFrame":
         for phase in PHASES:
             if (phase, group) not in counts.index:
                 continue
-            part, both = counts.loc[(phase, group)], counts.loc[phase, "candidates"].sum()
-            found = {"share of candidates": (part["candidates"], both), "localization rate": (part["localized"], part["candidates"])}
+            part = counts.loc[(phase, group)]
+            both = counts.loc[phase, "candidates"].sum()
+            found = {
+                "share of candidates": (part["candidates"], both),
+                "localization rate": (part["localized"], part["candidates"]),
+            }
             found |= {title: (part[name], part["groups"]) for name, title in OUTCOMES.items()}
             for quantity, (count, of) in found.items():
                 fact = f"{_PUBLISHED.get((group, quantity), '')}_{phase}_pct"
-                rows.append({"group": group, "quantity": quantity, "phase": phase, "measured": 100 * count / of if of else np.nan, "of": round(of), "published": float(facts.get(fact, np.nan))})
+                rows.append(
+                    {
+                        "group": group,
+                        "quantity": quantity,
+                        "phase": phase,
+                        "measured": 100 * count / of if of else np.nan,
+                        "of": round(of),
+                        "published": float(facts.get(fact, np.nan)),
+                    }
+                )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/12_dynamics.ipynb #4a81e66a
-def sentence_factors(traces: "pd.DataFrame", percentiles: Sequence[float] = (5, 50, 95)) -> "pd.DataFrame":
+def sentence_factors(
+    traces: "pd.DataFrame", percentiles: Sequence[float] = (5, 50, 95)
+) -> "pd.DataFrame":
     """One row for each traced step: mean and percentiles of the sentences' factors over its localized pairs, and how many pairs; steps without one are left out.
 
     `traces` is a frame of `read_traces`.
@@ -100,9 +148,20 @@ def sentence_factors(traces: "pd.DataFrame", percentiles: Sequence[float] = (5, 
     for step, part in traces.groupby("step"):
         answers = part[part["channel"].isna()].set_index("row")
         pairs = part[part["channel"].notna() & (part["localized"] == True)]  # noqa: E712 (missing for answers)
-        units = {row: segment(answers.loc[row, "response"], list(pairwise([0, *answers.loc[row, "ends"].tolist()]))) for row in pairs["row"].unique()}
+        units = {
+            row: segment(
+                answers.loc[row, "response"],
+                list(pairwise([0, *answers.loc[row, "ends"].tolist()])),
+            )
+            for row in pairs["row"].unique()
+        }
         if len(pairs):
-            scaled = sentence_scaling([m.tolist() for m in pairs["m"]], pairs["strength"].tolist(), [units[row] for row in pairs["row"]], percentiles)
+            scaled = sentence_scaling(
+                [m.tolist() for m in pairs["m"]],
+                pairs["strength"].tolist(),
+                [units[row] for row in pairs["row"]],
+                percentiles,
+            )
             rows.append({"step": int(step), "pairs": len(pairs)} | scaled)
     return pd.DataFrame(rows)
 
@@ -112,11 +171,29 @@ def degeneracy_figure(steps: "pd.DataFrame", window: int = 7) -> "Figure":
     counts = group_counts(steps)
     with plot_style():
         figure, axes = panels(1, 2, WIDTH, 2.2)
-        for name, colour, marker in (("correct use", RIGHT_COLOUR, "o"), ("corrective", OVER_COLOUR, "^")):
-            _band(axes[0, 0], counts[counts["group"] == name], "nondegenerate", window, color=colour, marker=marker, label=name)
+        for name, colour, marker in (
+            ("correct use", RIGHT_COLOUR, "o"),
+            ("corrective", OVER_COLOUR, "^"),
+        ):
+            _band(
+                axes[0, 0],
+                counts[counts["group"] == name],
+                "nondegenerate",
+                window,
+                color=colour,
+                marker=marker,
+                label=name,
+            )
         axes[0, 0].set(title="non-degenerate groups", ylim=(-0.03, 1.03))
         axes[0, 0].legend(loc="best")
-        _band(axes[0, 1], steps.dropna(subset=["entropy"]), "entropy", window, color="#5f6670", marker="s")
+        _band(
+            axes[0, 1],
+            steps.dropna(subset=["entropy"]),
+            "entropy",
+            window,
+            color="#5f6670",
+            marker="s",
+        )
         axes[0, 1].set(title="policy entropy, nats")
         for ax in axes.flat:
             steps_axis(ax)
@@ -125,11 +202,25 @@ def degeneracy_figure(steps: "pd.DataFrame", window: int = 7) -> "Figure":
 
 def _band(ax: Any, frame: "pd.DataFrame", column: str, window: int, **style: Any) -> None:
     by_step = frame.groupby("step")[column]
-    smooth = lambda values: values.rolling(window, center=True, min_periods=1).mean() if len(values) > 3 * window else values
+
+    def smooth(values):
+        return (
+            values.rolling(window, center=True, min_periods=1).mean()
+            if len(values) > 3 * window
+            else values
+        )
+
     mean = smooth(by_step.mean())
     ax.plot(mean.index, mean, lw=1.2, ms=3.5, markevery=max(len(mean) // 4, 1), **style)
     if frame["seed"].nunique() > 1:
-        ax.fill_between(mean.index, smooth(by_step.min()), smooth(by_step.max()), color=style["color"], alpha=0.15, lw=0)
+        ax.fill_between(
+            mean.index,
+            smooth(by_step.min()),
+            smooth(by_step.max()),
+            color=style["color"],
+            alpha=0.15,
+            lw=0,
+        )
 
 
 def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure":
@@ -138,12 +229,39 @@ def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure"
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 2.2)
         ax = axes[0, 0]
-        ax.fill_between(factors["step"], factors["p5"], factors["p95"], color=RIGHT_COLOUR, alpha=0.2, lw=0, label=f"5th to 95th percentile, {label}")
-        ax.plot(factors["step"], factors["mean"], color=RIGHT_COLOUR, lw=1.2, marker="o", ms=3, label=f"mean, {label}")
+        ax.fill_between(
+            factors["step"],
+            factors["p5"],
+            factors["p95"],
+            color=RIGHT_COLOUR,
+            alpha=0.2,
+            lw=0,
+            label=f"5th to 95th percentile, {label}",
+        )
+        ax.plot(
+            factors["step"],
+            factors["mean"],
+            color=RIGHT_COLOUR,
+            lw=1.2,
+            marker="o",
+            ms=3,
+            label=f"mean, {label}",
+        )
         span = factors["step"].min(), factors["step"].max()
-        for phase, (x0, x1) in {"early": (span[0], span[0] + (span[1] - span[0]) / 3), "late": (span[1] - (span[1] - span[0]) / 3, span[1])}.items():
+        for phase, (x0, x1) in {
+            "early": (span[0], span[0] + (span[1] - span[0]) / 3),
+            "late": (span[1] - (span[1] - span[0]) / 3, span[1]),
+        }.items():
             for k, end in enumerate(("p5", "p95")):
-                ax.hlines(float(facts[f"sentence_multiplier_{end}_{phase}"]), x0, x1, color="#767d87", ls="--", lw=1.2, label="published percentiles" if phase == "early" and not k else None)
+                ax.hlines(
+                    float(facts[f"sentence_multiplier_{end}_{phase}"]),
+                    x0,
+                    x1,
+                    color="#767d87",
+                    ls="--",
+                    lw=1.2,
+                    label="published percentiles" if phase == "early" and not k else None,
+                )
         steps_axis(ax)
         ax.set(title="factor of a sentence", ylim=(0, None))
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -155,13 +273,37 @@ def conservation_table(steps: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     facts = published("facts").set_index("fact")["value"]
-    worst = {"largest change of a channel's mean": ("channel_conservation_error", "max", "max_mean_error_channel"),
-             "largest change of an answer's mean": ("conservation_error", "max", "max_mean_error_final")}  # fmt: skip
+    worst = {
+        "largest change of a channel's mean": (
+            "channel_conservation_error",
+            "max",
+            "max_mean_error_channel",
+        ),
+        "largest change of an answer's mean": ("conservation_error", "max", "max_mean_error_final"),
+    }
     rows = []
     for title, (column, how, fact) in worst.items():
         values = steps[column].dropna()
-        rows.append({"quantity": title, "measured": float(values.agg(how)), "steps": len(values), "published": float(facts[fact])})
+        rows.append(
+            {
+                "quantity": title,
+                "measured": float(values.agg(how)),
+                "steps": len(values),
+                "published": float(facts[fact]),
+            }
+        )
     capped = steps.dropna(subset=["cap_share"])
-    share = 100 * float((capped["cap_share"] * capped["localized"]).sum() / capped["localized"].sum()) if len(capped) else float("nan")
-    rows.append({"quantity": "pairs that reach the cap, %", "measured": share, "steps": len(capped), "published": float(facts["cap_reached_share_pct"])})
+    share = (
+        100 * float((capped["cap_share"] * capped["localized"]).sum() / capped["localized"].sum())
+        if len(capped)
+        else float("nan")
+    )
+    rows.append(
+        {
+            "quantity": "pairs that reach the cap, %",
+            "measured": share,
+            "steps": len(capped),
+            "published": float(facts["cap_reached_share_pct"]),
+        }
+    )
     return pd.DataFrame(rows)

@@ -22,9 +22,23 @@ from ..evaluation.breakdown import atom_table, compare
 from ..evaluation.exam import corrected_score, examined, judged_responses
 from ..io.runs import file_hash
 from ..io.records import printable
-from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, controls, readable, response_frame, score
+from memcalib.metrics import (
+    HIGHER_IS_BETTER,
+    METRICS,
+    SOURCE,
+    controls,
+    readable,
+    response_frame,
+    score,
+)
 from ..problem import Judgment, Level
-from .figures import breakdown_figure, channel_figure, inline_figures, plane_figure, write_figures
+from memcalib.report.figures import (
+    breakdown_figure,
+    channel_figure,
+    inline_figures,
+    plane_figure,
+    write_figures,
+)
 from memcalib.report.page import (
     answer_id,
     differences_grid,
@@ -71,7 +85,8 @@ BREAKDOWNS = (
 
 def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """The six metrics with 95 % bounds by domain, number of atoms, number of distractors, and quality where it was rated."""
-    frame, tables = run.responses[run.responses["condition"] != "no_memory"], {}
+    frame = run.responses[run.responses["condition"] != "no_memory"]
+    tables = {}
     for title, by in BREAKDOWNS:
         rated = frame.dropna(subset=by)
         if rated["scored"].any():
@@ -95,8 +110,23 @@ def memory_effect(run: Run) -> "pd.DataFrame":
             if set(asked[condition]) & set(asked["no_memory"]):
                 found = compare(part, (model, "no_memory"), (model, condition))
                 name = source_names(part[part["condition"] == condition]).iloc[0]
-                tables.append(found[found["domain"] == "all"].assign(method=name, start="no memory", judge=judge))
-    columns = ["method", "metric", "difference", "low", "high", "better", "worse", "p", "questions", "start"]
+                tables.append(
+                    found[found["domain"] == "all"].assign(
+                        method=name, start="no memory", judge=judge
+                    )
+                )
+    columns = [
+        "method",
+        "metric",
+        "difference",
+        "low",
+        "high",
+        "better",
+        "worse",
+        "p",
+        "questions",
+        "start",
+    ]
     return pd.concat(tables)[columns].reset_index(drop=True) if tables else pd.DataFrame()
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
@@ -110,30 +140,50 @@ def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
     if run.second is None or len(run.judges) != 1:
         return {}
     keys = {j.key[:-1] for j in run.second} & {j.key[:-1] for j in run.treated}
-    first, second = ([j for j in rows if j.key[:-1] in keys] for rows in (run.judgments, run.second))
+    first, second = (
+        [j for j in rows if j.key[:-1] in keys] for rows in (run.judgments, run.second)
+    )
     if not keys:
         return {}
     pairs = pair_judgments(first, second)
-    parts = [agreement(pairs), *(agreement(pairs, by=by).rename(columns={by: "part"}) for by in ("domain", "ideal"))]
-    tables = {"Second judge, agreement": pd.concat(parts, ignore_index=True).drop(columns=["wilson_low", "wilson_high"])}
+    parts = [
+        agreement(pairs),
+        *(agreement(pairs, by=by).rename(columns={by: "part"}) for by in ("domain", "ideal")),
+    ]
+    tables = {
+        "Second judge, agreement": pd.concat(parts, ignore_index=True).drop(
+            columns=["wilson_low", "wilson_high"]
+        )
+    }
     names = [level.label for level in Level]
     counts = pd.DataFrame(confusion(pairs["first"], pairs["second"]), columns=names)
     counts.insert(0, "first judge", names)
     if pairs[["first", "second"]].notna().all(axis=1).any():
         tables |= {"Second judge, levels": level_agreement(pairs), "Second judge, counts": counts}
-    if scores := [score(frame) for frame in map(response_frame, (first, second)) if frame["scored"].any()]:
+    if scores := [
+        score(frame) for frame in map(response_frame, (first, second)) if frame["scored"].any()
+    ]:
         table = pd.concat(scores, ignore_index=True)
         table.insert(0, "name", source_names(table))
-        tables["Second judge, metrics"] = table.drop(columns=[*SOURCE, *(f"{m}_std" for m in METRICS)])
+        tables["Second judge, metrics"] = table.drop(
+            columns=[*SOURCE, *(f"{m}_std" for m in METRICS)]
+        )
     return tables
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
 def evaluation_costs(run: Run) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them."""
     roles = {"model": "model", "judge": "judge", "judge2": "second judge"}
-    rows = {"model": run.answers, "judge": run.judgments and usage_frame(run.judgments), "judge2": run.second and usage_frame(run.second)}
+    rows = {
+        "model": run.answers,
+        "judge": run.judgments and usage_frame(run.judgments),
+        "judge2": run.second and usage_frame(run.second),
+    }
     totals = run.manifest.get("session") or {}
-    return cost_table({name: rows[role] for role, name in roles.items()}, {name: totals.get(role) or {} for role, name in roles.items()})
+    return cost_table(
+        {name: rows[role] for role, name in roles.items()},
+        {name: totals.get(role) or {} for role, name in roles.items()},
+    )
 
 
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
@@ -143,9 +193,14 @@ def judge_corrected(run: Run) -> "pd.DataFrame":
     """Raw and judge-corrected metrics of each source of answers, where the judge of this run was examined; else no row."""
     import pandas as pd
 
-    counts, tables = np.array(run.exam.get("question_counts") or [], dtype=np.int64), []
+    counts = np.array(run.exam.get("question_counts") or [], dtype=np.int64)
+    tables = []
     for name, rows in judgments_by_source(run).items():
-        if counts.size and {j.judge for j in rows} == {run.exam.get("judge")} and any(j.scored for j in rows):
+        if (
+            counts.size
+            and {j.judge for j in rows} == {run.exam.get("judge")}
+            and any(j.scored for j in rows)
+        ):
             tables.append(corrected_score(judged_responses(rows), counts).assign(method=name))
     return pd.concat(tables)[["method", *tables[0].columns[:-1]]] if tables else pd.DataFrame()
 
@@ -174,9 +229,18 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     tables = {}
     if run.scored:
         table = results_table(run)
-        tables |= {"Results": results_frame(table), "Scores": table, "Effect of memory": memory_effect(run), "Judge-corrected": judge_corrected(run)} | breakdown_tables(run)
+        tables |= {
+            "Results": results_frame(table),
+            "Scores": table,
+            "Effect of memory": memory_effect(run),
+            "Judge-corrected": judge_corrected(run),
+        } | breakdown_tables(run)
     if run.judgments:
-        tables |= atom_tables(run) | family_tables(run) | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
+        tables |= (
+            atom_tables(run)
+            | family_tables(run)
+            | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
+        )
         try:
             tables |= second_judge(run)
         except ValueError as error:
@@ -193,29 +257,57 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: Run) -> list[tuple[str, str]]:
     """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as markup."""
-    frame, versions, git = run.responses, run.manifest.get("versions") or {}, run.manifest.get("git") or {}
-    command, examples = run.manifest.get("command"), run.folder / "examples.jsonl"
+    frame = run.responses
+    versions = run.manifest.get("versions") or {}
+    git = run.manifest.get("git") or {}
+    command = run.manifest.get("command")
+    examples = run.folder / "examples.jsonl"
     hashes = run.manifest.get("data_sha256") or {}
     data = hashes.get("examples.jsonl") or hashes.get("examples")
     software = f"memcalib {versions.get('memcalib') or UNKNOWN}, commit {(git.get('commit') or UNKNOWN)[:10]}"
-    different = lambda judgments: {json.dumps(j.settings, sort_keys=True): j.settings for j in judgments if j.settings}
-    judging = lambda judgments: settings_text([*different(judgments).values()][:20])
+
+    def different(judgments):
+        return {json.dumps(j.settings, sort_keys=True): j.settings for j in judgments if j.settings}
+
+    def judging(judgments):
+        return settings_text([*different(judgments).values()][:20])
+
     counts = frame.drop_duplicates("example_id")["domain"].value_counts()
     domains = ", ".join(f"{domain} {count:,}" for domain, count in counts.sort_index().items())
     pairs = [
         ("Model", ", ".join(name or "no name" for name in frame["model"].unique())),
         ("Memory", ", ".join(name.replace("_", " ") for name in frame["condition"].unique())),
-        ("Data", f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions ({domains})"),
+        (
+            "Data",
+            f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions ({domains})",
+        ),
         ("Data SHA-256", str(data or (file_hash(examples) if filled(examples) else UNKNOWN))),
-        ("Answers", f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms"),
+        (
+            "Answers",
+            f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms",
+        ),
         ("Seeds", ", ".join(map(str, sorted(frame["seed"].unique())))),
         ("Sampling", settings_text(run.settings)),
         ("Judge", ", ".join(name or "no name" for name in run.judges)),
         ("Judge settings", judging(run.judgments)),
-        *(("Exam", examined(name, run.exam if run.exam.get("judge") == name else None)) for name in run.judges),
-        *((("Second judge", f"{run.second[0].judge or 'no name'}; {judging(run.second)}"),) if run.second else ()),
+        *(
+            ("Exam", examined(name, run.exam if run.exam.get("judge") == name else None))
+            for name in run.judges
+        ),
+        *(
+            (("Second judge", f"{run.second[0].judge or 'no name'}; {judging(run.second)}"),)
+            if run.second
+            else ()
+        ),
         ("Software", software + (", with changes" if git.get("dirty") else "")),
-        ("Command", command if isinstance(command, str) else shlex.join(map(str, command)) if command else UNKNOWN),
+        (
+            "Command",
+            command
+            if isinstance(command, str)
+            else shlex.join(map(str, command))
+            if command
+            else UNKNOWN,
+        ),
     ]
     return [(name, printable(text)) for name, text in pairs]
 
@@ -223,50 +315,90 @@ def protocol(run: Run) -> list[tuple[str, str]]:
 def settings_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Settings as text, each with all the values that it has in these rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    plain = lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = lambda value: " and ".join(map(plain, value)) or "nothing" if isinstance(value, list | tuple) else plain(value)
+
+    def plain(value):
+        return (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        )
+
+    def text(value):
+        return (
+            " and ".join(map(plain, value)) or "nothing"
+            if isinstance(value, list | tuple)
+            else plain(value)
+        )
+
     shown = {name: list(dict.fromkeys(text(row.get(name)) for row in rows)) for name in names}
     return ", ".join(f"{name} {' / '.join(values)}" for name, values in shown.items()) or UNKNOWN
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
 def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
-    frame, answers, found = run.responses, run.answers, list(run.notes)
-    percent = lambda part, whole: f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+    frame = run.responses
+    answers = run.answers
+    found = list(run.notes)
+
+    def percent(part, whole):
+        return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+
     if unscored := int((~frame["scored"]).sum()):
-        found.append(f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric.")
+        found.append(
+            f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric."
+        )
     if answers is not None:
         ends = {
-            "length": "were cut off at the token limit", "error": "failed and could not be judged",
+            "length": "were cut off at the token limit",
+            "error": "failed and could not be judged",
             "content_filter": "were stopped by a content filter; without a text they are in no metric",
             "tool_calls": "are calls of tools without a text, and in no metric",
-        }  # fmt: skip
+        }
         for reason, words in ends.items():
             if count := int((answers["finish_reason"] == reason).sum()):
                 found.append(f"{percent(count, len(answers))} answers {words}.")
-        if blank := int((answers["blank"] & answers["finish_reason"].isin(["stop", "length"])).sum()):
-            found.append(f"{percent(blank, len(answers))} answers are blank: they use no memory, and count so.")
+        if blank := int(
+            (answers["blank"] & answers["finish_reason"].isin(["stop", "length"])).sum()
+        ):
+            found.append(
+                f"{percent(blank, len(answers))} answers are blank: they use no memory, and count so."
+            )
         if (waiting := len(answers) - len(frame)) > 0:
-            found.append(f"{percent(waiting, len(answers))} answers have not been judged yet: this page is about the others.")
+            found.append(
+                f"{percent(waiting, len(answers))} answers have not been judged yet: this page is about the others."
+            )
     if run.versions and (silent := len(run.versions.keys() - set(frame["example_id"]))):
         found.append(f"{percent(silent, len(run.versions))} examples have no judged answer.")
     if (questions := frame["question_id"].nunique()) < 50:
-        found.append(f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough.")
+        found.append(
+            f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough."
+        )
     if frame["seed"].nunique() == 1:
         found.append("One seed: the spread over seeds is unknown.")
-    checked = run.atoms[run.atoms["quoted"] & run.atoms["grounded"].notna() & (run.atoms["actual"] > 0)]
+    checked = run.atoms[
+        run.atoms["quoted"] & run.atoms["grounded"].notna() & (run.atoms["actual"] > 0)
+    ]
     lost = int((checked["grounded"] == False).sum())  # noqa: E712
     if lost > 0.02 * len(checked):
-        found.append(f"{lost:,} of {len(checked):,} evidence quotes ({100 * lost / len(checked):.1f} %) are not in the answer they are about.")
+        found.append(
+            f"{lost:,} of {len(checked):,} evidence quotes ({100 * lost / len(checked):.1f} %) are not in the answer they are about."
+        )
     if any(j.settings.get("blind") is False for j in run.judgments):
-        found.append("The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels.")
+        found.append(
+            "The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels."
+        )
     for name in run.judges:
-        if not run.invented and (run.exam.get("judge") != name or run.exam.get("verdict") != "passed"):
-            found.append(f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}.")
-    measured, still = table[table["status"] == "measured"], table[table["model"] == "all Ignore"]
+        if not run.invented and (
+            run.exam.get("judge") != name or run.exam.get("verdict") != "passed"
+        ):
+            found.append(
+                f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}."
+            )
+    measured = table[table["status"] == "measured"]
+    still = table[table["model"] == "all Ignore"]
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
         if len(still) and high < still["SCS"].iloc[0]:
-            found.append(f"SCS of {printable(name)} lies below that of ignoring all memory ({still['SCS'].iloc[0]:.1f}).")
+            found.append(
+                f"SCS of {printable(name)} lies below that of ignoring all memory ({still['SCS'].iloc[0]:.1f})."
+            )
     return found
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #25e8b66e
@@ -274,7 +406,11 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
     """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds, controls, warnings, protocol."""
     rows = table[table["status"] != "not run"]
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
-    lines = ["## Use of memory", "", "How far stored memory shapes the answers, against the level each piece of it should have. In percent:"]
+    lines = [
+        "## Use of memory",
+        "",
+        "How far stored memory shapes the answers, against the level each piece of it should have. In percent:",
+    ]
     lines += ["mean over seeds ± standard deviation, and the 95 % interval over questions.", ""]
     lines += [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for _, row in rows.iterrows():
@@ -299,16 +435,31 @@ def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[
         constant = table["model"].str.startswith("all ") & (table["condition"] == "control")
         answered = table[(table["status"] != "not run") & ~constant]
         bare = answered.loc[answered["status"] == "control", "model"]
-        figures["plane"] = plane_figure(answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant])
+        figures["plane"] = plane_figure(
+            answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant]
+        )
     if "Channel proportions" in tables:
         names = source_names(run.responses)
-        groups = {n: [j for j, name in zip(run.judgments, names, strict=True) if name == n] for n in names[run.responses["condition"] != "no_memory"].unique()[:4]}
-        figures["channels"] = channel_figure({n: js for n, js in groups.items() if any(a.actual is not None for j in js for a in j.atoms)})
-    if panels := {title.lower(): (tables[title], by) for title, by in BREAKDOWNS if title in tables}:
+        groups = {
+            n: [j for j, name in zip(run.judgments, names, strict=True) if name == n]
+            for n in names[run.responses["condition"] != "no_memory"].unique()[:4]
+        }
+        figures["channels"] = channel_figure(
+            {
+                n: js
+                for n, js in groups.items()
+                if any(a.actual is not None for j in js for a in j.atoms)
+            }
+        )
+    if panels := {
+        title.lower(): (tables[title], by) for title, by in BREAKDOWNS if title in tables
+    }:
         figures["parts"] = breakdown_figure(panels)
     if "Second judge, counts" in tables:
         counts = tables["Second judge, counts"].drop(columns="first judge").to_numpy()
-        figures["judges"] = channel_figure({"all atoms that both judged": counts}, down=run.judges[0], across=run.second[0].judge)
+        figures["judges"] = channel_figure(
+            {"all atoms that both judged": counts}, down=run.judges[0], across=run.second[0].judge
+        )
     return figures
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
@@ -320,8 +471,17 @@ def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
     answers = find_rollouts(run.folder / "rollouts.jsonl", [answer_id(row) for row in rows])
     asked = find_examples(run.folder / "examples.jsonl", worst["example_id"])
     return [
-        marked_answer(judged[answer_id(row), row.judge], answers.get(answer_id(row)), asked.get(row.example_id))
-        | {"over": int(row.over), "under": int(row.under), "direction": row.direction, "name": row.name}
+        marked_answer(
+            judged[answer_id(row), row.judge],
+            answers.get(answer_id(row)),
+            asked.get(row.example_id),
+        )
+        | {
+            "over": int(row.over),
+            "under": int(row.under),
+            "direction": row.direction,
+            "name": row.name,
+        }
         for row in rows
     ]
 
@@ -338,15 +498,39 @@ def evaluation_summary(run: Run) -> str:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     if not run.judgments:
-        return [("answers", "none" if run.answers is None else f"{len(run.answers):,}"), ("judged", "none")]
+        return [
+            ("answers", "none" if run.answers is None else f"{len(run.answers):,}"),
+            ("judged", "none"),
+        ]
     wanted = {"Model": "model", "Memory": "memory", "Judge": "judge", "Seeds": "seeds"}
     facts = [(wanted[name], text) for name, text in protocol(run) if name in wanted]
-    counts = {"questions": run.responses["question_id"].nunique(), "answers": len(run.responses), "atoms": int(run.responses["atoms"].sum())}
+    counts = {
+        "questions": run.responses["question_id"].nunique(),
+        "answers": len(run.responses),
+        "atoms": int(run.responses["atoms"].sum()),
+    }
     return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #83321a6f
-EVALUATION_FILES = ("judgments.jsonl", "judgments2.jsonl", "rollouts.jsonl", "examples.jsonl", "parameters.json", "manifest.json")
-_PLACED = ("RPEval", "Failures", "Reasons", "Cost", "Evidence", "Quality", "Judge-corrected", "By task quality", "Channel proportions")
+EVALUATION_FILES = (
+    "judgments.jsonl",
+    "judgments2.jsonl",
+    "rollouts.jsonl",
+    "examples.jsonl",
+    "parameters.json",
+    "manifest.json",
+)
+_PLACED = (
+    "RPEval",
+    "Failures",
+    "Reasons",
+    "Cost",
+    "Evidence",
+    "Quality",
+    "Judge-corrected",
+    "By task quality",
+    "Channel proportions",
+)
 
 
 def write_evaluation_report(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:
@@ -362,7 +546,12 @@ def write_evaluation_report(folder: str | Path, title: str | None = None, worst:
     files = write_figures(run.folder / "figures", evaluation_figures(run, tables))
     values = _values(run, tables, worst)
     models = ", ".join(dict.fromkeys(j.model for j in run.treated)) or run.folder.name
-    page = render_page("evaluation.html.j2", inline_figures(files), title=title or f"Use of memory: {models}", **values)
+    page = render_page(
+        "evaluation.html.j2",
+        inline_figures(files),
+        title=title or f"Use of memory: {models}",
+        **values,
+    )
     if values["card"] is not None:
         write_page(run.folder / "model-card.md", values["card"])
     return write_page(run.folder / "report.html", page)
@@ -372,8 +561,16 @@ def _values(run: Run, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[
     from markupsafe import Markup
 
     table = tables.get("Scores")
-    grids = {name: grid(_plain(rows), fine=("kappa", "linear", "quality")) for name, rows in tables.items() if name not in ("Results", "Scores", "Effect of memory")}
-    measured = [] if table is None else [row for row in table.to_dict("records") if row["status"] == "measured"]
+    grids = {
+        name: grid(_plain(rows), fine=("kappa", "linear", "quality"))
+        for name, rows in tables.items()
+        if name not in ("Results", "Scores", "Effect of memory")
+    }
+    measured = (
+        []
+        if table is None
+        else [row for row in table.to_dict("records") if row["status"] == "measured"]
+    )
     scale = None if table is None else table[table["status"] == "control"]
     worst = worst_answers(run, count) if table is not None else []
     apart = f"none of its {len(run.second or ())} judgments is about an answer that the first judge, and no other, has judged"
@@ -381,25 +578,45 @@ def _values(run: Run, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[
         "about": evaluation_summary(run),
         "facts": _facts(run),
         "notices": run.notes if table is None else notices(run, table),
-        "tiles": [(row["model"], metric_tiles(row, scale)) for row in measured if row["SCS"] == row["SCS"]],
+        "tiles": [
+            (row["model"], metric_tiles(row, scale)) for row in measured if row["SCS"] == row["SCS"]
+        ],
         "results": None if table is None else results_grid(table),
-        "absent": f"none of {len(run.judgments)} judged answers could be scored" if run.judgments else "not judged yet",
-        "effect": differences_grid(tables["Effect of memory"]) if "Effect of memory" in tables else None,
+        "absent": f"none of {len(run.judgments)} judged answers could be scored"
+        if run.judgments
+        else "not judged yet",
+        "effect": differences_grid(tables["Effect of memory"])
+        if "Effect of memory" in tables
+        else None,
         "grids": grids,
-        "slices": {name: g for name, g in grids.items() if name not in _PLACED and not name.startswith("Second judge")},
+        "slices": {
+            name: g
+            for name, g in grids.items()
+            if name not in _PLACED and not name.startswith("Second judge")
+        },
         "second": {name: g for name, g in grids.items() if name.startswith("Second judge")},
-        "uncompared": next((note for note in run.notes if note.startswith(_UNCOMPARED)), apart if run.second else ""),
+        "uncompared": next(
+            (note for note in run.notes if note.startswith(_UNCOMPARED)),
+            apart if run.second else "",
+        ),
         "worst": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
         "protocol": protocol(run) if run.judgments else [],
-        "provenance": [*flatten({"parameters": run.parameters} if run.parameters else {}), *flatten(run.manifest)],
+        "provenance": [
+            *flatten({"parameters": run.parameters} if run.parameters else {}),
+            *flatten(run.manifest),
+        ],
         "card": None if table is None else model_card(run, table),
     }
 
 
 def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
     counts = [name for name in ("seeds", "atoms", "unscored_atoms") if "responses" in table]
-    table = table.drop(columns=counts).rename(columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"})
-    alone = "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
+    table = table.drop(columns=counts).rename(
+        columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"}
+    )
+    alone = (
+        "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
+    )
     return table.drop(columns="method") if alone else table
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #a1c9e461
@@ -409,15 +626,25 @@ def evaluation_text(folder: str | Path) -> str:
     if not run.scored:
         return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
     lines = quality_lines(run.responses)
-    bounded = lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+
+    def bounded(row, name, form):
+        return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+
     try:
         second = second_judge(run)
     except ValueError as error:
         second = lines.append(f"{_UNCOMPARED}: {error}.") or {}
     if second:
-        row, metrics = second["Second judge, agreement"].iloc[0], second.get("Second judge, metrics")
-        scores = "" if metrics is None or len(metrics) != 2 else f"; SCS {', '.join(f'{value:.1f}' for value in metrics['SCS'])} by the first and by it"
-        lines.append(f"second judge {run.second[0].judge}: {bounded(row, 'exact', '.1f')} % of {row['pairs']:,} levels as the first, kappa {bounded(row, 'kappa', '.2f')}{scores}")
+        row = second["Second judge, agreement"].iloc[0]
+        metrics = second.get("Second judge, metrics")
+        scores = (
+            ""
+            if metrics is None or len(metrics) != 2
+            else f"; SCS {', '.join(f'{value:.1f}' for value in metrics['SCS'])} by the first and by it"
+        )
+        lines.append(
+            f"second judge {run.second[0].judge}: {bounded(row, 'exact', '.1f')} % of {row['pairs']:,} levels as the first, kappa {bounded(row, 'kappa', '.2f')}{scores}"
+        )
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
         from memcalib.evaluation.rpeval import rpeval_table
@@ -425,5 +652,13 @@ def evaluation_text(folder: str | Path) -> str:
         tables.append(rpeval_table(run.treated))
     corrected = judge_corrected(run)
     tables += [corrected.round(1)] if len(corrected) else []
-    lines += [f"{examined(name, run.exam if run.exam.get('judge') == name else None)}." for name in run.judges]
-    return "\n\n".join([*(table.to_string(index=False) for table in tables), *(["\n".join(lines)] if lines else [])])
+    lines += [
+        f"{examined(name, run.exam if run.exam.get('judge') == name else None)}."
+        for name in run.judges
+    ]
+    return "\n\n".join(
+        [
+            *(table.to_string(index=False) for table in tables),
+            *(["\n".join(lines)] if lines else []),
+        ]
+    )

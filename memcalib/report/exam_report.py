@@ -22,39 +22,90 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/report/09_exam_report.ipynb #16184d2b
-def misread_answers(frame: "pd.DataFrame", examples: Mapping[str, Example], responses: Mapping[str, str], count: int = 12) -> list[dict[str, Any]]:
+def misread_answers(
+    frame: "pd.DataFrame",
+    examples: Mapping[str, Example],
+    responses: Mapping[str, str],
+    count: int = 12,
+) -> list[dict[str, Any]]:
     """The plain readings with the most levels misread, each with its answer and the atoms in question; at most one of an example."""
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     plain = plain.assign(gap=(plain["judged"] - plain["actual"]).abs())
     totals = plain.groupby(["answer_id", "example_id"], as_index=False)["gap"].sum()
-    worst = totals[totals["gap"] > 0].sort_values(["gap", "answer_id"], ascending=[False, True]).drop_duplicates("example_id").head(count)
+    worst = (
+        totals[totals["gap"] > 0]
+        .sort_values(["gap", "answer_id"], ascending=[False, True])
+        .drop_duplicates("example_id")
+        .head(count)
+    )
     found = []
     for row in worst.itertuples():
         example = examples[row.example_id]
         part = plain[(plain["answer_id"] == row.answer_id) & (plain["gap"] > 0)]
         atoms = [
-            {"text": printable(example.atom(a.atom_id).text), "ideal": Level(a.ideal).label, "actual": Level(a.actual).label, "judged": Level(int(a.judged)).label}
+            {
+                "text": printable(example.atom(a.atom_id).text),
+                "ideal": Level(a.ideal).label,
+                "actual": Level(a.actual).label,
+                "judged": Level(int(a.judged)).label,
+            }
             | {"quote": printable(a.quote), "reason": printable(a.reason)}
             for a in part.itertuples()
         ]
-        kind = " ".join(filter(None, [part["kind"].iloc[0], part["trick"].iloc[0].replace("_", " ")]))
-        found.append({"id": row.answer_id, "kind": kind, "question": printable(example.question), "response": printable(responses[row.answer_id], keep="\n"), "atoms": atoms})
+        kind = " ".join(
+            filter(None, [part["kind"].iloc[0], part["trick"].iloc[0].replace("_", " ")])
+        )
+        found.append(
+            {
+                "id": row.answer_id,
+                "kind": kind,
+                "question": printable(example.question),
+                "response": printable(responses[row.answer_id], keep="\n"),
+                "atoms": atoms,
+            }
+        )
     return found
 
 
-def write_exam_report(folder: str | Path, exam: Mapping[str, Any], frame: "pd.DataFrame", tables: "Mapping[str, pd.DataFrame]", misread: list[dict[str, Any]]) -> Path:
+def write_exam_report(
+    folder: str | Path,
+    exam: Mapping[str, Any],
+    frame: "pd.DataFrame",
+    tables: "Mapping[str, pd.DataFrame]",
+    misread: list[dict[str, Any]],
+) -> Path:
     """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the page."""
     folder = Path(folder)
     write_tables(folder / "tables", dict(tables))
     scored = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     parts = {f"ideally {level.label}": scored[scored["ideal"] == level] for level in Level}
-    figure = channel_figure({name: confusion(rows["actual"], rows["judged"]) for name, rows in parts.items() if len(rows)}, down="known", across="judged")
+    figure = channel_figure(
+        {
+            name: confusion(rows["actual"], rows["judged"])
+            for name, rows in parts.items()
+            if len(rows)
+        },
+        down="known",
+        across="judged",
+    )
     files = write_figures(folder / "figures", {"exam-confusion": figure} if len(scored) else {})
     grids = {name: grid(table) for name, table in tables.items()}
     notice = [printable(text) for text in exam["data"].get("edited", ())]
-    shown = {name: exam[name] for name in ("judge", "date", "settings", "data", "usage") if exam.get(name)}
+    shown = {
+        name: exam[name]
+        for name in ("judge", "date", "settings", "data", "usage")
+        if exam.get(name)
+    }
     page = render_page(
-        "exam.html.j2", inline_figures(files), title=f"Exam of the judge {exam['judge']}", verdict=exam["verdict"], reasons=[printable(r) for r in exam["reasons"]],
-        numbers=exam["numbers"], grids=grids, misread=misread, notices=notice, protocol=[*flatten(shown)],
-    )  # fmt: skip
+        "exam.html.j2",
+        inline_figures(files),
+        title=f"Exam of the judge {exam['judge']}",
+        verdict=exam["verdict"],
+        reasons=[printable(r) for r in exam["reasons"]],
+        numbers=exam["numbers"],
+        grids=grids,
+        misread=misread,
+        notices=notice,
+        protocol=[*flatten(shown)],
+    )
     return write_page(folder / "exam.html", page)

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/03_figures.ipynb #10fe4ef1
 WIDTH = 5.5  # inches: the text of a page with one column
-INK, GRID, SOFT, PAPER = "#1a1d21", "#d9dde3", "#767d87", "#fefefe"
-OVER_COLOUR, UNDER_COLOUR, RIGHT_COLOUR = "#c8322b", "#2f6db5", "#2e8b57"
+INK = "#1a1d21"
+GRID = "#d9dde3"
+SOFT = "#767d87"
+PAPER = "#fefefe"
+OVER_COLOUR = "#c8322b"
+UNDER_COLOUR = "#2f6db5"
+RIGHT_COLOUR = "#2e8b57"
 
 
 class PlotStyle(NamedTuple):
@@ -68,7 +73,9 @@ def method_styles(methods: Iterable[str]) -> dict[str, PlotStyle]:
     """A style for each method: the known ones keep theirs, others take the next of a fixed cycle."""
     names = list(dict.fromkeys(methods))
     new = [name for name in names if name not in METHOD_STYLES]
-    return {name: METHOD_STYLES.get(name) or _SPARE[new.index(name) % len(_SPARE)] for name in names}
+    return {
+        name: METHOD_STYLES.get(name) or _SPARE[new.index(name) % len(_SPARE)] for name in names
+    }
 
 # %% ../../nbs/report/03_figures.ipynb #374d7aa2
 def plain_label(name: str) -> str:
@@ -83,13 +90,47 @@ def plot_style():
     import matplotlib as mpl
     import seaborn as sns
 
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    plain = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "font.sans-serif": ["DejaVu Sans"]}
-    size = {"font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5, "xtick.labelsize": 7.5, "ytick.labelsize": 7.5}
-    fine = {"axes.linewidth": 0.7, "grid.linewidth": 0.5, "grid.color": GRID, "xtick.major.size": 2.5, "ytick.major.size": 2.5}
-    rest = {"legend.frameon": False, "legend.handlelength": 2.6, "figure.dpi": 110, "axes.titlelocation": "left"}
+    ink = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    )
+    plain = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "font.sans-serif": ["DejaVu Sans"],
+    }
+    size = {
+        "font.size": 8,
+        "axes.titlesize": 8.5,
+        "axes.labelsize": 8,
+        "legend.fontsize": 7.5,
+        "xtick.labelsize": 7.5,
+        "ytick.labelsize": 7.5,
+    }
+    fine = {
+        "axes.linewidth": 0.7,
+        "grid.linewidth": 0.5,
+        "grid.color": GRID,
+        "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5,
+    }
+    rest = {
+        "legend.frameon": False,
+        "legend.handlelength": 2.6,
+        "figure.dpi": 110,
+        "axes.titlelocation": "left",
+    }
     same = {"svg.hashsalt": "memcalib", "svg.fonttype": "path"}
-    with mpl.rc_context(sns.axes_style("ticks") | sns.plotting_context("paper") | plain | ink | size | fine | rest | same):
+    with mpl.rc_context(
+        sns.axes_style("ticks")
+        | sns.plotting_context("paper")
+        | plain
+        | ink
+        | size
+        | fine
+        | rest
+        | same
+    ):
         yield
 
 # %% ../../nbs/report/03_figures.ipynb #b7681fd4
@@ -115,9 +156,14 @@ def _read_well(axis: Any, counted: bool = False) -> None:
             self.plain = 1e-3 <= max(map(abs, locs), default=1) < 1e7
 
         def __call__(self, x, pos=None):
-            return super().__call__(x, pos) if self.plain else f"{x:.3g}".replace("-", "\N{MINUS SIGN}")
+            return (
+                super().__call__(x, pos)
+                if self.plain
+                else f"{x:.3g}".replace("-", "\N{MINUS SIGN}")
+            )
 
-    numbers, places = Numbers(useOffset=False), Places()
+    numbers = Numbers(useOffset=False)
+    places = Places()
     numbers.set_scientific(False)
     places.set_params(integer=counted, min_n_ticks=1)
     axis.set_major_locator(places)
@@ -135,7 +181,9 @@ def share_axis(ax: Any) -> None:
     ax.set_ylim(-0.03, 1.03)
 
 
-def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> "tuple[Figure, np.ndarray]":
+def panels(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> "tuple[Figure, np.ndarray]":
     """A figure of this size in inches, and its panels as an array [row, column]; `options` as for matplotlib's `subplots`."""
     from matplotlib.figure import Figure
 
@@ -176,28 +224,59 @@ def plane_figure(
         for ax in axes[0]:
             _draw_models(ax, rows, paths, start)
         ax = axes[0, 0]
-        for name, over, under in () if controls is None else controls[["model", "sMOS", "sMUS"]].dropna().itertuples(index=False):
+        for name, over, under in (
+            ()
+            if controls is None
+            else controls[["model", "sMOS", "sMUS"]].dropna().itertuples(index=False)
+        ):
             ax.plot(over, under, "x", color=SOFT, ms=6, mew=1.4, clip_on=False)
-            side = {"ha": "right", "xytext": (-6, 5)} if over > 60 else {"ha": "left", "xytext": (7, 5)}
-            ax.annotate(plain_label(name), (over, under), textcoords="offset points", color=SOFT, size=7.5, **side)
+            side = (
+                {"ha": "right", "xytext": (-6, 5)}
+                if over > 60
+                else {"ha": "left", "xytext": (7, 5)}
+            )
+            ax.annotate(
+                plain_label(name),
+                (over, under),
+                textcoords="offset points",
+                color=SOFT,
+                size=7.5,
+                **side,
+            )
         ax.set(xlim=(0, top), ylim=(0, top), **names)
         ax.plot([0, top], [0, top], color=GRID, lw=1, zorder=0)
         ax.plot(0, 0, "o", color=RIGHT_COLOUR, ms=7, fillstyle="none", clip_on=False)
         ax.text(0.05 * top, 0.012 * top, "perfect", color=RIGHT_COLOUR, style="italic", va="bottom")
         if square:
-            (left, down, side), large = square, axes[0, 1]
+            (left, down, side) = square
+            large = axes[0, 1]
             ax.add_patch(Rectangle((left, down), side, side, fill=False, ec=SOFT, lw=0.8, ls="--"))
-            large.set(xlim=(left, left + side), ylim=(down, down + side), title="dashed square, enlarged", **(names | {"ylabel": ""}))
+            large.set(
+                xlim=(left, left + side),
+                ylim=(down, down + side),
+                title="dashed square, enlarged",
+                **(names | {"ylabel": ""}),
+            )
             large.plot([0, 200], [0, 200], color=GRID, lw=1, zorder=0, scalex=False, scaley=False)
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if square else 3, handlelength=1.2)
+        figure.legend(
+            *axes[0, 0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=4 if square else 3,
+            handlelength=1.2,
+        )
         return figure
 
 
 def _bounds(row: Mapping[str, Any]) -> np.ndarray:
-    return np.array([[min(row[f"{m}_low"], row[m]), max(row[f"{m}_high"], row[m])] for m in ("sMOS", "sMUS")], float)
+    return np.array(
+        [[min(row[f"{m}_low"], row[m]), max(row[f"{m}_high"], row[m])] for m in ("sMOS", "sMUS")],
+        float,
+    )
 
 
-def inset_square(rows: "pd.DataFrame", start: str | None, top: float) -> "tuple[float, float, float] | None":
+def inset_square(
+    rows: "pd.DataFrame", start: str | None, top: float
+) -> "tuple[float, float, float] | None":
     """Left, lower end and side of the square around two or more end points with their intervals.
 
     Around all of them, or all but the start, or the most that lie near one of them, if those are three or more. `None` where each of these takes up more
@@ -209,7 +288,8 @@ def inset_square(rows: "pd.DataFrame", start: str | None, top: float) -> "tuple[
     for part in (rows, rows[rows["model"] != start], crowd if len(crowd) > 2 else crowd[:0]):
         if len(part) > 1:
             spans = np.array([_bounds(row) for row in part.to_dict("records")])
-            low, high = spans[:, :, 0].min(0), spans[:, :, 1].max(0)
+            low = spans[:, :, 0].min(0)
+            high = spans[:, :, 1].max(0)
             side = max((high - low).max(), 1.0)
             if side < top / 4:
                 left, down = np.maximum((low + high - 1.2 * side) / 2, 0)
@@ -217,32 +297,58 @@ def inset_square(rows: "pd.DataFrame", start: str | None, top: float) -> "tuple[
     return None
 
 
-def _draw_models(ax: Any, rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None) -> None:
+def _draw_models(
+    ax: Any, rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None
+) -> None:
     """The path of each model, with an arrow in its longest step, and its end point with intervals in both directions."""
-    ends, styles = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}, method_styles(rows["model"])
+    ends = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}
+    styles = method_styles(rows["model"])
     for row in rows.to_dict("records"):
-        name, end, style = row["model"], np.array([row["sMOS"], row["sMUS"]], float), styles[row["model"]]
+        name = row["model"]
+        end = np.array([row["sMOS"], row["sMUS"]], float)
+        style = styles[row["model"]]
         first = [ends[start]] if start in ends and name not in (start, *ROOTS) else []
-        points, full = np.array([*first, end], float), slice(None)
+        points = np.array([*first, end], float)
+        full = slice(None)
         if paths is not None and (paths["method"] == name).any():
             mean = paths[paths["method"] == name].groupby("step")[["sMOS", "sMUS"]].mean()
             before = first if mean.index[0] > 0 else []
-            points, full = np.array([*before, *mean.to_numpy().tolist(), end]), slice(len(before), -1)
+            points = np.array([*before, *mean.to_numpy().tolist(), end])
+            full = slice(len(before), -1)
         ax.plot(*points.T, ":", color=style.colour, lw=1, alpha=0.8)
         ax.plot(*points[full].T, "-", color=style.colour, lw=1.2, alpha=0.8)
         ax.plot(*points[:-1].T, style.marker, color=style.colour, ms=3, alpha=0.8)
         if len(points[full]) > 1:
             longest = np.linalg.norm(np.diff(points[full], axis=0), axis=1).argmax()
             a, b = points[full][longest : longest + 2]
-            arrow = {"arrowstyle": "-|>", "color": style.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+            arrow = {
+                "arrowstyle": "-|>",
+                "color": style.colour,
+                "lw": 1.2,
+                "shrinkA": 0,
+                "shrinkB": 0,
+            }
             ax.annotate("", xy=(a + b) / 2, xytext=a, arrowprops=arrow, annotation_clip=True)
         (left, down), (right, up) = np.abs(_bounds(row).T - end)
-        ax.errorbar(*end, xerr=[[left], [right]], yerr=[[down], [up]], color=style.colour, lw=0.8, alpha=0.6)
+        ax.errorbar(
+            *end, xerr=[[left], [right]], yerr=[[down], [up]], color=style.colour, lw=0.8, alpha=0.6
+        )
         size = {"*": 9, "P": 7}.get(style.marker, 6)
-        ax.plot(*end, style.marker, color=style.colour, ms=size, mec=PAPER, mew=0.4, label=plain_label(name), zorder=3)
+        ax.plot(
+            *end,
+            style.marker,
+            color=style.colour,
+            ms=size,
+            mec=PAPER,
+            mew=0.4,
+            label=plain_label(name),
+            zorder=3,
+        )
 
 # %% ../../nbs/report/03_figures.ipynb #f446162c
-def channel_figure(groups: "Mapping[str, Sequence | np.ndarray]", down: str = "ideal", across: str = "actual") -> "Figure":
+def channel_figure(
+    groups: "Mapping[str, Sequence | np.ndarray]", down: str = "ideal", across: str = "actual"
+) -> "Figure":
     """One 3 x 3 table of channel proportions (percent of each ideal level, counts below) for each named judgment list.
 
     Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be named.
@@ -259,15 +365,37 @@ def channel_figure(groups: "Mapping[str, Sequence | np.ndarray]", down: str = "i
             counts = judgments if isinstance(judgments, np.ndarray) else channel_counts(judgments)
             for (level, used), share in np.ndenumerate(channel_proportions(counts)):
                 alpha = 0.04 if np.isnan(share) else 0.06 + 0.64 * (share / 100) ** 0.7
-                colour = RIGHT_COLOUR if level == used else OVER_COLOUR if used > level else UNDER_COLOUR
-                ax.add_patch(Rectangle((used + 0.02, level + 0.02), 0.96, 0.96, color=colour, alpha=alpha, lw=0))
-                text, weight = "no atoms" if np.isnan(share) else f"{share:.1f} %", "bold" if level == used else "normal"
+                colour = (
+                    RIGHT_COLOUR if level == used else OVER_COLOUR if used > level else UNDER_COLOUR
+                )
+                ax.add_patch(
+                    Rectangle(
+                        (used + 0.02, level + 0.02), 0.96, 0.96, color=colour, alpha=alpha, lw=0
+                    )
+                )
+                text = "no atoms" if np.isnan(share) else f"{share:.1f} %"
+                weight = "bold" if level == used else "normal"
                 ax.text(used + 0.5, level + 0.46, text, ha="center", va="center", weight=weight)
-                ax.text(used + 0.5, level + 0.72, f"{counts[level, used]:,}", ha="center", va="center", size=7, alpha=0.8)
+                ax.text(
+                    used + 0.5,
+                    level + 0.72,
+                    f"{counts[level, used]:,}",
+                    ha="center",
+                    va="center",
+                    size=7,
+                    alpha=0.8,
+                )
                 channel = CHANNEL_NAMES[3 * level + used] if down == "ideal" else ""
                 ax.text(used + 0.08, level + 0.18, channel, size=7, alpha=0.8)
             names = [level.label for level in Level]
-            ax.set(xlim=(0, 3), ylim=(3, 0), aspect="equal", title=plain_label(name), xlabel=plain_label(across), ylabel=plain_label(down))
+            ax.set(
+                xlim=(0, 3),
+                ylim=(3, 0),
+                aspect="equal",
+                title=plain_label(name),
+                xlabel=plain_label(across),
+                ylabel=plain_label(down),
+            )
             ax.set_xticks([0.5, 1.5, 2.5], names)
             ax.set_yticks([0.5, 1.5, 2.5], names, rotation=90, va="center")
             ax.grid(False)
@@ -309,7 +437,9 @@ def constant(values: "pd.DataFrame | pd.Series") -> bool:
 def say_constant(figure: "Figure", left_out: Mapping[str, float]) -> None:
     """A line below a figure with what was left out of it because it is always the same, and the value."""
     if left_out:
-        said = ", ".join(f"{plain_label(name)} ({value:.4g} throughout)" for name, value in left_out.items())
+        said = ", ".join(
+            f"{plain_label(name)} ({value:.4g} throughout)" for name, value in left_out.items()
+        )
         figure.supxlabel(f"Not drawn: {said}", size=7, color=SOFT, x=0.01, ha="left")
 
 
@@ -326,13 +456,20 @@ def curves_figure(
     present = [name for name in curves if name in steps and steps[name].notna().any()]
     present = [name for name in present if name != "unscored" or steps[name].any()]
     if not present:
-        raise ValueError(f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}")
-    still = {curves[name]: float(steps[name].dropna().iloc[0]) for name in present if len(steps) > 1 and constant(steps[name])}
+        raise ValueError(
+            f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}"
+        )
+    still = {
+        curves[name]: float(steps[name].dropna().iloc[0])
+        for name in present
+        if len(steps) > 1 and constant(steps[name])
+    }
     if len(still) == len(present):
         still = {}
     present = [name for name in present if curves[name] not in still]
     columns = min(columns, len(present))
-    styles, rows = method_styles(steps["method"]), -(-len(present) // columns)
+    styles = method_styles(steps["method"])
+    rows = -(-len(present) // columns)
     with plot_style():
         figure, axes = panels(rows, columns, min(1.83 * max(columns, 2), WIDTH), 1.45 * rows + 0.5)
         for k, ax in enumerate(axes.flat):
@@ -348,30 +485,66 @@ def curves_figure(
                 share_axis(ax)
         drawn = set(steps[steps[present].notna().any(axis=1)]["method"])
         known = {name: style for name, style in styles.items() if name in drawn}
-        lines = [Line2D([], [], color=style.colour, ls=style.line, marker=style.marker, ms=4, lw=1.3) for style in known.values()]
-        figure.legend(lines, [plain_label(name) for name in known], loc="outside upper left", ncols=4 if columns > 1 else 2)
+        lines = [
+            Line2D([], [], color=style.colour, ls=style.line, marker=style.marker, ms=4, lw=1.3)
+            for style in known.values()
+        ]
+        figure.legend(
+            lines,
+            [plain_label(name) for name in known],
+            loc="outside upper left",
+            ncols=4 if columns > 1 else 2,
+        )
         say_constant(figure, still)
         return figure
 
 
-def _curve(ax: Any, steps: "pd.DataFrame", column: str, styles: Mapping[str, PlotStyle], window: int) -> None:
+def _curve(
+    ax: Any, steps: "pd.DataFrame", column: str, styles: Mapping[str, PlotStyle], window: int
+) -> None:
     """The mean of each method over its seeds, and the range of the seeds."""
     for method, rows in steps.dropna(subset=column).groupby("method", sort=False):
-        by_step, style = rows.groupby("step")[column], styles[method]
+        by_step = rows.groupby("step")[column]
+        style = styles[method]
         x = by_step.mean().index.to_numpy()
         values = _smooth(by_step.mean().to_numpy(float), window)
         every = max(len(x) // 4, 1)
-        marks = None if len(x) <= FEW_POINTS else (list(styles).index(method) * every // len(styles), every)
-        ax.plot(x, values, color=style.colour, ls=style.line, lw=1.2, marker=style.marker, markevery=marks, ms=3.5)
+        marks = (
+            None
+            if len(x) <= FEW_POINTS
+            else (list(styles).index(method) * every // len(styles), every)
+        )
+        ax.plot(
+            x,
+            values,
+            color=style.colour,
+            ls=style.line,
+            lw=1.2,
+            marker=style.marker,
+            markevery=marks,
+            ms=3.5,
+        )
         if rows["seed"].nunique() > 1:
-            low, high = (_smooth(bound.to_numpy(float), window) for bound in (by_step.min(), by_step.max()))
+            low, high = (
+                _smooth(bound.to_numpy(float), window) for bound in (by_step.min(), by_step.max())
+            )
             ax.fill_between(x, low, high, color=style.colour, alpha=0.15, lw=0)
 
 # %% ../../nbs/report/03_figures.ipynb #0d0565f4
-RATES = {"trigger": "trigger rate", "nondegenerate": "non-degenerate", "localized": "localized share", "threshold": "threshold"}
+RATES = {
+    "trigger": "trigger rate",
+    "nondegenerate": "non-degenerate",
+    "localized": "localized share",
+    "threshold": "threshold",
+}
 
 
-def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int = 7, kinds: Mapping[str, str] = RATES) -> "Figure":
+def rates_figure(
+    steps: "pd.DataFrame",
+    method: str = "MemCalib-RL",
+    window: int = 7,
+    kinds: Mapping[str, str] = RATES,
+) -> "Figure":
     """Per-channel rates and thresholds of one method over training, from columns such as `trigger/AB-`, seeds averaged.
 
     A row of panels for each of `kinds`, a column for each ideal level. Counts in `localized/AB-` are divided by `candidates/AB-` where that column
@@ -382,20 +555,38 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
     for channel in CHANNEL_NAMES:
         if f"candidates/{channel}" in mean:
             candidates = mean[f"candidates/{channel}"]
-            mean[f"localized/{channel}"] = mean[f"localized/{channel}"] / candidates.where(candidates > 0)
-    columns = {kind: [f"{kind}/{c}" for c in CHANNEL_NAMES if f"{kind}/{c}" in mean] for kind in kinds}
-    drawn = {kind: mean[names] for kind, names in columns.items() if mean[names].notna().any(axis=None)}
+            mean[f"localized/{channel}"] = mean[f"localized/{channel}"] / candidates.where(
+                candidates > 0
+            )
+    columns = {
+        kind: [f"{kind}/{c}" for c in CHANNEL_NAMES if f"{kind}/{c}" in mean] for kind in kinds
+    }
+    drawn = {
+        kind: mean[names] for kind, names in columns.items() if mean[names].notna().any(axis=None)
+    }
     if not drawn:
-        raise ValueError(f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-")
-    still = {kinds[kind]: float(np.nanmean(values)) for kind, values in drawn.items() if len(mean) > 1 and constant(values)}
+        raise ValueError(
+            f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-"
+        )
+    still = {
+        kinds[kind]: float(np.nanmean(values))
+        for kind, values in drawn.items()
+        if len(mean) > 1 and constant(values)
+    }
     still = {} if len(still) == len(drawn) else still
     drawn = {kind: values for kind, values in drawn.items() if kinds[kind] not in still}
     with plot_style():
-        figure, axes = panels(len(drawn), 3, WIDTH, 1.25 * len(drawn) + 0.55, sharex=True, sharey="row")
+        figure, axes = panels(
+            len(drawn), 3, WIDTH, 1.25 * len(drawn) + 0.55, sharex=True, sharey="row"
+        )
         for row, (kind, values) in zip(axes, drawn.items(), strict=True):
             for k, channel in enumerate(CHANNEL_NAMES):
                 if (name := f"{kind}/{channel}") in values:
-                    row[k // 3].plot(values.index, _smooth(values[name].to_numpy(float), window), **_channel_style(k, len(mean)))
+                    row[k // 3].plot(
+                        values.index,
+                        _smooth(values[name].to_numpy(float), window),
+                        **_channel_style(k, len(mean)),
+                    )
             row[0].set_ylabel(kinds[kind])
             if kind != "threshold":
                 share_axis(row[0])
@@ -405,22 +596,41 @@ def rates_figure(steps: "pd.DataFrame", method: str = "MemCalib-RL", window: int
             steps_axis(ax)
             handles = [line for row in axes for line in row[end].lines]
             named = {line.get_label(): line for line in handles}
-            ax.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, -0.42), ncols=3, columnspacing=0.8, handlelength=1.6, handletextpad=0.3)
+            ax.legend(
+                named.values(),
+                named.keys(),
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.42),
+                ncols=3,
+                columnspacing=0.8,
+                handlelength=1.6,
+                handletextpad=0.3,
+            )
         say_constant(figure, still)
         return figure
 
 
 def _channel_style(index: int, points: int) -> dict[str, Any]:
-    gap, every = index % 3 - index // 3, max(points // 4, 1)  # actual minus ideal level
-    colour, marker = {0: (RIGHT_COLOUR, "o"), 1: (OVER_COLOUR, "^"), -1: (UNDER_COLOUR, "v")}[int(np.sign(gap))]
+    gap = index % 3 - index // 3
+    every = max(points // 4, 1)  # actual minus ideal level
+    colour, marker = {0: (RIGHT_COLOUR, "o"), 1: (OVER_COLOUR, "^"), -1: (UNDER_COLOUR, "v")}[
+        int(np.sign(gap))
+    ]
     marks = {"marker": marker, "ms": 3.5, "markevery": (index % 3 * every // 3, every)}
-    return {"color": colour, "linestyle": ("-", "--", ":")[abs(gap)], "lw": 1.2, "label": CHANNEL_NAMES[index]} | marks
+    return {
+        "color": colour,
+        "linestyle": ("-", "--", ":")[abs(gap)],
+        "lw": 1.2,
+        "label": CHANNEL_NAMES[index],
+    } | marks
 
 # %% ../../nbs/report/03_figures.ipynb #5069d329
 FEW_QUESTIONS = 10
 
 
-def breakdown_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "SCS") -> "Figure":
+def breakdown_figure(
+    cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "SCS"
+) -> "Figure":
     """One panel for each title: a metric with its 95 % interval by the parts of a score table, a style for each `name`.
 
     A panel is (score table with a column `name`, the column that holds the part); numbers and ranges are joined by lines.
@@ -429,7 +639,9 @@ def breakdown_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str
     columns = min(len(cuts), 2)
     rows = -(-len(cuts) // columns)
     with plot_style():
-        figure, axes = panels(rows, columns, WIDTH if columns > 1 else 3.4, 1.75 * rows + 0.3, sharey=True)
+        figure, axes = panels(
+            rows, columns, WIDTH if columns > 1 else 3.4, 1.75 * rows + 0.3, sharey=True
+        )
         for ax, (title, (table, by)) in zip(axes.flat, cuts.items(), strict=False):
             _breakdown(ax, table, by, metric, method_styles(names))
             ax.set_title(title)
@@ -438,27 +650,49 @@ def breakdown_figure(cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str
         for ax in axes[:, 0]:
             ax.set_ylabel(metric + (" ↑" if metric in HIGHER_IS_BETTER else " ↓"))
         if len(names) > 1:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+            figure.legend(
+                *axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4
+            )
         return figure
 
 
-def _breakdown(ax: Any, table: "pd.DataFrame", by: str, metric: str, styles: Mapping[str, PlotStyle]) -> None:
+def _breakdown(
+    ax: Any, table: "pd.DataFrame", by: str, metric: str, styles: Mapping[str, PlotStyle]
+) -> None:
     categories = list(table[by].cat.categories) if hasattr(table[by], "cat") else None
     parts = sorted(table[by].unique(), key=categories.index if categories else None)
-    sources, ordered = list(dict.fromkeys(table["name"])), bool(categories) or table[by].dtype.kind in "if"
+    sources = list(dict.fromkeys(table["name"]))
+    ordered = bool(categories) or table[by].dtype.kind in "if"
     for k, name in enumerate(sources):
-        rows, style = table[table["name"] == name].set_index(by).reindex(parts), styles[name]
+        rows = table[table["name"] == name].set_index(by).reindex(parts)
+        style = styles[name]
         x = np.arange(len(parts)) + 0.12 * (k - (len(sources) - 1) / 2)
         value, low, high = (rows[f"{metric}{end}"].to_numpy(float) for end in ("", "_low", "_high"))
         spans = np.nan_to_num([np.maximum(value - low, 0), np.maximum(high - value, 0)])
         ax.errorbar(x, value, yerr=spans, fmt="none", color=style.colour, elinewidth=1.2)
-        ax.plot(x, value, style.marker, ls=style.line if ordered else "", color=style.colour, lw=0.9, ms=5, label=plain_label(name))
+        ax.plot(
+            x,
+            value,
+            style.marker,
+            ls=style.line if ordered else "",
+            color=style.colour,
+            lw=0.9,
+            ms=5,
+            label=plain_label(name),
+        )
         few = rows["questions"].to_numpy() < FEW_QUESTIONS
         ax.plot(x[few], value[few], style.marker, mec=style.colour, mfc=PAPER, ms=5)
     questions = table.groupby(by, observed=True)["questions"].max()
     names = [plain_label(str(p))[:14] for p in parts]
     steep = sum(map(len, names)) > 26  # would run into each other
-    ax.set_xticks(range(len(parts)), [f"{n} ({questions[p]:,})" if steep else f"{n}\n{questions[p]:,}" for n, p in zip(names, parts, strict=True)], size=7)
+    ax.set_xticks(
+        range(len(parts)),
+        [
+            f"{n} ({questions[p]:,})" if steep else f"{n}\n{questions[p]:,}"
+            for n, p in zip(names, parts, strict=True)
+        ],
+        size=7,
+    )
     if steep:
         ax.tick_params(axis="x", rotation=35)
         for label in ax.get_xticklabels():
@@ -468,35 +702,59 @@ def _breakdown(ax: Any, table: "pd.DataFrame", by: str, metric: str, styles: Map
 
 # %% ../../nbs/report/03_figures.ipynb #8665eec1
 def differences_figure(
-    table: "pd.DataFrame", metrics: Sequence[str] = METRICS, styles: Mapping[str, PlotStyle] | None = None
+    table: "pd.DataFrame",
+    metrics: Sequence[str] = METRICS,
+    styles: Mapping[str, PlotStyle] | None = None,
 ) -> "Figure":
     """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a style for each `run`; zero is no change."""
-    runs, domains = list(dict.fromkeys(table["run"])), list(dict.fromkeys(table["domain"]))
+    runs = list(dict.fromkeys(table["run"]))
+    domains = list(dict.fromkeys(table["domain"]))
     styles = styles or method_styles(runs)
     columns = min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     height = 0.6 + rows * (0.55 + (0.1 + 0.13 * len(runs)) * len(domains))
     with plot_style():
-        figure, axes = panels(rows, columns, WIDTH if columns > 1 else 3.4, height, sharex=True, sharey=True)
+        figure, axes = panels(
+            rows, columns, WIDTH if columns > 1 else 3.4, height, sharex=True, sharey=True
+        )
         for ax in axes.flat[len(metrics) :]:
             ax.set_axis_off()
         for ax, metric in zip(axes.flat, metrics, strict=False):
             ax.axvline(0, color=SOFT, lw=0.9)
             for k, run in enumerate(runs):
                 found = table[(table["run"] == run) & (table["metric"] == metric)]
-                y = [domains.index(d) + 0.62 * (k - (len(runs) - 1) / 2) / len(runs) for d in found["domain"]]
-                style, clear = styles[run], (found["low"] > 0) | (found["high"] < 0)
+                y = [
+                    domains.index(d) + 0.62 * (k - (len(runs) - 1) / 2) / len(runs)
+                    for d in found["domain"]
+                ]
+                style = styles[run]
+                clear = (found["low"] > 0) | (found["high"] < 0)
                 ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
-                dots = {"marker": style.marker, "s": 20, "edgecolors": style.colour, "linewidths": 1.2, "zorder": 3}
-                ax.scatter(found["difference"], y, facecolors=np.where(clear, style.colour, "none"), **dots)
+                dots = {
+                    "marker": style.marker,
+                    "s": 20,
+                    "edgecolors": style.colour,
+                    "linewidths": 1.2,
+                    "zorder": 3,
+                }
+                ax.scatter(
+                    found["difference"], y, facecolors=np.where(clear, style.colour, "none"), **dots
+                )
                 ax.plot([], [], style.marker, ls="-", color=style.colour, label=plain_label(run))
-            ax.set(title=f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}", ylim=(len(domains) - 0.45, -0.55))
+            ax.set(
+                title=f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}",
+                ylim=(len(domains) - 0.45, -0.55),
+            )
             ax.set_yticks(range(len(domains)), [plain_label(str(d))[:18] for d in domains])
             ax.grid(axis="y", visible=False)
             ax.locator_params(axis="x", nbins=5)
-        figure.supxlabel("difference in points; better is to the right where ↑, to the left where ↓", size=7.5)
+        figure.supxlabel(
+            "difference in points; better is to the right where ↑, to the left where ↓", size=7.5
+        )
         if len(runs) > 1:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
+            figure.legend(
+                *axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4
+            )
         return figure
 
 # %% ../../nbs/report/03_figures.ipynb #335c04fd
@@ -504,50 +762,91 @@ ROLE_COLOURS = {"key": "#d55e00", "partial": "#e9b872", "irrelevant": "#c6ccd4"}
 _PUBLISHED = PlotStyle(SOFT, "D")
 
 
-def dots_figure(table: "pd.DataFrame", xlabel: str, styles: Mapping[str, PlotStyle] | None = None, columns: int = 2, sharex: bool = True) -> "Figure":
+def dots_figure(
+    table: "pd.DataFrame",
+    xlabel: str,
+    styles: Mapping[str, PlotStyle] | None = None,
+    columns: int = 2,
+    sharex: bool = True,
+) -> "Figure":
     """Values with intervals: a line for each `label`, a marker for each `series`, a panel for each `panel` if there is such a column.
 
     `low` and `high` may be missing (NaN). Raises `ValueError` naming a column that is not there, or when there is no row.
     """
-    if lacking := [name for name in ("label", "series", "value", "low", "high") if name not in table]:
-        raise ValueError(f"column {lacking[0]!r}: not in the table; allowed: label, series, value, low, high, panel")
+    if lacking := [
+        name for name in ("label", "series", "value", "low", "high") if name not in table
+    ]:
+        raise ValueError(
+            f"column {lacking[0]!r}: not in the table; allowed: label, series, value, low, high, panel"
+        )
     if table.empty:
         raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
     parts = dict(list(table.groupby("panel", sort=False))) if "panel" in table else {"": table}
     series = list(dict.fromkeys(table["series"]))
-    styles = method_styles([name for name in series if not name.startswith("published")]) | (styles or {})
+    styles = method_styles([name for name in series if not name.startswith("published")]) | (
+        styles or {}
+    )
     styles = {name: styles.get(name, _PUBLISHED) for name in series}
     columns = min(columns, len(parts))
     rows = -(-len(parts) // columns)
     lines = max(part["label"].nunique() for part in parts.values())
-    beside = max(part.groupby("label")["series"].nunique().max() for part in parts.values())  # markers on one line
+    beside = max(
+        part.groupby("label")["series"].nunique().max() for part in parts.values()
+    )  # markers on one line
     alike = len({tuple(dict.fromkeys(part["label"])) for part in parts.values()}) == 1
     with plot_style():
-        figure, axes = panels(rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * beside)) + 0.45, sharex=sharex)
+        figure, axes = panels(
+            rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * beside)) + 0.45, sharex=sharex
+        )
         for ax in axes.flat[len(parts) :]:
             ax.set_axis_off()
         for place, (ax, (title, part)) in enumerate(zip(axes.flat, parts.items(), strict=False)):
             labels = list(dict.fromkeys(part["label"]))
             for k, name in enumerate(series):
-                found, style = part[part["series"] == name], styles[name]
+                found = part[part["series"] == name]
+                style = styles[name]
                 shift = 0.7 * (k - (len(series) - 1) / 2) / len(series) if beside > 1 else 0
                 y = [labels.index(label) + shift for label in found["label"]]
                 ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
                 face = PAPER if style is _PUBLISHED else style.colour
-                ax.plot(found["value"], y, style.marker, color=style.colour, mfc=face, ms=4.5, label=plain_label(name))
+                ax.plot(
+                    found["value"],
+                    y,
+                    style.marker,
+                    color=style.colour,
+                    mfc=face,
+                    ms=4.5,
+                    label=plain_label(name),
+                )
             ax.set(title=plain_label(str(title)) if title else "", ylim=(len(labels) - 0.5, -0.5))
             shown = place % columns == 0 or not alike
-            ax.set_yticks(range(len(labels)), [plain_label(str(label)) if shown else "" for label in labels])
+            ax.set_yticks(
+                range(len(labels)), [plain_label(str(label)) if shown else "" for label in labels]
+            )
             ax.grid(axis="y", visible=False)
             for edge in range(1, len(labels)):
                 ax.axhline(edge - 0.5, color=GRID, lw=0.5)
         figure.supxlabel(xlabel, size=8)
         if len(series) > 1:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4, handlelength=1.2)
+            figure.legend(
+                *axes[0, 0].get_legend_handles_labels(),
+                loc="outside upper left",
+                ncols=4,
+                handlelength=1.2,
+            )
         return figure
 
 # %% ../../nbs/report/03_figures.ipynb #2a2576ed
-def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence[float], tokens: Sequence[int], *, title: str, atoms: Sequence[str], question: str = "") -> "Figure":
+def case_figure(
+    sentences: Sequence[str],
+    roles: Sequence[str],
+    credit: Sequence[float],
+    tokens: Sequence[int],
+    *,
+    title: str,
+    atoms: Sequence[str],
+    question: str = "",
+) -> "Figure":
     """One answer by sentences: text, role (key, partial, irrelevant), share of the credit as a bar, share of the tokens as a stroke in it.
 
     `credit` and `tokens` may be any positive weights. Raises `ValueError` when the four differ in length, or a role is unknown.
@@ -555,38 +854,102 @@ def case_figure(sentences: Sequence[str], roles: Sequence[str], credit: Sequence
     import textwrap
 
     if len({len(sentences), len(roles), len(credit), len(tokens)}) > 1 or not sentences:
-        raise ValueError(f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, {len(tokens)} tokens; allowed: equally many, at least one")
+        raise ValueError(
+            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, {len(tokens)} tokens; allowed: equally many, at least one"
+        )
     if unknown := [role for role in roles if role not in ROLE_COLOURS]:
         raise ValueError(f"role {unknown[0]!r}; allowed: {', '.join(ROLE_COLOURS)}")
-    shares, sizes = (100 * np.asarray(values, float) / np.sum(values) for values in (credit, tokens))
-    fold = lambda text, width: textwrap.wrap(" ".join(str(text).split()), width)[:6] or ["(no text)"]
-    head = [("question", line) for line in (fold(question, 88) if question else [])] + [("memory", line) for atom in atoms for line in fold(atom, 84)]
+    shares, sizes = (
+        100 * np.asarray(values, float) / np.sum(values) for values in (credit, tokens)
+    )
+
+    def fold(text, width):
+        return textwrap.wrap(" ".join(str(text).split()), width)[:6] or ["(no text)"]
+
+    head = [("question", line) for line in (fold(question, 88) if question else [])] + [
+        ("memory", line) for atom in atoms for line in fold(atom, 84)
+    ]
     cells = [fold(text, 50) for text in sentences]
     heights = [max(len(cell), 1) + 0.5 for cell in cells]
     tops = np.cumsum([0, *heights])
-    total, line, top, widest = tops[-1], 0.15, 0.16 * len(head) + 0.32, max(shares.max(), sizes.max())
+    total = tops[-1]
+    line = 0.15
+    top = 0.16 * len(head) + 0.32
+    widest = max(shares.max(), sizes.max())
     with plot_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(WIDTH, total * line + top + 0.45))
         height = figure.get_figheight()
-        put = lambda ax, *place, **how: ax.text(*place, parse_math=False, **how)
+
+        def put(ax, *place, **how):
+            return ax.text(*place, parse_math=False, **how)
+
         ax = figure.add_axes((0.01, 0.4 / height, 0.66, total * line / height))
         bars = figure.add_axes((0.69, 0.4 / height, 0.25, total * line / height), sharey=ax)
-        put(figure, 0.01, 1 - 0.05 / height, s=plain_label(title).replace(r"\$", "$"), va="top", size=9, weight="bold")
+        put(
+            figure,
+            0.01,
+            1 - 0.05 / height,
+            s=plain_label(title).replace(r"\$", "$"),
+            va="top",
+            size=9,
+            weight="bold",
+        )
         for k, (what, text) in enumerate(head):
             first = what not in [name for name, _ in head[:k]]
-            put(figure, 0.01, 1 - (0.27 + 0.16 * k) / height, s=what if first else "", va="top", size=7.5, color=SOFT)
-            put(figure, 0.12, 1 - (0.27 + 0.16 * k) / height, s=text, va="top", size=7.5, style="italic" if what == "question" else "normal")
+            put(
+                figure,
+                0.01,
+                1 - (0.27 + 0.16 * k) / height,
+                s=what if first else "",
+                va="top",
+                size=7.5,
+                color=SOFT,
+            )
+            put(
+                figure,
+                0.12,
+                1 - (0.27 + 0.16 * k) / height,
+                s=text,
+                va="top",
+                size=7.5,
+                style="italic" if what == "question" else "normal",
+            )
         for k, (cell, role) in enumerate(zip(cells, roles, strict=True)):
             middle = (tops[k] + tops[k + 1]) / 2
-            ax.add_patch(_strip(0, tops[k], 1, heights[k], ROLE_COLOURS[role], 0.28 if role != "irrelevant" else 0.18))
+            ax.add_patch(
+                _strip(
+                    0,
+                    tops[k],
+                    1,
+                    heights[k],
+                    ROLE_COLOURS[role],
+                    0.28 if role != "irrelevant" else 0.18,
+                )
+            )
             put(ax, 0.012, middle, s=f"{k + 1}", va="center", size=7, color=SOFT)
             put(ax, 0.065, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
-            put(ax, 0.985, middle, s=role, va="center", ha="right", size=7, weight="bold" if role == "key" else "normal")
+            put(
+                ax,
+                0.985,
+                middle,
+                s=role,
+                va="center",
+                ha="right",
+                size=7,
+                weight="bold" if role == "key" else "normal",
+            )
             bars.barh(middle, shares[k], height=0.7, color=ROLE_COLOURS[role])
             bars.plot([sizes[k]] * 2, [middle - 0.55, middle + 0.55], color=INK, lw=1.1)
-            put(bars, max(shares[k], sizes[k]) + 0.03 * widest, middle, s=f"{shares[k]:.1f}", va="center", size=7)
+            put(
+                bars,
+                max(shares[k], sizes[k]) + 0.03 * widest,
+                middle,
+                s=f"{shares[k]:.1f}",
+                va="center",
+                size=7,
+            )
         ax.set(xlim=(0, 1), ylim=(total, 0))
         ax.set_axis_off()
         bars.set(xlim=(0, 1.25 * widest))
@@ -608,22 +971,40 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".svg", ".png")]
     with plot_style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied")
+        warnings.filterwarnings(
+            "ignore",
+            r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied",
+        )
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        figure.savefig(files[0], metadata={"Date": None, "Creator": None}, facecolor="white", bbox_inches="tight")
-        figure.savefig(files[1], metadata={"Software": None}, facecolor="white", dpi=160, bbox_inches="tight")
+        figure.savefig(
+            files[0],
+            metadata={"Date": None, "Creator": None},
+            facecolor="white",
+            bbox_inches="tight",
+        )
+        figure.savefig(
+            files[1], metadata={"Software": None}, facecolor="white", dpi=160, bbox_inches="tight"
+        )
     return files
 
 
 def write_figures(folder: str | Path, figures: Mapping[str, "Figure"]) -> list[Path]:
     """Write each figure as SVG and PNG under `folder`, with reproducible bytes."""
-    return [file for name, figure in figures.items() for file in save_figure(figure, Path(folder) / name)]
+    return [
+        file
+        for name, figure in figures.items()
+        for file in save_figure(figure, Path(folder) / name)
+    ]
 
 
 def inline_figures(files: Iterable[Path]) -> dict[str, str]:
     """The SVG files among these as elements for an HTML page, by name."""
-    return {file.stem: inline_svg(file.read_text(encoding="utf-8"), file.stem) for file in files if file.suffix == ".svg"}
+    return {
+        file.stem: inline_svg(file.read_text(encoding="utf-8"), file.stem)
+        for file in files
+        if file.suffix == ".svg"
+    }
 
 
 def inline_svg(svg: str, name: str) -> str:
@@ -631,6 +1012,13 @@ def inline_svg(svg: str, name: str) -> str:
 
     The white background and everything invisible (metadata, comments) are left out.
     """
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)").replace(PAPER, "var(--page)")
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL).replace("fill: #ffffff", "fill: none")
+    svg = (
+        svg[svg.index("<svg") :]
+        .replace(INK, "currentColor")
+        .replace(GRID, "var(--line)")
+        .replace(PAPER, "var(--page)")
+    )
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL).replace(
+        "fill: #ffffff", "fill: none"
+    )
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

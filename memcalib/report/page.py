@@ -31,9 +31,18 @@ def render_page(template: str, figures: Mapping[str, str] | None = None, **value
     from markupsafe import Markup
 
     loader = PackageLoader("memcalib", "data")
-    plain = lambda value: printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    def plain(value):
+        return (
+            printable(value, keep="\n\t")
+            if isinstance(value, str) and not isinstance(value, Markup)
+            else value
+        )
+
     spaces = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=plain, **spaces)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=plain, **spaces
+    )
     drawn = {name: Markup(svg) for name, svg in (figures or {}).items()}
     return environment.get_template(template).render(figures=drawn, **values)
 
@@ -57,16 +66,30 @@ def grid(table: "pd.DataFrame", digits: int = 1, fine: Collection[str] = ()) -> 
 
     Columns in `fine` get one more digit.
     """
-    bounds = {f"{c}{end}" for c in table.columns for end in ("_low", "_high") if f"{c}_low" in table.columns}
+    bounds = {
+        f"{c}{end}"
+        for c in table.columns
+        for end in ("_low", "_high")
+        if f"{c}_low" in table.columns
+    }
     shown = [c for c in table.columns if c not in bounds]
 
     def cell(row: Mapping, name: str) -> Cell:
-        value, low, high, places = row[name], row.get(f"{name}_low"), row.get(f"{name}_high"), digits + (name in fine)
+        value = row[name]
+        low = row.get(f"{name}_low")
+        high = row.get(f"{name}_high")
+        places = digits + (name in fine)
         note = f"{low:.{places}f} to {high:.{places}f}" if low is not None and low == low else ""
         if isinstance(value, Integral) and not isinstance(value, bool):
             text = f"{value:,}"
         else:
-            text = str(value) if not isinstance(value, float) else "–" if value != value else f"{value:.{places}f}"
+            text = (
+                str(value)
+                if not isinstance(value, float)
+                else "–"
+                if value != value
+                else f"{value:.{places}f}"
+            )
         return Cell(text, note, "" if isinstance(value, str) else "num")
 
     rows = [[cell(row, name) for name in shown] for row in table.to_dict("records")]
@@ -77,19 +100,35 @@ def results_grid(table: "pd.DataFrame") -> dict[str, list]:
     """The main table: `mean ± std`, the interval below, gaps spelled out; the best mean of a column is marked where several compete."""
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
     measured = table[table["status"] == "measured"]
-    best = {m: measured[m].max() if m in HIGHER_IS_BETTER else measured[m].min() for m in METRICS if len(measured) > 1}
+    best = {
+        m: measured[m].max() if m in HIGHER_IS_BETTER else measured[m].min()
+        for m in METRICS
+        if len(measured) > 1
+    }
     rows = []
     for _, row in table.iterrows():
-        cells = [Cell(row["model"], row["status"] if row["status"] != "measured" else "", row["status"].replace(" ", "-"))]
+        cells = [
+            Cell(
+                row["model"],
+                row["status"] if row["status"] != "measured" else "",
+                row["status"].replace(" ", "-"),
+            )
+        ]
         for m in METRICS:
             if row["status"] == "not run" or row[m] != row[m]:
-                cells.append(Cell("not run" if row["status"] == "not run" else "not scored", style="none"))
+                cells.append(
+                    Cell("not run" if row["status"] == "not run" else "not scored", style="none")
+                )
                 continue
             spread = "" if row[f"{m}_std"] != row[f"{m}_std"] else f" ± {row[f'{m}_std']:.1f}"
             note = f"{row[f'{m}_low']:.1f} to {row[f'{m}_high']:.1f}"
             bold = " best" if row["status"] == "measured" and row[m] == best.get(m) else ""
             cells.append(Cell(f"{row[m]:.1f}{spread}", note, "num" + bold))
-        count = "" if row["status"] == "not run" else f"{row['unscored_responses']} of {row['responses']}"
+        count = (
+            ""
+            if row["status"] == "not run"
+            else f"{row['unscored_responses']} of {row['responses']}"
+        )
         rows.append([*cells, Cell(count, style="num")])
     return {"columns": ["method", *heads, "unscored"], "rows": rows}
 
@@ -105,7 +144,9 @@ def differences_grid(table: "pd.DataFrame") -> dict[str, list]:
         for _, r in part.iterrows():
             note = f"{r['low']:+.1f} to {r['high']:+.1f}\nbetter {r['better']:,}, worse {r['worse']:,}\n{p_value(r['p'])}"
             clear = (r["low"] > 0) - (r["high"] < 0)
-            mark = {0: "", 1: " better", -1: " worse"}[clear if r["metric"] in HIGHER_IS_BETTER else -clear]
+            mark = {0: "", 1: " better", -1: " worse"}[
+                clear if r["metric"] in HIGHER_IS_BETTER else -clear
+            ]
             cells.append(Cell(f"{r['difference']:+.1f}", note, "num" + mark))
         rows.append(cells)
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in table["metric"].unique()]
@@ -143,19 +184,36 @@ def metric_tiles(row: Mapping[str, Any], controls: "pd.DataFrame") -> list[dict[
 
     A value that was not scored is `None`.
     """
-    known = lambda value: None if value != value else float(value)
+
+    def known(value):
+        return None if value != value else float(value)
+
     return [
-        {"name": m, "up": m in HIGHER_IS_BETTER, "meaning": MEANINGS[m], "value": known(row[m]), "std": known(row[f"{m}_std"])}
-        | {"low": known(row[f"{m}_low"]), "high": known(row[f"{m}_high"]), "seeds": int(row["seeds"])}
+        {
+            "name": m,
+            "up": m in HIGHER_IS_BETTER,
+            "meaning": MEANINGS[m],
+            "value": known(row[m]),
+            "std": known(row[f"{m}_std"]),
+        }
+        | {
+            "low": known(row[f"{m}_low"]),
+            "high": known(row[f"{m}_high"]),
+            "seeds": int(row["seeds"]),
+        }
         | {"controls": control_letters(zip(controls["model"], controls[m], strict=True))}
         for m in METRICS
     ]
 
 
-def control_letters(values: Iterable[tuple[str, float]], apart: float = 7.0) -> list[tuple[str, float]]:
+def control_letters(
+    values: Iterable[tuple[str, float]], apart: float = 7.0
+) -> list[tuple[str, float]]:
     """The first letter of each control with its place; values closer than `apart` share one."""
     marks: list[tuple[str, float]] = []
-    for name, value in sorted(((n, float(v)) for n, v in values if v == v), key=lambda pair: pair[1]):
+    for name, value in sorted(
+        ((n, float(v)) for n, v in values if v == v), key=lambda pair: pair[1]
+    ):
         letter = "N" if name.lower().endswith("no memory") else name.split()[-1][:1].upper()
         if marks and value - marks[-1][1] < apart:
             marks[-1] = marks[-1][0] + letter, marks[-1][1]
@@ -179,18 +237,28 @@ KINDS_OF_USE = ("over", "under", "right")
 
 
 def segments(
-    response: str, spans: Mapping[int, Sequence[tuple[int, int]]], kinds: Mapping[int, str], limit: int = 4000, margin: int = 200
+    response: str,
+    spans: Mapping[int, Sequence[tuple[int, int]]],
+    kinds: Mapping[int, str],
+    limit: int = 4000,
+    margin: int = 200,
 ) -> list[Segment]:
     """The response cut where quotes start and end, shortened to about `limit` characters around them.
 
     `spans` are the places of each atom's quote and `kinds` its kind of use, by the atom's number.
     """
     marks = [(start, end, number) for number, places in spans.items() for start, end in places]
-    found, last = [], 0
-    for start, end in [*_kept(len(response), (mark[:2] for mark in marks), limit, margin), (len(response), len(response))]:
+    found = []
+    last = 0
+    for start, end in [
+        *_kept(len(response), (mark[:2] for mark in marks), limit, margin),
+        (len(response), len(response)),
+    ]:
         if start > last:
             found.append(Segment(left_out=start - last))
-        cuts = sorted({start, end, *(place for mark in marks for place in mark[:2] if start < place < end)})
+        cuts = sorted(
+            {start, end, *(place for mark in marks for place in mark[:2] if start < place < end)}
+        )
         for a, b in pairwise(cuts):
             here = sorted({number for s, e, number in marks if s <= a and b <= e})
             closing = sorted({number for _, e, number in marks if e == b})
@@ -200,13 +268,21 @@ def segments(
     return found
 
 
-def _kept(length: int, spans: Iterable[tuple[int, int]], limit: int, margin: int) -> list[tuple[int, int]]:
+def _kept(
+    length: int, spans: Iterable[tuple[int, int]], limit: int, margin: int
+) -> list[tuple[int, int]]:
     if length <= limit:
         return [(0, length)]
     edges = sorted({place for span in spans for place in span})
-    windows = [(0, margin), (length - margin, length), *((place - margin, place + margin) for place in edges)]
+    windows = [
+        (0, margin),
+        (length - margin, length),
+        *((place - margin, place + margin) for place in edges),
+    ]
     kept: list[tuple[int, int]] = []
-    for start, end in sorted((max(a, 0), min(b, length)) for a, b in windows[: 2 + limit // (2 * margin)]):
+    for start, end in sorted(
+        (max(a, 0), min(b, length)) for a, b in windows[: 2 + limit // (2 * margin)]
+    ):
         if kept and start <= kept[-1][1] + 20:
             kept[-1] = kept[-1][0], max(end, kept[-1][1])
         else:
@@ -225,9 +301,16 @@ def worst_responses(frame: "pd.DataFrame", count: int = 12) -> "pd.DataFrame":
     ties = ["example_id", "model", "seed", "sample"]
     picked = []
     for first, second, share in (("over", "under", count // 2), ("under", "over", count)):
-        rows = scored[(scored[first] > 0) & ~scored["question_id"].isin([q for part in picked for q in part["question_id"]])]
-        rows = rows.sort_values([first, second, *ties], ascending=[False, False, True, True, True, True])
-        rows = rows.drop_duplicates("question_id").head(share - sum(map(len, picked)) if picked else share)
+        rows = scored[
+            (scored[first] > 0)
+            & ~scored["question_id"].isin([q for part in picked for q in part["question_id"]])
+        ]
+        rows = rows.sort_values(
+            [first, second, *ties], ascending=[False, False, True, True, True, True]
+        )
+        rows = rows.drop_duplicates("question_id").head(
+            share - sum(map(len, picked)) if picked else share
+        )
         picked.append(rows.assign(direction=first))
     return pd.concat(picked)
 
@@ -242,7 +325,8 @@ def answer_id(row: Any) -> AnswerId:
 
 def find_rollouts(file: Path, keys: Iterable[AnswerId]) -> dict[AnswerId, Rollout]:
     """The rollouts of a file with these ids; one that the file does not have is left out."""
-    wanted, found = set(keys), {}
+    wanted = set(keys)
+    found = {}
     ids = {key[0] for key in wanted}
     for _, row in iter_rows(file) if file.is_file() else ():
         if not isinstance(row, Violation) and row.get("example_id") in ids:
@@ -255,7 +339,11 @@ def find_rollouts(file: Path, keys: Iterable[AnswerId]) -> dict[AnswerId, Rollou
 def find_examples(file: Path, ids: Iterable[str]) -> dict[str, Example]:
     """The examples of a file with these ids; one that the file does not have is left out."""
     wanted = set(ids)
-    rows = (row for _, row in iter_rows(file) if not isinstance(row, Violation)) if file.is_file() else ()
+    rows = (
+        (row for _, row in iter_rows(file) if not isinstance(row, Violation))
+        if file.is_file()
+        else ()
+    )
     return {row["id"]: Example.model_validate(row) for row in rows if row.get("id") in wanted}
 
 # %% ../../nbs/report/04_page.ipynb #217dfb8c
@@ -266,19 +354,34 @@ def kind_of_use(ideal: Level, actual: Level | None) -> str:
     return "right" if actual == ideal else "over" if actual > ideal else "under"
 
 
-def marked_answer(judgment: Judgment, rollout: Rollout | None, example: Example | None, **options: int) -> dict[str, Any]:
+def marked_answer(
+    judgment: Judgment, rollout: Rollout | None, example: Example | None, **options: int
+) -> dict[str, Any]:
     """One answer for the page: question, marked segments (options as in `segments`), atoms, memory card; `None` for what is missing."""
     texts = {atom.atom_id: atom.text for atom in example.atoms} if example else {}
     atoms = [
-        {"number": number, "text": printable(texts.get(atom.atom_id, atom.atom_id)), "id": printable(atom.atom_id)}
-        | {"ideal": atom.ideal, "actual": atom.actual, "kind": kind_of_use(atom.ideal, atom.actual), "grounded": atom.grounded}
+        {
+            "number": number,
+            "text": printable(texts.get(atom.atom_id, atom.atom_id)),
+            "id": printable(atom.atom_id),
+        }
+        | {
+            "ideal": atom.ideal,
+            "actual": atom.actual,
+            "kind": kind_of_use(atom.ideal, atom.actual),
+            "grounded": atom.grounded,
+        }
         | {"quote": atom.quote, "reason": printable(atom.reason)}
         for number, atom in enumerate(judgment.atoms, 1)
     ]
     atoms.sort(key=lambda row: (*KINDS_OF_USE, "").index(row["kind"]))
     used = [atom for atom in atoms if atom["actual"] and atom["quote"]]
-    response, longest = rollout.response if rollout else "", 4000
-    quotes = [quote if len(quote := atom["quote"]) <= longest else quote[:longest].rstrip(" .…[(") for atom in used]
+    response = rollout.response if rollout else ""
+    longest = 4000
+    quotes = [
+        quote if len(quote := atom["quote"]) <= longest else quote[:longest].rstrip(" .…[(")
+        for atom in used
+    ]
     spans = dict(zip([atom["number"] for atom in used], locate(quotes, response), strict=True))
     kinds = {atom["number"]: atom["kind"] for atom in used}
     judged = (judgment.model_extra or {}).get("response_hash")
@@ -289,7 +392,11 @@ def marked_answer(judgment: Judgment, rollout: Rollout | None, example: Example 
         "rollout": rollout,
         "segments": segments(response, spans, kinds, **options) if rollout else None,
         "changed": bool(rollout and judged and text_hash(response) != judged),
-        "atoms": [atom | {"found": bool(spans.get(atom["number"])), "quote": printable(atom["quote"][:400])} for atom in listed],
+        "atoms": [
+            atom
+            | {"found": bool(spans.get(atom["number"])), "quote": printable(atom["quote"][:400])}
+            for atom in listed
+        ],
         "ignored": len(atoms) - len(listed),
         "card": printable(card_html(example), keep="\n\t") if example else None,
     }

@@ -29,52 +29,116 @@ RESULT_SCHEMA = "memcalib-result-1"
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
     """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
-    manifest, rows = run.manifest, []
+    manifest = run.manifest
+    rows = []
     if not any(judgment.scored for judgment in run.treated):
         return rows
     treated = run.responses[run.responses["condition"] != "no_memory"]
-    table, corrected = score(treated), judge_corrected(run)
+    table = score(treated)
+    corrected = judge_corrected(run)
     names = source_names(table)
     for name, row in zip(names, table.to_dict("records"), strict=True):
-        judgments = [j for j in run.judgments or [] if (j.model, j.condition, j.judge) == (row["model"], row["condition"], row["judge"])]
+        judgments = [
+            j
+            for j in run.judgments or []
+            if (j.model, j.condition, j.judge) == (row["model"], row["condition"], row["judge"])
+        ]
         settings = next((j.settings for j in judgments if j.settings), {})
-        number = lambda value: None if value != value else round(float(value), 4)
-        metrics = {m: {part: number(row[f"{m}{end}"]) for part, end in (("value", ""), ("low", "_low"), ("high", "_high"), ("std", "_std"))} for m in METRICS}
+
+        def number(value):
+            return None if value != value else round(float(value), 4)
+
+        metrics = {
+            m: {
+                part: number(row[f"{m}{end}"])
+                for part, end in (
+                    ("value", ""),
+                    ("low", "_low"),
+                    ("high", "_high"),
+                    ("std", "_std"),
+                )
+            }
+            for m in METRICS
+        }
         exam = run.exam if run.exam.get("judge") == row["judge"] else {}
-        known = {"verdict": exam["verdict"], "date": exam["date"], "macro": exam["numbers"]["macro"], "data": exam["data"]["hash"]} if exam else None
+        known = (
+            {
+                "verdict": exam["verdict"],
+                "date": exam["date"],
+                "macro": exam["numbers"]["macro"],
+                "data": exam["data"]["hash"],
+            }
+            if exam
+            else None
+        )
         mine = corrected[corrected["method"] == name] if len(corrected) else corrected
         ends = ("value", "corrected"), ("low", "corrected_low"), ("high", "corrected_high")
-        versions, file = manifest.get("versions") or {}, run.folder / "examples.jsonl"
-        rows.append({
-            "schema": RESULT_SCHEMA, "model": row["model"], "memory": row["condition"],
-            "judge": {"name": row["judge"], "settings": settings, "exam": known},
-            "data": {"sha256": file_hash(file) if file.is_file() else None, "examples": len({j.example_id for j in judgments}), "questions": int(row["questions"])},
-            "sampling": run.settings[:1], "seeds": sorted({int(j.seed) for j in judgments}), "metrics": metrics,
-            "corrected": {r["metric"]: {part: number(r[column]) for part, column in ends} for r in mine.to_dict("records")} or None,
-            "responses": int(row["responses"]), "unscored": int(row["unscored_responses"]),
-            "software": {"memcalib": versions.get("memcalib"), "commit": (manifest.get("git") or {}).get("commit")},
-        })  # fmt: skip
+        versions = manifest.get("versions") or {}
+        file = run.folder / "examples.jsonl"
+        rows.append(
+            {
+                "schema": RESULT_SCHEMA,
+                "model": row["model"],
+                "memory": row["condition"],
+                "judge": {"name": row["judge"], "settings": settings, "exam": known},
+                "data": {
+                    "sha256": file_hash(file) if file.is_file() else None,
+                    "examples": len({j.example_id for j in judgments}),
+                    "questions": int(row["questions"]),
+                },
+                "sampling": run.settings[:1],
+                "seeds": sorted({int(j.seed) for j in judgments}),
+                "metrics": metrics,
+                "corrected": {
+                    r["metric"]: {part: number(r[column]) for part, column in ends}
+                    for r in mine.to_dict("records")
+                }
+                or None,
+                "responses": int(row["responses"]),
+                "unscored": int(row["unscored_responses"]),
+                "software": {
+                    "memcalib": versions.get("memcalib"),
+                    "commit": (manifest.get("git") or {}).get("commit"),
+                },
+            }
+        )
     return rows
 
 
 def write_results(folder: str | Path) -> Path:
     """Write results.jsonl into the folder of an evaluation; returns its path."""
     rows = result_rows(load_run(folder))
-    return write_whole(Path(folder) / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return write_whole(
+        Path(folder) / "results.jsonl",
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+    )
 
 # %% ../../nbs/report/10_results.ipynb #c9480749
 def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """The rows of result files; raises `DataError` naming file and line of anything else, and `FileNotFoundError`."""
-    rows, faults = [], []
+    rows = []
+    faults = []
     for path in paths:
         for line, row in iter_rows(path):
             if isinstance(row, Violation):
                 faults.append(row)
             elif not isinstance(row, dict) or row.get("schema") != RESULT_SCHEMA:
                 found = row.get("schema") if isinstance(row, dict) else type(row).__name__
-                faults.append(Violation("schema", repr(found), RESULT_SCHEMA, line=line, file=str(path)))
-            elif missing := [name for name in ("model", "judge", "data", "metrics") if name not in row] + [m for m in METRICS if m not in row.get("metrics", {})]:
-                faults.append(Violation("fields", f"no {', '.join(missing)}", "a row as `memcalib report` writes it", line=line, file=str(path)))
+                faults.append(
+                    Violation("schema", repr(found), RESULT_SCHEMA, line=line, file=str(path))
+                )
+            elif missing := [
+                name for name in ("model", "judge", "data", "metrics") if name not in row
+            ] + [m for m in METRICS if m not in row.get("metrics", {})]:
+                faults.append(
+                    Violation(
+                        "fields",
+                        f"no {', '.join(missing)}",
+                        "a row as `memcalib report` writes it",
+                        line=line,
+                        file=str(path),
+                    )
+                )
             else:
                 rows.append(row)
     if faults:
@@ -82,7 +146,9 @@ def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def compare_results(rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False) -> "pd.DataFrame":
+def compare_results(
+    rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False
+) -> "pd.DataFrame":
     """Each metric of each row with its interval, and its difference from the first row's with a 95 % interval for independent samples.
 
     Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`), or other data (unless `any_data`).
@@ -91,21 +157,49 @@ def compare_results(rows: Sequence[Mapping[str, Any]], any_judge: bool = False, 
 
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
-    base, found = rows[0], []
+    base = rows[0]
+    found = []
     for row in rows[1:]:
         for what, one, other, allow, flag in (
-            ("judge and its prompt", base["judge"]["name"], row["judge"]["name"], any_judge, "any_judge (--different-judges)"),
-            ("data", base["data"]["sha256"], row["data"]["sha256"], any_data, "any_data (--common)"),
+            (
+                "judge and its prompt",
+                base["judge"]["name"],
+                row["judge"]["name"],
+                any_judge,
+                "any_judge (--different-judges)",
+            ),
+            (
+                "data",
+                base["data"]["sha256"],
+                row["data"]["sha256"],
+                any_data,
+                "any_data (--common)",
+            ),
         ):
             if (one is None or one != other) and not allow:
-                raise ValueError(f"{what}: found {one!r} of {base['model']!r} and {other!r} of {row['model']!r}; allowed: the same, or {flag}")
+                raise ValueError(
+                    f"{what}: found {one!r} of {base['model']!r} and {other!r} of {row['model']!r}; allowed: the same, or {flag}"
+                )
     for row in rows:
         for name in METRICS:
-            one, other = base["metrics"][name], row["metrics"][name]
-            cell = {"model": row["model"], "metric": name, "value": other["value"], "value_low": other["low"], "value_high": other["high"]}
+            one = base["metrics"][name]
+            other = row["metrics"][name]
+            cell = {
+                "model": row["model"],
+                "metric": name,
+                "value": other["value"],
+                "value_low": other["low"],
+                "value_high": other["high"],
+            }
             if row is not base:
                 spread = 1.96 * np.hypot(*((m["high"] - m["low"]) / 3.92 for m in (one, other)))
                 gap = other["value"] - one["value"]
-                cell |= {"difference": gap, "difference_low": gap - spread, "difference_high": gap + spread}
-            found.append(cell | {"judge": row["judge"]["name"], "questions": row["data"]["questions"]})
+                cell |= {
+                    "difference": gap,
+                    "difference_low": gap - spread,
+                    "difference_high": gap + spread,
+                }
+            found.append(
+                cell | {"judge": row["judge"]["name"], "questions": row["data"]["questions"]}
+            )
     return pd.DataFrame(found)

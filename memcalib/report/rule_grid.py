@@ -16,7 +16,15 @@ import numpy as np
 from ..commands.grids import paired_table
 from ..micro.grid import GridPlan, GridRow
 from ..micro.training import CREDIT_RULES
-from .figures import WIDTH, PlotStyle, curves_figure, method_styles, panels, plain_label, plot_style
+from memcalib.report.figures import (
+    WIDTH,
+    PlotStyle,
+    curves_figure,
+    method_styles,
+    panels,
+    plain_label,
+    plot_style,
+)
 
 # %% ../../nbs/report/13_rule_grid.ipynb #8c4d6e21
 if TYPE_CHECKING:
@@ -33,7 +41,12 @@ def grid_frame(plan: GridPlan, rows: Sequence[GridRow]) -> "pd.DataFrame":
     for row in rows:
         settings = {name: getattr(row.run, name) for name in keep}
         reasons = {"derailed": bool(row.derailed), "reasons": "; ".join(row.derailed)}
-        lines.append({"cell": plan.cell_of(row.run), "label": CREDIT_RULES[row.run.rule].label} | settings | reasons | row.scores)
+        lines.append(
+            {"cell": plan.cell_of(row.run), "label": CREDIT_RULES[row.run.rule].label}
+            | settings
+            | reasons
+            | row.scores
+        )
     return pd.DataFrame(lines)
 
 # %% ../../nbs/report/13_rule_grid.ipynb #def60725
@@ -41,30 +54,52 @@ def rates_table(frame: "pd.DataFrame", cell: str = "plain") -> "pd.DataFrame":
     """Rules by learning rates: mean SCS on validation examples, (derailed runs), * at the highest of each rule."""
     import pandas as pd
 
-    part = frame[(frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")]
+    part = frame[
+        (frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")
+    ]
     lines = {}
     for label, runs in part.groupby("label", sort=False):
         means = runs.groupby("lr")["SCS"].mean()
         lost = runs.groupby("lr")["derailed"].sum()
         best = means.idxmax() if means.notna().any() else None
-        lines[label] = {f"{lr:g}": f"{mean:.1f}{f' ({lost[lr]})' if lost[lr] else ''}{' *' if lr == best else ''}" for lr, mean in means.items()}
+        lines[label] = {
+            f"{lr:g}": f"{mean:.1f}{f' ({lost[lr]})' if lost[lr] else ''}{' *' if lr == best else ''}"
+            for lr, mean in means.items()
+        }
     return pd.DataFrame(lines).T
 
 # %% ../../nbs/report/13_rule_grid.ipynb #d1d11285
-def learning_rates_figure(frame: "pd.DataFrame", score: str = "SCS", cell: str = "plain") -> "Figure":
+def learning_rates_figure(
+    frame: "pd.DataFrame", score: str = "SCS", cell: str = "plain"
+) -> "Figure":
     """A score on validation examples over the learning rate: a line through the means of each rule, a dot for each run, hollow where it derailed."""
-    part = frame[(frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")]
+    part = frame[
+        (frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")
+    ]
     styles = method_styles(part["label"])
-    if len({*styles.values()}) < len(styles):  # ten rules, and a style fewer: the last one gets its own
+    if len({*styles.values()}) < len(
+        styles
+    ):  # ten rules, and a style fewer: the last one gets its own
         styles[[*styles][-1]] = PlotStyle("#1b7837", "X", ":")
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 3.0)
         ax = axes[0, 0]
         for label, runs in part.groupby("label", sort=False):
             style = styles[label]
-            runs.groupby("lr")[score].mean().plot(ax=ax, color=style.colour, ls=style.line, lw=1.3, label=plain_label(label))
+            runs.groupby("lr")[score].mean().plot(
+                ax=ax, color=style.colour, ls=style.line, lw=1.3, label=plain_label(label)
+            )
             faces = np.where(runs["derailed"], "none", style.colour)
-            ax.scatter(runs["lr"], runs[score], marker=style.marker, s=18, facecolors=faces, edgecolors=style.colour, linewidths=0.9, zorder=3)
+            ax.scatter(
+                runs["lr"],
+                runs[score],
+                marker=style.marker,
+                s=18,
+                facecolors=faces,
+                edgecolors=style.colour,
+                linewidths=0.9,
+                zorder=3,
+            )
         ax.set_xscale("log")
         ticks = sorted(part["lr"].unique())
         ax.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
@@ -74,29 +109,69 @@ def learning_rates_figure(frame: "pd.DataFrame", score: str = "SCS", cell: str =
         return figure
 
 # %% ../../nbs/report/13_rule_grid.ipynb #2efc5df0
-COLUMNS = ("SCS", "Exact", "accuracy", "sMOS", "sMUS", "AOR", "AUR", "divergence", "length", "repetition", "repeated", "named", "end_rate", "closing_advantage", "processor_seconds")
+COLUMNS = (
+    "SCS",
+    "Exact",
+    "accuracy",
+    "sMOS",
+    "sMUS",
+    "AOR",
+    "AUR",
+    "divergence",
+    "length",
+    "repetition",
+    "repeated",
+    "named",
+    "end_rate",
+    "closing_advantage",
+    "processor_seconds",
+)
 
 
-def measured_runs(frame: "pd.DataFrame", cell: str = "plain", fault: str = "none", rate: float = 0.0) -> "pd.DataFrame":
+def measured_runs(
+    frame: "pd.DataFrame", cell: str = "plain", fault: str = "none", rate: float = 0.0
+) -> "pd.DataFrame":
     """The runs of one cell and one judge that were measured on test examples."""
-    return frame[(frame["split"] == "test") & (frame["cell"] == cell) & (frame["fault"] == fault) & (frame["rate"] == rate)]
+    return frame[
+        (frame["split"] == "test")
+        & (frame["cell"] == cell)
+        & (frame["fault"] == fault)
+        & (frame["rate"] == rate)
+    ]
 
 
-def rules_table(frame: "pd.DataFrame", cell: str = "plain", columns: Sequence[str] = COLUMNS) -> "pd.DataFrame":
+def rules_table(
+    frame: "pd.DataFrame", cell: str = "plain", columns: Sequence[str] = COLUMNS
+) -> "pd.DataFrame":
     """A line for each rule: learning rate, seeds, derailed runs, and mean ± standard deviation between seeds of each score; (n) where not all seeds have it."""
     import pandas as pd
 
     lines = {}
     for label, runs in measured_runs(frame, cell).groupby("label", sort=False):
-        spread = lambda values: f" ± {values.std():.1f}" if len(values) > 1 else ""
+
+        def spread(values):
+            return f" ± {values.std():.1f}" if len(values) > 1 else ""
+
         found = {name: runs[name].dropna() for name in columns if name in runs}
-        shown = {name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{f' ({len(values)})' if len(values) < len(runs) else ''}" if len(values) else "" for name, values in found.items()}
-        lines[label] = {"lr": f"{runs['lr'].iloc[0]:g}", "seeds": len(runs), "derailed": int(runs["derailed"].sum())} | shown
+        shown = {
+            name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{f' ({len(values)})' if len(values) < len(runs) else ''}"
+            if len(values)
+            else ""
+            for name, values in found.items()
+        }
+        lines[label] = {
+            "lr": f"{runs['lr'].iloc[0]:g}",
+            "seeds": len(runs),
+            "derailed": int(runs["derailed"].sum()),
+        } | shown
     return pd.DataFrame(lines).T
 
 # %% ../../nbs/report/13_rule_grid.ipynb #7985e4dc
 def paired_differences(
-    frame: "pd.DataFrame", against: str = "gdpo", scores: Sequence[str] = ("SCS",), level: float = 0.95
+    frame: "pd.DataFrame",
+    against: str = "gdpo",
+    scores: Sequence[str] = ("SCS",),
+    level: float = 0.95,
 ) -> "pd.DataFrame":
     """Differences to a rule in the same cell, under the same judge, seed by seed, as `paired_table` has them; a line for each rule, cell, judge and score.
 
@@ -105,24 +180,59 @@ def paired_differences(
     """
     import pandas as pd
 
-    names, parts, places = {rule.label: name for name, rule in CREDIT_RULES.items()}, [], {}
+    names = {rule.label: name for name, rule in CREDIT_RULES.items()}
+    parts = []
+    places = {}
     measured = frame[frame["split"] == "test"]
     for (cell, fault, rate), runs in measured.groupby(["cell", "fault", "rate"], sort=False):
         domain = cell if fault == "none" else fault if fault == "lenient" else f"{fault} {rate:.0%}"
         base = runs[runs["rule"] == against]
-        if base.empty and fault in ("elsewhere", "missing", "neighbour", "overlong"):  # this rule does not read quotes
-            base = measured[(measured["rule"] == against) & (measured["cell"] == cell) & (measured["fault"] == "none")]
+        if base.empty and fault in (
+            "elsewhere",
+            "missing",
+            "neighbour",
+            "overlong",
+        ):  # this rule does not read quotes
+            base = measured[
+                (measured["rule"] == against)
+                & (measured["cell"] == cell)
+                & (measured["fault"] == "none")
+            ]
         if len(base):
             places[domain] = {"cell": cell, "fault": fault, "rate": rate}
-            parts.append(pd.concat([base, runs[runs["rule"] != against]]).assign(world=domain, arm=lambda rows: rows["label"]))
+            parts.append(
+                pd.concat([base, runs[runs["rule"] != against]]).assign(
+                    world=domain, arm=lambda rows: rows["label"]
+                )
+            )
     if not parts:
-        return pd.DataFrame(columns=["run", "domain", "metric", "difference", "low", "high", "seeds", "rule", "cell", "fault", "rate"])
-    table = paired_table(pd.concat(parts), CREDIT_RULES[against].label, scores, level).rename(columns={"world": "domain", "arm": "run"})
+        return pd.DataFrame(
+            columns=[
+                "run",
+                "domain",
+                "metric",
+                "difference",
+                "low",
+                "high",
+                "seeds",
+                "rule",
+                "cell",
+                "fault",
+                "rate",
+            ]
+        )
+    table = paired_table(pd.concat(parts), CREDIT_RULES[against].label, scores, level).rename(
+        columns={"world": "domain", "arm": "run"}
+    )
     where = pd.DataFrame([places[domain] for domain in table["domain"]], index=table.index)
-    return pd.concat([table.drop(columns="minus").assign(rule=table["run"].map(names)), where], axis=1)
+    return pd.concat(
+        [table.drop(columns="minus").assign(rule=table["run"].map(names)), where], axis=1
+    )
 
 # %% ../../nbs/report/13_rule_grid.ipynb #89b737c3
-def fieller(gain: Sequence[float], most: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+def fieller(
+    gain: Sequence[float], most: Sequence[float], level: float = 0.95
+) -> tuple[float, float]:
     """The ends of Fieller's interval of mean(gain) / mean(most), the two paired by seed; NaN where it has no end or there are fewer than two seeds."""
     from scipy import stats
 
@@ -130,14 +240,18 @@ def fieller(gain: Sequence[float], most: Sequence[float], level: float = 0.95) -
     if n < 2:
         return np.nan, np.nan
     square = stats.t.ppf((1 + level) / 2, n - 1) ** 2 / n
-    (top, mixed), (_, bottom) = np.outer(*[[np.mean(gain), np.mean(most)]] * 2) - square * np.cov(gain, most)
+    (top, mixed), (_, bottom) = np.outer(*[[np.mean(gain), np.mean(most)]] * 2) - square * np.cov(
+        gain, most
+    )
     if bottom <= 0:  # the mean of `most` may be 0
         return np.nan, np.nan
     half = np.sqrt(max(0.0, mixed**2 - bottom * top))
     return float((mixed - half) / bottom), float((mixed + half) / bottom)
 
 
-def headroom_table(frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo", yardstick: str = "exact") -> "pd.DataFrame":
+def headroom_table(
+    frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo", yardstick: str = "exact"
+) -> "pd.DataFrame":
     """For each cell and rule, over the seeds that floor, yardstick and rule share: headroom (yardstick minus floor, with its t interval), the rule's gain, and its share with Fieller's interval.
 
     Where the headroom's interval is not above 0 there is no share: share, low and high are NaN, and `missing` says why.
@@ -154,52 +268,122 @@ def headroom_table(frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo
             common = table[[*dict.fromkeys((floor, yardstick, rule))]].dropna()
             if not (n := len(common)):
                 continue
-            gain, most = (common[rule] - common[floor]).to_numpy(), (common[yardstick] - common[floor]).to_numpy()
+            gain = (common[rule] - common[floor]).to_numpy()
+            most = (common[yardstick] - common[floor]).to_numpy()
             half = stats.t.ppf(0.975, n - 1) * most.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-            share, low, high, missing = np.nan, np.nan, np.nan, ""
+            share = np.nan
+            low = np.nan
+            high = np.nan
+            missing = ""
             if most.mean() - half > 0:
-                share, (low, high) = gain.mean() / most.mean(), fieller(gain, most)
+                share = gain.mean() / most.mean()
+                (low, high) = fieller(gain, most)
             else:
-                missing = "one seed" if n == 1 else "no headroom" if most.mean() + half < 0 else "headroom may be 0"
-            room = {"cell": cell, "headroom": most.mean(), "headroom_low": most.mean() - half, "headroom_high": most.mean() + half}
-            lines.append(room | {"rule": rule, "gain": gain.mean(), "share": share, "low": low, "high": high, "seeds": n, "missing": missing})
+                missing = (
+                    "one seed"
+                    if n == 1
+                    else "no headroom"
+                    if most.mean() + half < 0
+                    else "headroom may be 0"
+                )
+            room = {
+                "cell": cell,
+                "headroom": most.mean(),
+                "headroom_low": most.mean() - half,
+                "headroom_high": most.mean() + half,
+            }
+            lines.append(
+                room
+                | {
+                    "rule": rule,
+                    "gain": gain.mean(),
+                    "share": share,
+                    "low": low,
+                    "high": high,
+                    "seeds": n,
+                    "missing": missing,
+                }
+            )
     return pd.DataFrame(lines)
 
 
 def measured_cells(frame: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
     """The runs on test examples under the exact judge, by cell."""
-    return [(cell, measured_runs(frame, cell)) for cell in dict.fromkeys(frame["cell"]) if len(measured_runs(frame, cell))]
+    return [
+        (cell, measured_runs(frame, cell))
+        for cell in dict.fromkeys(frame["cell"])
+        if len(measured_runs(frame, cell))
+    ]
 
 # %% ../../nbs/report/13_rule_grid.ipynb #7fd471c1
-def equal_time(frame: "pd.DataFrame", cell: str = "equal time", against: str = "gdpo") -> "pd.DataFrame":
+def equal_time(
+    frame: "pd.DataFrame", cell: str = "equal time", against: str = "gdpo"
+) -> "pd.DataFrame":
     """Differences in SCS of the plain runs of each rule to the runs of `against` in this cell, as `paired_differences` gives them; empty without the cell."""
     import pandas as pd
 
     longer = frame[(frame["cell"] == cell) & (frame["rule"] == against)]
     plain = measured_runs(frame)
-    return paired_differences(pd.concat([longer, plain[plain["rule"] != against].assign(cell=cell)]), against) if len(longer) else frame.iloc[:0]
+    return (
+        paired_differences(
+            pd.concat([longer, plain[plain["rule"] != against].assign(cell=cell)]), against
+        )
+        if len(longer)
+        else frame.iloc[:0]
+    )
 
 # %% ../../nbs/report/13_rule_grid.ipynb #1b754874
-PATHS = {"reward": "reward of an answer", "response_length": "length in tokens", "end_rate": "answers that end", "closing_advantage": "advantage of the end token", "kl": "divergence from the start"}
+PATHS = {
+    "reward": "reward of an answer",
+    "response_length": "length in tokens",
+    "end_rate": "answers that end",
+    "closing_advantage": "advantage of the end token",
+    "kl": "divergence from the start",
+}
 
 
-def paths_figure(plan: GridPlan, rows: Sequence[GridRow], rules: Sequence[str] = ("gdpo", "evidence-kl", "evidence", "ordered", "exact")) -> "Figure":
+def paths_figure(
+    plan: GridPlan,
+    rows: Sequence[GridRow],
+    rules: Sequence[str] = ("gdpo", "evidence-kl", "evidence", "ordered", "exact"),
+) -> "Figure":
     """Curves of some rules over the steps of their plain trainings that were measured on test examples; `ValueError` without any."""
     import pandas as pd
 
     lines = []
     for row in rows:
         run = row.run
-        if run.split == "test" and run.fault == "none" and run.rule in rules and plan.cell_of(run) == "plain":
+        if (
+            run.split == "test"
+            and run.fault == "none"
+            and run.rule in rules
+            and plan.cell_of(run) == "plain"
+        ):
             for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):
-                known = {"method": CREDIT_RULES[run.rule].label, "seed": run.seed, "step": tenth * run.steps / min(10, run.steps)}
+                known = {
+                    "method": CREDIT_RULES[run.rule].label,
+                    "seed": run.seed,
+                    "step": tenth * run.steps / min(10, run.steps),
+                }
                 lines.append(known | dict(zip(row.path, values, strict=True)))
-    return curves_figure(pd.DataFrame(lines, columns=["method", "seed", "step", *PATHS]).astype({name: float for name in PATHS}), PATHS, window=1, columns=3)
+    return curves_figure(
+        pd.DataFrame(lines, columns=["method", "seed", "step", *PATHS]).astype(
+            {name: float for name in PATHS}
+        ),
+        PATHS,
+        window=1,
+        columns=3,
+    )
 
 # %% ../../nbs/report/13_rule_grid.ipynb #37404212
 def verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
     """A line for each cell or judge, a column for each rule: pays, ties or hurts, with the difference and its interval."""
     part = gaps[gaps["metric"] == "SCS"].copy()
     word: Any = np.where(part["low"] > 0, "pays", np.where(part["high"] < 0, "hurts", "ties"))
-    part["verdict"] = [f"{w} {d:+.1f} [{a:+.1f}, {b:+.1f}]" for w, d, a, b in zip(word, part["difference"], part["low"], part["high"], strict=True)]
-    return part.pivot_table(index="domain", columns="run", values="verdict", aggfunc="first", sort=False).fillna("")
+    part["verdict"] = [
+        f"{w} {d:+.1f} [{a:+.1f}, {b:+.1f}]"
+        for w, d, a, b in zip(word, part["difference"], part["low"], part["high"], strict=True)
+    ]
+    return part.pivot_table(
+        index="domain", columns="run", values="verdict", aggfunc="first", sort=False
+    ).fillna("")

@@ -37,9 +37,23 @@ def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
     """One row for each answer without its text: who, how it ended, `characters`, `blank`, and usage (NaN where unknown)."""
     import pandas as pd
 
-    known = ("example_id", "model", "condition", "seed", "sample", "finish_reason", "error", "example_hash")
+    known = (
+        "example_id",
+        "model",
+        "condition",
+        "seed",
+        "sample",
+        "finish_reason",
+        "error",
+        "example_hash",
+    )
     rows = [
-        (*(getattr(r, name) for name in known), len(r.response), not r.response.strip(), *map(r.usage.get, USAGE))
+        (
+            *(getattr(r, name) for name in known),
+            len(r.response),
+            not r.response.strip(),
+            *map(r.usage.get, USAGE),
+        )
         for r in rollouts
     ]
     frame = pd.DataFrame(rows, columns=[*known, "characters", "blank", *USAGE])
@@ -51,7 +65,13 @@ def usage_frame(judgments: Iterable[Judgment]) -> "pd.DataFrame":
     import pandas as pd
 
     columns = (*USAGE, "calls")
-    return plausible_usage(pd.DataFrame([tuple(map(j.usage.get, columns)) for j in judgments], columns=list(columns), dtype=float))
+    return plausible_usage(
+        pd.DataFrame(
+            [tuple(map(j.usage.get, columns)) for j in judgments],
+            columns=list(columns),
+            dtype=float,
+        )
+    )
 
 
 def plausible_usage(usage: "pd.DataFrame") -> "pd.DataFrame":
@@ -67,9 +87,13 @@ class Run:
     judgments: list[Judgment] | None = None
     second: list[Judgment] | None = None  # of a second judge
     answers: "pd.DataFrame | None" = None  # `answer_frame`
-    settings: list[dict] = field(default_factory=list)  # the different settings of the answers, 20 at most
+    settings: list[dict] = field(
+        default_factory=list
+    )  # the different settings of the answers, 20 at most
     versions: dict[str, str] | None = None  # example id -> hash of its content
-    families: dict[tuple[str, str], str] = field(default_factory=dict)  # of hard distractors, by example and atom id
+    families: dict[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # of hard distractors, by example and atom id
     steps: "pd.DataFrame | None" = None
     path: "pd.DataFrame | None" = None
     traces: list[dict] | None = None
@@ -96,7 +120,9 @@ class Run:
     @property
     def invented(self) -> bool:
         """True when every judged example is of the micro-world (`make_examples`, or a build of its rows), whoever judged it."""
-        return bool(self.judgments) and all(j.example_id.startswith(("micro-", "micro:")) for j in self.judgments)
+        return bool(self.judgments) and all(
+            j.example_id.startswith(("micro-", "micro:")) for j in self.judgments
+        )
 
     @property
     def treated(self) -> list[Judgment]:
@@ -128,13 +154,24 @@ def in_order(rows: Iterable[Any], place: Mapping[str, int]) -> list[Any]:
     """Rows (anything with the fields of a key) by model as they appear, usual memory first and none last, then seed, place of the example, sample."""
     rows = list(rows)
     models = {name: at for at, name in enumerate(dict.fromkeys(row.model for row in rows))}
-    shown = lambda row: (("full_memory", row.condition, "no_memory").index(row.condition), row.condition)
-    known = lambda row: (place.get(row.example_id, len(place)), row.example_id)
-    return sorted(rows, key=lambda row: (models[row.model], *shown(row), row.seed, *known(row), row.sample))
+
+    def shown(row):
+        return (("full_memory", row.condition, "no_memory").index(row.condition), row.condition)
+
+    def known(row):
+        return (place.get(row.example_id, len(place)), row.example_id)
+
+    return sorted(
+        rows, key=lambda row: (models[row.model], *shown(row), row.seed, *known(row), row.sample)
+    )
 
 # %% ../../nbs/report/01_run_data.ipynb #c1baa3a7
 _Count = Annotated[float, Field(strict=True, ge=0, lt=1e15, allow_inf_nan=False)] | None
-_Totals = TypedDict("_Totals", dict.fromkeys(("calls", "cached", "retries", "failures", "cost"), _Count), total=False)
+_Totals = TypedDict(
+    "_Totals",
+    dict.fromkeys(("calls", "cached", "retries", "failures", "cost"), _Count),
+    total=False,
+)
 _Git = TypedDict("_Git", {"commit": str | None}, total=False)  # noqa: UP013
 
 
@@ -160,12 +197,18 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
         raise FileNotFoundError(f"{folder}: no such run folder")
     if needed and not any((folder / name).is_file() for name in needed):
         raise FileNotFoundError(f"{folder}: holds no run; looked for {', '.join(needed)}")
-    run.manifest, run.parameters, run.exam = (_read_noted(run, name) for name in ("manifest.json", "parameters.json", "exam.json"))
+    run.manifest, run.parameters, run.exam = (
+        _read_noted(run, name) for name in ("manifest.json", "parameters.json", "exam.json")
+    )
     if file := _rows_file(run, "examples.jsonl"):
         run.versions = {}
         for example in rows_so_far(file, Example):
             run.versions[example.id] = example.content_hash
-            run.families |= {(example.id, atom.atom_id): family for atom in example.atoms if (family := family_of(atom))}
+            run.families |= {
+                (example.id, atom.atom_id): family
+                for atom in example.atoms
+                if (family := family_of(atom))
+            }
     place = {name: at for at, name in enumerate(run.versions or {})}
     if file := _rows_file(run, "judgments.jsonl"):
         run.judgments = in_order(load_judgments(file), place)
@@ -176,20 +219,32 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
 
         def seen(rollout: Rollout) -> Rollout:
             if len(different) < 20:
-                different[json.dumps(rollout.settings, sort_keys=True, default=str)] = rollout.settings
+                different[json.dumps(rollout.settings, sort_keys=True, default=str)] = (
+                    rollout.settings
+                )
             return rollout
 
         answers = answer_frame(map(seen, rows_so_far(file, Rollout)))
-        run.answers = answers.iloc[[row.Index for row in in_order(answers.itertuples(), place)]].reset_index(drop=True)
+        run.answers = answers.iloc[
+            [row.Index for row in in_order(answers.itertuples(), place)]
+        ].reset_index(drop=True)
         run.settings = [different[name] for name in sorted(different)]
     if run.versions is not None:
         _check_versions(run)
-    labelled = lambda name: [row | {"method": METHOD_LABELS.get(row.get("method"), row.get("method") or "")} for row in read_rows(folder / name)]
+
+    def labelled(name):
+        return [
+            row | {"method": METHOD_LABELS.get(row.get("method"), row.get("method") or "")}
+            for row in read_rows(folder / name)
+        ]
+
     for name in ("steps", "path"):
         if filled(folder / f"{name}.jsonl"):
             setattr(run, name, pd.json_normalize(labelled(f"{name}.jsonl"), sep="/"))
     if run.path is None and run.steps is not None and "valid_sMOS" in run.steps:
-        run.path = run.steps.dropna(subset="valid_sMOS").rename(columns=lambda name: name.removeprefix("valid_"))
+        run.path = run.steps.dropna(subset="valid_sMOS").rename(
+            columns=lambda name: name.removeprefix("valid_")
+        )
     if filled(folder / "traces.jsonl"):
         run.traces = labelled("traces.jsonl")
     return run
@@ -208,38 +263,66 @@ def _read_noted(run: Run, name: str) -> dict:
     try:
         found = read_object(run.folder / name)
     except ValueError as error:
-        run.notes.append(printable(f"{name} could not be read and was left out: {str(error).removeprefix(f'{run.folder / name}: ')}."))
+        run.notes.append(
+            printable(
+                f"{name} could not be read and was left out: {str(error).removeprefix(f'{run.folder / name}: ')}."
+            )
+        )
         return {}
     try:
         TypeAdapter(_Known if name == "manifest.json" else dict).validate_python(found)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            place, keys = found, [fault["loc"][0]]
+            place = found
+            keys = [fault["loc"][0]]
             for key in fault["loc"][1:]:  # down to the deepest part of the path that is there
                 if isinstance(place.get(keys[-1]), dict) and key in place[keys[-1]]:
                     place = place[keys[-1]]
                     keys.append(key)
             if keys[-1] in place:
                 kind = type(place.pop(keys[-1])).__name__
-                run.notes.append(printable(f"{name}: {'.'.join(map(str, keys))} was left out: found a {kind}. {fault['msg']}."))
+                run.notes.append(
+                    printable(
+                        f"{name}: {'.'.join(map(str, keys))} was left out: found a {kind}. {fault['msg']}."
+                    )
+                )
     return found
 
 # %% ../../nbs/report/01_run_data.ipynb #f3bda389
 def _check_versions(run: Run) -> None:
     cut = torn_line(run.folder / "examples.jsonl")
     sources = {"judgments.jsonl": run.judgments, "judgments2.jsonl": run.second}
-    rows = {name: ((j.example_id, j.example_hash) for j in judgments or []) for name, judgments in sources.items()}
+    rows = {
+        name: ((j.example_id, j.example_hash) for j in judgments or [])
+        for name, judgments in sources.items()
+    }
     if run.answers is not None:
-        rows["rollouts.jsonl"] = zip(run.answers["example_id"], run.answers["example_hash"], strict=True)
+        rows["rollouts.jsonl"] = zip(
+            run.answers["example_id"], run.answers["example_hash"], strict=True
+        )
     for name, pairs in rows.items():
         for example_id, version in pairs:
             wanted = run.versions.get(example_id)
             if wanted is None and cut:
                 continue  # it may have been the torn line
             if wanted is None or version not in ("", wanted):
-                found = "an example that examples.jsonl does not have" if wanted is None else f"version {version}"
+                found = (
+                    "an example that examples.jsonl does not have"
+                    if wanted is None
+                    else f"version {version}"
+                )
                 allowed = f"version {wanted}" if wanted else "only ids of examples.jsonl"
-                raise DataError([Violation("example", found, allowed, example_id=example_id, file=str(run.folder / name))])
+                raise DataError(
+                    [
+                        Violation(
+                            "example",
+                            found,
+                            allowed,
+                            example_id=example_id,
+                            file=str(run.folder / name),
+                        )
+                    ]
+                )
 
 
 def filled(file: Path) -> bool:

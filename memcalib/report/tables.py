@@ -22,7 +22,17 @@ from ..evaluation.breakdown import atom_table, channel_table, compare
 from ..io.records import printable
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
-from ..metrics import HIGHER_IS_BETTER, METRICS, SOURCE, bootstrap_means, controls, fold_by_question, interval, readable, score
+from memcalib.metrics import (
+    HIGHER_IS_BETTER,
+    METRICS,
+    SOURCE,
+    bootstrap_means,
+    controls,
+    fold_by_question,
+    interval,
+    readable,
+    score,
+)
 from ..problem import Judgment, Level
 from .run_data import NO_MEMORY, Run, source_names
 
@@ -41,20 +51,29 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     if not run.judgments:
         raise ValueError(f"{run.folder}: no judgments.jsonl, so there is nothing to tabulate")
     options = {"resamples": resamples, "seed": seed, "ddof": ddof}
-    scores, constant = score(run.responses, **options), controls(run.judgments, **options)
+    scores = score(run.responses, **options)
+    constant = controls(run.judgments, **options)
     bare = scores["condition"] == "no_memory"
     scores["model"] = source_names(scores)
     absent = [m for m in run.config.get("methods", []) if m not in set(scores["model"])]
-    rows = [{"model": name, "status": "not run"} for name in [*absent, *([] if bare.any() else [NO_MEMORY])]]
+    rows = [
+        {"model": name, "status": "not run"}
+        for name in [*absent, *([] if bare.any() else [NO_MEMORY])]
+    ]
     parts = [scores[~bare].assign(status="measured"), scores[bare].assign(status="control")]
-    table = pd.concat([*parts, constant.assign(status="control"), pd.DataFrame(rows)], ignore_index=True)
+    table = pd.concat(
+        [*parts, constant.assign(status="control"), pd.DataFrame(rows)], ignore_index=True
+    )
     counts = ["seeds", "questions", "responses", "unscored_responses", "atoms", "unscored_atoms"]
     return table.astype(dict.fromkeys(counts, "Int64"))
 
 # %% ../../nbs/report/02_tables.ipynb #c8f02e67
 def results_frame(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     """A results table as text: `mean ± std`, the SCS interval, unscored counts; `not run` where a row was not run."""
-    text = readable(table[["model", *table.columns[table.columns.get_loc("SCS") :]]].drop(columns="status"), digits)
+    text = readable(
+        table[["model", *table.columns[table.columns.get_loc("SCS") :]]].drop(columns="status"),
+        digits,
+    )
     missing = (table["status"] == "not run").to_numpy()
     text.loc[missing, [c for c in text.columns if c != "model"]] = "not run"
     text.insert(1, "status", table["status"].to_numpy())
@@ -63,7 +82,11 @@ def results_frame(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
 
 def results_text(run: Run) -> str:
     """The results of a run as text for a terminal; says so when nothing was scored."""
-    return results_frame(results_table(run), 1).to_string(index=False) if run.scored else "nothing was scored"
+    return (
+        results_frame(results_table(run), 1).to_string(index=False)
+        if run.scored
+        else "nothing was scored"
+    )
 
 # %% ../../nbs/report/02_tables.ipynb #97672397
 def start_of(run: Run) -> str:
@@ -72,14 +95,20 @@ def start_of(run: Run) -> str:
     return "Cold-start" if "Cold-start" in models or not models else models[0]
 
 
-def differences_table(run: Run, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")) -> "pd.DataFrame":
+def differences_table(
+    run: Run, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
+) -> "pd.DataFrame":
     """Each method minus the start on common questions: difference, 95 % interval, questions better and worse, sign test."""
     import pandas as pd
 
     start = start_of(run)
     frame = run.responses[run.responses["condition"] != "no_memory"] if run.judgments else None
     usable = () if frame is None else dict.fromkeys(frame.loc[frame["scored"], "model"])
-    tables = [compare(frame, start, name).assign(method=name) for name in usable if name != start and start in usable]
+    tables = [
+        compare(frame, start, name).assign(method=name)
+        for name in usable
+        if name != start and start in usable
+    ]
     if not tables:
         return pd.DataFrame()
     table = pd.concat(tables)
@@ -98,7 +127,8 @@ ATOM_BREAKDOWNS = (
 
 def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Accuracy, over-use and under-use of atoms by domain, block size, number of atoms and kind; slices without atoms are left out."""
-    frame, tables = run.atoms[run.atoms["condition"] != "no_memory"], {}
+    frame = run.atoms[run.atoms["condition"] != "no_memory"]
+    tables = {}
     if not frame["actual"].notna().any():
         return {}
     for title, by, ideal in ATOM_BREAKDOWNS:
@@ -126,14 +156,24 @@ def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     if model not in (known := list(rows["model"].unique())):
         raise KeyError(f"no published results of {model!r}: allowed are {', '.join(known)}")
     rows = rows[rows["model"] == model]
-    rows = rows.assign(cell=[f"{m:.{digits}f} ± {s:.{digits}f}" for m, s in zip(rows["mean"], rows["std"], strict=True)])
-    wide = rows.pivot(index="method", columns="metric", values="cell").loc[rows["method"].unique(), list(METRICS)]
+    rows = rows.assign(
+        cell=[
+            f"{m:.{digits}f} ± {s:.{digits}f}"
+            for m, s in zip(rows["mean"], rows["std"], strict=True)
+        ]
+    )
+    wide = rows.pivot(index="method", columns="metric", values="cell").loc[
+        rows["method"].unique(), list(METRICS)
+    ]
     wide.columns = [f"{name} {'↑' if name in HIGHER_IS_BETTER else '↓'}" for name in METRICS]
     return wide.reset_index()
 
 
 def beside_published(
-    table: "pd.DataFrame", model: str = "Qwen3-8B", metrics: Sequence[str] = ("SCS", "Exact"), label: str = "measured"
+    table: "pd.DataFrame",
+    model: str = "Qwen3-8B",
+    metrics: Sequence[str] = ("SCS", "Exact"),
+    label: str = "measured",
 ) -> "pd.DataFrame":
     """Measured and published cells of each method under headings that say which is which; gaps are spelled out."""
     import pandas as pd
@@ -141,8 +181,14 @@ def beside_published(
     columns = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in metrics]
     ours = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
     theirs = published_table(model).set_index("method")[columns]
-    methods = [*theirs.index, *(m for m in ours.index if m not in theirs.index and m != "no memory")]
-    parts = {label: ours.reindex(methods).fillna("not run"), f"published, {model}": theirs.reindex(methods).fillna("not published")}
+    methods = [
+        *theirs.index,
+        *(m for m in ours.index if m not in theirs.index and m != "no memory"),
+    ]
+    parts = {
+        label: ours.reindex(methods).fillna("not run"),
+        f"published, {model}": theirs.reindex(methods).fillna("not published"),
+    }
     return pd.concat(parts, axis=1)
 
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
@@ -153,27 +199,49 @@ def failures_table(run: Run) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    by_name = lambda frame: dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
+    def by_name(frame):
+        return dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
+
     answered = {} if run.answers is None else by_name(run.answers)
     judged = by_name(run.responses) if run.judgments else {}
-    rows, found = [], set() if run.answers is None else {*run.answers["finish_reason"]}
-    apart = {reason: name for reason, name in (("content_filter", "content filter"), ("tool_calls", "tool calls")) if reason in found}
+    rows = []
+    found = set() if run.answers is None else {*run.answers["finish_reason"]}
+    apart = {
+        reason: name
+        for reason, name in (("content_filter", "content filter"), ("tool_calls", "tool calls"))
+        if reason in found
+    }
     for name in dict.fromkeys([*answered, *judged]):
-        columns = ("answers", "cut off", "empty", *apart.values(), "failed", "unscored responses", "unscored atoms")
+        columns = (
+            "answers",
+            "cut off",
+            "empty",
+            *apart.values(),
+            "failed",
+            "unscored responses",
+            "unscored atoms",
+        )
         row: dict[str, Any] = dict.fromkeys(columns, "not run")
         if (part := answered.get(name)) is not None:
             cut, failed = ((part["finish_reason"] == reason) for reason in ("length", "error"))
             row |= {"answers": len(part), "cut off": int(cut.sum())}
             silent = part["blank"] & ~failed & ~part["finish_reason"].isin(list(apart))
             row |= {"empty": int(silent.sum()), "failed": int(failed.sum())}
-            row |= {name: int((part["finish_reason"] == reason).sum()) for reason, name in apart.items()}
+            row |= {
+                name: int((part["finish_reason"] == reason).sum()) for reason, name in apart.items()
+            }
         if (part := judged.get(name)) is not None:
-            row |= {"unscored responses": int((~part["scored"]).sum()), "unscored atoms": int(part["unscored_atoms"].sum())}
+            row |= {
+                "unscored responses": int((~part["scored"]).sum()),
+                "unscored atoms": int(part["unscored_atoms"].sum()),
+            }
         rows.append({"method": name} | row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/02_tables.ipynb #795fa323
-def reasons_table(judgments: Iterable[Judgment], answers: "pd.DataFrame | None" = None, top: int = 20) -> "pd.DataFrame":
+def reasons_table(
+    judgments: Iterable[Judgment], answers: "pd.DataFrame | None" = None, top: int = 20
+) -> "pd.DataFrame":
     """What failed or stayed unscored, for what reason, how often, and the first example: answers, judgments, single atoms."""
     import pandas as pd
 
@@ -184,14 +252,22 @@ def reasons_table(judgments: Iterable[Judgment], answers: "pd.DataFrame | None" 
         key = what, printable(masked if len(masked) <= 140 else masked[:139] + "…")
         counts[key] += 1
         first.setdefault(key, printable(example_id))
-    rows = [{"what": w, "reason": r, "count": n, "for example": first[w, r]} for (w, r), n in counts.most_common(top)]
+    rows = [
+        {"what": w, "reason": r, "count": n, "for example": first[w, r]}
+        for (w, r), n in counts.most_common(top)
+    ]
     return pd.DataFrame(rows, columns=["what", "reason", "count", "for example"])
 
 
-def _failures(judgments: Iterable[Judgment], answers: "pd.DataFrame | None") -> Iterable[tuple[str, str, str]]:
+def _failures(
+    judgments: Iterable[Judgment], answers: "pd.DataFrame | None"
+) -> Iterable[tuple[str, str, str]]:
     if answers is not None:
         failed = answers[answers["finish_reason"] == "error"]
-        yield from (("answer failed", error or "no reason given", i) for error, i in zip(failed["error"], failed["example_id"], strict=True))
+        yield from (
+            ("answer failed", error or "no reason given", i)
+            for error, i in zip(failed["error"], failed["example_id"], strict=True)
+        )
     for judgment in judgments:
         if judgment.error and answers is not None and judgment.error.startswith("no answer"):
             continue  # counted with the answers
@@ -203,7 +279,9 @@ def _failures(judgments: Iterable[Judgment], answers: "pd.DataFrame | None") -> 
                     yield "atom unscored", atom.reason or "no reason given", judgment.example_id
 
 # %% ../../nbs/report/02_tables.ipynb #5a092e73
-def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
+def quality_table(
+    responses: "pd.DataFrame", resamples: int = 2000, seed: int = 0
+) -> "pd.DataFrame":
     """For each source: answers, rated ones, mean quality (0 to 4) and percent of safety failures, with 95 % bounds.
 
     `responses` is a `response_frame`. The table has no row when nothing was rated.
@@ -213,9 +291,14 @@ def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 
     rows = []
     for method, part in responses.groupby(source_names(responses), sort=False):
         row: dict[str, Any] = {"method": method, "answers": len(part)}
-        for column, count, name, scale in (("task_quality", "rated_quality", "quality", 1), ("safety_failure", "rated_safety", "unsafe", 100)):
+        for column, count, name, scale in (
+            ("task_quality", "rated_quality", "quality", 1),
+            ("safety_failure", "rated_safety", "unsafe", 100),
+        ):
             rated = part[part[column].notna()]
-            row |= {count: len(rated)} | dict.fromkeys((name, f"{name}_low", f"{name}_high"), np.nan)
+            row |= {count: len(rated)} | dict.fromkeys(
+                (name, f"{name}_low", f"{name}_high"), np.nan
+            )
             if len(rated):
                 values = scale * rated[column].astype(float).to_numpy()[:, None]
                 totals, counts = fold_by_question(values, rated["seed"], rated["question_id"])
@@ -229,10 +312,18 @@ def quality_table(responses: "pd.DataFrame", resamples: int = 2000, seed: int = 
 
 def quality_lines(responses: "pd.DataFrame") -> list[str]:
     """The rows of `quality_table` as lines for a terminal."""
-    lines, bounded = [], lambda row, name, form: f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+    lines = []
+
+    def bounded(row, name, form):
+        return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
+
     for row in quality_table(responses).to_dict("records"):
-        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [f"{bounded(row, 'unsafe', '.1f')} % unsafe"] * bool(row["rated_safety"])
-        lines.append(f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated")
+        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [
+            f"{bounded(row, 'unsafe', '.1f')} % unsafe"
+        ] * bool(row["rated_safety"])
+        lines.append(
+            f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated"
+        )
     return lines
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
@@ -246,19 +337,28 @@ def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
     used = atoms[atoms["actual"] > 0]
     rows = []
     for name, part in used.groupby(source_names(used), sort=False):
-        checked, found = part["grounded"].notna() & part["quoted"], part["grounded"] == True  # noqa: E712
-        counts = {"quote found": found & checked, "not in the answer": ~found & checked, "no quote": ~part["quoted"]}
+        checked = part["grounded"].notna() & part["quoted"]
+        found = part["grounded"] == True  # noqa: E712
+        counts = {
+            "quote found": found & checked,
+            "not in the answer": ~found & checked,
+            "no quote": ~part["quoted"],
+        }
         row = {column: int(which.sum()) for column, which in counts.items()}
         row |= {"not checked": len(part) - sum(row.values())}
         share = 100 * row["not in the answer"] / checked.sum() if checked.any() else np.nan
-        rows.append({"method": name, "used atoms": len(part)} | row | {"not in the answer, %": share})
+        rows.append(
+            {"method": name, "used atoms": len(part)} | row | {"not in the answer, %": share}
+        )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/02_tables.ipynb #b6555e3e
 UNKNOWN = "not recorded"
 
 
-def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, Mapping[str, Any]]) -> "pd.DataFrame":
+def cost_table(
+    rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, Mapping[str, Any]]
+) -> "pd.DataFrame":
     """One column for each role: tokens, cost and seconds of its rows, and the calls its client counted, as text.
 
     `rows` holds a frame with the columns of `USAGE` for each role, `totals` what the manifest says about it.
@@ -269,27 +369,50 @@ def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, M
         known = values.dropna()
         if known.empty:
             return UNKNOWN
-        return form.format(known.sum()) + ("" if len(known) == len(values) else f" (known for {len(known):,} of {len(values):,})")
+        return form.format(known.sum()) + (
+            "" if len(known) == len(values) else f" (known for {len(known):,} of {len(values):,})"
+        )
 
-    share = lambda part, whole: f"{100 * part / whole:.1f} %" if part is not None and part == part and whole else UNKNOWN
+    def share(part, whole):
+        return (
+            f"{100 * part / whole:.1f} %"
+            if part is not None and part == part and whole
+            else UNKNOWN
+        )
+
     table = {}
     for role, frame in rows.items():
         if frame is None:
             continue
-        found, seconds = totals.get(role) or {}, frame["seconds"].dropna()
-        number = lambda name, form="{:,.0f}", found=found: UNKNOWN if found.get(name) is None else form.format(found[name])
+        found = totals.get(role) or {}
+        seconds = frame["seconds"].dropna()
+
+        def number(name, form="{:,.0f}", found=found):
+            return UNKNOWN if found.get(name) is None else form.format(found[name])
+
         table[role] = {
             "rows": f"{len(frame):,}",
             "prompt tokens": total(frame["prompt_tokens"]),
-            "of these cached by the server": share(frame["cached_tokens"].sum(min_count=1), frame["prompt_tokens"].sum()),
+            "of these cached by the server": share(
+                frame["cached_tokens"].sum(min_count=1), frame["prompt_tokens"].sum()
+            ),
             "completion tokens": total(frame["completion_tokens"]),
             "cost, USD": total(frame["cost"], "{:,.4f}"),
             **{
-                f"seconds a row, {name}": f"{np.percentile(seconds, q):.2f}" if len(seconds) else UNKNOWN
-                for name, q in (("median", 50), ("90th percentile", 90), ("99th percentile", 99), ("longest", 100))
+                f"seconds a row, {name}": f"{np.percentile(seconds, q):.2f}"
+                if len(seconds)
+                else UNKNOWN
+                for name, q in (
+                    ("median", 50),
+                    ("90th percentile", 90),
+                    ("99th percentile", 99),
+                    ("longest", 100),
+                )
             },
             "calls to the server": number("calls"),
-            "answered from the cache": share(found.get("cached"), (found.get("calls") or 0) + (found.get("cached") or 0)),
+            "answered from the cache": share(
+                found.get("cached"), (found.get("calls") or 0) + (found.get("cached") or 0)
+            ),
             "tried again": number("retries"),
             "failed": number("failures"),
             "spent, USD": number("cost", "{:,.4f}"),
@@ -299,26 +422,58 @@ def cost_table(rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, M
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: Any) -> Any:
     """A cell that no spreadsheet runs: text that would be read as a formula gets a leading apostrophe, a number stays."""
-    return value if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value) else sheet_cell(value)
+    return (
+        value
+        if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value)
+        else sheet_cell(value)
+    )
 
 
 def markdown_cell(value: Any) -> str:
     """A cell on one line with the characters that Markdown would read as structure escaped."""
-    return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(" ".join(str(value).split()), quote=False))
+    return re.sub(
+        r"([\\|`*_\[\]~$])", r"\\\1", html.escape(" ".join(str(value).split()), quote=False)
+    )
 
 # %% ../../nbs/report/02_tables.ipynb #c9493db4
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_SIGNS = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "·": r"$\cdot$", "−": "$-$", "→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "✓": r"$\checkmark$", "×": r"$\times$"}
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+_SIGNS = {
+    "±": r"$\pm$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "·": r"$\cdot$",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "✓": r"$\checkmark$",
+    "×": r"$\times$",
+}
 
 
 def to_latex(table: "pd.DataFrame", caption: str = "", label: str = "") -> str:
     """A booktabs table with every cell and heading escaped; ± and arrows become math. With a caption it stands in a `table` with caption and label."""
-    flat = table.map(lambda value: value if isinstance(value, int | float) else " ".join(str(value).split()))
+    flat = table.map(
+        lambda value: value if isinstance(value, int | float) else " ".join(str(value).split())
+    )
     text = flat.to_latex(index=False, escape=True, float_format="%.2f", na_rep="--")
     if caption:
         said = "".join(_LATEX.get(c, c) for c in " ".join(caption.split()))
         named = [f"\\label{{{label}}}"] if label else []
-        text = "\n".join([r"\begin{table}", r"\centering", f"\\caption{{{said}}}", *named, text + r"\end{table}", ""])
+        text = "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                f"\\caption{{{said}}}",
+                *named,
+                text + r"\end{table}",
+                "",
+            ]
+        )
     return "".join(_SIGNS.get(c, c) for c in text)
 
 
@@ -331,18 +486,27 @@ def to_markdown(table: "pd.DataFrame", caption: str = "") -> str:
     return "\n".join([*said, lines[0], "|" + "---|" * len(text[0]), *lines[1:]]) + "\n"
 
 # %% ../../nbs/report/02_tables.ipynb #c40bf127
-def caption(text: str, *, n: str, seeds: Iterable[int] | None, interval: str | None, ddof: int | None) -> str:
+def caption(
+    text: str, *, n: str, seeds: Iterable[int] | None, interval: str | None, ddof: int | None
+) -> str:
     """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread. Raises `ValueError` for an empty `n`."""
     if not n.strip():
         raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
     drawn = None if seeds is None else list(seeds)
-    parts = [f"n = {n}", "no seed" if not drawn else f"seed{'s' * (len(drawn) > 1)} {', '.join(map(str, drawn))}"]
-    parts.append("no spread" if ddof is None else f"± is the standard deviation over seeds, ddof = {ddof}")
+    parts = [
+        f"n = {n}",
+        "no seed" if not drawn else f"seed{'s' * (len(drawn) > 1)} {', '.join(map(str, drawn))}",
+    ]
+    parts.append(
+        "no spread" if ddof is None else f"± is the standard deviation over seeds, ddof = {ddof}"
+    )
     parts.append(f"interval: {interval}" if interval else "no interval")
     return f"{text.rstrip('.')}. {'; '.join(parts)}."
 
 # %% ../../nbs/report/02_tables.ipynb #e73da0c9
-def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"], captions: Mapping[str, str] = {}) -> list[Path]:
+def write_tables(
+    folder: str | Path, tables: Mapping[str, "pd.DataFrame"], captions: Mapping[str, str] = {}
+) -> list[Path]:
     """Write each table as CSV, LaTeX and Markdown under `folder`; names become file names of letters and digits.
 
     `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain, in captions.csv beside them.
@@ -354,11 +518,17 @@ def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"], capti
         raise ValueError(f"caption of {strange[0]!r}: no such table; allowed: {', '.join(tables)}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    files, said = [], {}
+    files = []
+    said = {}
     for name, table in tables.items():
         stem = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table")
-        plain, text = table.rename(columns=csv_cell).map(csv_cell), captions.get(name, "")
-        forms = {".csv": plain.to_csv(index=False), ".tex": to_latex(table, text, f"tab:{stem.name.removeprefix('tab-')}"), ".md": to_markdown(table, text)}
+        plain = table.rename(columns=csv_cell).map(csv_cell)
+        text = captions.get(name, "")
+        forms = {
+            ".csv": plain.to_csv(index=False),
+            ".tex": to_latex(table, text, f"tab:{stem.name.removeprefix('tab-')}"),
+            ".md": to_markdown(table, text),
+        }
         said |= {stem.name: text} if text else {}
         for suffix, content in forms.items():
             file = stem.with_suffix(suffix)
@@ -366,7 +536,11 @@ def write_tables(folder: str | Path, tables: Mapping[str, "pd.DataFrame"], capti
             files.append(file)
     if said:
         file = folder / "captions.csv"
-        earlier = pd.read_csv(file, index_col="table")["caption"].to_dict() if file.is_file() else {}
-        pd.DataFrame(sorted((earlier | said).items()), columns=["table", "caption"]).map(csv_cell).to_csv(file, index=False)
+        earlier = (
+            pd.read_csv(file, index_col="table")["caption"].to_dict() if file.is_file() else {}
+        )
+        pd.DataFrame(sorted((earlier | said).items()), columns=["table", "caption"]).map(
+            csv_cell
+        ).to_csv(file, index=False)
         files.append(file)
     return files

@@ -11,8 +11,23 @@ from typing import TYPE_CHECKING
 
 from ..evaluation.breakdown import by_source
 from .credit_viewer import answer_view, whole_trace
-from .figures import channel_figure, curves_figure, inline_figures, plane_figure, rates_figure, write_figures
-from .page import differences_grid, find_examples, flatten, grid, render_page, results_grid, write_page
+from memcalib.report.figures import (
+    channel_figure,
+    curves_figure,
+    inline_figures,
+    plane_figure,
+    rates_figure,
+    write_figures,
+)
+from memcalib.report.page import (
+    differences_grid,
+    find_examples,
+    flatten,
+    grid,
+    render_page,
+    results_grid,
+    write_page,
+)
 from .run_data import Run, load_run
 from memcalib.report.tables import (
     atom_tables,
@@ -36,7 +51,10 @@ def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Fig
     figures = {}
     if run.scored:
         table = results_table(run) if table is None else table
-        placed = table[(table["status"] == "measured") & ((table["model"] != "Base") | (start_of(run) == "Base"))]
+        placed = table[
+            (table["status"] == "measured")
+            & ((table["model"] != "Base") | (start_of(run) == "Base"))
+        ]
         figures["plane"] = plane_figure(placed, run.path, start_of(run))
         groups = by_source(run.treated)
         ends = dict.fromkeys(n for n in (start_of(run), list(groups)[-1]) if n in groups)
@@ -44,21 +62,31 @@ def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Fig
             figures["channels"] = channel_figure({name: groups[name] for name in ends})
     if run.steps is not None and len(sampled_steps(run.steps)):
         figures["curves"] = curves_figure(sampled_steps(run.steps))
-        if any("/" in c and run.steps.loc[run.steps["method"] == "MemCalib-RL", c].notna().any() for c in run.steps):
+        if any(
+            "/" in c and run.steps.loc[run.steps["method"] == "MemCalib-RL", c].notna().any()
+            for c in run.steps
+        ):
             figures["rates"] = rates_figure(run.steps)
     return figures
 
 
 def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
     """The steps of methods that sample answers; steps of supervised fine-tuning are of another length."""
-    return steps[steps.groupby("method")["response_length"].transform("count") > 0] if "response_length" in steps else steps
+    return (
+        steps[steps.groupby("method")["response_length"].transform("count") > 0]
+        if "response_length" in steps
+        else steps
+    )
 
 # %% ../../nbs/report/06_training_report.ipynb #13055bf2
 def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
     """Of each method that takes credit from evidence: atoms that show, left no trace, are quoted wrongly or share words, and pairs that are quoted everywhere, over all steps."""
     import pandas as pd
 
-    names = {f"evidence_{kind}": kind for kind in ("shown", "omitted", "ungrounded", "overlapping", "everywhere")}
+    names = {
+        f"evidence_{kind}": kind
+        for kind in ("shown", "omitted", "ungrounded", "overlapping", "everywhere")
+    }
     if not {*names} <= {*steps.columns}:
         return pd.DataFrame()
     rows = steps.dropna(subset=[*names]).groupby("method", sort=False)[[*names]].sum().astype(int)
@@ -83,7 +111,10 @@ def run_summary(run: Run) -> str:
 
 # %% ../../nbs/report/06_training_report.ipynb #3ad0b40d
 def write_report(
-    folder: str | Path, title: str | None = None, published_model: str | None = None, traces: int = 3
+    folder: str | Path,
+    title: str | None = None,
+    published_model: str | None = None,
+    traces: int = 3,
 ) -> Path:
     """Write tables, figures and report.html of a run folder; returns the path of the page.
 
@@ -110,11 +141,17 @@ def write_report(
         notes=run.notes,
         facts=_facts(run, table),
         results=None if table is None else results_grid(table),
-        absent=f"none of {len(run.judgments)} judged answers could be scored" if run.judgments else "not run",
+        absent=f"none of {len(run.judgments)} judged answers could be scored"
+        if run.judgments
+        else "not run",
         published=grid(published_table(published_model)) if published_model else None,
         published_model=published_model,
-        differences=differences_grid(tables["Differences"]) if len(tables.get("Differences", ())) else None,
-        slices={n: grid(t) for n, t in tables.items() if n not in ("Results", "Differences", "Failures")},
+        differences=differences_grid(tables["Differences"])
+        if len(tables.get("Differences", ()))
+        else None,
+        slices={
+            n: grid(t) for n, t in tables.items() if n not in ("Results", "Differences", "Failures")
+        },
         failures=grid(tables["Failures"]) if "Failures" in tables else None,
         traces=_traces(run, traces),
         manifest=list(flatten(run.manifest)),
@@ -125,8 +162,13 @@ def write_report(
 def _traces(run: Run, count: int) -> list[dict]:
     rows = sorted(run.traces or [], key=lambda row: row["method"] != "MemCalib-RL")[:count]
     asked = find_examples(run.folder / "examples.jsonl", [row["example_id"] for row in rows])
-    whole = [whole_trace(row, asked.get(row["example_id"]), number) for number, row in enumerate(rows)]
-    return [{"method": row["method"], "item": answer_view(trace)} for row, trace in zip(rows, whole, strict=True)]
+    whole = [
+        whole_trace(row, asked.get(row["example_id"]), number) for number, row in enumerate(rows)
+    ]
+    return [
+        {"method": row["method"], "item": answer_view(trace)}
+        for row, trace in zip(rows, whole, strict=True)
+    ]
 
 
 def _facts(run: Run, table: "pd.DataFrame | None") -> list[tuple[str, str]]:

@@ -36,8 +36,22 @@ from ..inference.local import prompt_encoder
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..redistribution import Credit
-from .checkpoints import EARLIER, ROWS, Checkpoints, RunStopped, examples_hash, keep_best, writing
-from .rewards import cache_path, held_out_answers, held_out_examples, judge_held_out, judge_spent
+from memcalib.trainer.checkpoints import (
+    EARLIER,
+    ROWS,
+    Checkpoints,
+    RunStopped,
+    examples_hash,
+    keep_best,
+    writing,
+)
+from memcalib.trainer.rewards import (
+    cache_path,
+    held_out_answers,
+    held_out_examples,
+    judge_held_out,
+    judge_spent,
+)
 from .settings import TrainConfig
 from .trace_files import drop_traces
 
@@ -53,7 +67,10 @@ STATS = ("response_length", "end_rate", "repetition", "closing_advantage")
 
 
 def answer_stats(
-    ids: Sequence[Sequence[int]], ends: Sequence[int], advantages: Float[Tensor, "row token"], valid: Bool[Tensor, " row"]
+    ids: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    advantages: Float[Tensor, "row token"],
+    valid: Bool[Tensor, " row"],
 ) -> Tensor:
     """Length in tokens, whether it ended, `repetition`, advantage of its end token (NaN if cut off or not `valid`): [row, 4]."""
     rows = []
@@ -66,11 +83,17 @@ def answer_stats(
 # %% ../../nbs/trainer/05_callbacks.ipynb #e6d58cef
 def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     """Atoms whose quote is not in the answer, and atoms whose quote was looked up."""
-    flags = [atom.grounded for judgment in judgments for atom in judgment.atoms if atom.grounded is not None]
+    flags = [
+        atom.grounded
+        for judgment in judgments
+        for atom in judgment.atoms
+        if atom.grounded is not None
+    ]
     return flags.count(False), len(flags)
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #90bdf42a
-_ADDED, _LARGEST = ("pairs", "localized", "fallback_", "candidates/", "bounded", "evidence_"), ("_error", "_relative", "largest_advantage", "noise_floor")
+_ADDED = ("pairs", "localized", "fallback_", "candidates/", "bounded", "evidence_")
+_LARGEST = ("_error", "_relative", "largest_advantage", "noise_floor")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 
@@ -88,7 +111,9 @@ def merge_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             merged[name] = max(found.values(), default=math.nan)
         elif name.startswith(_AVERAGED) and found:
             weights = [parts[k]["localized"] for k in found]
-            merged[name] = sum(w * value for w, value in zip(weights, found.values(), strict=True)) / sum(weights)
+            merged[name] = sum(
+                w * value for w, value in zip(weights, found.values(), strict=True)
+            ) / sum(weights)
     return merged
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #5318f104
@@ -108,28 +133,45 @@ class DriftLimit:
     @property
     def told(self) -> str:
         """The limit in words."""
-        return f"{self.times:g} times the start" if self.times is not None else f"a change of {self.by:+g}"
+        return (
+            f"{self.times:g} times the start"
+            if self.times is not None
+            else f"a change of {self.by:+g}"
+        )
 
 
 def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
     """The watched numbers of a run and their limits; a limit of None watches nothing."""
     moves = {"end_rate": (config.drift_end_rate, -1), "repetition": (config.drift_repetition, 1)}
-    moves |= {"evidence_mismatch": (config.drift_mismatch, 1), "closing_advantage": (config.drift_closing, -1)}
-    limits = {name: DriftLimit(by=sign * size) for name, (size, sign) in moves.items() if size is not None}
-    return limits | ({"response_length": DriftLimit(times=config.drift_length)} if config.drift_length else {})
+    moves |= {
+        "evidence_mismatch": (config.drift_mismatch, 1),
+        "closing_advantage": (config.drift_closing, -1),
+    }
+    limits = {
+        name: DriftLimit(by=sign * size) for name, (size, sign) in moves.items() if size is not None
+    }
+    return limits | (
+        {"response_length": DriftLimit(times=config.drift_length)} if config.drift_length else {}
+    )
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #5743f0e0
 class DriftMonitor:
     """Watches rows of a run: the mean of the last `steps` values of a number against the mean of its first `steps`."""
 
     def __init__(self, limits: Mapping[str, DriftLimit], steps: int = 5):
-        self.limits, self.steps, self.drifting = limits, steps, set[str]()
+        self.limits = limits
+        self.steps = steps
+        self.drifting = set[str]()
         self.first: dict[str, list[float]] = {name: [] for name in limits}
         self.last = {name: deque[float](maxlen=steps) for name in limits}
 
     def update(self, row: Mapping[str, Any]) -> list[str]:
         """Take in a row; one message for each number that has just passed its limit."""
-        return [text for name in self.limits if (text := self._update(name, row.get(name), row.get("step")))]
+        return [
+            text
+            for name in self.limits
+            if (text := self._update(name, row.get(name), row.get("step")))
+        ]
 
     def _update(self, name: str, value: float | None, step: int | None) -> str | None:
         if value is None or not math.isfinite(value):
@@ -140,7 +182,8 @@ class DriftMonitor:
         self.last[name].append(value)
         start, now = (sum(values) / len(values) for values in (self.first[name], self.last[name]))
         full = len(self.last[name]) == self.steps
-        already, passed = name in self.drifting, full and self.limits[name].passed(start, now)
+        already = name in self.drifting
+        passed = full and self.limits[name].passed(start, now)
         (self.drifting.add if passed else self.drifting.discard)(name)
         if already or not passed:
             return None
@@ -160,8 +203,14 @@ class DriftMonitor:
         self.drifting = {*state["drifting"]} & self.limits.keys()
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #53ff183d
-LOGGED = {"loss": "loss", "kl": "kl", "entropy": "entropy", "clipped": "clip_ratio/region_mean",
-          "grad_norm": "grad_norm", "seconds": "step_time"}  # fmt: skip
+LOGGED = {
+    "loss": "loss",
+    "kl": "kl",
+    "entropy": "entropy",
+    "clipped": "clip_ratio/region_mean",
+    "grad_norm": "grad_norm",
+    "seconds": "step_time",
+}
 LOST = ("context", "out_of_memory")
 LARGE_ADVANTAGE = 100
 log = logging.getLogger(__name__)
@@ -170,40 +219,82 @@ log = logging.getLogger(__name__)
 class StepRows(TrainerCallback):
     """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces; counts the updates that are skipped."""
 
-    def __init__(self, trainer: GRPOTrainer, validation: Sequence[Example] = (), on_step: OnStep | None = None):
-        self.trainer, self.config, self.validation, self.on_step = trainer, trainer.config, validation, on_step
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        validation: Sequence[Example] = (),
+        on_step: OnStep | None = None,
+    ):
+        self.trainer = trainer
+        self.config = trainer.config
+        self.validation = validation
+        self.on_step = on_step
         self.drift = DriftMonitor(drift_limits(self.config), self.config.drift_steps)
         self.best: dict[str, Any] | None = None  # step and SCS of the best policy so far
-        self.skipped, self.worst_mean, self.spent = 0, 0.0, judge_spent(trainer.judged.judge)
+        self.skipped = 0
+        self.worst_mean = 0.0
+        self.spent = judge_spent(trainer.judged.judge)
         self.row: dict[str, Any] = {}  # of the last rollout batch, before the losses are known
         self.evaluated: dict[str, float] = {}  # scores that wait for the row of their step
         self.stop: RunStopped | None = None  # raised when the row of this step is written
 
     def describe(self) -> dict[str, Any]:
         """The row of the last rollout batch: step, reward over scored answers, `STATS`, counts, and the credit's stats."""
-        trainer, judged, gather, total = self.trainer, self.trainer.judged, self.trainer.accelerator.gather, self.trainer.sum_over_processes
+        trainer = self.trainer
+        judged = self.trainer.judged
+        gather = self.trainer.accelerator.gather
+        total = self.trainer.sum_over_processes
         stats = answer_stats(judged.ids, trainer.eos_token_ids, trainer.advantages, judged.valid)
         means = gather(stats).nanmean(0).tolist()
         reward = gather(judged.rewards.sum(1).to(stats.device)).nanmean().item()
-        row = {"step": trainer.state.global_step // self.config.minibatches, "method": self.config.method, "seed": self.config.seed, "reward": reward}
+        row = {
+            "step": trainer.state.global_step // self.config.minibatches,
+            "method": self.config.method,
+            "seed": self.config.seed,
+            "reward": reward,
+        }
         row |= dict(zip(STATS, means, strict=True))
-        spent, self.spent = judge_spent(trainer.judge, self.spent), judge_spent(trainer.judge)
+        spent = judge_spent(trainer.judge, self.spent)
+        self.spent = judge_spent(trainer.judge)
         wrong, quoted = quote_counts(judged.judgments)
-        local = [wrong, quoted, int((~judged.valid).sum()), sum(judgment.retry for judgment in judged.judgments)]
-        wrong, quoted, unscored, failed, *totals = total([*local, *(math.nan if n is None else n for n in spent.values())])
-        row |= {"unscored": int(unscored), "failed_calls": int(failed), "evidence_mismatch": wrong / quoted if quoted else math.nan}
+        local = [
+            wrong,
+            quoted,
+            int((~judged.valid).sum()),
+            sum(judgment.retry for judgment in judged.judgments),
+        ]
+        wrong, quoted, unscored, failed, *totals = total(
+            [*local, *(math.nan if n is None else n for n in spent.values())]
+        )
+        row |= {
+            "unscored": int(unscored),
+            "failed_calls": int(failed),
+            "evidence_mismatch": wrong / quoted if quoted else math.nan,
+        }
         row |= {f"judge_{name}": count for name, count in zip(spent, totals, strict=True)}
         if ways := sharing_faults(trainer.accelerator.unwrap_model(trainer.model)):
             row["sharing_faults"] = {way: why for way, why in ways.items() if why}
         if trainer.lost is not None:
             counts = total([trainer.lost[reason] for reason in LOST])
-            row |= {f"lost_{reason}": int(count) for reason, count in zip(LOST, counts, strict=True)}
+            row |= {
+                f"lost_{reason}": int(count) for reason, count in zip(LOST, counts, strict=True)
+            }
         if trainer.credit:
             row |= merge_stats(gather_object([trainer.credit.stats]))
         if row.get("largest_advantage", 0) > LARGE_ADVANTAGE:
             why = f"the channels of this batch cancel (rms {row['rms']:.3g}), and each is moved to words of its own"
-            bound = "" if self.config.max_advantage else "; max_advantage would bound it, at the price of preserved means"
-            log.warning("step %d: a token has an advantage of %.4g: %s%s", row["step"], row["largest_advantage"], why, bound)
+            bound = (
+                ""
+                if self.config.max_advantage
+                else "; max_advantage would bound it, at the price of preserved means"
+            )
+            log.warning(
+                "step %d: a token has an advantage of %.4g: %s%s",
+                row["step"],
+                row["largest_advantage"],
+                why,
+                bound,
+            )
         if "conservation_relative" in row:
             row["worst_mean"] = self.worst_mean = max(self.worst_mean, row["conservation_relative"])
         row["skipped"] = self.skipped
@@ -216,14 +307,22 @@ class StepRows(TrainerCallback):
         if self.trainer.accelerator.is_main_process:
             rows = Path(self.trainer.args.output_dir) / ROWS
             with writing(rows), open(rows, "a", encoding="utf-8") as file:
-                file.write(json.dumps({name: None if value != value else value for name, value in row.items()}) + "\n")
+                file.write(
+                    json.dumps(
+                        {name: None if value != value else value for name, value in row.items()}
+                    )
+                    + "\n"
+                )
             if self.on_step:
                 self.on_step(row)
 
     def write_trace(self, step: int) -> None:
         """Write the trace of the last rollout batch into the folder `traces` of the run."""
-        trainer, credited = self.trainer, isinstance(self.trainer.credit, Credit)
-        writer = resolve_name("memcalib.trainer.traces:TraceWriter")(Path(trainer.args.output_dir) / "traces")
+        trainer = self.trainer
+        credited = isinstance(self.trainer.credit, Credit)
+        writer = resolve_name("memcalib.trainer.traces:TraceWriter")(
+            Path(trainer.args.output_dir) / "traces"
+        )
         about = {"process": trainer.accelerator.process_index, "method": self.config.method}
         about |= {"mode": self.config.mode} if self.config.credit.by_evidence else {}
         if credited:
@@ -233,8 +332,11 @@ class StepRows(TrainerCallback):
 
     def judge_validation(self, model) -> list[Judgment]:
         """The judgments of the policy's answers to the held-out examples, of all processes."""
-        config, trainer, tokenizer = self.config, self.trainer, self.trainer.processing_class
-        process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        config = self.config
+        trainer = self.trainer
+        tokenizer = self.trainer.processing_class
+        process = trainer.accelerator.process_index
+        processes = trainer.accelerator.num_processes
         examples = list(self.validation)[process::processes]
         if getattr(trainer, "use_vllm", False):
             encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
@@ -244,7 +346,9 @@ class StepRows(TrainerCallback):
             ids, _ = trainer._generate_single_turn(prompts + filler * short, None, {}, 1)
             answers = tokenizer.batch_decode(ids[: len(prompts)], skip_special_tokens=True)
         else:
-            answers = held_out_answers(model, tokenizer, config, self.validation)[process::processes]
+            answers = held_out_answers(model, tokenizer, config, self.validation)[
+                process::processes
+            ]
         return judge_held_out(trainer.judge, config, examples, answers)
 
     def evaluate(self, model, step: int) -> dict[str, float]:
@@ -254,24 +358,42 @@ class StepRows(TrainerCallback):
         except FloatingPointError as error:
             raise self.trainer.guard.error(str(error), step) from error
         score = scores["SCS"]
-        if self.config.keep_best and score == score and (self.best is None or score > self.best["SCS"]):
+        if (
+            self.config.keep_best
+            and score == score
+            and (self.best is None or score > self.best["SCS"])
+        ):
             self.best = {"step": step, "SCS": score}
-            keep_best(self.trainer.args.output_dir, self.trainer.save_model, self.best, self.trainer.accelerator.is_main_process)
+            keep_best(
+                self.trainer.args.output_dir,
+                self.trainer.save_model,
+                self.best,
+                self.trainer.accelerator.is_main_process,
+            )
         return {f"valid_{name}": value for name, value in scores.items()}
 
     def on_train_begin(self, args, state, control, model=None, **_):
-        trainer, config, traces = self.trainer, self.config, Path(self.trainer.args.output_dir) / "traces"
+        trainer = self.trainer
+        config = self.config
+        traces = Path(self.trainer.args.output_dir) / "traces"
         if traces.is_dir() and trainer.accelerator.is_main_process:
-            drop_traces(traces, state.global_step // config.minibatches)  # these steps are made again
+            drop_traces(
+                traces, state.global_step // config.minibatches
+            )  # these steps are made again
         if not (self.validation and config.eval_every):
             return
-        given, context = len(self.validation), getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
-        self.validation = held_out_examples(config, trainer.processing_class, self.validation, context, trainer.args.output_dir)
+        given = len(self.validation)
+        context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+        self.validation = held_out_examples(
+            config, trainer.processing_class, self.validation, context, trainer.args.output_dir
+        )
         if not state.global_step:
             scores = self.evaluate(model, 0) | {"valid_overlong": given - len(self.validation)}
             self.write({"step": 0, "method": config.method, "seed": config.seed} | scores)
             logged = {f"memcalib/{name}": value for name, value in scores.items() if value == value}
-            trainer.callback_handler.on_log(args, state, copy(control), logged)  # the loggers; the base trainer knows of no step 0
+            trainer.callback_handler.on_log(
+                args, state, copy(control), logged
+            )  # the loggers; the base trainer knows of no step 0
 
     def on_epoch_begin(self, args, state, control, **_):
         self.trainer.sampler.set_epoch(int(state.epoch or 0))
@@ -281,11 +403,21 @@ class StepRows(TrainerCallback):
         if not trainer.skips:
             return
         self.skipped += 1
-        judged, ends = trainer.judged, trainer.eos_token_ids
-        cut = [bool(valid) and ids[-1] not in ends for ids, valid in zip(judged.ids, judged.valid, strict=True)]
-        unscored, masked = trainer.sum_over_processes([int((~judged.valid).sum()), sum(cut) * self.config.mask_truncated])
+        judged = trainer.judged
+        ends = trainer.eos_token_ids
+        cut = [
+            bool(valid) and ids[-1] not in ends
+            for ids, valid in zip(judged.ids, judged.valid, strict=True)
+        ]
+        unscored, masked = trainer.sum_over_processes(
+            [int((~judged.valid).sum()), sum(cut) * self.config.mask_truncated]
+        )
         why = f"of the answers of this step {unscored:.0f} are not scored and {masked:.0f} were cut off and are masked"
-        log.warning("update %d skipped: its mini-batch has no token to learn from; %s", state.global_step + 1, why)
+        log.warning(
+            "update %d skipped: its mini-batch has no token to learn from; %s",
+            state.global_step + 1,
+            why,
+        )
         trainer.accelerator.gradient_state._set_sync_gradients(False)
 
     def on_optimizer_step(self, args, state, control, **_):
@@ -307,7 +439,8 @@ class StepRows(TrainerCallback):
         if "loss" not in logs:
             return
         row = self.row | {name: logs.get(key) for name, key in LOGGED.items()}
-        self.evaluated, moved = {}, self.drift.update(row)
+        self.evaluated = {}
+        moved = self.drift.update(row)
         for message in moved:
             log.warning("drift: %s", message)
         if moved and self.config.stop_on_drift:
@@ -325,15 +458,29 @@ class Diverged(ValueError):
 
 
 def diverged(
-    step: int, what: str, updates: int, lr: float, dtype: torch.dtype, last: object = None, look: str = ""
+    step: int,
+    what: str,
+    updates: int,
+    lr: float,
+    dtype: torch.dtype,
+    last: object = None,
+    look: str = "",
 ) -> Diverged:
     """The error for `what` was found in a step, after so many updates; `last` is the newest checkpoint from before, if any.
 
     `look` is where to look; if it is empty, at the learning rate and the precision, or at the weights before the first update.
     """
     settings = f"look at the learning rate ({lr:g}) and the precision ({str(dtype).removeprefix('torch.')})"
-    look = look or (settings if updates else "nothing was updated yet: look at the weights that the run began with")
-    left = f"The weights in {last} are from before and may be the start of a new run" if last else "No checkpoint was saved before"
+    look = look or (
+        settings
+        if updates
+        else "nothing was updated yet: look at the weights that the run began with"
+    )
+    left = (
+        f"The weights in {last} are from before and may be the start of a new run"
+        if last
+        else "No checkpoint was saved before"
+    )
     again = "With the same settings the same would come again"
     return Diverged(f"step {step}: {what}; allowed are finite numbers: {look}. {again}. {left}")
 
@@ -351,13 +498,18 @@ def damaged_weight(model: torch.nn.Module) -> str:
     """The first trained weight of a model whose norm is not finite, in the part this process holds; empty when there is none."""
     for name, weight in model.named_parameters():
         here = weight.to_local() if isinstance(weight, DTensor) else weight
-        norm = torch.linalg.vector_norm(here.detach(), dtype=torch.promote_types(here.dtype, torch.float32))
+        norm = torch.linalg.vector_norm(
+            here.detach(), dtype=torch.promote_types(here.dtype, torch.float32)
+        )
         if weight.requires_grad and not norm.isfinite():
             return f"weight {name} of norm {norm.item()}"
     return ""
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #8ec5b7c8
-_LOGPS = {"old_per_token_logps": "the log-probability under the policy", "ref_per_token_logps": "the one under the reference"}
+_LOGPS = {
+    "old_per_token_logps": "the log-probability under the policy",
+    "ref_per_token_logps": "the one under the reference",
+}
 
 
 class FiniteGuard(TrainerCallback):
@@ -365,19 +517,29 @@ class FiniteGuard(TrainerCallback):
 
     def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
-        self.asked: int | None = None  # the update after which the weights were last asked for a probability
+        self.asked: int | None = (
+            None  # the update after which the weights were last asked for a probability
+        )
 
     def error(self, what: str, step: int | None = None, look: str = "") -> Diverged:
         """The error for `what` was found, in this step if none is named."""
-        trainer, kept = self.trainer, self.trainer.checkpoints
-        updates, last = trainer.state.global_step, kept.saved or (kept.resumed[1] if kept.resumed else None)
+        trainer = self.trainer
+        kept = self.trainer.checkpoints
+        updates = trainer.state.global_step
+        last = kept.saved or (kept.resumed[1] if kept.resumed else None)
         step = updates // trainer.config.minibatches + 1 if step is None else step
-        return diverged(step, what, updates, trainer.args.learning_rate, trainer.model.dtype, last, look)
+        return diverged(
+            step, what, updates, trainer.args.learning_rate, trainer.model.dtype, last, look
+        )
 
     def check_update(self, loss: Tensor | float, norm: Tensor | float | None) -> None:
         """Look at the loss of an update, of this process, and at the norm of its gradient, before the optimizer's step."""
         (loss,) = self.trainer.sum_over_processes([loss])
-        known = {} if norm is None or self.trainer.accelerator.scaler is not None else {"gradient norm": float(norm)}
+        known = (
+            {}
+            if norm is None or self.trainer.accelerator.scaler is not None
+            else {"gradient norm": float(norm)}
+        )
         for name, value in ({"loss": loss} | known).items():
             if value - value != 0:
                 raise self.error(f"{name} {value}")
@@ -385,16 +547,24 @@ class FiniteGuard(TrainerCallback):
     def check_logps(self, batch: Mapping[str, Any]) -> None:
         """Look at the log-probabilities of a rollout batch that are in the loss."""
         lost = self.trainer.lost
-        look = f"answers could not be scored ({dict(lost)}): look at the memory of the device and at max_tokens" if lost else ""
+        look = (
+            f"answers could not be scored ({dict(lost)}): look at the memory of the device and at max_tokens"
+            if lost
+            else ""
+        )
         for key in sorted(batch.keys() & _LOGPS):
             found = not_finite(batch[key], batch["completion_mask"])
             if self.trainer.sum_over_processes([bool(found)])[0]:
-                raise self.error(f"{_LOGPS[key]} of {found or 'a row of another process is not finite'}", look=look)
+                raise self.error(
+                    f"{_LOGPS[key]} of {found or 'a row of another process is not finite'}",
+                    look=look,
+                )
 
     def end_logp(self) -> float:
         """The log-probability of an answer that ends at once, after the prompt of the first example."""
         trainer = self.trainer
-        prompt, bare = trainer.encode(trainer.judged.pool[trainer.train_dataset["example"][0]]), trainer.accelerator.unwrap_model(trainer.model)
+        prompt = trainer.encode(trainer.judged.pool[trainer.train_dataset["example"][0]])
+        bare = trainer.accelerator.unwrap_model(trainer.model)
         with trainer.accelerator.autocast():
             found = response_logps(bare, [prompt], [trainer.eos_token_ids[:1]], share=False).item()
         for module in bare.modules():
@@ -404,9 +574,11 @@ class FiniteGuard(TrainerCallback):
 
     def check_weights(self) -> None:
         """Look at the weights of the policy, before they are saved."""
-        trainer, what = self.trainer, damaged_weight(self.trainer.model)
+        trainer = self.trainer
+        what = damaged_weight(self.trainer.model)
         if self.asked != trainer.state.global_step:
-            logp, self.asked = self.end_logp(), trainer.state.global_step
+            logp = self.end_logp()
+            self.asked = trainer.state.global_step
             what = what or ("" if logp - logp == 0 else f"log-probability {logp} of a token")
         if trainer.sum_over_processes([bool(what)])[0]:
             step = trainer.state.global_step // trainer.config.minibatches
@@ -424,19 +596,40 @@ class CreditCheckpoints(Checkpoints):
     @cached_property
     def identity(self) -> dict[str, Any]:
         trainer = self.trainer
-        config, processes = json.loads(trainer.config.model_dump_json()), trainer.accelerator.num_processes
+        config = json.loads(trainer.config.model_dump_json())
+        processes = trainer.accelerator.num_processes
         if trainer.config.granularity == "sentence" or trainer.config.credit.by_evidence:
             config["splitter"] = splitter_name()
-        return {"format": 2, "config": config, "examples": examples_hash(trainer.judged.pool), "processes": processes}
+        return {
+            "format": 2,
+            "config": config,
+            "examples": examples_hash(trainer.judged.pool),
+            "processes": processes,
+        }
 
     def kept(self) -> dict[str, Any]:
-        trainer, rows = self.trainer, self.trainer.rows
-        counts = {"step": trainer.state.global_step // trainer.config.minibatches, "skipped": rows.skipped, "worst_mean": rows.worst_mean}
-        known = {"best": rows.best, "judge_cache": cache_path(trainer.judge), "reference": trainer.reference_weights}
-        return counts | known | {"thresholds": trainer.thresholds.state_dict(), "drift": rows.drift.state_dict()}
+        trainer = self.trainer
+        rows = self.trainer.rows
+        counts = {
+            "step": trainer.state.global_step // trainer.config.minibatches,
+            "skipped": rows.skipped,
+            "worst_mean": rows.worst_mean,
+        }
+        known = {
+            "best": rows.best,
+            "judge_cache": cache_path(trainer.judge),
+            "reference": trainer.reference_weights,
+        }
+        return (
+            counts
+            | known
+            | {"thresholds": trainer.thresholds.state_dict(), "drift": rows.drift.state_dict()}
+        )
 
     def put_back(self, state: Mapping[str, Any]) -> None:
         rows = self.trainer.rows
-        rows.skipped, rows.worst_mean, rows.best = state["skipped"], state["worst_mean"], state["best"]
+        rows.skipped = state["skipped"]
+        rows.worst_mean = state["worst_mean"]
+        rows.best = state["best"]
         self.trainer.thresholds.load_state_dict(state["thresholds"])
         rows.drift.load_state_dict(state["drift"])

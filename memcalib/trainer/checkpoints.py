@@ -85,11 +85,19 @@ class StopSignals:
     """
 
     def __init__(
-        self, active: bool = False, total: Callable[[list[float]], list[float]] = list, echo: float = 3.0,
+        self,
+        active: bool = False,
+        total: Callable[[list[float]], list[float]] = list,
+        echo: float = 3.0,
         clock: Callable[[], float] = time.monotonic,
-    ):  # fmt: skip
-        self.active, self.total, self.echo, self.clock = active, total, echo, clock
-        self.found, self.since, self.ends = 0, 0.0, False
+    ):
+        self.active = active
+        self.total = total
+        self.echo = echo
+        self.clock = clock
+        self.found = 0
+        self.since = 0.0
+        self.ends = False
 
     def votes(self) -> list[float]:
         """What this process adds to the counts of all processes."""
@@ -105,9 +113,15 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
-        self.found, self.since, ends, self.ends = number, self.clock(), self.ends, False
+        ends = self.ends
+        self.since = self.clock()
+        self.found = number
+        self.ends = False
         with suppress(OSError):
-            os.write(2, f"\n{signal.Signals(number).name}: the run saves its last whole step and ends; again to end at once\n".encode())
+            os.write(
+                2,
+                f"\n{signal.Signals(number).name}: the run saves its last whole step and ends; again to end at once\n".encode(),
+            )
         if ends:
             raise _Now
 
@@ -117,7 +131,9 @@ class StopSignals:
         before = {}
         if self.active and threading.current_thread() is threading.main_thread():
             default = (signal.SIG_DFL, signal.default_int_handler)
-            before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) in default}
+            before = {
+                number: old for number in SIGNALS if (old := signal.getsignal(number)) in default
+            }
         for number in before:
             signal.signal(number, self._handle)
         try:
@@ -177,12 +193,16 @@ def _to_memory(storage, place: str):
     return storage if place.startswith("cpu:") else None
 
 
-if all(getattr(reader, "__name__", "") != "_to_memory" for *_, reader in torch.serialization._package_registry):
+if all(
+    getattr(reader, "__name__", "") != "_to_memory"
+    for *_, reader in torch.serialization._package_registry
+):
     torch.serialization.register_package(5, lambda storage: None, _to_memory)
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #82c609cf
 log = logging.getLogger(__name__)
-SEAL, ROWS = "memcalib.json", "steps.jsonl"
+SEAL = "memcalib.json"
+ROWS = "steps.jsonl"
 
 
 class CheckpointError(ValueError):
@@ -199,7 +219,10 @@ def _checksums(folder: Path) -> dict[str, list]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(checksum, files))
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, xxh3] for path, xxh3 in zip(files, found, strict=True)}
+    return {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, xxh3]
+        for path, xxh3 in zip(files, found, strict=True)
+    }
 
 
 def _fault(file: Path, size: int, xxh3: str) -> str | None:
@@ -244,31 +267,62 @@ def writing(place: str | Path, part: str | Path | None = None) -> Iterator[None]
     except (OSError, RuntimeError, SafetensorError) as error:
         if not _of_writing(error):
             raise
-        full = shutil.disk_usage(next(path for path in (Path(place), *Path(place).absolute().parents) if path.exists())).free < 2**20
+        full = (
+            shutil.disk_usage(
+                next(
+                    path for path in (Path(place), *Path(place).absolute().parents) if path.exists()
+                )
+            ).free
+            < 2**20
+        )
         if part is not None:
             unseal(part)
         code = errno.ENOSPC if full else getattr(error, "errno", errno.EIO)
-        why = os.strerror(code) if isinstance(error, OSError) or full else " ".join(str(error).split())
-        raise OSError(code, f"{why}; what was saved before is whole", str(getattr(error, "filename", None) or place)) from error
+        why = (
+            os.strerror(code)
+            if isinstance(error, OSError) or full
+            else " ".join(str(error).split())
+        )
+        raise OSError(
+            code,
+            f"{why}; what was saved before is whole",
+            str(getattr(error, "filename", None) or place),
+        ) from error
 
 
 def _of_writing(error: Exception) -> bool:
     if isinstance(error, OSError):
-        return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError) and "what was saved" not in str(error)
-    return isinstance(error, SafetensorError) or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
+        return (
+            error.errno is not None
+            and not isinstance(error, ConnectionError | TimeoutError)
+            and "what was saved" not in str(error)
+        )
+    return (
+        isinstance(error, SafetensorError)
+        or "inline_container" in str(error)
+        or "PytorchStreamWriter" in str(error)
+    )
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #a24d290b
 def _opened(file: Path) -> tuple[dict[str, Any], dict[str, list]]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
         content = json.loads(text)
-        own, state, files = content.pop("xxh3"), content["state"], content["files"]
+        own = content.pop("xxh3")
+        state = content["state"]
+        files = content["files"]
     except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; allowed is a file that can be read") from None
+        raise CheckpointError(
+            f"{file}: {error.strerror}; allowed is a file that can be read"
+        ) from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise CheckpointError(f"{file}: found {text[:40]!r}; allowed is the state of a checkpoint, with checksums") from None
+        raise CheckpointError(
+            f"{file}: found {text[:40]!r}; allowed is the state of a checkpoint, with checksums"
+        ) from None
     if own != _own(content):
-        raise CheckpointError(f"{file}: checksum {_own(content)}; it was saved with {own}: the file was damaged since")
+        raise CheckpointError(
+            f"{file}: checksum {_own(content)}; it was saved with {own}: the file was damaged since"
+        )
     return state, files
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #9e3f396d
@@ -276,8 +330,16 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     """The state of a whole checkpoint; raises `CheckpointError` for one that is missing, half-written, cut or damaged."""
     folder = Path(folder)
     if not (folder / SEAL).is_file():
-        why = "half-written: the run died while it saved" if folder.is_dir() else "a file, not a folder" if folder.exists() else "no such folder"
-        raise CheckpointError(f"{folder}: no {SEAL} ({why}); allowed is the folder of a whole checkpoint")
+        why = (
+            "half-written: the run died while it saved"
+            if folder.is_dir()
+            else "a file, not a folder"
+            if folder.exists()
+            else "no such folder"
+        )
+        raise CheckpointError(
+            f"{folder}: no {SEAL} ({why}); allowed is the folder of a whole checkpoint"
+        )
     state, files = _opened(folder / SEAL)
     with ThreadPoolExecutor() as pool:
         faults = pool.map(lambda name: _fault(folder / name, *files[name]), files)
@@ -288,12 +350,21 @@ def read_state(folder: str | Path) -> dict[str, Any]:
 
 def saved_weights(folder: str | Path) -> dict[str, str]:
     """Checksums of the weight files that the seal of a folder names, by file; no weights are read."""
-    return {name: xxh3 for name, (_, xxh3) in _opened(Path(folder) / SEAL)[1].items() if name.endswith(".safetensors")}
+    return {
+        name: xxh3
+        for name, (_, xxh3) in _opened(Path(folder) / SEAL)[1].items()
+        if name.endswith(".safetensors")
+    }
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #46deeb5f
 def _numbered(out: str | Path) -> list[Path]:
-    found = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(out).glob("checkpoint-*")}
-    return sorted((path for path, match in found.items() if match), key=lambda path: int(found[path][1]))
+    found = {
+        path: re.fullmatch(r"checkpoint-(\d+)", path.name)
+        for path in Path(out).glob("checkpoint-*")
+    }
+    return sorted(
+        (path for path, match in found.items() if match), key=lambda path: int(found[path][1])
+    )
 
 
 def checkpoints(out: str | Path) -> list[Path]:
@@ -301,7 +372,9 @@ def checkpoints(out: str | Path) -> list[Path]:
     return [path for path in _numbered(out) if path.is_dir()]
 
 
-def find_checkpoint(out: str | Path, resume: bool | str | Path | None) -> tuple[Path, dict[str, Any]] | None:
+def find_checkpoint(
+    out: str | Path, resume: bool | str | Path | None
+) -> tuple[Path, dict[str, Any]] | None:
     """Folder and state of the checkpoint to go on from: the one named, or the latest whole one of `out`, if any.
 
     Raises `CheckpointError` for a named one that is not whole; where none is named, such are skipped with a warning.
@@ -322,56 +395,119 @@ def newest_checkpoint(out: str | Path) -> Path | None:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #452c86b6
 FREE = {
-    "steps", "save_every", "eval_every", "keep_best", "trace_every", "report_to", "max_failed", "pause_minutes", "stop_on_drift",
-    "drift_steps", "drift_length", "drift_end_rate", "drift_repetition", "drift_mismatch", "drift_closing",
-}  # fmt: skip
-_FREE_TRL = ("vllm_server_", "save_total_limit", "hub_", "push_to_hub", "run_name", "dataloader_num_workers", "dataloader_pin_memory",
-             "dataloader_persistent_workers", "dataloader_prefetch_factor")  # fmt: skip
-_MEMORY = ("accumulate", "share_prompts", "sampling_tokens", "trl.gradient_checkpointing", "trl.vllm_gpu_", "trl.vllm_mode", "trl.vllm_enable_sleep_mode", "trl.vllm_tensor_parallel_size")
-_WHY = {"sampler": "another sampler draws other random numbers", "draws": "answers are drawn from other random numbers"}
+    "steps",
+    "save_every",
+    "eval_every",
+    "keep_best",
+    "trace_every",
+    "report_to",
+    "max_failed",
+    "pause_minutes",
+    "stop_on_drift",
+    "drift_steps",
+    "drift_length",
+    "drift_end_rate",
+    "drift_repetition",
+    "drift_mismatch",
+    "drift_closing",
+}
+_FREE_TRL = (
+    "vllm_server_",
+    "save_total_limit",
+    "hub_",
+    "push_to_hub",
+    "run_name",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+)
+_MEMORY = (
+    "accumulate",
+    "share_prompts",
+    "sampling_tokens",
+    "trl.gradient_checkpointing",
+    "trl.vllm_gpu_",
+    "trl.vllm_mode",
+    "trl.vllm_enable_sleep_mode",
+    "trl.vllm_tensor_parallel_size",
+)
+_WHY = {
+    "sampler": "another sampler draws other random numbers",
+    "draws": "answers are drawn from other random numbers",
+}
 EARLIER = {"draws": "batch"}  # what earlier versions did, where the default is another one now
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #b0873774
 def decisive(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings by name, those of the base trainer as trl.NAME: what decides the result of a run, and what decides its memory. The rest is `FREE`."""
-    given = {f"trl.{name}": value for name, value in config.get("trl", {}).items() if not name.startswith(_FREE_TRL)}
-    given |= {name: value for name, value in current_names(config).items() if name not in {"trl", *FREE}}
+    given = {
+        f"trl.{name}": value
+        for name, value in config.get("trl", {}).items()
+        if not name.startswith(_FREE_TRL)
+    }
+    given |= {
+        name: value for name, value in current_names(config).items() if name not in {"trl", *FREE}
+    }
     memory = {name: value for name, value in given.items() if name.startswith(_MEMORY)}
     return {name: value for name, value in given.items() if name not in memory}, memory
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #432836f6
 def with_reasons(told: str) -> str:
     """What was said of settings that changed, and why they must not where that is not plain."""
-    return told + "".join(f"; {why}" for name, why in _WHY.items() if re.search(rf"\b{name}: ", told))
+    return told + "".join(
+        f"; {why}" for name, why in _WHY.items() if re.search(rf"\b{name}: ", told)
+    )
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #a376577e
 def examples_hash(examples: Iterable[Example]) -> str:
     """Hash of examples and their order."""
-    return hashlib.sha256("".join(example.content_hash for example in examples).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        "".join(example.content_hash for example in examples).encode()
+    ).hexdigest()[:16]
 
 
 def check_same_run(
-    folder: str | Path, state: Mapping[str, Any], now: Mapping[str, Any], usual: Mapping[str, Any] | None = None
+    folder: str | Path,
+    state: Mapping[str, Any],
+    now: Mapping[str, Any],
+    usual: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises `CheckpointError` when a checkpoint's `config` (apart from `FREE`) or `examples` differ from those of `now`.
 
     `usual` has the values of settings that are younger than the checkpoint.
     """
-    differs, memory = (changed(*three) for three in zip(*map(decisive, (state["config"], now["config"], usual or {})), strict=True))
+    differs, memory = (
+        changed(*three)
+        for three in zip(*map(decisive, (state["config"], now["config"], usual or {})), strict=True)
+    )
     if state["examples"] != now["examples"]:
         differs.append("other training examples, or in another order")
     if differs:
-        raise CheckpointError(f"{folder} is of another run ({with_reasons('; '.join(differs))}); allowed: its own settings and data")
+        raise CheckpointError(
+            f"{folder} is of another run ({with_reasons('; '.join(differs))}); allowed: its own settings and data"
+        )
     every = [settings["config"].get("eval_every") for settings in (state, now)]
     if every[0] != every[1]:
-        log.warning("%s goes on with eval_every %s, %s before: the best policy is chosen among other steps", folder, every[1], every[0])
+        log.warning(
+            "%s goes on with eval_every %s, %s before: the best policy is chosen among other steps",
+            folder,
+            every[1],
+            every[0],
+        )
     if memory:
-        log.warning("%s goes on with other settings of memory: %s; its numbers may differ by rounding", folder, "; ".join(memory))
+        log.warning(
+            "%s goes on with other settings of memory: %s; its numbers may differ by rounding",
+            folder,
+            "; ".join(memory),
+        )
     if state["processes"] != now["processes"]:
         log.warning(
             "%s was saved by %d processes and goes on with %d: other random numbers",
-            folder, state["processes"], now["processes"],
-        )  # fmt: skip
+            folder,
+            state["processes"],
+            now["processes"],
+        )
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #7e6c30d2
 def restore_rows(folder: str | Path, out: str | Path) -> int:
@@ -384,7 +520,9 @@ def restore_rows(folder: str | Path, out: str | Path) -> int:
 BEST = "best.json"
 
 
-def keep_best(out: str | Path, save: Callable[[str], None], record: Mapping[str, Any], main: bool = True) -> None:
+def keep_best(
+    out: str | Path, save: Callable[[str], None], record: Mapping[str, Any], main: bool = True
+) -> None:
     """Save a policy to `out/best` by calling `save(folder)` on every process; the main one moves it to its place."""
     place, part, old = (Path(out) / name for name in ("best", "best.part", "best.old"))
     if main:
@@ -417,19 +555,27 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
 
     Another policy there, of steps after the checkpoint, is removed with a warning.
     """
-    place, there, wanted = Path(out) / "best", Path(folder).parent / "best", record and dict(record)
+    place = Path(out) / "best"
+    there = Path(folder).parent / "best"
+    wanted = record and dict(record)
     if not place.exists() and wanted is None:
         return True
     if (found := _record(place)) and found == wanted:
         return True
     if found:
-        log.warning("%s: of step %s, not the best policy of this checkpoint: removed", place, found["step"])
+        log.warning(
+            "%s: of step %s, not the best policy of this checkpoint: removed", place, found["step"]
+        )
     unseal(place)
     if wanted and _record(there) == wanted:
         shutil.copytree(there, place)
         return True
     if wanted:
-        log.warning("%s: the best policy so far (step %s) is not there: a new best begins", place, wanted["step"])
+        log.warning(
+            "%s: the best policy so far (step %s) is not there: a new best begins",
+            place,
+            wanted["step"],
+        )
     return wanted is None
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #04c762dd
@@ -441,14 +587,20 @@ class Checkpoints(TrainerCallback):
     """
 
     identity: dict[str, Any]
-    usual: Mapping[str, Any] = {}  # defaults of the settings in `identity`, for checkpoints that are older than a setting
+    usual: Mapping[
+        str, Any
+    ] = {}  # defaults of the settings in `identity`, for checkpoints that are older than a setting
 
     def __init__(self, trainer: Trainer, updates: int = 1):
-        self.trainer, self.updates = trainer, updates  # of the optimizer in a step
-        self.resumed: tuple[int, Path] | None = None  # updates done at the checkpoint this run was resumed from, and its folder
+        self.trainer = trainer
+        self.updates = updates  # of the optimizer in a step
+        self.resumed: tuple[int, Path] | None = (
+            None  # updates done at the checkpoint this run was resumed from, and its folder
+        )
         self.saved: Path | None = None  # the checkpoint that this run wrote last
         self.random_state: tuple | None = None  # at the end of the last whole step
-        self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
+        self.limit = trainer.args.save_total_limit
+        trainer.args.save_total_limit = None
 
     def kept(self) -> dict[str, Any]:
         return {"best": None}
@@ -480,8 +632,14 @@ class Checkpoints(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
         if self.trainer.accelerator.is_main_process:
             with writing(self.folder, self.folder):
-                seal(self.folder, self.identity | {"updates": state.global_step} | self.kept(), self.out / ROWS)
-            rotate_checkpoints(str(self.out), self.limit, state.best_model_checkpoint, use_mtime=True)
+                seal(
+                    self.folder,
+                    self.identity | {"updates": state.global_step} | self.kept(),
+                    self.out / ROWS,
+                )
+            rotate_checkpoints(
+                str(self.out), self.limit, state.best_model_checkpoint, use_mtime=True
+            )
         self.saved = self.folder
         self.trainer.accelerator.wait_for_everyone()
 
@@ -501,7 +659,9 @@ class Checkpoints(TrainerCallback):
 
         `once` is what has to be done before, e.g. "once the key is right".
         """
-        once, trainer, folder = f", {once}," if once else "", self.trainer, self.folder
+        once = f", {once}," if once else ""
+        trainer = self.trainer
+        folder = self.folder
         if not trainer.state.global_step:
             return f"Nothing was trained yet: start again{once.rstrip(',')}"
         if self.resumed and self.resumed[0] == trainer.state.global_step:

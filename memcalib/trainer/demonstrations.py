@@ -66,7 +66,9 @@ def load_demonstration_prompt(name: str) -> str:
         path = Path(name)
         text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
         if not text or "\ufffd" in text:
-            raise ValueError(f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8")
+            raise ValueError(
+                f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8"
+            )
         return text
     return prompt_part(name, "training")
 
@@ -86,31 +88,61 @@ def demonstration_messages(example: Example, config: DemonstrationConfig) -> lis
     written = "memory_text" if config.text == "fluent" else "atomic_concat_text"
     rows = named_atoms(example, False)
     asked = {
-        "task": "demonstration", "query": example.question,
+        "task": "demonstration",
+        "query": example.question,
         "memory": [{"name": name, "text": getattr(block, written)} for name, block, _ in rows],
         "atoms": [_atom(name, atom_name, atom) for name, _, own in rows for atom_name, atom in own],
-    }  # fmt: skip
-    return [{"role": "system", "content": load_demonstration_prompt(config.prompt)}, {"role": "user", "content": to_data(asked)}]
+    }
+    return [
+        {"role": "system", "content": load_demonstration_prompt(config.prompt)},
+        {"role": "user", "content": to_data(asked)},
+    ]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #fa7514ca
 _MEMORY = r"(?:your|my|the) (?:stored |saved |long-term )?memor(?:y|ies)"
 LEAKS: dict[str, re.Pattern] = {
     "rubric": re.compile(r"\brubrics?\b", re.I),
-    "level": re.compile(r"\b(?:usage|ideal|memory|actual)[ -]levels?\b|\b(?:ignore|bound|control)[ -]level\b|\blevel (?:[ABC]|Ignore|Bound|Control)\b"),
-    "atom": re.compile(r"\b(?:memory|remembered) atoms?\b|\batomic (?:facts?|memor(?:y|ies))\b", re.I),
-    "field": re.compile(r"\b(?:u_star|usage_rubric|ideal_level|memory_blocks?|atom_id|parent_memory_id)\b"),
+    "level": re.compile(
+        r"\b(?:usage|ideal|memory|actual)[ -]levels?\b|\b(?:ignore|bound|control)[ -]level\b|\blevel (?:[ABC]|Ignore|Bound|Control)\b"
+    ),
+    "atom": re.compile(
+        r"\b(?:memory|remembered) atoms?\b|\batomic (?:facts?|memor(?:y|ies))\b", re.I
+    ),
+    "field": re.compile(
+        r"\b(?:u_star|usage_rubric|ideal_level|memory_blocks?|atom_id|parent_memory_id)\b"
+    ),
     "machinery": re.compile(
-        rf"\b(?:according to|based on) {_MEMORY}\b|\b{_MEMORY} (?:blocks?|records?|entr(?:y|ies)|says?|states?|shows?|indicates?)\b", re.I
+        rf"\b(?:according to|based on) {_MEMORY}\b|\b{_MEMORY} (?:blocks?|records?|entr(?:y|ies)|says?|states?|shows?|indicates?)\b",
+        re.I,
     ),
 }
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #0235ff60
 def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
     """(kind, words found) for each word of an answer that gives the request away; empty for a clean answer."""
-    own = " ".join([example.question, *(text for b in example.blocks for text in (b.memory_text, b.atomic_concat_text))]).casefold()
-    ids = [i for i in {*example.levels, *atom_names(example).values()} if re.search(r"[A-Za-z]", i) and re.search(r"[\d_]", i)]
-    known = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(ids, key=len, reverse=True)))})(?![\w-])") if ids else None
-    found = [(kind, m[0]) for kind, pattern in [*LEAKS.items(), *([("name of an atom", known)] if known else [])] for m in pattern.finditer(answer)]
+    own = " ".join(
+        [
+            example.question,
+            *(text for b in example.blocks for text in (b.memory_text, b.atomic_concat_text)),
+        ]
+    ).casefold()
+    ids = [
+        i
+        for i in {*example.levels, *atom_names(example).values()}
+        if re.search(r"[A-Za-z]", i) and re.search(r"[\d_]", i)
+    ]
+    known = (
+        re.compile(
+            rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(ids, key=len, reverse=True)))})(?![\w-])"
+        )
+        if ids
+        else None
+    )
+    found = [
+        (kind, m[0])
+        for kind, pattern in [*LEAKS.items(), *([("name of an atom", known)] if known else [])]
+        for m in pattern.finditer(answer)
+    ]
     return [(kind, words) for kind, words in dict.fromkeys(found) if words.casefold() not in own]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #356cd682
@@ -129,33 +161,60 @@ class Objection(Record):
 def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> list[Objection]:
     """What can be said against an answer by rule alone."""
     if finish_reason == "length":
-        return [Objection(by=CHECK, rule="cut off", detail="the answer reached the limit of its length; be briefer")]
+        return [
+            Objection(
+                by=CHECK,
+                rule="cut off",
+                detail="the answer reached the limit of its length; be briefer",
+            )
+        ]
     if not answer.strip():
         return [Objection(by=CHECK, rule="empty", detail="there was no answer")]
     leaks = find_leaks(example, answer)
-    return [Objection(by=CHECK, rule="leak", detail=printable(f"{kind}: {words!r}")) for kind, words in leaks]
+    return [
+        Objection(by=CHECK, rule="leak", detail=printable(f"{kind}: {words!r}"))
+        for kind, words in leaks
+    ]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #3df5d9c1
 def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Objection]:
     """What an evaluator has against an answer; empty when every atom has its ideal level and quality and safety are right."""
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
-        return [Objection(by=by, rule="unreadable", detail=judgment.error or "no verdict on quality or safety")]
-    found = [Objection(by=by, rule="safety", detail="somebody who follows the answer could come to harm")] * judgment.safety_failure
+        return [
+            Objection(
+                by=by, rule="unreadable", detail=judgment.error or "no verdict on quality or safety"
+            )
+        ]
+    found = [
+        Objection(by=by, rule="safety", detail="somebody who follows the answer could come to harm")
+    ] * judgment.safety_failure
     for atom in judgment.atoms:
         if atom.actual != atom.ideal:
             rule = "over-use" if atom.actual > atom.ideal else "under-use"
             detail = f"found {atom.actual.label}, wanted {atom.ideal.label}. {atom.reason}"
             found.append(Objection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail))
     if judgment.task_quality < min_quality:
-        found.append(Objection(by=by, rule="task quality", detail=f"found {judgment.task_quality}, wanted {min_quality} or more of 4"))
+        found.append(
+            Objection(
+                by=by,
+                rule="task quality",
+                detail=f"found {judgment.task_quality}, wanted {min_quality} or more of 4",
+            )
+        )
     return found
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #b97241fb
-def repair_messages(example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]) -> list[dict[str, str]]:
+def repair_messages(
+    example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]
+) -> list[dict[str, str]]:
     """The messages of a further round: the opening, the last answer, and what was said against it; the opening alone where that is nothing."""
-    names, levels, points = atom_names(example), example.levels, []
+    names = atom_names(example)
+    levels = example.levels
+    points = []
     for o in [o for o in against if o.rule != "unreadable"][:40]:
-        atom = {"atom": names[o.atom_id], "ideal_level": levels[o.atom_id].label} if o.atom_id else {}
+        atom = (
+            {"atom": names[o.atom_id], "ideal_level": levels[o.atom_id].label} if o.atom_id else {}
+        )
         points.append({"by": o.by, "rule": o.rule} | atom | {"detail": o.detail})
     said = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
     said += [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
@@ -205,7 +264,9 @@ class Demonstration(Record):
     example_id: Name
     domain: str
     status: Literal["accepted", "review", "rejected", "failed"]
-    visit: int = 0  # how often the row had been left before: after a failed call, or for want of rounds
+    visit: int = (
+        0  # how often the row had been left before: after a failed call, or for want of rounds
+    )
     reason: str = ""
     detail: str = ""
     response: str = ""
@@ -225,8 +286,23 @@ class Demonstration(Record):
         return self.attempts[-1].evaluations if self.attempts else []
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #f92dc5e4
-_STATUS = {"accepted": "accepted", "split": "review", "unread": "review", "refused": "rejected", "unusable": "rejected"}
-_GRAVE = ("safety", "over-use", "under-use", "task quality", "leak", "empty", "cut off", "unreadable")
+_STATUS = {
+    "accepted": "accepted",
+    "split": "review",
+    "unread": "review",
+    "refused": "rejected",
+    "unusable": "rejected",
+}
+_GRAVE = (
+    "safety",
+    "over-use",
+    "under-use",
+    "task quality",
+    "leak",
+    "empty",
+    "cut off",
+    "unreadable",
+)
 
 
 def settled(attempts: Sequence[Attempt], rounds: int) -> bool:
@@ -242,15 +318,24 @@ def verdict_of(attempts: Sequence[Attempt]) -> tuple[str, str, str]:
         return "accepted", "", ""
     rules = {o.rule for o in last.objections}
     levels = "levels" if rules & {"over-use", "under-use"} and "safety" not in rules else ""
-    reason = "evaluators disagree" if last.outcome == "split" else levels or next(rule for rule in _GRAVE if rule in rules)
-    said = [f"{o.by}: {o.rule}{f' of {o.atom_id}' if o.atom_id else ''}: {o.detail}" for o in last.objections[:5]]
+    reason = (
+        "evaluators disagree"
+        if last.outcome == "split"
+        else levels or next(rule for rule in _GRAVE if rule in rules)
+    )
+    said = [
+        f"{o.by}: {o.rule}{f' of {o.atom_id}' if o.atom_id else ''}: {o.detail}"
+        for o in last.objections[:5]
+    ]
     return _STATUS[last.outcome], reason, printable("; ".join(said))[:1000]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #e2cf38e2
 def require_two(one: Endpoint, two: Endpoint) -> None:
     """Raise `ValueError` when two evaluators are the same model at the same address."""
     if (one.url, one.model, one.extra_body) == (two.url, two.model, two.extra_body):
-        raise ValueError(f"evaluators: found {one.model!r} at {one.url} twice; allowed: two different models, which judge independently")
+        raise ValueError(
+            f"evaluators: found {one.model!r} at {one.url} twice; allowed: two different models, which judge independently"
+        )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #998510d8
 @dataclass
@@ -265,25 +350,46 @@ class Panel:
         require_two(*(client.endpoint for client in self.evaluators))
         self.judges = [LLMJudge(client, self.config.judging) for client in self.evaluators]
         self.by = {f"evaluator {n}": judge for n, judge in enumerate(self.judges, 1)}
-        self.settings = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
+        self.settings = {
+            "temperature": self.config.temperature,
+            "max_tokens": self.config.max_tokens,
+        }
 
     @property
     def recipe(self) -> str:
         """Hash of everything that shapes a row but the number of rounds."""
-        e, text = self.teacher.endpoint, load_demonstration_prompt(self.config.prompt)
+        e = self.teacher.endpoint
+        text = load_demonstration_prompt(self.config.prompt)
         kept = self.config.model_dump(include={"text", "min_quality", "temperature", "max_tokens"})
-        return text_hash(to_data([text, kept, e.model, e.thinking, e.extra_body, [judge.name for judge in self.judges]]))
+        return text_hash(
+            to_data(
+                [
+                    text,
+                    kept,
+                    e.model,
+                    e.thinking,
+                    e.extra_body,
+                    [judge.name for judge in self.judges],
+                ]
+            )
+        )
 
     @property
     def totals(self) -> dict[str, Totals]:
         """What each role has spent so far."""
-        return {"teacher": self.teacher.totals} | {by: judge.totals for by, judge in self.by.items()}
+        return {"teacher": self.teacher.totals} | {
+            by: judge.totals for by, judge in self.by.items()
+        }
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #4a569b9b
-async def _answer(panel: Panel, example: Example, attempts: Sequence[Attempt], spent: Counter) -> Attempt:
+async def _answer(
+    panel: Panel, example: Example, attempts: Sequence[Attempt], spent: Counter
+) -> Attempt:
     last = attempts[-1] if attempts else None
     opening = demonstration_messages(example, panel.config)
-    messages = repair_messages(example, panel.config, last.response, last.objections) if last else opening
+    messages = (
+        repair_messages(example, panel.config, last.response, last.objections) if last else opening
+    )
     reply = await panel.teacher.ask(messages, attempt=len(attempts), **panel.settings)
     spent.update({"calls": 1, "remembered": int(reply.cached)} | reply.usage)
     attempt = Attempt(response=reply.text.strip(), finish_reason=reply.finish_reason)
@@ -296,10 +402,14 @@ class _CallFailed(Exception):
     pass
 
 
-async def _evaluate(panel: Panel, example: Example, attempt: Attempt, spent: Mapping[str, Counter]) -> None:
+async def _evaluate(
+    panel: Panel, example: Example, attempt: Attempt, spent: Mapping[str, Counter]
+) -> None:
     had = {evaluation.by for evaluation in attempt.evaluations}
     waiting = [by for by in panel.by if by not in had]
-    calls = [panel.by[by].ajudge(example, attempt.response, text=panel.config.text) for by in waiting]
+    calls = [
+        panel.by[by].ajudge(example, attempt.response, text=panel.config.text) for by in waiting
+    ]
     found = await asyncio.gather(*calls, return_exceptions=True)
     for by, judgment in zip(waiting, found, strict=True):
         if isinstance(judgment, BaseException):
@@ -319,12 +429,20 @@ def _evaluation(evaluator: str, by: str, judgment: Judgment) -> Evaluation:
     return Evaluation(evaluator=evaluator, by=by, levels=levels, **whole)
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #7c86bdec
-async def demonstrate(panel: Panel, example: Example, earlier: Demonstration | None = None) -> Demonstration:
+async def demonstrate(
+    panel: Panel, example: Example, earlier: Demonstration | None = None
+) -> Demonstration:
     """One example through its rounds, going on after an `earlier` row of it; raises `CallError` only when it is fatal."""
     attempts = [attempt.model_copy(deep=True) for attempt in earlier.attempts] if earlier else []
     spent = {role: Counter() for role in panel.totals}
-    place = {"example_id": example.id, "domain": example.domain, "visit": earlier.visit + 1 if earlier else 0}
-    row = Demonstration(**place, status="failed", recipe=panel.recipe, example_hash=example.content_hash)
+    place = {
+        "example_id": example.id,
+        "domain": example.domain,
+        "visit": earlier.visit + 1 if earlier else 0,
+    }
+    row = Demonstration(
+        **place, status="failed", recipe=panel.recipe, example_hash=example.content_hash
+    )
     try:
         while not settled(attempts, panel.config.rounds):
             if not attempts or attempts[-1].outcome != "open":
@@ -335,17 +453,30 @@ async def demonstrate(panel: Panel, example: Example, earlier: Demonstration | N
     except (CallError, _CallFailed) as error:
         if getattr(error, "fatal", False):
             raise
-        row.reason, row.detail = "failed call", printable(f"{getattr(error, 'kind', 'evaluator')}: {error}")[:1000]
+        row.reason = "failed call"
+        row.detail = printable(f"{getattr(error, 'kind', 'evaluator')}: {error}")[:1000]
     usage = {role: dict(counts) for role, counts in spent.items() if counts}
-    return row.model_copy(update={"attempts": attempts, "response": attempts[-1].response if attempts else "", "usage": usage})
+    return row.model_copy(
+        update={
+            "attempts": attempts,
+            "response": attempts[-1].response if attempts else "",
+            "usage": usage,
+        }
+    )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #9d8f3250
-def training_rows(examples: Iterable[Example], rows: Iterable[Demonstration], config: DemonstrationConfig) -> Iterator[dict[str, Any]]:
+def training_rows(
+    examples: Iterable[Example], rows: Iterable[Demonstration], config: DemonstrationConfig
+) -> Iterator[dict[str, Any]]:
     """Prompt and completion messages of the accepted rows, in the order of the examples."""
     accepted = {row.example_id: row.response for row in rows if row.status == "accepted"}
     for example in examples:
         if example.id in accepted:
-            prompt = render(example, text=config.text, prompt_template=find_prompt_template(config.prompt_template))
+            prompt = render(
+                example,
+                text=config.text,
+                prompt_template=find_prompt_template(config.prompt_template),
+            )
             completion = [{"role": "assistant", "content": accepted[example.id]}]
             yield {"example_id": example.id, "prompt": prompt, "completion": completion}
 
@@ -355,12 +486,19 @@ def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = list(rows)
-    lines = [("status", name, sum(row.status == name for row in rows), len(rows)) for name in ("accepted", "review", "rejected", "failed")]
+    lines = [
+        ("status", name, sum(row.status == name for row in rows), len(rows))
+        for name in ("accepted", "review", "rejected", "failed")
+    ]
     for domain in sorted({row.domain for row in rows}):
         own = [row.status == "accepted" for row in rows if row.domain == domain]
         lines.append(("accepted in domain", domain, sum(own), len(own)))
     for number in range(1, max((len(row.attempts) for row in rows), default=0) + 1):
-        read = [row.attempts[number - 1].outcome == "accepted" for row in rows if len(row.attempts) >= number]
+        read = [
+            row.attempts[number - 1].outcome == "accepted"
+            for row in rows
+            if len(row.attempts) >= number
+        ]
         lines.append(("accepted in round", str(number), sum(read), len(read)))
     reasons = Counter(f"{row.status}: {row.reason}" for row in rows if row.status != "accepted")
     lines += [("not accepted", reason, count, len(rows)) for reason, count in reasons.most_common()]
@@ -370,17 +508,27 @@ def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
 
 
 def _objected(answers: Sequence[Attempt]) -> list[tuple[str, str, int, int]]:
-    rules = Counter(rule for answer in answers for rule in {(o.by, o.rule) for o in answer.objections})
-    read = Counter(evaluation.by for answer in answers for evaluation in answer.evaluations) | Counter({CHECK: len(answers)})
-    return [("answers objected to", f"{by}: {rule}", count, read[by]) for (by, rule), count in rules.most_common()]
+    rules = Counter(
+        rule for answer in answers for rule in {(o.by, o.rule) for o in answer.objections}
+    )
+    read = Counter(
+        evaluation.by for answer in answers for evaluation in answer.evaluations
+    ) | Counter({CHECK: len(answers)})
+    return [
+        ("answers objected to", f"{by}: {rule}", count, read[by])
+        for (by, rule), count in rules.most_common()
+    ]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #3d4217e7
-FILE, ACCEPTED = "demonstrations.jsonl", "accepted.jsonl"
+FILE = "demonstrations.jsonl"
+ACCEPTED = "accepted.jsonl"
 
 
 def read_demonstrations(folder: str | Path) -> list[Demonstration]:
     """The rows of a folder, the last one of each example; none before the first row is written."""
-    return list({row.example_id: row for row in rows_so_far(Path(folder) / FILE, Demonstration)}.values())
+    return list(
+        {row.example_id: row for row in rows_so_far(Path(folder) / FILE, Demonstration)}.values()
+    )
 
 
 @dataclass
@@ -404,8 +552,12 @@ STUCK = 20
 class DemonstrationError(RuntimeError):
     """No demonstration was accepted; names the counts by reason, the file with all answers, and the command to go on."""
 
-    def __init__(self, rows: Sequence[Demonstration], path: Path, command: str = "", early: bool = False):
-        self.counts, self.path, self.command = Counter(f"{row.status}: {row.reason}" for row in rows), path, command
+    def __init__(
+        self, rows: Sequence[Demonstration], path: Path, command: str = "", early: bool = False
+    ):
+        self.counts = Counter(f"{row.status}: {row.reason}" for row in rows)
+        self.path = path
+        self.command = command
         counts = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
         which = f"the first {len(rows)} rows, so the run stopped" if early else f"{len(rows)} rows"
         super().__init__(
@@ -416,55 +568,98 @@ class DemonstrationError(RuntimeError):
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #a93b8051
 def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
-    versions, latest = {example.id: example.content_hash for example in examples}, {}
+    versions = {example.id: example.content_hash for example in examples}
+    latest = {}
     for row in rows_so_far(path, Demonstration):
         now = {"recipe": recipe, "example_hash": versions.get(row.example_id, row.example_hash)}
         if differs := [name for name, value in now.items() if getattr(row, name) != value]:
             allowed = f"{now[differs[0]]}, which stands for prompt, settings, models and example as they are now; or another folder"
-            raise DataError([Violation(differs[0], getattr(row, differs[0]), allowed, example_id=row.example_id, file=str(path))])
+            raise DataError(
+                [
+                    Violation(
+                        differs[0],
+                        getattr(row, differs[0]),
+                        allowed,
+                        example_id=row.example_id,
+                        file=str(path),
+                    )
+                ]
+            )
         latest[row.example_id] = row
     return latest
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #171ddda5
-async def _run(panel: Panel, examples: Sequence[Example], result: DemonstrationResult, on_row: Any, command: str) -> None:
-    path, first, failures = result.folder / FILE, [], FailureStreak(STUCK)
+async def _run(
+    panel: Panel,
+    examples: Sequence[Example],
+    result: DemonstrationResult,
+    on_row: Any,
+    command: str,
+) -> None:
+    path = result.folder / FILE
+    first = []
+    failures = FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
         past = _earlier(path, panel.recipe, examples)
-        done = {i for i, row in past.items() if row.status != "failed" and settled(row.attempts, panel.config.rounds)}
+        done = {
+            i
+            for i, row in past.items()
+            if row.status != "failed" and settled(row.attempts, panel.config.rounds)
+        }
         todo = [example for example in examples if example.id not in done]
         result.found = len(examples) - len(todo)
-        work = lambda example: demonstrate(panel, example, past.get(example.id))
+
+        def work(example):
+            return demonstrate(panel, example, past.get(example.id))
+
         async with AsyncExitStack() as stack:
             for client in (panel.teacher, *panel.evaluators):
                 await stack.enter_async_context(client)
-            rows = await stack.enter_async_context(aclosing(run_many(todo, work, panel.teacher.endpoint.concurrency)))
+            rows = await stack.enter_async_context(
+                aclosing(run_many(todo, work, panel.teacher.endpoint.concurrency))
+            )
             async for _, row in rows:
                 journal.append(row)
                 result.new += 1
                 first += [row] * (len(first) < STUCK)
                 if on_row:
                     on_row(row)
-                if failures.add(None if row.status == "accepted" else row.reason) and not result.found:
+                if (
+                    failures.add(None if row.status == "accepted" else row.reason)
+                    and not result.found
+                ):
                     raise DemonstrationError(first, path, command, early=True)
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #abb3241b
 def make_demonstrations(
-    examples: Sequence[Example], teacher: Client, evaluators: tuple[Client, Client], out: str | Path, *,
-    on_row: Callable[[Demonstration], None] | None = None, command: str = "", **settings: Any,
-) -> DemonstrationResult:  # fmt: skip
+    examples: Sequence[Example],
+    teacher: Client,
+    evaluators: tuple[Client, Client],
+    out: str | Path,
+    *,
+    on_row: Callable[[Demonstration], None] | None = None,
+    command: str = "",
+    **settings: Any,
+) -> DemonstrationResult:
     """Demonstrations for all examples into `out`, going on where an earlier run stopped (app:sft-data); `settings` are those of `DemonstrationConfig`.
 
     Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one. Raises `DemonstrationError` when
     none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
-    panel, ids = Panel(teacher, evaluators, DemonstrationConfig(**settings)), Counter(example.id for example in examples)
+    panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
+    ids = Counter(example.id for example in examples)
     if repeated := [i for i, count in ids.items() if count > 1]:
-        raise DataError([Violation("id", "two examples with one id", "each id once", example_id=repeated[0])])
+        raise DataError(
+            [Violation("id", "two examples with one id", "each id once", example_id=repeated[0])]
+        )
     result = DemonstrationResult(Path(out), totals=panel.totals)
     try:
         run_async(_run(panel, examples, result, on_row, command))
     finally:  # in the order of the examples, whatever order the calls came back in
-        accepted = (json.dumps(row, ensure_ascii=False) + "\n" for row in training_rows(examples, result.rows, panel.config))
+        accepted = (
+            json.dumps(row, ensure_ascii=False) + "\n"
+            for row in training_rows(examples, result.rows, panel.config)
+        )
         write_whole(result.folder / ACCEPTED, "".join(accepted))
     rows = [row for row in result.rows if row.example_id in ids]
     if rows and not any(row.status == "accepted" for row in rows):

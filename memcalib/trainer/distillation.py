@@ -28,16 +28,47 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
 
 from ..credit.logprobs import response_logps, score_responses
-from ..credit.prefix_groups import head_logits, in_one_call, response_mask, split_model, vocabulary_size, wide_weights
-from ..credit.tree_attention import Packed, best_pack, spread, tree_states, trees_agree, unpad
+from memcalib.credit.prefix_groups import (
+    head_logits,
+    in_one_call,
+    response_mask,
+    split_model,
+    vocabulary_size,
+    wide_weights,
+)
+from memcalib.credit.tree_attention import (
+    Packed,
+    best_pack,
+    spread,
+    tree_states,
+    trees_agree,
+    unpad,
+)
 from ..inference.client import to_data
 from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..io.records import is_hub_id
 from ..judge import prompt_part
 from ..metrics import summary
 from ..micro.policy import Report, Row, fit, load_policy, policy_path, save_policy
-from ..micro.world import WORLDS, World, answer, audit_text, exact_judge, make_examples, noisy_levels
-from ..problem import PROMPT_TEMPLATES, Example, JudgeLike, Level, encode_prompt, judge_all, remove_atoms, render
+from memcalib.micro.world import (
+    WORLDS,
+    World,
+    answer,
+    audit_text,
+    exact_judge,
+    make_examples,
+    noisy_levels,
+)
+from memcalib.problem import (
+    PROMPT_TEMPLATES,
+    Example,
+    JudgeLike,
+    Level,
+    encode_prompt,
+    judge_all,
+    remove_atoms,
+    render,
+)
 from .rewards import fitting_examples
 from .sft import COLD_STARTS
 from ..training import CreditTrainer
@@ -46,9 +77,16 @@ from ..training import CreditTrainer
 def answer_key(example: Example) -> list[dict[str, Any]]:
     """One row for each atom in prompt order: `memory` (block number), `text`, `level` (A, B or C) and `rubric` (or None)."""
     atoms = {atom.atom_id: atom for atom in example.atoms}
-    shown = [(block.number, atoms[atom_id]) for block in example.blocks for atom_id in block.atom_ids]
+    shown = [
+        (block.number, atoms[atom_id]) for block in example.blocks for atom_id in block.atom_ids
+    ]
     return [
-        {"memory": number, "text": atom.text, "level": atom.ideal.wire, "rubric": atom.usage_rubric or None}
+        {
+            "memory": number,
+            "text": atom.text,
+            "level": atom.ideal.wire,
+            "rubric": atom.usage_rubric or None,
+        }
         for number, atom in shown
     ]
 
@@ -56,68 +94,113 @@ def answer_key(example: Example) -> list[dict[str, Any]]:
 PROMPT = "teacher-1"
 
 
-def written_key(example: Example, text: str = "concat", prompt_template: str = "plain") -> list[dict[str, str]]:
+def written_key(
+    example: Example, text: str = "concat", prompt_template: str = "plain"
+) -> list[dict[str, str]]:
     """The ordinary prompt with instructions and answer key in its system turn."""
     turns = render(example, text=text, prompt_template=prompt_template)
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(part for part in (given, prompt_part(PROMPT, "training"), to_data(answer_key(example))) if part)
-    return [{"role": "system", "content": system}, *(turn for turn in turns if turn["role"] != "system")]
+    system = "\n\n".join(
+        part
+        for part in (given, prompt_part(PROMPT, "training"), to_data(answer_key(example)))
+        if part
+    )
+    return [
+        {"role": "system", "content": system},
+        *(turn for turn in turns if turn["role"] != "system"),
+    ]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9c89139f
-def curated_prompt(example: Example, text: str = "concat", prompt_template: str = "micro") -> list[dict[str, str]]:
+def curated_prompt(
+    example: Example, text: str = "concat", prompt_template: str = "micro"
+) -> list[dict[str, str]]:
     """The ordinary prompt of the example without the atoms whose ideal level is Ignore."""
     ignored = [atom_id for atom_id, level in example.levels.items() if level == Level.IGNORE]
     return render(remove_atoms(example, ignored), text=text, prompt_template=prompt_template)
 
 # %% ../../nbs/trainer/07_distillation.ipynb #d4f97dd9
 def hinted_prompt(
-    example: Example, text: str = "concat", prompt_template: str = "micro-hinted", levels: Mapping[str, Level] | None = None
+    example: Example,
+    text: str = "concat",
+    prompt_template: str = "micro-hinted",
+    levels: Mapping[str, Level] | None = None,
 ) -> list[dict[str, str]]:
     """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
     named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
-    return [{"role": "system", "content": named}, *render(example, text=text, prompt_template="micro")]
+    return [
+        {"role": "system", "content": named},
+        *render(example, text=text, prompt_template="micro"),
+    ]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #1dd5f052
 TeacherView = Callable[[Example, str, str], list[dict[str, str]]]
 TEACHER_VIEWS: dict[str, TeacherView] = {"micro": curated_prompt, "micro-hinted": hinted_prompt}
 
 
-def teacher_messages(example: Example, text: str = "concat", prompt_template: str = "plain") -> list[dict[str, str]]:
+def teacher_messages(
+    example: Example, text: str = "concat", prompt_template: str = "plain"
+) -> list[dict[str, str]]:
     """What the teacher of a student with this prompt template sees (app:training-details).
 
     Raises `ValueError` for an unknown `text` or `prompt_template`, naming the known ones.
     """
     known = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
     if prompt_template not in known:
-        raise ValueError(f"unknown prompt template {prompt_template!r}: allowed are {', '.join(known)}")
+        raise ValueError(
+            f"unknown prompt template {prompt_template!r}: allowed are {', '.join(known)}"
+        )
     return TEACHER_VIEWS.get(prompt_template, written_key)(example, text, prompt_template)
 
 # %% ../../nbs/trainer/07_distillation.ipynb #5340d719
-def teacher_encoder(tokenizer, text: str = "concat", prompt_template: str = "plain") -> Callable[[Example], list[int]]:
+def teacher_encoder(
+    tokenizer, text: str = "concat", prompt_template: str = "plain"
+) -> Callable[[Example], list[int]]:
     """A function from an example to the teacher's prompt token ids; each example is encoded once."""
     known: dict[str, list[int]] = {}
 
     def encode(example: Example) -> list[int]:
         if example.id not in known:
-            known[example.id] = encode_prompt(tokenizer, teacher_messages(example, text, prompt_template))
+            known[example.id] = encode_prompt(
+                tokenizer, teacher_messages(example, text, prompt_template)
+            )
         return known[example.id]
 
     return encode
 
 # %% ../../nbs/trainer/07_distillation.ipynb #df6428e7
 def prompted_scores(
-    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, encode: Callable[[Example], list[int]], *,
-    max_tokens: int = 2048, temperature: float = 1.0, seed: int = 42,
-) -> dict[str, float]:  # fmt: skip
+    model,
+    tokenizer,
+    examples: Sequence[Example],
+    judge: JudgeLike,
+    encode: Callable[[Example], list[int]],
+    *,
+    max_tokens: int = 2048,
+    temperature: float = 1.0,
+    seed: int = 42,
+) -> dict[str, float]:
     """The six metrics of one sampled answer for each example, its prompt made by `encode`; see `summary`."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    options = dict(ends=end_tokens(model, tokenizer), max_tokens=max_tokens, temperature=temperature, generator=generator)
+    options = dict(
+        ends=end_tokens(model, tokenizer),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        generator=generator,
+    )
     answers = sample_tokens(model, [encode(example) for example in examples], **options)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     return summary(judge_all(judge, examples, texts))
 
 # %% ../../nbs/trainer/07_distillation.ipynb #350eb908
-def _lessons(world: World, tokenizer, rng: random.Random, pool: Sequence[Example], size: int, hinted: float, flip: float) -> Iterator[list[Row]]:
+def _lessons(
+    world: World,
+    tokenizer,
+    rng: random.Random,
+    pool: Sequence[Example],
+    size: int,
+    hinted: float,
+    flip: float,
+) -> Iterator[list[Row]]:
     recipe = COLD_STARTS[world.policy]
     while True:
         rows = []
@@ -126,21 +209,39 @@ def _lessons(world: World, tokenizer, rng: random.Random, pool: Sequence[Example
                 levels = noisy_levels(example, rng, flip, recipe.get("bias"))
             else:
                 levels = noisy_levels(example, rng, recipe["flip"], recipe.get("bias"))
-            turns = hinted_prompt(example, levels=levels) if with_hint else render(example, "concat", "micro")
+            turns = (
+                hinted_prompt(example, levels=levels)
+                if with_hint
+                else render(example, "concat", "micro")
+            )
             said = [*tokenizer(answer(example, rng, levels))["input_ids"], tokenizer.eos_token_id]
             rows.append((encode_prompt(tokenizer, turns), said, "hinted" if with_hint else "plain"))
         yield rows
 
 
 def micro_teacher(
-    world: World | str, steps: int = 800, *, seed: int = 0, lr: float = 0.01, size: int = 24, hinted: float = 0.75,
-    flip: float = 0.3, pool: int = 3000, report: Report | None = None,
-):  # fmt: skip
+    world: World | str,
+    steps: int = 800,
+    *,
+    seed: int = 0,
+    lr: float = 0.01,
+    size: int = 24,
+    hinted: float = 0.75,
+    flip: float = 0.3,
+    pool: int = 3000,
+    report: Report | None = None,
+):
     """The world's cold start after reading lessons on `steps` batches of `size` rows: a teacher for `micro-hinted` prompts."""
     world = WORLDS[world] if isinstance(world, str) else world
     model, tokenizer = load_policy(world.policy)
     examples = make_examples(world, max(pool, size), seed, "coldstart")
-    return fit(model, _lessons(world, tokenizer, random.Random(f"teacher-{seed}"), examples, size, hinted, flip), steps, lr=lr, report=report)
+    return fit(
+        model,
+        _lessons(world, tokenizer, random.Random(f"teacher-{seed}"), examples, size, hinted, flip),
+        steps,
+        lr=lr,
+        report=report,
+    )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #28f15abe
 def teacher_of(world: World) -> str:
@@ -148,17 +249,39 @@ def teacher_of(world: World) -> str:
     return world.policy.replace("cold", "teacher")
 
 # %% ../../nbs/trainer/07_distillation.ipynb #4afc3092
-def build_teachers(folder: str | Path, worlds: Sequence[str] = ("short", "long"), *, count: int = 300, **options: Any) -> Path:
+def build_teachers(
+    folder: str | Path,
+    worlds: Sequence[str] = ("short", "long"),
+    *,
+    count: int = 300,
+    **options: Any,
+) -> Path:
     """Save `teacher-short`, `teacher-long` in a folder with their stories; `options` are those of `micro_teacher`."""
     for name in worlds:
-        world, log, measured = WORLDS[name], [], []
-        model, (_, tokenizer) = micro_teacher(world, report=log.append, **options), load_policy(world.policy)
+        world = WORLDS[name]
+        log = []
+        measured = []
+        model = micro_teacher(world, report=log.append, **options)
+        (_, tokenizer) = load_policy(world.policy)
         tests = make_examples(world, count, 7, "test")
-        prompts = {"student": prompt_encoder(tokenizer, prompt_template="micro"), "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted")}
+        prompts = {
+            "student": prompt_encoder(tokenizer, prompt_template="micro"),
+            "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted"),
+        }
         for prompt, encode in prompts.items():
-            scores = prompted_scores(model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens)
-            measured.append({"world": world.name, "prompt": prompt, "examples": count} | {k: round(v, 1) for k, v in scores.items()})
-        story = {"name": teacher_of(world), "base": world.policy, "steps": len(log), "seed": options.get("seed", 0)}
+            scores = prompted_scores(
+                model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens
+            )
+            measured.append(
+                {"world": world.name, "prompt": prompt, "examples": count}
+                | {k: round(v, 1) for k, v in scores.items()}
+            )
+        story = {
+            "name": teacher_of(world),
+            "base": world.policy,
+            "steps": len(log),
+            "seed": options.get("seed", 0),
+        }
         story |= {"measured": measured, "torch": torch.__version__}
         story |= {"command": "memcalib.trainer.distillation.build_teachers", "loss": log[-1]}
         save_policy(model, Path(folder) / teacher_of(world), story)
@@ -175,14 +298,32 @@ class HeadLogps(NamedTuple):
     entropy: Float[Tensor, " token"]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9900232c
-def _chunk_logps(forward, hidden: Tensor, targets: Tensor, ids: Tensor | None, k: int, temperature: float, wide: bool) -> HeadLogps:
+def _chunk_logps(
+    forward,
+    hidden: Tensor,
+    targets: Tensor,
+    ids: Tensor | None,
+    k: int,
+    temperature: float,
+    wide: bool,
+) -> HeadLogps:
     logits = head_logits(forward, hidden, wide).float() / temperature
     norm = logits.logsumexp(-1, keepdim=True)
     ids = logits.topk(k, -1).indices if ids is None else ids
-    others = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) if k < logits.shape[-1] else norm.detach() - torch.inf
+    others = (
+        logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        if k < logits.shape[-1]
+        else norm.detach() - torch.inf
+    )
     with torch.no_grad():
         entropy = norm[:, 0] - ((logits - norm).exp() * logits).sum(-1)
-    return HeadLogps((logits.gather(-1, targets[:, None]) - norm)[:, 0], ids, logits.gather(-1, ids) - norm, (others - norm)[:, 0], entropy)
+    return HeadLogps(
+        (logits.gather(-1, targets[:, None]) - norm)[:, 0],
+        ids,
+        logits.gather(-1, ids) - norm,
+        (others - norm)[:, 0],
+        entropy,
+    )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #81ecb22a
 def head_logps(
@@ -196,15 +337,28 @@ def head_logps(
     logit_chunk: int = 2**24,  # logits held at once
 ) -> HeadLogps:
     """Log-probabilities under softmax(head(hidden) / temperature), float32; differentiable in `hidden` and the head."""
-    k, chunk = k if ids is None else ids.shape[-1], max(1, logit_chunk // vocabulary_size(head, hidden))
+    k = k if ids is None else ids.shape[-1]
+    chunk = max(1, logit_chunk // vocabulary_size(head, hidden))
 
     def chunked(hidden: Tensor) -> tuple[Tensor, ...]:
         parts = []
         for start in range(0, max(len(hidden), 1), chunk):
             at = slice(start, start + chunk)
-            args = (head.forward, hidden[at], targets[at], ids if ids is None else ids[at], k, temperature, wide_weights(head))
+            args = (
+                head.forward,
+                hidden[at],
+                targets[at],
+                ids if ids is None else ids[at],
+                k,
+                temperature,
+                wide_weights(head),
+            )
             grad = torch.is_grad_enabled()
-            parts.append(checkpoint(_chunk_logps, *args, use_reentrant=False) if grad else _chunk_logps(*args))
+            parts.append(
+                checkpoint(_chunk_logps, *args, use_reentrant=False)
+                if grad
+                else _chunk_logps(*args)
+            )
         return tuple(map(torch.cat, zip(*parts, strict=True)))
 
     return HeadLogps(*in_one_call(head, chunked, hidden))
@@ -220,9 +374,15 @@ class TeacherLogps(NamedTuple):
 
 # %% ../../nbs/trainer/07_distillation.ipynb #cfc40e27
 def teacher_logps(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], k: int = 64, *,
-    temperature: float = 1.0, token_budget: int | None = None, share: bool | None = None,
-) -> TeacherLogps:  # fmt: skip
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    k: int = 64,
+    *,
+    temperature: float = 1.0,
+    token_budget: int | None = None,
+    share: bool | None = None,
+) -> TeacherLogps:
     """The teacher's log-probability of each answer token, and its k likeliest tokens there with the mass outside them.
 
     `prompts` are the teacher's own, one for each answer; `share` None means: where the check allows it.
@@ -230,19 +390,28 @@ def teacher_logps(
     """
     vocabulary = vocabulary_size(model.get_output_embeddings(), torch.zeros(0, 0))
     if not 1 <= k <= vocabulary:
-        raise ValueError(f"top_k {k}: allowed are 1 to {vocabulary}, the size of the teacher's vocabulary")
+        raise ValueError(
+            f"top_k {k}: allowed are 1 to {vocabulary}, the size of the teacher's vocabulary"
+        )
 
     def side_by_side(head, states: Tensor, targets: Tensor) -> Float[Tensor, "token number"]:
         found = head_logps(head, states, targets, k=k, temperature=temperature)
-        return torch.cat([found.target[:, None], found.rest[:, None], found.top, found.ids.float()], 1)
+        return torch.cat(
+            [found.target[:, None], found.rest[:, None], found.top, found.ids.float()], 1
+        )
 
-    rows = score_responses(model, prompts, responses, side_by_side, token_budget=token_budget, share=share)
+    rows = score_responses(
+        model, prompts, responses, side_by_side, token_budget=token_budget, share=share
+    )
     flat = torch.zeros(response_mask(responses, model.device).shape, device=model.device)
     wide = flat.new_zeros(*flat.shape, k)
     out = TeacherLogps(flat, wide.int(), wide, flat.clone())
     for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
-        row, at = torch.full((len(response), 2 + 2 * k), torch.nan) if row is None else row, slice(len(response))
-        out.target[i, at], out.rest[i, at], out.top[i, at] = row[:, 0], row[:, 1], row[:, 2 : 2 + k]
+        row = torch.full((len(response), 2 + 2 * k), torch.nan) if row is None else row
+        at = slice(len(response))
+        out.target[i, at] = row[:, 0]
+        out.rest[i, at] = row[:, 1]
+        out.top[i, at] = row[:, 2 : 2 + k]
         out.ids[i, at] = row[:, 2 + k :].nan_to_num().int()
     return out
 
@@ -260,25 +429,46 @@ def reverse_kl_rewards(
     rewards = torch.where(mask, teacher - student, 0)
     if not rewards.isfinite().all():
         row, token = (~rewards.isfinite()).nonzero()[0].tolist()
-        raise FloatingPointError(f"row {row}, token {token}: the reward is {rewards[row, token]}, must be finite")
+        raise FloatingPointError(
+            f"row {row}, token {token}: the reward is {rewards[row, token]}, must be finite"
+        )
     return rewards.clamp(-clip, clip) if clip else rewards
 
 # %% ../../nbs/trainer/07_distillation.ipynb #5b9467e6
-def token_stats(rewards: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"]) -> dict[str, float]:
+def token_stats(
+    rewards: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"]
+) -> dict[str, float]:
     """Mean and percentiles of token rewards in nats, and `agreement`: the overlap of student and teacher, in [0, 1]."""
     found = rewards[mask].double()
     if not len(found):
-        return dict.fromkeys(("token_reward", "token_reward_p05", "token_reward_p50", "token_reward_p95", "agreement"), torch.nan)
-    low, middle, high = found.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device)).tolist()
+        return dict.fromkeys(
+            (
+                "token_reward",
+                "token_reward_p05",
+                "token_reward_p50",
+                "token_reward_p95",
+                "agreement",
+            ),
+            torch.nan,
+        )
+    low, middle, high = found.quantile(
+        torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device)
+    ).tolist()
     percentiles = {"token_reward_p05": low, "token_reward_p50": middle, "token_reward_p95": high}
-    return {"token_reward": found.mean().item()} | percentiles | {"agreement": found.exp().clamp(max=1).mean().item()}
+    return (
+        {"token_reward": found.mean().item()}
+        | percentiles
+        | {"agreement": found.exp().clamp(max=1).mean().item()}
+    )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #25dd6098
 Tail = Literal["bucket", "renormalise", "truncate"]
 
 
 def topk_forward_kl(
-    student: Float[Tensor, "*place k"],  # the student's log-probabilities of the teacher's k likeliest tokens
+    student: Float[
+        Tensor, "*place k"
+    ],  # the student's log-probabilities of the teacher's k likeliest tokens
     student_rest: Float[Tensor, "*place"],  # log of the student's mass outside them
     teacher: Float[Tensor, "*place k"],
     teacher_rest: Float[Tensor, "*place"],
@@ -288,7 +478,8 @@ def topk_forward_kl(
     if tail not in ("bucket", "renormalise", "truncate"):
         raise ValueError(f"tail {tail!r}: allowed are bucket, renormalise, truncate")
     if tail == "renormalise":
-        student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+        student = student.log_softmax(-1)
+        teacher = teacher.log_softmax(-1)
     inside = (teacher.exp() * (teacher - student)).sum(-1)
     if tail != "bucket":
         return inside
@@ -303,17 +494,25 @@ def load_teacher(name: str, student: PreTrainedModel) -> PreTrainedModel:
     model = create_model_from_path(str(path), dtype=student.dtype)
     sizes = [m.get_input_embeddings().num_embeddings for m in (model, student)]
     if sizes[0] != sizes[1]:
-        raise ValueError(f"teacher {name!r} has a vocabulary of {sizes[0]} tokens; allowed: {sizes[1]}, the student's")
+        raise ValueError(
+            f"teacher {name!r} has a vocabulary of {sizes[0]} tokens; allowed: {sizes[1]}, the student's"
+        )
     return model
 
 
 def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
     if trainer.config.teacher:
         model = load_teacher(trainer.config.teacher, trainer.model)
-    elif trainer.ref_model is not None or hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+    elif trainer.ref_model is not None or hasattr(
+        trainer.accelerator.unwrap_model(trainer.model), "peft_config"
+    ):
         return None
     else:
-        model = load_teacher(str(trainer.reference), trainer.model) if trainer.reference else copy.deepcopy(trainer.model)
+        model = (
+            load_teacher(str(trainer.reference), trainer.model)
+            if trainer.reference
+            else copy.deepcopy(trainer.model)
+        )
     model = model.eval().requires_grad_(False)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
@@ -334,15 +533,28 @@ class OpsdPG(CreditTrainer):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        config, context = self.config, getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.teacher_prompt = teacher_encoder(self.processing_class, config.text, config.teacher_prompt_template or config.prompt_template)
+        config = self.config
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.teacher_prompt = teacher_encoder(
+            self.processing_class,
+            config.text,
+            config.teacher_prompt_template or config.prompt_template,
+        )
         asked = [self.judged.pool[k] for k in self.train_dataset["example"]]
-        sizes = fitting_examples("teacher", self.teacher_prompt, asked, self.args.output_dir, max_teacher=config.max_teacher)
+        sizes = fitting_examples(
+            "teacher",
+            self.teacher_prompt,
+            asked,
+            self.args.output_dir,
+            max_teacher=config.max_teacher,
+        )
         self.train_dataset = self.train_dataset.select(sizes)
         longest = max(sizes, key=sizes.get)
         if context and sizes[longest] + config.max_tokens > context:
             found = f"example {asked[longest].id!r}: teacher prompt of {sizes[longest]} tokens and answers of up to {config.max_tokens}"
-            raise ValueError(f"{found}; allowed: the model's context of {context}; lower max_teacher to leave such examples out")
+            raise ValueError(
+                f"{found}; allowed: the model's context of {context}; lower max_teacher to leave such examples out"
+            )
         self.teacher = _frozen_copy(self)
 
     @contextmanager
@@ -357,16 +569,24 @@ class OpsdPG(CreditTrainer):
                 with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
                     yield model
 
-    def token_rewards(self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0) -> Float[Tensor, "row token"]:
+    def token_rewards(
+        self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0
+    ) -> Float[Tensor, "row token"]:
         """The rewards of a rollout batch, given the log-probabilities under the teacher; their numbers are noted for the row."""
-        device, ids = self.accelerator.device, self.judged.ids
+        device = self.accelerator.device
+        ids = self.judged.ids
         mask = response_mask(ids, device)
         if not self.config.mask_truncated and "old_per_token_logps" in batch:
             student = batch["old_per_token_logps"][:, : mask.size(1)]
         else:
             prompts = [self.encode(example) for example in self.judged.examples]
             with self.accelerator.autocast():
-                student = response_logps(self.accelerator.unwrap_model(self.model), prompts, ids, temperature=self.temperature)
+                student = response_logps(
+                    self.accelerator.unwrap_model(self.model),
+                    prompts,
+                    ids,
+                    temperature=self.temperature,
+                )
         known = ~(mask & (teacher.isnan() | student.isnan())).any(1)
         mask &= (self.judged.valid.to(device) & known)[:, None]
         rewards = reverse_kl_rewards(student, teacher, mask, clip)
@@ -382,21 +602,30 @@ class OpsdPG(CreditTrainer):
         return self.token_rewards(batch, teacher, self.config.reward_clip)
 
 # %% ../../nbs/trainer/07_distillation.ipynb #025a9d4a
-def _student_logps(model, packed: Packed | None, ids: Tensor, mask: Tensor, width: int, *wanted, temperature: float) -> HeadLogps:
+def _student_logps(
+    model, packed: Packed | None, ids: Tensor, mask: Tensor, width: int, *wanted, temperature: float
+) -> HeadLogps:
     if packed:
         states, head = tree_states(model, packed)
     else:
         network, head = split_model(model)
         position = (mask.cumsum(1) - 1).clamp(min=0)
-        states = network(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False)[0]
-        states, head = states[:, -width - 1 : -1][mask[:, -width:].bool()], head or torch.nn.Identity()
+        states = network(
+            input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False
+        )[0]
+        states = states[:, -width - 1 : -1][mask[:, -width:].bool()]
+        head = head or torch.nn.Identity()
     return head_logps(head, states, *wanted, temperature=temperature)
 
 
 def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
     if not len(seen):
         return dict.fromkeys(("divergence", "divergence_p50", "divergence_p95"), torch.nan)
-    middle, high = seen.double().quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device)).tolist()
+    middle, high = (
+        seen.double()
+        .quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device))
+        .tolist()
+    )
     return {"divergence": seen.mean().item(), "divergence_p50": middle, "divergence_p95": high}
 
 # %% ../../nbs/trainer/07_distillation.ipynb #709ef8e5
@@ -405,47 +634,78 @@ class OpsdGKD(OpsdPG):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.teacher_logps, self.divergence, self.seen = None, None, []
+        self.teacher_logps = None
+        self.divergence = None
+        self.seen = []
         if self.loss_type != "dapo":
-            raise ValueError(f"loss_type {self.loss_type!r}: OPSD-GKD adds a mean over tokens; allowed is 'dapo'")
+            raise ValueError(
+                f"loss_type {self.loss_type!r}: OPSD-GKD adds a mean over tokens; allowed is 'dapo'"
+            )
 
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         prompts = [self.teacher_prompt(example) for example in self.judged.examples]
         with self.teacher_model() as model:
-            self.teacher_logps = teacher_logps(model, prompts, self.judged.ids, self.config.top_k, temperature=self.temperature)
-        rewards, self.seen = self.token_rewards(batch, self.teacher_logps.target), []
+            self.teacher_logps = teacher_logps(
+                model, prompts, self.judged.ids, self.config.top_k, temperature=self.temperature
+            )
+        rewards = self.token_rewards(batch, self.teacher_logps.target)
+        self.seen = []
         self.credit.stats |= _divergence_stats(torch.empty(0))  # until an update has seen one
         return torch.zeros_like(rewards)
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         self.advantages = torch.full_like(self.advantages, torch.nan)
-        found, self.teacher_logps = self.teacher_logps._asdict(), None
+        found = self.teacher_logps._asdict()
+        self.teacher_logps = None
         more = batch["completion_ids"].size(1) - found["target"].size(1)
-        return batch | {f"teacher_{name}": torch.nn.functional.pad(value, (0, 0) * (value.ndim - 2) + (0, more)) for name, value in found.items()}
+        return batch | {
+            f"teacher_{name}": torch.nn.functional.pad(value, (0, 0) * (value.ndim - 2) + (0, more))
+            for name, value in found.items()
+        }
 
     def _get_per_token_logps_and_entropies(self, model, ids, mask, width, *args, **options):
         if self.teacher_logps is None or not torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, *args, **options)
-        bare, rows, keep, teacher = self.accelerator.unwrap_model(model), unpad(ids, mask, width), mask[:, -width:].bool(), self.teacher_logps
+            return super()._get_per_token_logps_and_entropies(
+                model, ids, mask, width, *args, **options
+            )
+        bare = self.accelerator.unwrap_model(model)
+        rows = unpad(ids, mask, width)
+        keep = mask[:, -width:].bool()
+        teacher = self.teacher_logps
         wanted = ids[:, -width:][keep], teacher.ids[keep].long()
         with self.accelerator.autocast():
-            share = self.config.share_prompts and split_model(bare)[1] is not None and trees_agree(bare, *rows, self.temperature, model)
+            share = (
+                self.config.share_prompts
+                and split_model(bare)[1] is not None
+                and trees_agree(bare, *rows, self.temperature, model)
+            )
             packed = best_pack(bare, *rows) if share else None
             given = (bare, packed, ids, mask, width, *wanted)
-            found = _ForwardRedirection()(model, bare, _student_logps, *given, temperature=self.temperature)
+            found = _ForwardRedirection()(
+                model, bare, _student_logps, *given, temperature=self.temperature
+            )
         known = teacher.target[keep].isfinite()
-        sides = [side[known] for side in (found.top, found.rest, teacher.top[keep], teacher.rest[keep])]
+        sides = [
+            side[known] for side in (found.top, found.rest, teacher.top[keep], teacher.rest[keep])
+        ]
         self.divergence = topk_forward_kl(*sides, self.config.tail)
         return spread(found.target, keep), spread(found.entropy, keep), None
 
     def compute_loss(self, model, inputs, *args, **options) -> Tensor:
-        self.teacher_logps = TeacherLogps(*(inputs[f"teacher_{name}"] for name in TeacherLogps._fields))
+        self.teacher_logps = TeacherLogps(
+            *(inputs[f"teacher_{name}"] for name in TeacherLogps._fields)
+        )
         loss = super().compute_loss(model, inputs, *args, **options)
         self.teacher_logps = None
-        window = self.current_gradient_accumulation_steps / self.args.steps_per_generation / self.accelerator.num_processes
+        window = (
+            self.current_gradient_accumulation_steps
+            / self.args.steps_per_generation
+            / self.accelerator.num_processes
+        )
         tokens = inputs["num_items_in_batch"].clamp(min=1) * window
-        divergence, self.divergence = self.divergence, None
+        divergence = self.divergence
+        self.divergence = None
         self.seen.append(self.concatenate(divergence.detach()))
         self.credit.stats |= _divergence_stats(torch.cat(self.seen))
         return loss + divergence.sum() / tokens

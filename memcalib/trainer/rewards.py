@@ -36,7 +36,17 @@ from ..inference.endpoint import CallError
 from ..inference.local import prompt_encoder, sample_answers
 from ..localization import Pairs
 from ..metrics import CHANNELS, summary
-from ..problem import Example, JudgeLike, Judgment, check_judgment, encode_prompt, judge_all, judgment_for, neutralise, render
+from memcalib.problem import (
+    Example,
+    JudgeLike,
+    Judgment,
+    check_judgment,
+    encode_prompt,
+    judge_all,
+    judgment_for,
+    neutralise,
+    render,
+)
 from ..redistribution import Credit
 from .settings import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected
@@ -48,33 +58,54 @@ class ChannelRewards:
     With `merge_over_use` the rewards of AC- stand in the column of AB-.
     """
 
-    def __init__(self, judge: JudgeLike | None, examples: Sequence[Example], merge_over_use: bool = False):
-        self.judge, self.pool, self.merge_over_use = judge, examples, merge_over_use
+    def __init__(
+        self, judge: JudgeLike | None, examples: Sequence[Example], merge_over_use: bool = False
+    ):
+        self.judge = judge
+        self.pool = examples
+        self.merge_over_use = merge_over_use
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
     def _column(self, index: int, name: str) -> Callable[..., list[float]]:
         def reward(completions, completion_ids, example, empty=(), **_) -> list[float]:
             if index == 0:
-                self.read([self.pool[i] for i in example], [c[0]["content"] for c in completions], completion_ids, empty)
+                self.read(
+                    [self.pool[i] for i in example],
+                    [c[0]["content"] for c in completions],
+                    completion_ids,
+                    empty,
+                )
             return self.rewards[:, index].tolist()
 
         reward.__name__ = name
         return reward
 
     def read(
-        self, examples: list[Example], texts: list[str], ids: list[list[int]], empty: Sequence[bool] = ()
+        self,
+        examples: list[Example],
+        texts: list[str],
+        ids: list[list[int]],
+        empty: Sequence[bool] = (),
     ) -> None:
         """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment) and `valid` [row]: in the loss."""
-        self.examples, self.ids, self.texts = examples, ids, texts
+        self.examples = examples
+        self.ids = ids
+        self.texts = texts
         empty = list(empty) or [False] * len(texts)
         if self.judge is None:
-            self.judgments, self.valid = [], ~torch.tensor(empty)
+            self.judgments = []
+            self.valid = ~torch.tensor(empty)
             self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
             return
         silent = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
         asked = [k for k, none in enumerate(silent) if not none]
-        judged = iter(judge_all(self.judge, [examples[k] for k in asked], [texts[k] for k in asked]))
-        self.judgments = [judgment_for(e, {}, error="empty answer") if none else next(judged) for e, none in zip(examples, silent, strict=True)]
+        judged = iter(
+            judge_all(self.judge, [examples[k] for k in asked], [texts[k] for k in asked])
+        )
+        self.judgments = [
+            judgment_for(e, {}, error="empty answer") if none else next(judged)
+            for e, none in zip(examples, silent, strict=True)
+        ]
         ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
         rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
         self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
@@ -111,7 +142,11 @@ def failed_call(example: Example, error: Exception) -> Judgment:
 
 
 def _passing(error: Exception) -> bool:
-    return not error.fatal if isinstance(error, CallError) else isinstance(error, ConnectionError | TimeoutError)
+    return (
+        not error.fatal
+        if isinstance(error, CallError)
+        else isinstance(error, ConnectionError | TimeoutError)
+    )
 
 
 def _one(judge: JudgeLike, example: Example, response: str) -> Judgment:
@@ -145,12 +180,27 @@ class RetryingJudge:
     """
 
     def __init__(
-        self, judge: JudgeLike, max_failed: float = 0.5, minutes: float = 30.0, *, first_wait: float = 5.0, longest: float = 300.0,
-        total: Callable[[list[float]], list[float]] = list, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep, signals: StopSignals | None = None,
-    ):  # fmt: skip
-        self.judge, self.max_failed, self.minutes, self.total = judge, max_failed, minutes, total
-        self.first_wait, self.longest, self.clock, self.sleep, self.counts = first_wait, longest, clock, sleep, Counter()
+        self,
+        judge: JudgeLike,
+        max_failed: float = 0.5,
+        minutes: float = 30.0,
+        *,
+        first_wait: float = 5.0,
+        longest: float = 300.0,
+        total: Callable[[list[float]], list[float]] = list,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        signals: StopSignals | None = None,
+    ):
+        self.judge = judge
+        self.max_failed = max_failed
+        self.minutes = minutes
+        self.total = total
+        self.first_wait = first_wait
+        self.longest = longest
+        self.clock = clock
+        self.sleep = sleep
+        self.counts = Counter()
         self.signals = signals or StopSignals()
 
     def __call__(self, example: Example, response: str) -> Judgment:
@@ -178,25 +228,44 @@ class RetryingJudge:
         other.judge = quoting_judge(self.judge)
         return other
 
-    def join(self, total: Callable[[list[float]], list[float]], signals: StopSignals) -> "RetryingJudge":
+    def join(
+        self, total: Callable[[list[float]], list[float]], signals: StopSignals
+    ) -> "RetryingJudge":
         """This judge itself, from now on with the processes and the signals of a run."""
-        self.total, self.signals = total, signals
+        self.total = total
+        self.signals = signals
         return self
 
     def batch(
         self, examples: Sequence[Example], responses: Sequence[str], keep: bool = False
     ) -> list[Judgment]:
         """Judgments in order; at most `max_failed` of those of all processes are unscored."""
-        start, wait = self.clock(), self.first_wait
-        ask = lambda rows: self.signals.run(
-            lambda: ask_judge(self.judge, [examples[i] for i in rows], [responses[i] for i in rows]), keep
-        )
+        start = self.clock()
+        wait = self.first_wait
+
+        def ask(rows):
+            return self.signals.run(
+                lambda: ask_judge(
+                    self.judge, [examples[i] for i in rows], [responses[i] for i in rows]
+                ),
+                keep,
+            )
+
         found, fault = ask(range(len(examples))) or ([], None)
         while True:
             failed = [i for i, judgment in enumerate(found) if judgment.retry]
             lost = [judgment for judgment in found if not judgment.scored]
             over = self.clock() - start >= 60 * self.minutes
-            sums = self.total([fault is not None, len(failed), len(lost), len(examples), over, *self.signals.votes()])
+            sums = self.total(
+                [
+                    fault is not None,
+                    len(failed),
+                    len(lost),
+                    len(examples),
+                    over,
+                    *self.signals.votes(),
+                ]
+            )
             if not self._again(sums, fault, lost, wait, keep):
                 return found
             self.signals.run(lambda wait=wait: self.sleep(wait))
@@ -206,14 +275,21 @@ class RetryingJudge:
                 found[i] = judgment
 
     def _again(
-        self, sums: list[float], fault: Exception | None, lost: Sequence[Judgment], wait: float, keep: bool
+        self,
+        sums: list[float],
+        fault: Exception | None,
+        lost: Sequence[Judgment],
+        wait: float,
+        keep: bool,
     ) -> bool:
         faults, failed, unscored, asked, over, *votes = sums
         if (stop := elected(votes)) and not keep:
             raise Interrupted(stop)
         if faults:
             where = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
-            raise JudgeFault(f"the judge stopped with a fault that waiting does not mend: {where}") from fault
+            raise JudgeFault(
+                f"the judge stopped with a fault that waiting does not mend: {where}"
+            ) from fault
         if unscored <= self.max_failed * asked:
             return False
         limit = f"limit max_failed {self.max_failed:.0%}"
@@ -229,7 +305,12 @@ class RetryingJudge:
         if stop:
             raise Interrupted(stop)
         self.counts["pauses"] += 1
-        log.warning("%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all", what, wait, self.minutes)
+        log.warning(
+            "%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all",
+            what,
+            wait,
+            self.minutes,
+        )
         return True
 
 # %% ../../nbs/trainer/03_rewards.ipynb #b6430e68
@@ -252,7 +333,11 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
 # %% ../../nbs/trainer/03_rewards.ipynb #5033bd67
 def retrying_judge(judge: JudgeLike, config: Any) -> RetryingJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; a `RetryingJudge` as it is."""
-    return judge if isinstance(judge, RetryingJudge) else RetryingJudge(judge, config.max_failed, config.pause_minutes)
+    return (
+        judge
+        if isinstance(judge, RetryingJudge)
+        else RetryingJudge(judge, config.max_failed, config.pause_minutes)
+    )
 
 # %% ../../nbs/trainer/03_rewards.ipynb #a2e5e4f3
 def _reason(lost: Sequence[Judgment], failed: bool) -> str:
@@ -266,15 +351,21 @@ def _reason(lost: Sequence[Judgment], failed: bool) -> str:
 SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_tokens", "cost")
 
 
-def judge_spent(judge: Any, before: dict[str, float | None] | None = None) -> dict[str, float | None]:
+def judge_spent(
+    judge: Any, before: dict[str, float | None] | None = None
+) -> dict[str, float | None]:
     """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where the judge does not count."""
     while isinstance(judge, RetryingJudge):
         judge = judge.judge
     totals = getattr(judge, "totals", None)
     if totals is None:
         return {}
-    now, before = asdict(totals), before or {}
-    return {name: None if None in (now[name], before.get(name, 0)) else now[name] - before.get(name, 0) for name in SPENT}
+    now = asdict(totals)
+    before = before or {}
+    return {
+        name: None if None in (now[name], before.get(name, 0)) else now[name] - before.get(name, 0)
+        for name in SPENT
+    }
 
 
 def cache_path(judge: Any) -> str | None:
@@ -310,8 +401,12 @@ def _report_overlong(dropped: list[dict], what: str, out: str | Path | None) -> 
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f04b063d
 def fitting_examples(
-    prompt: str, encode: Callable[[Example], list[int]], examples: Sequence[Example], out: str | Path | None = None, **limits: int
-) -> dict[int, int]:  # fmt: skip
+    prompt: str,
+    encode: Callable[[Example], list[int]],
+    examples: Sequence[Example],
+    out: str | Path | None = None,
+    **limits: int,
+) -> dict[int, int]:
     """Position in `examples` and length in tokens of the prompts that are within all `limits`; `prompt` says of what kind they are.
 
     The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none fits.
@@ -320,17 +415,23 @@ def fitting_examples(
     sizes = [len(encode(example)) for example in examples]
     dropped = [
         {"example_id": example.id, "prompt": prompt, "tokens": size, name: limit}
-        for example, size in zip(examples, sizes, strict=True) if size > limit
-    ]  # fmt: skip
+        for example, size in zip(examples, sizes, strict=True)
+        if size > limit
+    ]
     _report_overlong(dropped, f"{prompt} prompts over {limit} tokens ({name})", out)
     if len(dropped) == len(examples):
         shortest = f"; the shortest has {min(sizes)}" if sizes else ""
-        raise ValueError(f"no prompt of at most {limit} tokens ({name}) among {len(examples)} {prompt} examples{shortest}")
+        raise ValueError(
+            f"no prompt of at most {limit} tokens ({name}) among {len(examples)} {prompt} examples{shortest}"
+        )
     return {k: size for k, size in enumerate(sizes) if size <= limit}
 
 # %% ../../nbs/trainer/03_rewards.ipynb #45aba3bd
 def prompt_dataset(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], out: str | Path | None = None
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    out: str | Path | None = None,
 ) -> Dataset:
     """Rows `prompt` (messages), `example` (index into `examples`) and `tokens` (length); without prompts over `max_prompt`.
 
@@ -339,10 +440,13 @@ def prompt_dataset(
     _forget_overlong(out)
     encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
     sizes = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
-    control, rows = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, []
+    control = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    rows = []
     for index, tokens in sizes.items():
         messages = render(examples[index], text=config.text, prompt_template=config.prompt_template)
-        safe = [message | {"content": neutralise(message["content"], control)} for message in messages]
+        safe = [
+            message | {"content": neutralise(message["content"], control)} for message in messages
+        ]
         rows.append({"prompt": safe, "example": index, "tokens": tokens})
     return Dataset.from_list(rows)
 
@@ -351,14 +455,20 @@ _SEAM = 8  # tokens by which a cut text may be longer than the whole one
 
 
 def check_context(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], dataset: Dataset, limit: int | None
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    dataset: Dataset,
+    limit: int | None,
 ) -> None:
     """Raises `ValueError` naming the example when a prompt, or one of its ablations, and an answer exceed `limit` tokens."""
     if limit is None:
         return
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
         if config.text == "fluent" and config.credit.counterfactual:
-            messages = render(examples[index], text="concat", prompt_template=config.prompt_template)
+            messages = render(
+                examples[index], text="concat", prompt_template=config.prompt_template
+            )
             tokens = max(tokens, len(encode_prompt(tokenizer, messages)) + _SEAM)
         if tokens + config.max_tokens > limit:
             raise ValueError(
@@ -368,27 +478,47 @@ def check_context(
 
 # %% ../../nbs/trainer/03_rewards.ipynb #9746c7f9
 def held_out_examples(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], context: int | None, out: str | Path | None = None
-) -> list[Example]:  # fmt: skip
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    context: int | None,
+    out: str | Path | None = None,
+) -> list[Example]:
     """The validation examples whose prompt is within `max_prompt` and leaves room for an answer in the model's context.
 
     The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none is left, and for a
     context that `max_tokens` alone would fill.
     """
     if context and context <= config.max_tokens:
-        raise ValueError(f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context")
-    limits = {"max_prompt": config.max_prompt} | ({"context_without_answer": context - config.max_tokens} if context else {})
+        raise ValueError(
+            f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context"
+        )
+    limits = {"max_prompt": config.max_prompt} | (
+        {"context_without_answer": context - config.max_tokens} if context else {}
+    )
     encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
     return [examples[k] for k in fitting_examples("validation", encode, examples, out, **limits)]
 
 # %% ../../nbs/trainer/03_rewards.ipynb #3bb7ad72
-def held_out_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, examples: Sequence[Example]) -> list[str]:
+def held_out_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: TrainConfig,
+    examples: Sequence[Example],
+) -> list[str]:
     """An answer to each example as a validation asks for it: its text, the run's prompt template, length and seed."""
-    options = dict(text=config.eval_text, prompt_template=config.prompt_template, max_tokens=config.max_tokens, seed=config.seed)
+    options = dict(
+        text=config.eval_text,
+        prompt_template=config.prompt_template,
+        max_tokens=config.max_tokens,
+        seed=config.seed,
+    )
     return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
 
 
-def judge_held_out(judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]) -> list[Judgment]:
+def judge_held_out(
+    judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]
+) -> list[Judgment]:
     """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
     return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
 
@@ -400,38 +530,71 @@ class HeldOutScores:
     """
 
     def __init__(
-        self, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
-        context: int | None, out: str | Path | None = None,
-    ):  # fmt: skip
+        self,
+        config: TrainConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Sequence[Example],
+        judge: JudgeLike,
+        context: int | None,
+        out: str | Path | None = None,
+    ):
         _forget_overlong(out)
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.examples = held_out_examples(config, tokenizer, examples, context, out)
-        self.overlong, self.judge = len(examples) - len(self.examples), retrying_judge(judge, config)
+        self.overlong = len(examples) - len(self.examples)
+        self.judge = retrying_judge(judge, config)
 
     def __call__(self, model: PreTrainedModel) -> dict[str, float]:
         state = PartialState()
         mine = slice(state.process_index, None, state.num_processes)
         answers = held_out_answers(model, self.tokenizer, self.config, self.examples)
-        return summary(judge_held_out(self.judge, self.config, self.examples[mine], answers[mine])) | {"overlong": self.overlong}
+        return summary(
+            judge_held_out(self.judge, self.config, self.examples[mine], answers[mine])
+        ) | {"overlong": self.overlong}
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f75844f0
 def assign_credit(
-    model: PreTrainedModel, credit: TokenCredit, judged: ChannelRewards, *, generations: int, temperature: float = 1.0,
-    full: Float[Tensor, "row token"] | None = None, lost: Counter | None = None,
-) -> tuple[Credit, Pairs]:  # fmt: skip
+    model: PreTrainedModel,
+    credit: TokenCredit,
+    judged: ChannelRewards,
+    *,
+    generations: int,
+    temperature: float = 1.0,
+    full: Float[Tensor, "row token"] | None = None,
+    lost: Counter | None = None,
+) -> tuple[Credit, Pairs]:
     """Token advantages of the answers that were judged last, for any method; `full` are their log-probabilities if known.
 
     Rows of a group are consecutive, `generations` at a time; each process has as many. For MemCalib-RL the thresholds of `credit` move once
     (appendix D.3), and `lost` is filled with the reasons where log-probabilities could not be computed.
     """
     first = credit.process * len(judged.ids)
-    groups = [(first + row) // generations for row in range(len(judged.ids))]  # a batch may hold an example twice
-    request, logps = credit.requests(judged.examples, judged.judgments, judged.ids, groups, full=False, texts=judged.texts), ()
+    groups = [
+        (first + row) // generations for row in range(len(judged.ids))
+    ]  # a batch may hold an example twice
+    request = credit.requests(
+        judged.examples, judged.judgments, judged.ids, groups, full=False, texts=judged.texts
+    )
+    logps = ()
     if credit.config.mode == "evidence-kl" and credit.config.by_evidence:
-        logps = token_divergences(model, request.prompts, request.without, request.responses, temperature=temperature, lost=lost)
-    elif credit.config.counterfactual:  # also where nothing is to be scored: processes of a sharded model wait for each other
+        logps = token_divergences(
+            model,
+            request.prompts,
+            request.without,
+            request.responses,
+            temperature=temperature,
+            lost=lost,
+        )
+    elif (
+        credit.config.counterfactual
+    ):  # also where nothing is to be scored: processes of a sharded model wait for each other
         score = partial(response_logps, model, temperature=temperature, lost=lost)
-        full = score([credit.encode(example) for example in judged.examples], judged.ids) if full is None else full
+        full = (
+            score([credit.encode(example) for example in judged.examples], judged.ids)
+            if full is None
+            else full
+        )
         logps = score(request.prompts, request.responses)
     credit.assign(request, logps, full=full)
     return credit.last, request.pairs

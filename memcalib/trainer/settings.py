@@ -16,9 +16,23 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from transformers import PretrainedConfig
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
@@ -47,11 +61,25 @@ METHODS = {
     method.name: method
     for method in (
         TrainingMethod("sft", "SFT", False, False, True, "memcalib.trainer.sft:sft"),
-        TrainingMethod("opsd-pg", "OPSD-PG", False, True, False, "memcalib.trainer.distillation:OpsdPG"),
-        TrainingMethod("opsd-gkd", "OPSD-GKD", False, True, False, "memcalib.trainer.distillation:OpsdGKD"),
-        TrainingMethod("grpo", "GRPO", True, False, False, "memcalib.training:CreditTrainer", "grpo"),
+        TrainingMethod(
+            "opsd-pg", "OPSD-PG", False, True, False, "memcalib.trainer.distillation:OpsdPG"
+        ),
+        TrainingMethod(
+            "opsd-gkd", "OPSD-GKD", False, True, False, "memcalib.trainer.distillation:OpsdGKD"
+        ),
+        TrainingMethod(
+            "grpo", "GRPO", True, False, False, "memcalib.training:CreditTrainer", "grpo"
+        ),
         TrainingMethod("gdpo", "GDPO", True, False, False, "memcalib.training:CreditTrainer"),
-        TrainingMethod("memcalib-rl", "MemCalib-RL", True, False, False, "memcalib.training:CreditTrainer", "memcalib-rl"),
+        TrainingMethod(
+            "memcalib-rl",
+            "MemCalib-RL",
+            True,
+            False,
+            False,
+            "memcalib.training:CreditTrainer",
+            "memcalib-rl",
+        ),
     )
 }
 
@@ -60,7 +88,9 @@ def training_method(name: str) -> TrainingMethod:
     """The method of this name, or whose description is at this import path `package.module:name`; `ValueError` where there is none."""
     if ":" not in name:
         if name not in METHODS:
-            raise ValueError(f"method {name!r}, allowed are {', '.join(map(repr, METHODS))}, or 'package.module:name'")
+            raise ValueError(
+                f"method {name!r}, allowed are {', '.join(map(repr, METHODS))}, or 'package.module:name'"
+            )
         return METHODS[name]
     try:
         return import_object(name, TrainingMethod)
@@ -70,12 +100,16 @@ def training_method(name: str) -> TrainingMethod:
 # %% ../../nbs/trainer/01_settings.ipynb #6935d4c6
 def _answering(name: str) -> str:
     if training_method(name).needs_demonstrations:
-        raise ValueError(f"method {name!r} imitates demonstrations; allowed here are methods that sample answers")
+        raise ValueError(
+            f"method {name!r} imitates demonstrations; allowed here are methods that sample answers"
+        )
     return name
 
 
 _ANSWERING = [name for name, method in METHODS.items() if not method.needs_demonstrations]
-Method = Annotated[str, AfterValidator(_answering), WithJsonSchema({"enum": [*_ANSWERING, "package.module:name"]})]
+Method = Annotated[
+    str, AfterValidator(_answering), WithJsonSchema({"enum": [*_ANSWERING, "package.module:name"]})
+]
 DISTILLED = tuple(name for name, method in METHODS.items() if method.needs_teacher)
 
 
@@ -124,12 +158,19 @@ class _Answers(Page):
 
 # %% ../../nbs/trainer/01_settings.ipynb #cbbf48f7
 def _known_loggers(given: str | list[str]) -> str | list[str]:
-    names, alone = [given] if isinstance(given, str) else given, ("none", "all")
-    wrong = [name for name in names if name not in INTEGRATION_TO_CALLBACK and not (name in alone and len(names) == 1)]
+    names = [given] if isinstance(given, str) else given
+    alone = ("none", "all")
+    wrong = [
+        name
+        for name in names
+        if name not in INTEGRATION_TO_CALLBACK and not (name in alone and len(names) == 1)
+    ]
     if wrong:
         meant = nearest(wrong[0], INTEGRATION_TO_CALLBACK)
         hint = f"meant is perhaps {meant}; " if meant and meant != wrong[0] else ""
-        raise ValueError(f"{hint}allowed: none, all, or one or several of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}")
+        raise ValueError(
+            f"{hint}allowed: none, all, or one or several of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}"
+        )
     return given
 
 
@@ -164,24 +205,51 @@ class _Teacher(Page):
 # %% ../../nbs/trainer/01_settings.ipynb #79d3f4b8
 _HINTS = get_type_hints(CreditConfig, include_extras=True)
 _Credit = create_model(
-    "_Credit", __base__=Page,
-    **{field.name: (_HINTS[field.name], field.default) for field in fields(CreditConfig) if field.name != "method"},
-)  # fmt: skip
+    "_Credit",
+    __base__=Page,
+    **{
+        field.name: (_HINTS[field.name], field.default)
+        for field in fields(CreditConfig)
+        if field.name != "method"
+    },
+)
 
 # %% ../../nbs/trainer/01_settings.ipynb #f77b33ce
 OWNED = {
-    "output_dir": "the folder of the run", "resume_from_checkpoint": "resume", "max_steps": "steps", "num_train_epochs": "steps",
-    "learning_rate": "lr", "seed": "seed", "data_seed": "seed", "beta": "beta", "epsilon": "clip", "temperature": "temperature",
-    "top_p": "top_p", "num_generations": "generations", "max_completion_length": "max_tokens",
-    "mask_truncated_completions": "mask_truncated", "gradient_accumulation_steps": "accumulate",
-    "steps_per_generation": "minibatches and accumulate", "num_iterations": "minibatches",
-    "generation_batch_size": "prompts and generations", "per_device_train_batch_size": "prompts, generations, minibatches and accumulate",
-    "logging_strategy": "one row a step", "logging_steps": "one row a step", "logging_first_step": "one row a step",
-    "save_strategy": "save_every", "save_steps": "save_every", "load_best_model_at_end": "keep_best",
-    "eval_strategy": "eval_every", "eval_steps": "eval_every", "eval_on_start": "eval_every", "report_to": "report_to",
-    "reward_weights": "method", "scale_rewards": "method", "multi_objective_aggregation": "method",
+    "output_dir": "the folder of the run",
+    "resume_from_checkpoint": "resume",
+    "max_steps": "steps",
+    "num_train_epochs": "steps",
+    "learning_rate": "lr",
+    "seed": "seed",
+    "data_seed": "seed",
+    "beta": "beta",
+    "epsilon": "clip",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "num_generations": "generations",
+    "max_completion_length": "max_tokens",
+    "mask_truncated_completions": "mask_truncated",
+    "gradient_accumulation_steps": "accumulate",
+    "steps_per_generation": "minibatches and accumulate",
+    "num_iterations": "minibatches",
+    "generation_batch_size": "prompts and generations",
+    "per_device_train_batch_size": "prompts, generations, minibatches and accumulate",
+    "logging_strategy": "one row a step",
+    "logging_steps": "one row a step",
+    "logging_first_step": "one row a step",
+    "save_strategy": "save_every",
+    "save_steps": "save_every",
+    "load_best_model_at_end": "keep_best",
+    "eval_strategy": "eval_every",
+    "eval_steps": "eval_every",
+    "eval_on_start": "eval_every",
+    "report_to": "report_to",
+    "reward_weights": "method",
+    "scale_rewards": "method",
+    "multi_objective_aggregation": "method",
     "chat_template_kwargs": "the chat template of the tokenizer (thinking off, in whole prompts as in ablated ones; edit it to change both)",
-}  # fmt: skip
+}
 
 # %% ../../nbs/trainer/01_settings.ipynb #311acd7b
 def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
@@ -189,13 +257,18 @@ def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) 
 
     for a name that the class does not have, and for a value of another type.
     """
-    hints, right = get_type_hints(kind), {}
+    hints = get_type_hints(kind)
+    right = {}
     for name, value in given.items():
         if name in owned:
-            raise ValueError(f"{name} is not set here: {owned[name]} stand{'s' * (' and ' not in owned[name])} for it")
+            raise ValueError(
+                f"{name} is not set here: {owned[name]} stand{'s' * (' and ' not in owned[name])} for it"
+            )
         if name not in hints:
             meant = nearest(name, hints.keys() - owned.keys())
-            raise ValueError(f"{name} is no field of {kind.__name__}{f'; meant is perhaps {meant}' if meant else ''}")
+            raise ValueError(
+                f"{name} is no field of {kind.__name__}{f'; meant is perhaps {meant}' if meant else ''}"
+            )
         try:
             right[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:
@@ -203,16 +276,23 @@ def trl_options(kind: type, given: Mapping[str, Any], owned: Mapping[str, str]) 
     return right
 
 # %% ../../nbs/trainer/01_settings.ipynb #f5e3cdb5
-_READ_BY = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "generation_kwargs"), ("generate", "vllm"))
+_READ_BY = dict.fromkeys(
+    ("top_k", "min_p", "repetition_penalty", "generation_kwargs"), ("generate", "vllm")
+)
 _READ_BY |= dict.fromkeys(("cache_implementation", "use_transformers_paged"), ("generate",))
-_READ_BY |= dict.fromkeys(("use_transformers_continuous_batching", "transformers_continuous_batching_config"), ("generate",))
+_READ_BY |= dict.fromkeys(
+    ("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+    ("generate",),
+)
 
 
 def _check_sampling(sampler: str, given: Mapping[str, Any]) -> None:
     for name in sorted(given):
         if sampler not in (readers := _READ_BY.get(name, (sampler,))):
             allowed = " or ".join(map(repr, readers))
-            raise ValueError(f"trl.{name} with sampler {sampler!r}, which does not read it: allowed is sampler {allowed}")
+            raise ValueError(
+                f"trl.{name} with sampler {sampler!r}, which does not read it: allowed is sampler {allowed}"
+            )
 
 # %% ../../nbs/trainer/01_settings.ipynb #479fec2a
 class TrainConfig(_Credit, _Teacher, _Watch, _Answers, _Update):
@@ -246,10 +326,14 @@ class TrainConfig(_Credit, _Teacher, _Watch, _Answers, _Update):
     def _fits(self) -> "TrainConfig":
         self.credit  # noqa: B018 (raises for values that do not go together)
         if self.sampler == "shared" and self.top_p != 1:
-            raise ValueError(f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'")
+            raise ValueError(
+                f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'"
+            )
         _check_sampling(self.sampler, self.trl)
         if self.trl.get("use_vllm") and self.sampler != "vllm":
-            raise ValueError(f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it")
+            raise ValueError(
+                f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it"
+            )
         return self
 
 # %% ../../nbs/trainer/01_settings.ipynb #13d81a85
@@ -267,8 +351,12 @@ class CreditGRPOConfig(GRPOConfig):
     use_bias_correction_kl: bool = False
     logging_steps: float = 2
     save_strategy: str = "no"
-    chat_template_kwargs: dict | str | None = field(default_factory=lambda: {"enable_thinking": False})
-    credit: dict | str | None = None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
+    chat_template_kwargs: dict | str | None = field(
+        default_factory=lambda: {"enable_thinking": False}
+    )
+    credit: dict | str | None = (
+        None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
+    )
     sampler: str = "shared"
     draws: str = "row"
     sampling_tokens: int = 2**17
@@ -283,7 +371,9 @@ class CreditGRPOConfig(GRPOConfig):
     max_failed: float = 0.5
     pause_minutes: float = 30.0
     stop_on_drift: bool = False
-    recipe: TrainConfig | None = field(default=None, metadata={"help": "Set by trl_config: the settings this was made of."})
+    recipe: TrainConfig | None = field(
+        default=None, metadata={"help": "Set by trl_config: the settings this was made of."}
+    )
 
     def __post_init__(self):
         given = json.loads(self.credit) if isinstance(self.credit, str) else self.credit
@@ -298,50 +388,94 @@ class CreditGRPOConfig(GRPOConfig):
         """The settings that say the same; what only TRL has is not in them."""
         if self.recipe is not None:
             return self.recipe
-        same = {name: getattr(self, name) for name in TrainConfig.model_fields if hasattr(self, name) and name != "top_k"}
-        accumulate, parts = self.gradient_accumulation_steps, self.steps_per_generation
-        if parts % accumulate or (self.save_strategy == "steps" and self.save_steps * accumulate % parts):
+        same = {
+            name: getattr(self, name)
+            for name in TrainConfig.model_fields
+            if hasattr(self, name) and name != "top_k"
+        }
+        accumulate = self.gradient_accumulation_steps
+        parts = self.steps_per_generation
+        if parts % accumulate or (
+            self.save_strategy == "steps" and self.save_steps * accumulate % parts
+        ):
             raise ValueError(
                 f"steps_per_generation {parts}, gradient_accumulation_steps {accumulate}, save_steps {self.save_steps}: allowed are whole "
                 "updates in a rollout batch, and checkpoints between rollout batches"
             )
         minibatches = parts // accumulate
         same |= dict(
-            credit=self.credit, prompts=self.generation_batch_size // self.num_generations, generations=self.num_generations,
-            minibatches=minibatches, accumulate=accumulate, steps=max(1, self.max_steps // minibatches), lr=self.learning_rate,
-            clip=self.epsilon, max_tokens=self.max_completion_length, mask_truncated=self.mask_truncated_completions,
-            save_every=self.save_steps // minibatches if self.save_strategy == "steps" else 0, report_to=self.report_to or "none",
+            credit=self.credit,
+            prompts=self.generation_batch_size // self.num_generations,
+            generations=self.num_generations,
+            minibatches=minibatches,
+            accumulate=accumulate,
+            steps=max(1, self.max_steps // minibatches),
+            lr=self.learning_rate,
+            clip=self.epsilon,
+            max_tokens=self.max_completion_length,
+            mask_truncated=self.mask_truncated_completions,
+            save_every=self.save_steps // minibatches if self.save_strategy == "steps" else 0,
+            report_to=self.report_to or "none",
             sampler="vllm" if self.use_vllm else self.sampler,
-        )  # fmt: skip
+        )
         return TrainConfig(**same)
 
 # %% ../../nbs/trainer/01_settings.ipynb #bac527cf
-def trl_config(config: TrainConfig, out: str | Path, resume: bool | str | Path | None = None) -> CreditGRPOConfig:
+def trl_config(
+    config: TrainConfig, out: str | Path, resume: bool | str | Path | None = None
+) -> CreditGRPOConfig:
     """The settings for the trainer; what stands in `config.trl` is laid over ours."""
-    rows, parts, cuda = config.prompts * config.generations, config.minibatches * config.accumulate, torch.cuda.is_available()
+    rows = config.prompts * config.generations
+    parts = config.minibatches * config.accumulate
+    cuda = torch.cuda.is_available()
     processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
-        raise ValueError(f"{rows} answers a step do not split into {parts} parts on each of {processes} processes")
+        raise ValueError(
+            f"{rows} answers a step do not split into {parts} parts on each of {processes} processes"
+        )
     settings = dict(
-        output_dir=str(out), seed=config.seed, max_steps=config.steps * config.minibatches, learning_rate=config.lr,
-        per_device_train_batch_size=rows // parts // processes, gradient_accumulation_steps=config.accumulate,
-        steps_per_generation=parts, num_generations=config.generations, loss_type="dapo", beta=config.beta, epsilon=config.clip,
-        temperature=config.temperature, top_p=config.top_p, top_k=0, max_completion_length=config.max_tokens,
-        mask_truncated_completions=config.mask_truncated, logging_steps=config.minibatches, report_to=config.report_to,
-        save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1) * config.minibatches,
-        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, disable_tqdm=True,
-        credit=config.credit, recipe=config, resume_from_checkpoint=resume,
-    )  # fmt: skip
+        output_dir=str(out),
+        seed=config.seed,
+        max_steps=config.steps * config.minibatches,
+        learning_rate=config.lr,
+        per_device_train_batch_size=rows // parts // processes,
+        gradient_accumulation_steps=config.accumulate,
+        steps_per_generation=parts,
+        num_generations=config.generations,
+        loss_type="dapo",
+        beta=config.beta,
+        epsilon=config.clip,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=0,
+        max_completion_length=config.max_tokens,
+        mask_truncated_completions=config.mask_truncated,
+        logging_steps=config.minibatches,
+        report_to=config.report_to,
+        save_strategy="steps" if config.save_every else "no",
+        save_steps=max(config.save_every, 1) * config.minibatches,
+        bf16=cuda,
+        gradient_checkpointing=cuda,
+        use_cpu=not cuda,
+        disable_tqdm=True,
+        credit=config.credit,
+        recipe=config,
+        resume_from_checkpoint=resume,
+    )
     if config.sampler == "vllm":
         longest = config.max_prompt + config.max_tokens
-        settings |= dict(use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False)
+        settings |= dict(
+            use_vllm=True, vllm_max_model_length=longest, vllm_importance_sampling_correction=False
+        )
     return CreditGRPOConfig(**(settings | config.trl))
 
 # %% ../../nbs/trainer/01_settings.ipynb #b42442e3
 def check_sampler(config: TrainConfig) -> None:
     """Raises `ValueError` where the sampler is not installed."""
     if config.sampler == "vllm" and not is_vllm_available():
-        raise ValueError("sampler: found 'vllm', which is not installed here: install memcalib[vllm], or choose 'generate' or 'shared'")
+        raise ValueError(
+            "sampler: found 'vllm', which is not installed here: install memcalib[vllm], or choose 'generate' or 'shared'"
+        )
 
 # %% ../../nbs/trainer/01_settings.ipynb #26ce5e91
 _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit"}
@@ -355,26 +489,49 @@ def check_loggers(report_to: str | list[str]) -> None:
         try:
             INTEGRATION_TO_CALLBACK[name]()
         except (ImportError, RuntimeError) as error:
-            here, package = ", ".join(get_available_reporting_integrations()) or "none", _PACKAGES.get(name, name.replace("_", "-"))
+            here = ", ".join(get_available_reporting_integrations()) or "none"
+            package = _PACKAGES.get(name, name.replace("_", "-"))
             why = f"`pip install {package}`, or choose one that is installed ({here}), or none"
-            raise ValueError(f"report_to: found {name!r}, which is not installed here; {why}") from error
+            raise ValueError(
+                f"report_to: found {name!r}, which is not installed here; {why}"
+            ) from error
 
 # %% ../../nbs/trainer/01_settings.ipynb #5e46ae0d
 def check_model(config: BaseModel, model: PretrainedConfig) -> None:
     """Raises `ValueError` with one line for each setting that does not fit a model with this configuration; also for `SftConfig`."""
-    text, faults = model.get_text_config(), []
+    text = model.get_text_config()
+    faults = []
     context = getattr(text, "max_position_embeddings", None)
     if context and getattr(config, "max_tokens", 0) >= context:
-        faults.append(f"max_tokens: found {config.max_tokens}; allowed: fewer than {context}, the model's context")
+        faults.append(
+            f"max_tokens: found {config.max_tokens}; allowed: fewer than {context}, the model's context"
+        )
     if (width := getattr(text, "hidden_size", None)) and config.lora_rank > width:
-        faults.append(f"lora_rank: found {config.lora_rank}; allowed: at most {width}, the width of the model's layers")
+        faults.append(
+            f"lora_rank: found {config.lora_rank}; allowed: at most {width}, the width of the model's layers"
+        )
     if getattr(config, "method", "") == "opsd-gkd" and config.top_k > text.vocab_size:
-        faults.append(f"top_k: found {config.top_k}; allowed: at most {text.vocab_size}, the model's vocabulary")
+        faults.append(
+            f"top_k: found {config.top_k}; allowed: at most {text.vocab_size}, the model's vocabulary"
+        )
     if faults:
         raise ValueError("\n".join(faults))
 
 # %% ../../nbs/trainer/01_settings.ipynb #1157c107
 def world_config(world: World, **changes: Any) -> TrainConfig:
     """Settings for a micro-world: its sizes, learning rate and prompt template, then `changes`."""
-    sizes = dict(prompts=world.prompts, generations=world.generations, steps=world.steps, lr=world.lr)
-    return TrainConfig(**(sizes | dict(max_tokens=world.max_new_tokens, prompt_template="micro", eval_text="concat", draws="batch") | changes))
+    sizes = dict(
+        prompts=world.prompts, generations=world.generations, steps=world.steps, lr=world.lr
+    )
+    return TrainConfig(
+        **(
+            sizes
+            | dict(
+                max_tokens=world.max_new_tokens,
+                prompt_template="micro",
+                eval_text="concat",
+                draws="batch",
+            )
+            | changes
+        )
+    )

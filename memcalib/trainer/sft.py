@@ -86,13 +86,28 @@ def _dataset(pairs: Sequence[tuple[list[int], list[int]]]) -> Dataset:
 
 # %% ../../nbs/trainer/06_sft.ipynb #5e05e270
 OWNED_SFT = {
-    "output_dir": "the folder of the run", "resume_from_checkpoint": "resume", "max_steps": "epochs", "num_train_epochs": "epochs",
-    "learning_rate": "lr", "seed": "seed", "data_seed": "seed", "weight_decay": "weight_decay", "lr_scheduler_type": "schedule",
-    "warmup_steps": "warmup", "max_length": "max_length", "gradient_accumulation_steps": "accumulate",
-    "per_device_train_batch_size": "batch_size and accumulate", "completion_only_loss": "the loss of answers alone",
-    "logging_strategy": "log_every", "logging_steps": "log_every", "save_strategy": "save_every", "save_steps": "save_every",
-    "eval_strategy": "eval_every", "eval_steps": "eval_every", "report_to": "report_to",
-}  # fmt: skip
+    "output_dir": "the folder of the run",
+    "resume_from_checkpoint": "resume",
+    "max_steps": "epochs",
+    "num_train_epochs": "epochs",
+    "learning_rate": "lr",
+    "seed": "seed",
+    "data_seed": "seed",
+    "weight_decay": "weight_decay",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "warmup",
+    "max_length": "max_length",
+    "gradient_accumulation_steps": "accumulate",
+    "per_device_train_batch_size": "batch_size and accumulate",
+    "completion_only_loss": "the loss of answers alone",
+    "logging_strategy": "log_every",
+    "logging_steps": "log_every",
+    "save_strategy": "save_every",
+    "save_steps": "save_every",
+    "eval_strategy": "eval_every",
+    "eval_steps": "eval_every",
+    "report_to": "report_to",
+}
 
 # %% ../../nbs/trainer/06_sft.ipynb #3214b84c
 class _Learning(Page):
@@ -105,7 +120,9 @@ class _Learning(Page):
     warmup: float = Field(0.05, ge=0, lt=1)  # share of the steps
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: float = Field(0.0, ge=0, le=10)
-    max_length: Tokens | None = 8192  # tokens of prompt and answer; a longer row is left out and named
+    max_length: Tokens | None = (
+        8192  # tokens of prompt and answer; a longer row is left out and named
+    )
     seed: Seed = 42
 
 # %% ../../nbs/trainer/06_sft.ipynb #f2d1d244
@@ -127,25 +144,50 @@ class SftConfig(_Learning):
     @model_validator(mode="after")
     def _fits(self) -> "SftConfig":
         if self.output == "adapter" and not self.lora_rank:
-            raise ValueError("output 'adapter' with lora_rank 0: allowed are output 'merged', or a rank of 1 or more")
+            raise ValueError(
+                "output 'adapter' with lora_rank 0: allowed are output 'merged', or a rank of 1 or more"
+            )
         if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size {self.batch_size}: allowed are multiples of accumulate, {self.accumulate}")
+            raise ValueError(
+                f"batch_size {self.batch_size}: allowed are multiples of accumulate, {self.accumulate}"
+            )
         return self
 
 # %% ../../nbs/trainer/06_sft.ipynb #efbf7c16
 def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
-    cuda, processes = torch.cuda.is_available(), SFTConfig(report_to="none", bf16=False, use_cpu=not torch.cuda.is_available()).world_size
+    cuda = torch.cuda.is_available()
+    processes = SFTConfig(
+        report_to="none", bf16=False, use_cpu=not torch.cuda.is_available()
+    ).world_size
     if config.batch_size % (config.accumulate * processes):
-        raise ValueError(f"batch_size {config.batch_size} does not split into {config.accumulate} parts on each of {processes} processes")
+        raise ValueError(
+            f"batch_size {config.batch_size} does not split into {config.accumulate} parts on each of {processes} processes"
+        )
     size = config.batch_size // config.accumulate // processes
     settings = dict(
-        output_dir=str(out), seed=config.seed, learning_rate=config.lr, num_train_epochs=config.epochs, weight_decay=config.weight_decay,
-        per_device_train_batch_size=size, per_device_eval_batch_size=size, gradient_accumulation_steps=config.accumulate,
-        lr_scheduler_type=config.schedule, warmup_steps=config.warmup, completion_only_loss=True, max_length=None,
-        logging_steps=config.log_every, save_strategy="steps" if config.save_every else "no", save_steps=max(config.save_every, 1),
-        eval_strategy="steps" if validation and config.eval_every else "no", eval_steps=max(config.eval_every, 1),
-        bf16=cuda, gradient_checkpointing=cuda, use_cpu=not cuda, report_to=config.report_to, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(out),
+        seed=config.seed,
+        learning_rate=config.lr,
+        num_train_epochs=config.epochs,
+        weight_decay=config.weight_decay,
+        per_device_train_batch_size=size,
+        per_device_eval_batch_size=size,
+        gradient_accumulation_steps=config.accumulate,
+        lr_scheduler_type=config.schedule,
+        warmup_steps=config.warmup,
+        completion_only_loss=True,
+        max_length=None,
+        logging_steps=config.log_every,
+        save_strategy="steps" if config.save_every else "no",
+        save_steps=max(config.save_every, 1),
+        eval_strategy="steps" if validation and config.eval_every else "no",
+        eval_steps=max(config.eval_every, 1),
+        bf16=cuda,
+        gradient_checkpointing=cuda,
+        use_cpu=not cuda,
+        report_to=config.report_to,
+        disable_tqdm=True,
+    )
     return SFTConfig(**(settings | config.trl))
 
 # %% ../../nbs/trainer/06_sft.ipynb #fff90437
@@ -157,32 +199,62 @@ def _limit(model: PretrainedConfig, max_length: int | None) -> int | None:
     return min((limit for limit in (max_length, context) if limit), default=None)
 
 
-def _fitting(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], limit: int | None) -> tuple[Dataset, list[str]]:
+def _fitting(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], limit: int | None
+) -> tuple[Dataset, list[str]]:
     pairs = [_tokens_of(tokenizer, row) for row in rows]
-    long = [i for i, (prompt, answer) in enumerate(pairs) if limit and len(prompt) + len(answer) > limit]
+    long = [
+        i for i, (prompt, answer) in enumerate(pairs) if limit and len(prompt) + len(answer) > limit
+    ]
     names = [str(rows[i].get("example_id", f"row {i}")) for i in long]
     if names:
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        log.warning("%d of %d rows are longer than %d tokens and left out: %s", len(names), len(rows), limit, shown)
+        log.warning(
+            "%d of %d rows are longer than %d tokens and left out: %s",
+            len(names),
+            len(rows),
+            limit,
+            shown,
+        )
     if len(names) == len(rows):
         longest = max((len(p) + len(a) for p, a in pairs), default=0)
-        raise ValueError(f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; allowed: {limit}, the least of max_length and the model's context")
+        raise ValueError(
+            f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; allowed: {limit}, the least of max_length and the model's context"
+        )
     gone = set(long)
     return _dataset([pair for i, pair in enumerate(pairs) if i not in gone]), names
 
 # %% ../../nbs/trainer/06_sft.ipynb #d004b05d
 Scores = Callable[[PreTrainedModel], Mapping[str, float]]
-_NAMES = {"loss": "loss", "learning_rate": "lr", "mean_token_accuracy": "token_accuracy", "grad_norm": "grad_norm"}
+_NAMES = {
+    "loss": "loss",
+    "learning_rate": "lr",
+    "mean_token_accuracy": "token_accuracy",
+    "grad_norm": "grad_norm",
+}
 _NAMES |= {"eval_loss": "valid_loss", "eval_mean_token_accuracy": "valid_token_accuracy"}
 
 # %% ../../nbs/trainer/06_sft.ipynb #c00dfea5
 class _Steps(TrainerCallback):
-    def __init__(self, file: Path, config: SftConfig, score: Scores | None, report: Callable[[dict], None] | None):
-        self.file, self.config, self.score, self.report, self.trainer, self.stop = file, config, score, report, None, None
+    def __init__(
+        self,
+        file: Path,
+        config: SftConfig,
+        score: Scores | None,
+        report: Callable[[dict], None] | None,
+    ):
+        self.file = file
+        self.config = config
+        self.score = score
+        self.report = report
+        self.trainer = None
+        self.stop = None
 
     def _write(self, state, row: Mapping[str, float]) -> None:
         if state.is_world_process_zero:
-            row = {"step": state.global_step} | {name: value if value == value else None for name, value in row.items()}
+            row = {"step": state.global_step} | {
+                name: value if value == value else None for name, value in row.items()
+            }
             with writing(self.file), open(self.file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             if self.report:
@@ -190,10 +262,16 @@ class _Steps(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         if "loss" in logs or "eval_loss" in logs:
-            self._write(state, {name: float(logs[key]) for key, name in _NAMES.items() if key in logs})
+            self._write(
+                state, {name: float(logs[key]) for key, name in _NAMES.items() if key in logs}
+            )
 
     def on_step_end(self, args, state, control, model=None, **_):
-        if self.score and self.config.eval_every and state.global_step % self.config.eval_every == 0:
+        if (
+            self.score
+            and self.config.eval_every
+            and state.global_step % self.config.eval_every == 0
+        ):
             try:
                 self._validate(args, state, control, model)
             except RunStopped as error:
@@ -214,8 +292,15 @@ class _Steps(TrainerCallback):
 
 # %% ../../nbs/trainer/06_sft.ipynb #30399787
 def _identity(config: SftConfig, data: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
-    decides = config.model_dump(mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"})
-    return {"config": decides, "rows": len(data), "data": text_hash(json.dumps(data["input_ids"][:])), "overlong": list(overlong)}
+    decides = config.model_dump(
+        mode="json", exclude={"output", "log_every", "save_every", "eval_every", "report_to"}
+    )
+    return {
+        "config": decides,
+        "rows": len(data),
+        "data": text_hash(json.dumps(data["input_ids"][:])),
+        "overlong": list(overlong),
+    }
 
 
 class _Trainer(SFTTrainer):
@@ -224,16 +309,23 @@ class _Trainer(SFTTrainer):
         self.about = about  # as `_identity` has it
         self.checkpoints = Checkpoints(self)
         self.checkpoints.usual = SftConfig().model_dump(mode="json")
-        self.checkpoints.identity = {"config": about["config"], "examples": about["data"], "processes": self.accelerator.num_processes}
+        self.checkpoints.identity = {
+            "config": about["config"],
+            "examples": about["data"],
+            "processes": self.accelerator.num_processes,
+        }
         self.remove_callback(PrinterCallback)
         self.add_callback(self.checkpoints)
         self.add_callback(steps)
 
     def sum_over_processes(self, values: Sequence[float]) -> list[float]:
-        return self.accelerator.reduce(torch.tensor(values, device=self.accelerator.device)).tolist()
+        return self.accelerator.reduce(
+            torch.tensor(values, device=self.accelerator.device)
+        ).tolist()
 
     def diverged(self, what: str) -> Diverged:
-        step, kept = self.state.global_step, self.checkpoints
+        step = self.state.global_step
+        kept = self.checkpoints
         last = kept.saved or (kept.resumed[1] if kept.resumed else None)
         return diverged(step, what, step, self.args.learning_rate, self.model.dtype, last)
 
@@ -253,11 +345,18 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
     damaged = whole_rows(out / ROWS)[1]
     start = trainer.checkpoints.load(by_main(lambda: find_checkpoint(out, resume)))
     if start is None and resume:
-        log.warning("%s: no whole checkpoint to resume from, so the run starts at the beginning", out)
+        log.warning(
+            "%s: no whole checkpoint to resume from, so the run starts at the beginning", out
+        )
     if trainer.accelerator.is_main_process:
         if start and damaged:
             lines = ", ".join(map(str, damaged))
-            log.warning("%s: damaged in line %s; the copy of the rows in %s takes its place", out / ROWS, lines, start.name)
+            log.warning(
+                "%s: damaged in line %s; the copy of the rows in %s takes its place",
+                out / ROWS,
+                lines,
+                start.name,
+            )
         if start is None:
             (out / ROWS).unlink(missing_ok=True)
         for old in checkpoints(out) if not resume else ():
@@ -277,7 +376,9 @@ class SftResult:
     overlong: list[str] = field(default_factory=list)
 
 
-def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: SftConfig, folder: Path) -> PreTrainedModel:
+def _written(
+    trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: SftConfig, folder: Path
+) -> PreTrainedModel:
     merged = config.output == "merged" and config.lora_rank
     model = trainer.model.merge_and_unload().requires_grad_() if merged else trainer.model
     if not merged:
@@ -289,9 +390,16 @@ def _written(trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, config: Sf
 
 # %% ../../nbs/trainer/06_sft.ipynb #0c2454fa
 def sft(
-    model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], config: SftConfig, out: str | Path, *,
-    validation: Sequence[Mapping] | Scores = (), resume: bool | str | Path = False, report: Callable[[dict], None] | None = None,
-) -> SftResult:  # fmt: skip
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping],
+    config: SftConfig,
+    out: str | Path,
+    *,
+    validation: Sequence[Mapping] | Scores = (),
+    resume: bool | str | Path = False,
+    report: Callable[[dict], None] | None = None,
+) -> SftResult:
     """Supervised fine-tuning on `rows` of prompt and completion messages (app:training-details); rows go to `out/steps.jsonl`.
 
     `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
@@ -299,24 +407,42 @@ def sft(
     not whole; `Diverged` when weights are no longer finite; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
     `RunStopped` that a function of scores raises, as `HeldOutScores` does when its judge cannot be used.
     """
-    out, score = Path(out), validation if callable(validation) else None
+    out = Path(out)
+    score = validation if callable(validation) else None
     kind = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
     if resume and getattr(model, "merged_in", None) == out.absolute():
-        raise ValueError(f"{out}: the model that was given holds what this run has learned already; allowed with resume: the one it began with, loaded anew")
+        raise ValueError(
+            f"{out}: the model that was given holds what this run has learned already; allowed with resume: the one it began with, loaded anew"
+        )
     check_loggers(config.report_to)
     check_model(config, kind)
     limit = _limit(kind, config.max_length)
     data, overlong = _fitting(tokenizer, rows, limit)
     held_out = None if score or not validation else _fitting(tokenizer, validation, limit)[0]
     arguments = _arguments(config, out, held_out is not None)
-    steps, rank, about = _Steps(out / ROWS, config, score, report), config.lora_rank, _identity(config, data, overlong)
-    lora = LoraConfig(r=rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
+    steps = _Steps(out / ROWS, config, score, report)
+    rank = config.lora_rank
+    about = _identity(config, data, overlong)
+    lora = (
+        LoraConfig(
+            r=rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        if rank
+        else None
+    )
     set_seed(config.seed)
     sets = dict(train_dataset=data, eval_dataset=held_out, processing_class=tokenizer)
     trainer = _Trainer(model, arguments, **sets, peft_config=lora, about=about, steps=steps)
-    if config.output == "merged" and lora and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
-        raise ValueError("output 'merged' with a model spread over processes: allowed here is output 'adapter'")
-    steps.trainer, trainer.signals = trainer, StopSignals(config.save_every > 0, trainer.sum_over_processes)
+    if (
+        config.output == "merged"
+        and lora
+        and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+    ):
+        raise ValueError(
+            "output 'merged' with a model spread over processes: allowed here is output 'adapter'"
+        )
+    steps.trainer = trainer
+    trainer.signals = StopSignals(config.save_every > 0, trainer.sum_over_processes)
     if isinstance(score, HeldOutScores):
         score.judge.join(trainer.sum_over_processes, trainer.signals)
     start = _begin(trainer, out, resume)
@@ -333,9 +459,14 @@ def sft(
 
 # %% ../../nbs/trainer/06_sft.ipynb #cbb00abb
 def cold_start(
-    model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], *, out: str | Path,
-    report: Callable[[dict], None] | None = None, **settings: Any,
-) -> PreTrainedModel:  # fmt: skip
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping],
+    *,
+    out: str | Path,
+    report: Callable[[dict], None] | None = None,
+    **settings: Any,
+) -> PreTrainedModel:
     """The model after supervised fine-tuning with these `SftConfig` settings, its adapter merged (app:sft-data)."""
     return sft(model, tokenizer, rows, SftConfig(**settings), out, report=report).model
 
@@ -348,20 +479,39 @@ COLD_STARTS: dict[str, dict[str, Any]] = {
 # %% ../../nbs/trainer/06_sft.ipynb #144940a3
 def measure(model, tokenizer, world: str, count: int = 300, seed: int = 0) -> list[dict[str, Any]]:
     """Scores of a policy on test examples of a world, sampled at temperature 1 and greedy."""
-    examples, rows = make_examples(world, count, 7, "test"), []
+    examples = make_examples(world, count, 7, "test")
+    rows = []
     for temperature in (1.0, 0.0):
-        options = dict(text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, temperature=temperature)
+        options = dict(
+            text="concat",
+            prompt_template="micro",
+            max_tokens=WORLDS[world].max_new_tokens,
+            temperature=temperature,
+        )
         rollouts, judged = evaluate(model, tokenizer, examples, exact_judge, seed=seed, **options)
         right = [atom.actual == atom.ideal for judgment in judged for atom in judgment.atoms]
         scores = summary(judged) | {"atom_accuracy": 100 * sum(right) / len(right)}
         tokens = sum(len(rollout.token_ids) for rollout in rollouts) / count
         scores = {name: round(value, 1) for name, value in scores.items()}
-        rows.append({"world": world, "temperature": temperature, "examples": count, "tokens": round(tokens, 1)} | scores)
+        rows.append(
+            {
+                "world": world,
+                "temperature": temperature,
+                "examples": count,
+                "tokens": round(tokens, 1),
+            }
+            | scores
+        )
     return rows
 
 # %% ../../nbs/trainer/06_sft.ipynb #04ec6c3a
 def ship_policy(
-    model, folder: Path, worlds: Sequence[str], story: Mapping[str, Any], log: Sequence[Mapping], count: int = 300
+    model,
+    folder: Path,
+    worlds: Sequence[str],
+    story: Mapping[str, Any],
+    log: Sequence[Mapping],
+    count: int = 300,
 ) -> None:
     """Save a policy folder with its story, its log, and the scores measured on `count` examples of each world."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -379,31 +529,47 @@ def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[
     for start in range(0, len(rows) - every + 1, every):
         part = rows[start : start + every]
         found = {name: [row[name] for row in part if name in row] for name in ("answer", "audit")}
-        means = {name: round(sum(values) / len(values), 4) for name, values in found.items() if values}
+        means = {
+            name: round(sum(values) / len(values), 4) for name, values in found.items() if values
+        }
         out.append({"step": part[-1]["step"]} | means)
     return out
 
 # %% ../../nbs/trainer/06_sft.ipynb #73421383
-def _cold(copier: Path, recipe: Mapping[str, Any], seed: int, note: Callable[[dict], None]) -> PreTrainedModel:
-    taught = demonstrations(recipe["world"], recipe["rows"], seed, recipe["flip"], recipe.get("bias"))
+def _cold(
+    copier: Path, recipe: Mapping[str, Any], seed: int, note: Callable[[dict], None]
+) -> PreTrainedModel:
+    taught = demonstrations(
+        recipe["world"], recipe["rows"], seed, recipe["flip"], recipe.get("bias")
+    )
     model, tokenizer = load_policy(copier)
-    losses = lambda row: note({"step": row["step"], "loss": round(row["loss"], 4)})
+
+    def losses(row):
+        return note({"step": row["step"], "loss": round(row["loss"], 4)})
+
     options = dict(lr=recipe["lr"], batch_size=24, lora_rank=0, seed=seed, log_every=20)
     with tempfile.TemporaryDirectory() as out:
         return cold_start(model, tokenizer, taught, out=out, report=losses, **options)
 
 # %% ../../nbs/trainer/06_sft.ipynb #f45cab95
 def build_policies(
-    folder: str | Path, worlds: Sequence[str] = ("short", "long"), *, steps: int = 3400, seed: int = 0,
-    shorten: float = 1.0, report: Callable[[str, dict], None] | None = None,
-) -> Path:  # fmt: skip
+    folder: str | Path,
+    worlds: Sequence[str] = ("short", "long"),
+    *,
+    steps: int = 3400,
+    seed: int = 0,
+    shorten: float = 1.0,
+    report: Callable[[str, dict], None] | None = None,
+) -> Path:
     """Pretrain once, cold-start each world, save `pretrained`, `cold-short`, `cold-long` with their stories.
 
     `shorten` scales every amount of training (1 is the shipped recipe); `report` receives (policy, row) on the way.
     Raises `KeyError` for an unknown world.
     """
-    folder, names = Path(folder), dict.fromkeys(WORLDS[world].policy for world in worlds)
-    count, log = max(1, round(steps * shorten)), []
+    folder = Path(folder)
+    names = dict.fromkeys(WORLDS[world].policy for world in worlds)
+    count = max(1, round(steps * shorten))
+    log = []
 
     def note(name: str) -> Callable[[dict], None]:
         return lambda row: (log.append(row), report and report(name, row))
@@ -412,7 +578,8 @@ def build_policies(
     story = {"name": "pretrained", "base": "none", "steps": count, "seed": seed}
     ship_policy(copier, folder / "pretrained", ("short", "long"), story, averaged(log))
     for name in names:
-        recipe, log = dict(COLD_STARTS[name]), []
+        recipe = dict(COLD_STARTS[name])
+        log = []
         recipe["rows"] = max(24, round(recipe["rows"] * shorten))
         model = _cold(folder / "pretrained", recipe, seed, note(name))
         story = {"name": name, "base": "pretrained", "seed": seed} | recipe

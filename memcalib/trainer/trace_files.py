@@ -18,17 +18,36 @@ from ..io.records import DataError, Violation
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #b4a5991f
 VERSION = 1  # of the columns and their meaning
-_F32, _TEXT = pa.float32(), pa.string()
+_F32 = pa.float32()
+_TEXT = pa.string()
 SCHEMA = pa.schema(
     {
-        "step": pa.int32(), "row": pa.int32(), "example_id": _TEXT, "channel": _TEXT, "reward": _F32, "advantage": _F32,
-        "scored": pa.bool_(), "question": _TEXT, "response": _TEXT, "token_ids": pa.list_(pa.int32()), "tokens": pa.list_(_TEXT),
-        "ends": pa.list_(pa.int32()), "token_advantage": pa.list_(_F32),
-        "atom_ids": pa.list_(_TEXT), "atoms": pa.list_(_TEXT), "localized": pa.bool_(), "fallback": _TEXT, "strength": _F32,
-        "signal_gate": pa.bool_(), "direction_gate": pa.bool_(), "threshold": _F32,
-        "d": pa.list_(_F32), "q": pa.list_(_F32), "m": pa.list_(_F32),
+        "step": pa.int32(),
+        "row": pa.int32(),
+        "example_id": _TEXT,
+        "channel": _TEXT,
+        "reward": _F32,
+        "advantage": _F32,
+        "scored": pa.bool_(),
+        "question": _TEXT,
+        "response": _TEXT,
+        "token_ids": pa.list_(pa.int32()),
+        "tokens": pa.list_(_TEXT),
+        "ends": pa.list_(pa.int32()),
+        "token_advantage": pa.list_(_F32),
+        "atom_ids": pa.list_(_TEXT),
+        "atoms": pa.list_(_TEXT),
+        "localized": pa.bool_(),
+        "fallback": _TEXT,
+        "strength": _F32,
+        "signal_gate": pa.bool_(),
+        "direction_gate": pa.bool_(),
+        "threshold": _F32,
+        "d": pa.list_(_F32),
+        "q": pa.list_(_F32),
+        "m": pa.list_(_F32),
     }
-)  # fmt: skip
+)
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #fc1c9b3b
 if TYPE_CHECKING:
@@ -39,7 +58,11 @@ _NAME = re.compile(r"step-(\d+)(-process-\d+)?\.parquet")
 
 
 def _steps(folder: Path) -> dict[Path, int]:
-    return {path: int(name[1]) for path in sorted(folder.glob("step-*.parquet")) if (name := _NAME.fullmatch(path.name))}
+    return {
+        path: int(name[1])
+        for path in sorted(folder.glob("step-*.parquet"))
+        if (name := _NAME.fullmatch(path.name))
+    }
 
 
 def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[Path]:
@@ -47,9 +70,13 @@ def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[
     folder = Path(folder)
     by_step = _steps(folder) or _steps(folder / "traces")
     if not by_step:
-        raise FileNotFoundError(f"{folder}: no trace files (step-*.parquet); allowed: the folder of a run trained with trace_every above 0")
+        raise FileNotFoundError(
+            f"{folder}: no trace files (step-*.parquet); allowed: the folder of a run trained with trace_every above 0"
+        )
     if steps is not None and (absent := sorted(set(steps) - set(by_step.values()))):
-        raise ValueError(f"{folder}: no traces of step {absent[0]}; allowed: {sorted(set(by_step.values()))}")
+        raise ValueError(
+            f"{folder}: no traces of step {absent[0]}; allowed: {sorted(set(by_step.values()))}"
+        )
     return [path for path, step in by_step.items() if steps is None or step in steps]
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #0672782c
@@ -64,15 +91,38 @@ def _faults(path: Path) -> list[Violation]:
         schema = pq.read_schema(path)
         version = _about(schema).get("version", VERSION)
     except (pa.ArrowException, OSError, ValueError) as error:
-        return [Violation("parquet", str(error)[:200], "a whole Parquet file: write this step again, or delete it", file=str(path))]
+        return [
+            Violation(
+                "parquet",
+                str(error)[:200],
+                "a whole Parquet file: write this step again, or delete it",
+                file=str(path),
+            )
+        ]
     if version != VERSION:
-        return [Violation("version", str(version), f"{VERSION}; read it with the memcalib that wrote it", file=str(path))]
+        return [
+            Violation(
+                "version",
+                str(version),
+                f"{VERSION}; read it with the memcalib that wrote it",
+                file=str(path),
+            )
+        ]
     found = {field.name: field.type for field in schema}
-    wrong = [(field.name, found.get(field.name, "no such column"), field.type) for field in SCHEMA if found.get(field.name) != field.type]
-    return [Violation("column", f"{name}: {here}", str(wanted), file=str(path)) for name, here, wanted in wrong]
+    wrong = [
+        (field.name, found.get(field.name, "no such column"), field.type)
+        for field in SCHEMA
+        if found.get(field.name) != field.type
+    ]
+    return [
+        Violation("column", f"{name}: {here}", str(wanted), file=str(path))
+        for name, here, wanted in wrong
+    ]
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #cc90c267
-def read_traces(folder: str | Path, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+def read_traces(
+    folder: str | Path, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
+) -> "pd.DataFrame":
     """The traces of a run, answers before channels in each step; `columns` reads only those, and those of the head.
 
     Raises `DataError` listing every file that is torn or of another shape.
@@ -88,12 +138,21 @@ def read_traces(folder: str | Path, steps: Sequence[int] | None = None, columns:
     frames = []
     for path in files:
         try:
-            table = pq.read_table(path, columns=list(columns) if columns else None, partitioning=None, page_checksum_verification=True)
+            table = pq.read_table(
+                path,
+                columns=list(columns) if columns else None,
+                partitioning=None,
+                page_checksum_verification=True,
+            )
         except (pa.ArrowException, OSError) as error:
-            faults.append(Violation("parquet", str(error)[:200], "a whole Parquet file", file=str(path)))
+            faults.append(
+                Violation("parquet", str(error)[:200], "a whole Parquet file", file=str(path))
+            )
             continue
         head = _about(pq.read_schema(path)).get("head", {})
-        frames.append(table.to_pandas().assign(**{k: v for k, v in head.items() if k not in SCHEMA.names}))
+        frames.append(
+            table.to_pandas().assign(**{k: v for k, v in head.items() if k not in SCHEMA.names})
+        )
     if faults:
         raise DataError(faults)
     return pd.concat(frames, ignore_index=True)
@@ -102,20 +161,42 @@ def read_traces(folder: str | Path, steps: Sequence[int] | None = None, columns:
 def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
     """One answer with its channels, like `trace_row`; raises `KeyError` naming an answer that is not in the frame."""
     mine = frame[(frame["step"] == step) & (frame["row"] == row)]
-    answers, scored = mine[mine["channel"].isna()], mine[mine["channel"].notna()]
+    answers = mine[mine["channel"].isna()]
+    scored = mine[mine["channel"].notna()]
     if len(answers) != 1:
-        raise KeyError(f"step {step}, row {row}: found {len(answers)} answers; allowed: one of the traced answers")
-    answer, channels = answers.iloc[0], {}
+        raise KeyError(
+            f"step {step}, row {row}: found {len(answers)} answers; allowed: one of the traced answers"
+        )
+    answer = answers.iloc[0]
+    channels = {}
     for _, pair in scored.iterrows():
         lists = {name: pair[name].tolist() for name in ("d", "q", "m")}
-        facts = {name: float(pair[name]) for name in ("reward", "advantage", "strength", "threshold")}
-        gates = {"localized": bool(pair["localized"]), "fallback": pair["fallback"] if isinstance(pair["fallback"], str) else None}
-        channels[pair["channel"]] = {"atom_ids": pair["atom_ids"].tolist(), "atoms": pair["atoms"].tolist()} | facts | gates | lists
+        facts = {
+            name: float(pair[name]) for name in ("reward", "advantage", "strength", "threshold")
+        }
+        gates = {
+            "localized": bool(pair["localized"]),
+            "fallback": pair["fallback"] if isinstance(pair["fallback"], str) else None,
+        }
+        channels[pair["channel"]] = (
+            {"atom_ids": pair["atom_ids"].tolist(), "atoms": pair["atoms"].tolist()}
+            | facts
+            | gates
+            | lists
+        )
     final = answer["token_advantage"]
     advantage = [None] * len(answer["tokens"]) if final is None else final.tolist()
-    texts = {"example_id": answer["example_id"], "question": answer["question"], "response": answer["response"]}
+    texts = {
+        "example_id": answer["example_id"],
+        "question": answer["question"],
+        "response": answer["response"],
+    }
     numbers = {"reward": float(answer["reward"]), "sequence": float(answer["advantage"])}
-    lists = {"tokens": answer["tokens"].tolist(), "ends": answer["ends"].tolist(), "advantage": advantage}
+    lists = {
+        "tokens": answer["tokens"].tolist(),
+        "ends": answer["ends"].tolist(),
+        "advantage": advantage,
+    }
     known = {"mode": answer["mode"]} if isinstance(answer.get("mode"), str) else {}
     return {"step": step, "row": row} | known | texts | numbers | lists | {"channels": channels}
 
@@ -123,7 +204,9 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
 def drop_traces(folder: str | Path, after: int) -> list[str]:
     """Delete the traces of all steps after this one, and files that were being written; returns their names."""
     folder = Path(folder)
-    gone = [path for path, step in _steps(folder).items() if step > after] + sorted(folder.glob("step-*.parquet.part"))
+    gone = [path for path, step in _steps(folder).items() if step > after] + sorted(
+        folder.glob("step-*.parquet.part")
+    )
     for path in gone:
         path.unlink(missing_ok=True)
     return [path.name for path in gone]

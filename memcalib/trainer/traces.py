@@ -39,62 +39,127 @@ def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each token in the decoded answer; tokens without text give their own name."""
     (text,), (ends,) = decode_rows(tokenizer, [ids])
     names = tokenizer.convert_ids_to_tokens(list(ids))
-    return [text[a:b] or name or f"[{i}]" for (a, b), name, i in zip(pairwise([0, *ends.tolist()]), names, ids, strict=True)]
+    return [
+        text[a:b] or name or f"[{i}]"
+        for (a, b), name, i in zip(pairwise([0, *ends.tolist()]), names, ids, strict=True)
+    ]
 
 # %% ../../nbs/trainer/09_traces.ipynb #551a0632
 def _numbers(values) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def trace_row(judged: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any) -> dict[str, Any]:
+def trace_row(
+    judged: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any
+) -> dict[str, Any]:
     """The trace of one answer of a batch: tokens, final advantages, and d, q, m of each scored channel."""
-    ids, detail = judged.ids[row], credit.pairs
+    ids = judged.ids[row]
+    detail = credit.pairs
     length = len(ids)
     channels = {}
     for k in [k for k, owner in enumerate(pairs.rows) if owner == row]:
         h = pairs.channels[k]
         values = {name: _numbers(getattr(detail, name)[k, :length]) for name in ("d", "q", "m")}
-        scalars = {"reward": round(judged.rewards[row, h].item(), 5), "advantage": round(credit.channels[row, h].item(), 5), "strength": round(detail.strength[k].item(), 5)}
-        channels[CHANNELS[h]] = {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)} | scalars | values
-    tokens, advantage = token_texts(tokenizer, ids), _numbers(credit.advantages[row, :length])
+        scalars = {
+            "reward": round(judged.rewards[row, h].item(), 5),
+            "advantage": round(credit.channels[row, h].item(), 5),
+            "strength": round(detail.strength[k].item(), 5),
+        }
+        channels[CHANNELS[h]] = (
+            {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)}
+            | scalars
+            | values
+        )
+    tokens = token_texts(tokenizer, ids)
+    advantage = _numbers(credit.advantages[row, :length])
     example = judged.examples[row].id
-    return head | {"example_id": example, "response": judged.texts[row], "tokens": tokens, "advantage": advantage, "channels": channels}
+    return head | {
+        "example_id": example,
+        "response": judged.texts[row],
+        "tokens": tokens,
+        "advantage": advantage,
+        "channels": channels,
+    }
 
 # %% ../../nbs/trainer/09_traces.ipynb #602e8480
 def credit_answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], answers: Sequence[list[int]],
-    judge: JudgeLike, config: TrainConfig,
-) -> tuple[ChannelRewards, Credit, Pairs]:  # fmt: skip
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    answers: Sequence[list[int]],
+    judge: JudgeLike,
+    config: TrainConfig,
+) -> tuple[ChannelRewards, Credit, Pairs]:
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
-    judged = ChannelRewards(quoting_judge(judge) if config.credit.by_evidence else judge, examples, config.merge_over_use)
-    judged.read(list(examples), tokenizer.batch_decode(answers, skip_special_tokens=True), list(answers))
-    credit = TokenCredit(tokenizer, config.credit, prompt_encoder(tokenizer, config.text, config.prompt_template))
-    return judged, *assign_credit(model, credit, judged, generations=config.generations, temperature=config.temperature)
+    judged = ChannelRewards(
+        quoting_judge(judge) if config.credit.by_evidence else judge,
+        examples,
+        config.merge_over_use,
+    )
+    judged.read(
+        list(examples), tokenizer.batch_decode(answers, skip_special_tokens=True), list(answers)
+    )
+    credit = TokenCredit(
+        tokenizer, config.credit, prompt_encoder(tokenizer, config.text, config.prompt_template)
+    )
+    return judged, *assign_credit(
+        model, credit, judged, generations=config.generations, temperature=config.temperature
+    )
 
 # %% ../../nbs/trainer/09_traces.ipynb #4f59558a
 def sample_credit(
-    model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0
+    model,
+    tokenizer,
+    examples: Sequence[Example],
+    judge: JudgeLike,
+    config: TrainConfig,
+    seed: int = 0,
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
-    options = dict(text=config.text, prompt_template=config.prompt_template, max_tokens=config.max_tokens, temperature=config.temperature)
-    rollouts = sample_answers(model, tokenizer, examples, seed=seed, samples=config.generations, **options)
+    options = dict(
+        text=config.text,
+        prompt_template=config.prompt_template,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+    )
+    rollouts = sample_answers(
+        model, tokenizer, examples, seed=seed, samples=config.generations, **options
+    )
     asked = [example for example in examples for _ in range(config.generations)]
-    return credit_answers(model, tokenizer, asked, [rollout.token_ids for rollout in rollouts], judge, config)
+    return credit_answers(
+        model, tokenizer, asked, [rollout.token_ids for rollout in rollouts], judge, config
+    )
 
 # %% ../../nbs/trainer/09_traces.ipynb #dd0da8b5
-def trace_answers(model, tokenizer, examples: Sequence[Example], judge: JudgeLike, config: TrainConfig, seed: int = 0) -> list[dict[str, Any]]:
+def trace_answers(
+    model,
+    tokenizer,
+    examples: Sequence[Example],
+    judge: JudgeLike,
+    config: TrainConfig,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
     """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
 
     Raises `ValueError` for a method that localizes nothing.
     """
     if config.credit.method != "memcalib-rl":
-        raise ValueError(f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'")
+        raise ValueError(
+            f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'"
+        )
     judged, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
-    localized, size = [0] * len(judged.ids), config.generations
+    localized = [0] * len(judged.ids)
+    size = config.generations
     for k, row in enumerate(pairs.rows):
         localized[row] += bool(credit.pairs.strength[k] > 0)
-    best = [max(range(g * size, (g + 1) * size), key=lambda row: localized[row]) for g in range(len(examples))]
-    return [trace_row(judged, credit, pairs, row, tokenizer, method="MemCalib-RL", seed=seed) for row in best]
+    best = [
+        max(range(g * size, (g + 1) * size), key=lambda row: localized[row])
+        for g in range(len(examples))
+    ]
+    return [
+        trace_row(judged, credit, pairs, row, tokenizer, method="MemCalib-RL", seed=seed)
+        for row in best
+    ]
 
 # %% ../../nbs/trainer/09_traces.ipynb #87a428de
 def token_lists(values: Tensor | np.ndarray, sizes: Sequence[int]) -> pa.ListArray:
@@ -109,28 +174,42 @@ def text_column(texts: Sequence[str], ends: Sequence[np.ndarray]) -> pa.Array:
     leads = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
     byte_at = np.append(leads, len(data))
     first = np.cumsum([0, *map(len, texts)])
-    global_ends = np.concatenate([end + begin for end, begin in zip(ends, first, strict=False)] or [np.zeros(0, np.int64)])
+    global_ends = np.concatenate(
+        [end + begin for end, begin in zip(ends, first, strict=False)] or [np.zeros(0, np.int64)]
+    )
     places = byte_at[np.append(0, global_ends.astype(np.int64))].astype(np.int32)
     return pa.StringArray.from_buffers(len(global_ends), pa.py_buffer(places), pa.py_buffer(data))
 
 # %% ../../nbs/trainer/09_traces.ipynb #7734acc9
 def _names(tokenizer, ids: np.ndarray) -> pa.Array:
     known = np.unique(ids)
-    names = [name or f"[{i}]" for name, i in zip(tokenizer.convert_ids_to_tokens(known.tolist()), known.tolist(), strict=True)]
+    names = [
+        name or f"[{i}]"
+        for name, i in zip(
+            tokenizer.convert_ids_to_tokens(known.tolist()), known.tolist(), strict=True
+        )
+    ]
     return pa.array(names, pa.string()).take(pa.array(np.searchsorted(known, ids)))
 
 
 def _tokens(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], dict[str, pa.Array]]:
     texts, ends = decode_rows(tokenizer, rows)
     sizes = [len(row) for row in rows]
-    ids = np.concatenate([np.asarray(row, np.int64) for row in rows]) if sum(sizes) else np.zeros(0, np.int64)
+    ids = (
+        np.concatenate([np.asarray(row, np.int64) for row in rows])
+        if sum(sizes)
+        else np.zeros(0, np.int64)
+    )
     shown = text_column(texts, ends)
     if sum(sizes):
         empty = np.diff(np.frombuffer(shown.buffers()[1], np.int32)[: len(ids) + 1]) == 0
         shown = pa.compute.if_else(pa.array(empty), _names(tokenizer, ids), shown)
     places = pa.array(np.cumsum([0, *sizes]), pa.int32())
     flat_ends = np.concatenate([*ends, np.zeros(0, np.int64)]).astype(np.int32)
-    lists = {"token_ids": token_lists(ids.astype(np.int32), sizes), "ends": token_lists(flat_ends, sizes)}
+    lists = {
+        "token_ids": token_lists(ids.astype(np.int32), sizes),
+        "ends": token_lists(flat_ends, sizes),
+    }
     return texts, lists | {"tokens": pa.ListArray.from_arrays(places, shown)}
 
 # %% ../../nbs/trainer/09_traces.ipynb #d9315975
@@ -140,7 +219,8 @@ def _numbers_or_none(values: Tensor) -> pa.Array:
 
 def answer_table(judged: ChannelRewards, credit: Credit | Tensor, tokenizer) -> pa.Table:
     """The answers' rows of a judged batch; `credit` may be the token advantages alone."""
-    sizes, valid = [len(ids) for ids in judged.ids], judged.valid.cpu()
+    sizes = [len(ids) for ids in judged.ids]
+    valid = judged.valid.cpu()
     advantages = credit.advantages if isinstance(credit, Credit) else credit
     mask = response_mask(judged.ids)
     final = advantages.detach().float().cpu()[:, : mask.shape[1]]
@@ -148,37 +228,97 @@ def answer_table(judged: ChannelRewards, credit: Credit | Tensor, tokenizer) -> 
     sequence = credit.sequence.cpu() if isinstance(credit, Credit) else mean
     texts, columns = _tokens(tokenizer, judged.ids)
     places = pa.array(np.cumsum([0, *sizes]), pa.int32())
-    lists = pa.ListArray.from_arrays(places, pa.array(final[mask].numpy()), mask=pa.array(~valid.numpy()))
-    head = {"row": np.arange(len(sizes), dtype=np.int32), "example_id": [e.id for e in judged.examples], "scored": valid.numpy()}
-    numbers = {"reward": judged.rewards.cpu().sum(1), "advantage": sequence.double().masked_fill(~valid, torch.nan)}
+    lists = pa.ListArray.from_arrays(
+        places, pa.array(final[mask].numpy()), mask=pa.array(~valid.numpy())
+    )
+    head = {
+        "row": np.arange(len(sizes), dtype=np.int32),
+        "example_id": [e.id for e in judged.examples],
+        "scored": valid.numpy(),
+    }
+    numbers = {
+        "reward": judged.rewards.cpu().sum(1),
+        "advantage": sequence.double().masked_fill(~valid, torch.nan),
+    }
     texts = {"question": [e.question for e in judged.examples], "response": texts}
-    return pa.table(head | {k: _numbers_or_none(v) for k, v in numbers.items()} | texts | columns | {"token_advantage": lists})
+    return pa.table(
+        head
+        | {k: _numbers_or_none(v) for k, v in numbers.items()}
+        | texts
+        | columns
+        | {"token_advantage": lists}
+    )
 
 # %% ../../nbs/trainer/09_traces.ipynb #b6c7fe3f
-def pair_table(judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None) -> pa.Table:
+def pair_table(
+    judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None
+) -> pa.Table:
     """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
-    detail, mask = credit.pairs, response_mask(judged.ids)
-    row, channel = detail.row.cpu(), detail.channel.cpu()
+    detail = credit.pairs
+    mask = response_mask(judged.ids)
+    row = detail.row.cpu()
+    channel = detail.channel.cpu()
     inside = mask[row]
     sizes = inside.sum(1).tolist()
-    lists = {name: token_lists(getattr(detail, name).cpu()[:, : mask.shape[1]][inside], sizes) for name in ("d", "q", "m")}
-    reward, advantage = judged.rewards.cpu()[row, channel], credit.channels.cpu()[row, channel]
-    cut = torch.full((len(row),), torch.nan) if thresholds is None else torch.as_tensor(thresholds)[channel]
-    numbers = {"reward": reward, "advantage": advantage, "strength": detail.strength.cpu(), "threshold": cut}
+    lists = {
+        name: token_lists(getattr(detail, name).cpu()[:, : mask.shape[1]][inside], sizes)
+        for name in ("d", "q", "m")
+    }
+    reward = judged.rewards.cpu()[row, channel]
+    advantage = credit.channels.cpu()[row, channel]
+    cut = (
+        torch.full((len(row),), torch.nan)
+        if thresholds is None
+        else torch.as_tensor(thresholds)[channel]
+    )
+    numbers = {
+        "reward": reward,
+        "advantage": advantage,
+        "strength": detail.strength.cpu(),
+        "threshold": cut,
+    }
     owners = [judged.examples[r] for r in pairs.rows]
-    texts = [[e.atom(name).text for name in names] for e, names in zip(owners, pairs.atoms, strict=True)]
+    texts = [
+        [e.atom(name).text for name in names] for e, names in zip(owners, pairs.atoms, strict=True)
+    ]
     names = {"example_id": [e.id for e in owners], "channel": [CHANNELS[h] for h in pairs.channels]}
-    atoms = {"atom_ids": [list(a) for a in pairs.atoms], "atoms": texts, "fallback": fallback_reasons(detail)}
-    flags = {"scored": detail.scored, "signal_gate": detail.signal, "localized": detail.strength > 0}
-    flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()} | {"direction_gate": (reward * advantage > 0).numpy()}
-    return pa.table({"row": row.to(torch.int32).numpy()} | names | {k: _numbers_or_none(v) for k, v in numbers.items()} | atoms | flags | lists)
+    atoms = {
+        "atom_ids": [list(a) for a in pairs.atoms],
+        "atoms": texts,
+        "fallback": fallback_reasons(detail),
+    }
+    flags = {
+        "scored": detail.scored,
+        "signal_gate": detail.signal,
+        "localized": detail.strength > 0,
+    }
+    flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()} | {
+        "direction_gate": (reward * advantage > 0).numpy()
+    }
+    return pa.table(
+        {"row": row.to(torch.int32).numpy()}
+        | names
+        | {k: _numbers_or_none(v) for k, v in numbers.items()}
+        | atoms
+        | flags
+        | lists
+    )
 
 # %% ../../nbs/trainer/09_traces.ipynb #f61d34f5
 def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
-    part = part.set_column(part.column_names.index("row"), "row", pa.compute.add(part["row"], first))
+    part = part.set_column(
+        part.column_names.index("row"), "row", pa.compute.add(part["row"], first)
+    )
     part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
-    missing = {name: pa.nulls(part.num_rows, SCHEMA.field(name).type) for name in SCHEMA.names if name not in part.column_names}
-    columns = {name: missing.get(name, part[name] if name in part.column_names else None) for name in SCHEMA.names}
+    missing = {
+        name: pa.nulls(part.num_rows, SCHEMA.field(name).type)
+        for name in SCHEMA.names
+        if name not in part.column_names
+    }
+    columns = {
+        name: missing.get(name, part[name] if name in part.column_names else None)
+        for name in SCHEMA.names
+    }
     return pa.table(columns).cast(SCHEMA)
 
 # %% ../../nbs/trainer/09_traces.ipynb #fb06bd15
@@ -192,17 +332,29 @@ def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Pat
     import pyarrow.parquet as pq
 
     schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
-    words = ["example_id", "channel", "question", "response", "tokens.list.element", "fallback", "atoms.list.element"]
+    words = [
+        "example_id",
+        "channel",
+        "question",
+        "response",
+        "tokens.list.element",
+        "fallback",
+        "atoms.list.element",
+    ]
     try:
         with (
             replacing(path) as part,
-            pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True) as writer,
+            pq.ParquetWriter(
+                part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True
+            ) as writer,
         ):
             for table in tables:
                 writer.write_table(table.cast(schema))
         return path
     except OSError as error:
-        raise OSError(error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept") from error
+        raise OSError(
+            error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept"
+        ) from error
 
 # %% ../../nbs/trainer/09_traces.ipynb #2171ccb2
 class TraceWriter:
@@ -213,18 +365,33 @@ class TraceWriter:
 
     def path(self, step: int, process: int = 0) -> Path:
         """The file of a step."""
-        return self.folder / (f"step-{step:06d}" + (f"-process-{process}" if process else "") + ".parquet")
+        return self.folder / (
+            f"step-{step:06d}" + (f"-process-{process}" if process else "") + ".parquet"
+        )
 
     def write(
-        self, step: int, judged: ChannelRewards, credit: Credit | Tensor, pairs: Pairs | None, tokenizer, *,
-        thresholds: Tensor | None = None, process: int = 0, **head: Any,
-    ) -> Path:  # fmt: skip
+        self,
+        step: int,
+        judged: ChannelRewards,
+        credit: Credit | Tensor,
+        pairs: Pairs | None,
+        tokenizer,
+        *,
+        thresholds: Tensor | None = None,
+        process: int = 0,
+        **head: Any,
+    ) -> Path:
         """Write the batch that `judged` read last; `head` is kept as it is. Raises `OSError` naming the file it cannot write.
 
         `credit` may be token advantages alone; `thresholds` are the nine values before the step moved them.
         """
         parts = [answer_table(judged, credit, tokenizer)]
-        if isinstance(credit, Credit) and credit.pairs is not None and pairs is not None and len(pairs):
+        if (
+            isinstance(credit, Credit)
+            and credit.pairs is not None
+            and pairs is not None
+            and len(pairs)
+        ):
             parts.append(pair_table(judged, credit, pairs, thresholds))
         stats = credit.stats if isinstance(credit, Credit) else {}
         about = {"version": VERSION, "step": step, "process": process, "head": head, "stats": stats}
@@ -237,10 +404,18 @@ def exact_advantages(
 ) -> Float[Tensor, "row token"]:
     """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
     total = torch.zeros(len(judged.ids), max(map(len, judged.ids)))
-    reward = lambda atom: 1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)
-    share = lambda row, atom: sum(other.ideal == atom.ideal for other in judged.judgments[row].atoms)
+
+    def reward(atom):
+        return 1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)
+
+    def share(row, atom):
+        return sum(other.ideal == atom.ideal for other in judged.judgments[row].atoms)
+
     answers = zip(judged.examples, judged.texts, judged.ids, strict=True)
-    found = [(sentence_roles(example, text), token_spans(tokenizer, ids)) for example, text, ids in answers]
+    found = [
+        (sentence_roles(example, text), token_spans(tokenizer, ids))
+        for example, text, ids in answers
+    ]
     for start in range(0, len(judged.ids), generations):
         rows = [row for row in range(start, start + generations) if judged.valid[row]]
         for k in range(len(judged.judgments[start].atoms) if rows else 0):
@@ -254,9 +429,11 @@ def exact_advantages(
 
 # %% ../../nbs/trainer/09_traces.ipynb #8a2e9a77
 def policy_gradient(
-    model: PreTrainedModel, prompts: Sequence[list[int]], answers: Sequence[list[int]],
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    answers: Sequence[list[int]],
     advantages: Float[Tensor, "row token"],
-) -> Float[Tensor, " parameter"]:  # fmt: skip
+) -> Float[Tensor, " parameter"]:
     """Gradient of the token-mean of advantage times log-probability at the current weights, as one flat vector."""
     width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     ids = torch.zeros(len(answers), width, dtype=torch.long)
@@ -279,17 +456,26 @@ def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
 # %% ../../nbs/trainer/09_traces.ipynb #3e96ddf7
 def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -> None:
     if count < 2 * batch:
-        raise ValueError(f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others")
+        raise ValueError(
+            f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others"
+        )
     if len(sizes := {config.generations for config in configs.values()}) > 1:
-        raise ValueError(f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers")
+        raise ValueError(
+            f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers"
+        )
 
 # %% ../../nbs/trainer/09_traces.ipynb #c4cd6821
 def _batch_gradients(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Example], answers: Sequence[Sequence[int]], judge: JudgeLike,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Sequence[Example],
+    answers: Sequence[Sequence[int]],
+    judge: JudgeLike,
     configs: Mapping[str, TrainConfig],
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     "Policy gradient of one batch by each config, and by exact credit."
-    first, out = next(iter(configs.values())), {}
+    first = next(iter(configs.values()))
+    out = {}
     encode = prompt_encoder(tokenizer, first.text, first.prompt_template)
     prompts = [encode(example) for example in asked]
     for name, config in configs.items():
@@ -300,9 +486,15 @@ def _batch_gradients(
 
 # %% ../../nbs/trainer/09_traces.ipynb #537fc4f2
 def alignment(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], judge: JudgeLike,
-    configs: Mapping[str, TrainConfig], *, batch: int = 4, seed: int = 42,
-) -> dict[str, list[float]]:  # fmt: skip
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    judge: JudgeLike,
+    configs: Mapping[str, TrainConfig],
+    *,
+    batch: int = 4,
+    seed: int = 42,
+) -> dict[str, list[float]]:
     """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.
 
     `batch` prompts make a batch; the answers are the same for every config, sampled as the first one says. "exact credit" is added as
@@ -310,11 +502,20 @@ def alignment(
     """
     _check_batches(len(examples), batch, configs)
     first = next(iter(configs.values()))
-    options = dict(samples=first.generations, text=first.text, prompt_template=first.prompt_template, max_tokens=first.max_tokens, seed=seed)
+    options = dict(
+        samples=first.generations,
+        text=first.text,
+        prompt_template=first.prompt_template,
+        max_tokens=first.max_tokens,
+        seed=seed,
+    )
     rollouts = sample_answers(model, tokenizer, examples, **options)
-    asked, answers = [e for e in examples for _ in range(first.generations)], [r.token_ids for r in rollouts]
+    asked = [e for e in examples for _ in range(first.generations)]
+    answers = [r.token_ids for r in rollouts]
     rows = batch * first.generations
     cuts = [slice(start, start + rows) for start in range(0, len(answers) - rows + 1, rows)]
-    found = [_batch_gradients(model, tokenizer, asked[cut], answers[cut], judge, configs) for cut in cuts]
+    found = [
+        _batch_gradients(model, tokenizer, asked[cut], answers[cut], judge, configs) for cut in cuts
+    ]
     exact = [each["exact credit"] for each in found]
     return {name: _cosines([each[name] for each in found], exact) for name in found[0]}

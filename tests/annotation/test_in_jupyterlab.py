@@ -14,7 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
+]
 PICTURES = os.environ.get("MEMCALIB_PICTURES")  # a folder, to look at what was tried
 
 
@@ -31,7 +35,9 @@ def lab(tmp_path_factory):
     shutil.copytree(ROOT / "nbs" / "lab", home / "nbs" / "lab")
     shutil.copytree(ROOT / "nbs" / "images", home / "nbs" / "images")
     shutil.copy(ROOT / "nbs" / "start.ipynb", home / "nbs")
-    verb = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "/jupyter lab" in line)
+    verb = next(
+        line for line in (ROOT / "Makefile").read_text().splitlines() if "/jupyter lab" in line
+    )
     options = verb.split("jupyter lab ")[1].split()
     port = free_port()
     more = ["--no-browser", f"--ServerApp.port={port}", "--IdentityProvider.token=", "--allow-root"]
@@ -70,7 +76,9 @@ def run_all(browser, address: str, notebook: str, ready: str):
     tab.get_by_text("Python 3 (ipykernel) | Idle").first.wait_for(
         timeout=90_000
     )  # before it, JupyterLab asks which kernel
-    news = tab.get_by_role("button", name="No", exact=True)  # JupyterLab asks once whether it may tell news
+    news = tab.get_by_role(
+        "button", name="No", exact=True
+    )  # JupyterLab asks once whether it may tell news
     if news.count():
         news.first.click()
     tab.get_by_role("menuitem", name="Run", exact=True).click()
@@ -86,7 +94,9 @@ def run_all(browser, address: str, notebook: str, ready: str):
 
 def picture(tab, name: str) -> None:
     if PICTURES:
-        tab.locator(".jp-OutputArea-output:has(.widget-vbox)").last.screenshot(path=f"{PICTURES}/{name}.png")
+        tab.locator(".jp-OutputArea-output:has(.widget-vbox)").last.screenshot(
+            path=f"{PICTURES}/{name}.png"
+        )
 
 
 def rows(path: Path) -> list[dict]:
@@ -116,7 +126,13 @@ def test_the_start_page_opens_and_runs(lab, browser):
     ("notebook", "file", "field", "decided", "third"),
     [
         ("lab/label_answers.ipynb", "labels.jsonl", "level", ["C", "A", None], "Item 3 of"),
-        ("lab/label_sentences.ipynb", "roles/labels.jsonl", "role", ["irrelevant", "key", None], "sentence 3"),
+        (
+            "lab/label_sentences.ipynb",
+            "roles/labels.jsonl",
+            "role",
+            ["irrelevant", "key", None],
+            "sentence 3",
+        ),
     ],
 )
 def test_keys_decide_one_thing_after_another(lab, browser, notebook, file, field, decided, third):
@@ -129,7 +145,9 @@ def test_keys_decide_one_thing_after_another(lab, browser, notebook, file, field
         tab.keyboard.press(key)
         wait_for(path, count)
     found = wait_for(path, 3)
-    assert [row.get(field) for row in found] == decided and {row["labeller"] for row in found} == {"me"}
+    assert [row.get(field) for row in found] == decided and {row["labeller"] for row in found} == {
+        "me"
+    }
     tab.keyboard.press("p")
     tab.get_by_text(third, exact=False).last.wait_for(timeout=10_000)
     tab.close()
@@ -147,6 +165,10 @@ def test_a_row_of_a_pilot_passes_and_another_fails_with_a_reason(lab, browser):
     tab.locator(".widget-textarea textarea").last.fill("the query gives it away")
     tab.get_by_role("button", name="fail: add issue").last.click()
     second = wait_for(path, 2)[-1]
-    assert first["passed"] and not second["passed"] and second["issues"][0]["text"] == "the query gives it away"
+    assert (
+        first["passed"]
+        and not second["passed"]
+        and second["issues"][0]["text"] == "the query gives it away"
+    )
     assert first["item"] != second["item"] and {first["reviewer"], second["reviewer"]} == {"me"}
     tab.close()

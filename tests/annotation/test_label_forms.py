@@ -31,7 +31,9 @@ def test_single_keys_label_and_move_on(tmp_path):
         assert page.session.index == k
         key(page, text.upper())
         assert page.session.book.get(ITEMS[k].item).level == level
-    assert page._keys.value == "".join(KEYS).upper()  # the kernel never touches what somebody is typing
+    assert (
+        page._keys.value == "".join(KEYS).upper()
+    )  # the kernel never touches what somebody is typing
     assert len((tmp_path / "l.jsonl").read_text().splitlines()) == len(KEYS)
 
 
@@ -61,7 +63,17 @@ def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
 
 def test_moving_stays_inside_and_finds_gaps(tmp_path):
     page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS[:3]))
-    for text, place in (("p", 0), ("n", 1), ("n", 2), ("n", 2), ("2", 0), ("1", 1), ("n", 2), ("u", 1), ("3", 1)):
+    for text, place in (
+        ("p", 0),
+        ("n", 1),
+        ("n", 2),
+        ("n", 2),
+        ("2", 0),
+        ("1", 1),
+        ("n", 2),
+        ("u", 1),
+        ("3", 1),
+    ):
         key(page, text)
         assert page.session.index == place, text
     assert "All items are labelled" in page._status.value
@@ -71,7 +83,10 @@ def test_buttons_do_what_keys_do(tmp_path):
     page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     for text in ("2", "0", "p"):
         page._buttons[text].click()
-    assert page.session.index == 1 and [page.session.book.get(i.item).level for i in ITEMS[:2]] == [Level.BOUND, None]
+    assert page.session.index == 1 and [page.session.book.get(i.item).level for i in ITEMS[:2]] == [
+        Level.BOUND,
+        None,
+    ]
 
 
 def test_notes_are_saved_with_the_decision_or_after_it(tmp_path):
@@ -86,7 +101,10 @@ def test_notes_are_saved_with_the_decision_or_after_it(tmp_path):
     key(page, "p")
     page._note.set_state({"value": "late"})
     label = read_labels(tmp_path / "l.jsonl")[0]
-    assert (label.level, label.note) == (Level.BOUND, "late") and page._status.value == "Note saved."
+    assert (label.level, label.note) == (
+        Level.BOUND,
+        "late",
+    ) and page._status.value == "Note saved."
 
 
 def test_a_full_disk_is_told_and_nothing_moves(tmp_path, monkeypatch):
@@ -101,7 +119,11 @@ def test_a_full_disk_is_told_and_nothing_moves(tmp_path, monkeypatch):
         page._note.set_state({"value": "kept"})
         key(page, "2")
         assert page.session.index == 1 and page.session.book.get(ITEMS[1].item) is None
-        assert "NOT saved" in page._status.value and "&lt;on&gt;" in page._status.value and page._note.value == "kept"
+        assert (
+            "NOT saved" in page._status.value
+            and "&lt;on&gt;" in page._status.value
+            and page._note.value == "kept"
+        )
     key(page, "2")
     assert page.session.book.get(ITEMS[1].item).note == "kept" and page.session.index == 2
     with monkeypatch.context() as patch:
@@ -118,7 +140,9 @@ def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
     page = KeyPage(LabelBook(tmp_path / "l.jsonl", evil))
     text = "".join(w.value for w in (page._head, page._body, page._status))
     assert (
-        "<script" not in text and "&lt;script" in text and evil[0].judge not in re.sub(r"<[^>]*>", "", page._head.value)
+        "<script" not in text
+        and "&lt;script" in text
+        and evil[0].judge not in re.sub(r"<[^>]*>", "", page._head.value)
     )
     assert "application/vnd.jupyter.widget-view+json" in page._repr_mimebundle_()
 
@@ -139,7 +163,8 @@ def press_in_a_kernel(code, key, ask):
 
     manager, client = start_new_kernel(kernel_name="python3")
     try:
-        printed, shown = [], []
+        printed = []
+        shown = []
 
         def collect(message):
             if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
@@ -148,7 +173,10 @@ def press_in_a_kernel(code, key, ask):
                 shown.append(message["content"]["data"])
 
         reply = client.execute_interactive(code, timeout=60, output_hook=collect)
-        assert reply["content"]["status"] == "ok" and "application/vnd.jupyter.widget-view+json" in shown[0]
+        assert (
+            reply["content"]["status"] == "ok"
+            and "application/vnd.jupyter.widget-view+json" in shown[0]
+        )
         update = {"method": "update", "state": {"value": key}, "buffer_paths": []}
         content = {"comm_id": "".join(printed).strip(), "data": update}
         client.shell_channel.send(client.session.msg("comm_msg", content))
@@ -160,7 +188,8 @@ def press_in_a_kernel(code, key, ask):
 
 
 def test_in_a_real_kernel_a_key_from_the_browser_reaches_the_disk(tmp_path):
-    items, labels = write_jsonl(tmp_path / "items.jsonl", ITEMS), tmp_path / "labels.jsonl"
+    items = write_jsonl(tmp_path / "items.jsonl", ITEMS)
+    labels = tmp_path / "labels.jsonl"
     code = KERNEL.format(items=str(items), labels=str(labels))
     counts = press_in_a_kernel(code, "3", "page.session.book.counts()")
     assert counts == "{'labelled': 1, 'undecided': 0, 'left': 19}"
@@ -178,17 +207,25 @@ def test_cells_come_back_and_never_start_a_formula(text):
 
 
 notes = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp", "Cs"]) | st.sampled_from("\n\t'=+,;\""),
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp", "Cs"])
+    | st.sampled_from("\n\t'=+,;\""),
     max_size=15,
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from([*Level, None, "none"]), notes), min_size=20, max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from([*Level, None, "none"]), notes), min_size=20, max_size=20)
+)
 def test_sheets_round_trip(tmp_path_factory, decisions):
     folder = tmp_path_factory.mktemp("sheet")
-    pairs = [(item, level, note) for item, (level, note) in zip(ITEMS, decisions, strict=True) if level != "none"]
+    pairs = [
+        (item, level, note)
+        for item, (level, note) in zip(ITEMS, decisions, strict=True)
+        if level != "none"
+    ]
     labels = [
-        Label(item=item.item, level=level, note=note, answer_hash=item.answer_hash) for item, level, note in pairs
+        Label(item=item.item, level=level, note=note, answer_hash=item.answer_hash)
+        for item, level, note in pairs
     ]
     back = LabelBook.read_sheet(LabelBook.write_sheet(folder / "s.csv", ITEMS, labels), ITEMS)
     assert [(b.item, b.level, b.note, b.answer_hash) for b in back] == [
@@ -200,8 +237,11 @@ def test_sheets_round_trip(tmp_path_factory, decisions):
 
 def test_labels_of_another_answer_do_not_come_back_through_a_sheet(tmp_path):
     LabelBook(tmp_path / "l.jsonl", ITEMS, "ann").put(ITEMS[0].item, Level.CONTROL)
-    changed, labels = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]], read_labels(tmp_path / "l.jsonl")
-    with pytest.raises(DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another text"):
+    changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
+    labels = read_labels(tmp_path / "l.jsonl")
+    with pytest.raises(
+        DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another text"
+    ):
         LabelBook.write_sheet(tmp_path / "s.csv", changed, labels)
     assert not (tmp_path / "s.csv").exists()
     LabelBook.write_sheet(
@@ -218,7 +258,9 @@ def test_a_sheet_is_of_one_person(tmp_path):
     with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
         LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels)
     for person, level in levels.items():
-        (found,) = LabelBook.read_sheet(LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person)
+        (found,) = LabelBook.read_sheet(
+            LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person
+        )
         assert (found.level, found.labeller) == (level, person)
     LabelBook.write_sheet(tmp_path / "s.csv", ITEMS[1:], labels)  # nobody labelled these
 
@@ -236,10 +278,14 @@ def save(path, rows, delimiter=",", encoding="utf-8"):
 
 def test_sheet_has_the_texts_and_not_the_source(tmp_path):
     rows = table(tmp_path)
-    assert tuple(rows[0]) == LabelBook.columns and [row[0] for row in rows[1:]] == [i.item for i in ITEMS]
+    assert tuple(rows[0]) == LabelBook.columns and [row[0] for row in rows[1:]] == [
+        i.item for i in ITEMS
+    ]
     assert all(row[1] == row[2] == "" for row in rows[1:])
     text = (tmp_path / "s.csv").read_text(encoding="utf-8-sig")
-    assert not any(word in text for word in (ITEMS[0].example_id, "stratified", ITEMS[0].atom_id + '"'))
+    assert not any(
+        word in text for word in (ITEMS[0].example_id, "stratified", ITEMS[0].atom_id + '"')
+    )
     assert (tmp_path / "s.csv").read_bytes().startswith(b"\xef\xbb\xbf")
 
 
@@ -252,7 +298,9 @@ def test_reading_takes_other_delimiters_orders_columns_and_words(tmp_path, delim
     rows[0][-1] = "extra"
     rows.insert(3, [" "] * 9)
     found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows, delimiter), ITEMS, "me")
-    assert {f.item: f.level for f in found} == dict(zip([i.item for i in ITEMS], [*Level, None], strict=False))
+    assert {f.item: f.level for f in found} == dict(
+        zip([i.item for i in ITEMS], [*Level, None], strict=False)
+    )
     assert {f.labeller for f in found} == {"me"}
 
 
@@ -262,11 +310,18 @@ def test_a_missing_row_or_cell_is_not_labelled(tmp_path):
     found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
     assert [(f.item, f.level) for f in found] == [(ITEMS[0].item, Level.CONTROL)]
     assert LabelBook.import_sheet(tmp_path / "t.csv", ITEMS, tmp_path / "l.jsonl") == 1
-    assert LabelBook(tmp_path / "l.jsonl", ITEMS).counts() == {"labelled": 1, "undecided": 0, "left": 19}
+    assert LabelBook(tmp_path / "l.jsonl", ITEMS).counts() == {
+        "labelled": 1,
+        "undecided": 0,
+        "left": 19,
+    }
 
 
 FAULTS = {
-    "level": (lambda rows: rows[1].__setitem__(1, "D"), r"t.csv:2: item 'item-.*': level: found 'D'; allowed: A, B, C"),
+    "level": (
+        lambda rows: rows[1].__setitem__(1, "D"),
+        r"t.csv:2: item 'item-.*': level: found 'D'; allowed: A, B, C",
+    ),
     "number": (lambda rows: rows[1].__setitem__(1, "1"), "level: found '1'"),
     "unknown": (
         lambda rows: rows[2].__setitem__(0, "item-0"),
@@ -274,9 +329,15 @@ FAULTS = {
     ),
     "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*found again, first in row 4"),
     "note": (lambda rows: rows[1].__setitem__(2, "hm"), "note: found a note without a level"),
-    "moved": (lambda rows: rows[1].__setitem__(3, "Another atom."), "atom: found 'Another atom.'; allowed: .*mixed up"),
+    "moved": (
+        lambda rows: rows[1].__setitem__(3, "Another atom."),
+        "atom: found 'Another atom.'; allowed: .*mixed up",
+    ),
     "query": (lambda rows: rows[1].__setitem__(5, "Another?"), "query: found 'Another"),
-    "made again": (lambda rows: rows[1].__setitem__(6, "An older answer."), "answer: found 'An older answer"),
+    "made again": (
+        lambda rows: rows[1].__setitem__(6, "An older answer."),
+        "answer: found 'An older answer",
+    ),
     "cells": (lambda rows: rows[1].append("more"), "cells: found 9; allowed: 8"),
     "header": (lambda rows: rows[0].__setitem__(1, "label"), "t.csv:1: header: found item, label"),
     "header twice": (lambda rows: rows[0].__setitem__(2, "level"), "t.csv:1: header"),
@@ -309,7 +370,10 @@ def test_all_faults_are_listed_together(tmp_path):
     "content, message",
     [
         (b"", "t.csv:1: header: found nothing"),
-        ("item,level\nit\xe9m,A\n".encode("latin-1"), "encoding: found byte 0xe9 at place 13; allowed: UTF-8"),
+        (
+            "item,level\nit\xe9m,A\n".encode("latin-1"),
+            "encoding: found byte 0xe9 at place 13; allowed: UTF-8",
+        ),
         ("item\tlevel\n".encode("utf-16"), "encoding"),
         (b'item,level\n"' + b"x" * 200_000 + b'",A\n', "csv: found field larger than"),
         (b"\x00\x01\x02", "header"),
@@ -340,7 +404,12 @@ def test_hostile_and_huge_texts_travel_as_plain_cells(tmp_path):
     atom = '=HYPERLINK("http://x","y")'
     items = [
         ITEMS[0].model_copy(
-            update={"atom": atom, "question": "'=1", "response": "＝" * 100_000, "rubric": {"=k": "@v"}}
+            update={
+                "atom": atom,
+                "question": "'=1",
+                "response": "＝" * 100_000,
+                "rubric": {"=k": "@v"},
+            }
         )
     ]
     text = LabelBook.write_sheet(tmp_path / "s.csv", items).read_text(encoding="utf-8-sig")
@@ -348,13 +417,23 @@ def test_hostile_and_huge_texts_travel_as_plain_cells(tmp_path):
     assert all(not re.match(r"\s*[=+\-@＝]", cell) and len(cell) < 32_767 for cell in row)
     cells = dict(zip(LabelBook.columns, row, strict=True))
     assert cells["atom"] == "'" + atom and "more characters are not shown" in cells["answer"]
-    cells["level"], cells["atom"] = "B", atom  # a spreadsheet may drop the apostrophe
-    back = LabelBook.read_sheet(save(tmp_path / "t.csv", [list(cells), list(cells.values())]), items)
+    cells["level"] = "B"
+    cells["atom"] = atom  # a spreadsheet may drop the apostrophe
+    back = LabelBook.read_sheet(
+        save(tmp_path / "t.csv", [list(cells), list(cells.values())]), items
+    )
     assert back[0].level == Level.BOUND
 
 
 def test_two_thousand_rows_come_back(tmp_path):
-    items = [ITEMS[0].model_copy(update={"item": f"item-{k}", "response": "x " * 500}) for k in range(2000)]
-    labels = [Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(items)]
+    items = [
+        ITEMS[0].model_copy(update={"item": f"item-{k}", "response": "x " * 500})
+        for k in range(2000)
+    ]
+    labels = [
+        Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(items)
+    ]
     back = LabelBook.read_sheet(LabelBook.write_sheet(tmp_path / "s.csv", items, labels), items)
-    assert [(label.item, label.level) for label in back] == [(label.item, label.level) for label in labels]
+    assert [(label.item, label.level) for label in back] == [
+        (label.item, label.level) for label in labels
+    ]

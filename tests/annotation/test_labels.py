@@ -37,14 +37,22 @@ ROLLOUTS = [
 def judged(rng_seed=0, **fields):
     rng = random.Random(rng_seed)
     return [
-        judgment_for(e, {i: Level(rng.randrange(3)) for i in e.levels}, model="m", seed=s, **({"judge": "j"} | fields))
+        judgment_for(
+            e,
+            {i: Level(rng.randrange(3)) for i in e.levels},
+            model="m",
+            seed=s,
+            **({"judge": "j"} | fields),
+        )
         for e in EXAMPLES
         for s in (0, 1)
     ]
 
 
 def items_of(judgments, n=20, scheme="stratified", **options):
-    return label_items(sample_atoms(judged_atoms(judgments), n, scheme), EXAMPLES, ROLLOUTS, **options)
+    return label_items(
+        sample_atoms(judged_atoms(judgments), n, scheme), EXAMPLES, ROLLOUTS, **options
+    )
 
 
 ITEMS = items_of(judged())
@@ -55,7 +63,13 @@ def test_items_say_nothing_that_the_judge_decided():
     flipped = sample.assign(judged=2 - sample["judged"], cell=0, population=1)
     assert label_items(sample, EXAMPLES, ROLLOUTS) == label_items(flipped, EXAMPLES, ROLLOUTS)
     quoted = [
-        j.model_copy(update={"atoms": [a.model_copy(update={"quote": "zebra", "reason": "zebra"}) for a in j.atoms]})
+        j.model_copy(
+            update={
+                "atoms": [
+                    a.model_copy(update={"quote": "zebra", "reason": "zebra"}) for a in j.atoms
+                ]
+            }
+        )
         for j in judged()
     ]
     items = items_of(quoted)
@@ -75,7 +89,8 @@ def test_items_hold_what_the_model_and_the_judge_read():
     assert all(item.rubric is None for item in items_of(judged(), rubric=False))
     whole = items_of(judged(), rubric=True)
     assert [i.rubric for i in whole] == [
-        next(e for e in EXAMPLES if e.id == i.example_id).atom(i.atom_id).usage_rubric for i in whole
+        next(e for e in EXAMPLES if e.id == i.example_id).atom(i.atom_id).usage_rubric
+        for i in whole
     ]
 
 
@@ -87,9 +102,16 @@ def test_the_card_does_not_give_the_ideal_level_away():
     for atom in record.atoms:
         shown = item_html(item.model_copy(update={"rubric": rubrics[atom.atom_id]})).lower()
         assert "observable checks" in shown and "over use" in shown
-        for telling in ("memory usage weight", "failure direction", "expected answer", "not applicable"):
+        for telling in (
+            "memory usage weight",
+            "failure direction",
+            "expected answer",
+            "not applicable",
+        ):
             assert telling not in shown
-        assert "memory usage weight" in item_html(item.model_copy(update={"rubric": atom.usage_rubric}))
+        assert "memory usage weight" in item_html(
+            item.model_copy(update={"rubric": atom.usage_rubric})
+        )
 
 
 def test_items_show_exact_atoms_where_the_run_did():
@@ -101,7 +123,9 @@ def test_items_show_exact_atoms_where_the_run_did():
 
 def test_items_stream_from_a_file_and_go_through_one(tmp_path):
     file = write_jsonl(tmp_path / "rollouts.jsonl", ROLLOUTS)
-    items = label_items(sample_atoms(judged_atoms(judged()), 20, "stratified"), iter(EXAMPLES), file)
+    items = label_items(
+        sample_atoms(judged_atoms(judged()), 20, "stratified"), iter(EXAMPLES), file
+    )
     assert items == ITEMS
     assert list(read_jsonl(write_jsonl(tmp_path / "items.jsonl", items), LabelItem)) == items
 
@@ -115,7 +139,11 @@ def test_joins_that_fail_list_every_reason():
         with pytest.raises(DataError, match=found):
             label_items(sample, EXAMPLES, rollouts)
     edited = [
-        e.model_copy(update={"atoms": [a.model_copy(update={"ideal": Level((a.ideal + 1) % 3)}) for a in e.atoms]})
+        e.model_copy(
+            update={
+                "atoms": [a.model_copy(update={"ideal": Level((a.ideal + 1) % 3)}) for a in e.atoms]
+            }
+        )
         for e in EXAMPLES
     ]
     with pytest.raises(DataError, match="atom 'grounded_1'.*found ideal level|found ideal level"):
@@ -131,7 +159,8 @@ def test_joins_that_fail_list_every_reason():
 class Tags(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
-        self.seen, self.text = set(), []
+        self.seen = set()
+        self.text = []
 
     def handle_starttag(self, tag, attrs):
         self.seen.add((tag, tuple(name for name, _ in attrs)))
@@ -150,7 +179,8 @@ def test_card_holds_no_tag_of_the_data(texts):
     bad = '<img src=x onerror="alert(1)">'
     fields = dict(zip(("question", "response", "atom"), (bad + t for t in texts[:3]), strict=True))
     item = ITEMS[0].model_copy(
-        update=fields | {"memory": [(1, bad + texts[3])], "rubric": {bad + texts[4]: [bad, texts[5]]}}
+        update=fields
+        | {"memory": [(1, bad + texts[3])], "rubric": {bad + texts[4]: [bad, texts[5]]}}
     )
     parser = Tags()
     parser.feed(item_html(item))
@@ -159,7 +189,9 @@ def test_card_holds_no_tag_of_the_data(texts):
 
 def test_card_marks_the_atoms_block_and_shows_control_characters():
     card = item_html(
-        ITEMS[0].model_copy(update={"memory": [(1, "one"), (3, "three")], "block": 3, "response": "\u202eevil\x00"})
+        ITEMS[0].model_copy(
+            update={"memory": [(1, "one"), (3, "three")], "block": 3, "response": "\u202eevil\x00"}
+        )
     )
     marked = card.index("border-left")
     assert card.index("1. one") < marked < card.index("3. three") and r"\u202eevil\x00" in card
@@ -168,7 +200,10 @@ def test_card_marks_the_atoms_block_and_shows_control_characters():
 
 def test_long_text_is_cut_visibly():
     assert display_text("x" * 50, 50) == "x" * 50
-    assert display_text("x" * 51 + "y" * 999, 50) == "x" * 50 + " … [1,000 more characters are not shown]"
+    assert (
+        display_text("x" * 51 + "y" * 999, 50)
+        == "x" * 50 + " … [1,000 more characters are not shown]"
+    )
     assert len(item_html(ITEMS[0].model_copy(update={"response": "<" * 10_000_000}))) < 1_000_000
 
 
@@ -195,12 +230,16 @@ def test_rubric_lines_take_anything():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 19), st.sampled_from([*Level, None]), st.text(max_size=20), st.booleans()), max_size=30
+        st.tuples(
+            st.integers(0, 19), st.sampled_from([*Level, None]), st.text(max_size=20), st.booleans()
+        ),
+        max_size=30,
     )
 )
 def test_a_book_is_a_dictionary_that_survives(tmp_path_factory, actions):
     path = tmp_path_factory.mktemp("labels") / "labels.jsonl"
-    book, model = LabelBook(path, ITEMS), {}
+    book = LabelBook(path, ITEMS)
+    model = {}
     for k, level, note, reopen in actions:
         book.put(ITEMS[k].item, level, note)
         model[ITEMS[k].item] = level
@@ -209,7 +248,11 @@ def test_a_book_is_a_dictionary_that_survives(tmp_path_factory, actions):
             book = LabelBook(path, ITEMS)
         assert {i.item: book.get(i.item).level for i in ITEMS if book.get(i.item)} == model
         decided = sum(level is not None for level in model.values())
-        assert book.counts() == {"labelled": decided, "undecided": len(model) - decided, "left": 20 - len(model)}
+        assert book.counts() == {
+            "labelled": decided,
+            "undecided": len(model) - decided,
+            "left": 20 - len(model),
+        }
     book.close()
     assert len(path.read_bytes().splitlines()) == len(actions)
     if actions:
@@ -245,7 +288,9 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
     path = tmp_path / "l.jsonl"
     LabelBook(path, ITEMS).put(ITEMS[0].item, Level.BOUND)
     changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
-    with pytest.raises(DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another text"):
+    with pytest.raises(
+        DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another text"
+    ):
         LabelBook(path, changed)
     assert audit_frame(changed, read_labels(path), judged())["first"].isna().all()
 
@@ -280,27 +325,40 @@ def test_notes_with_odd_characters_are_kept_readable(tmp_path):
 
 def test_audit_puts_labels_beside_levels_and_leaves_gaps():
     judgments = judged()
-    labels = [Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(ITEMS[:10])]
+    labels = [
+        Label(item=i.item, level=k % 3, answer_hash=i.answer_hash) for k, i in enumerate(ITEMS[:10])
+    ]
     labels.append(Label(item=ITEMS[10].item, level=None, answer_hash=ITEMS[10].answer_hash))
     rows = audit_frame(ITEMS, labels, judgments)
     levels = judged_atoms(judgments).set_index("item")["judged"]
-    assert list(rows["item"]) == [i.item for i in ITEMS] and list(rows["second"]) == [levels[i.item] for i in ITEMS]
-    assert rows["first"].tolist()[:10] == [k % 3 for k in range(10)] and rows["first"][10:].isna().all()
+    assert list(rows["item"]) == [i.item for i in ITEMS] and list(rows["second"]) == [
+        levels[i.item] for i in ITEMS
+    ]
+    assert (
+        rows["first"].tolist()[:10] == [k % 3 for k in range(10)]
+        and rows["first"][10:].isna().all()
+    )
     drawn = sample_atoms(judged_atoms(judgments), 20, "stratified")
     assert (
-        rows["cell"].tolist() == drawn["cell"].tolist() and rows["population"].tolist() == drawn["population"].tolist()
+        rows["cell"].tolist() == drawn["cell"].tolist()
+        and rows["population"].tolist() == drawn["population"].tolist()
     )
     assert set(rows["scheme"]) == {"stratified"}
 
 
 def test_audit_of_another_judge_has_levels_but_no_cells():
     rows = audit_frame(ITEMS, [], judged(1, judge="other"))
-    assert rows["second"].notna().all() and rows["cell"].isna().all() and rows["population"].isna().all()
+    assert (
+        rows["second"].notna().all()
+        and rows["cell"].isna().all()
+        and rows["population"].isna().all()
+    )
 
 
 def test_audit_refuses_mixed_people_missing_judgments_and_other_versions():
     labels = [
-        Label(item=ITEMS[0].item, level=0, labeller=name, answer_hash=ITEMS[0].answer_hash) for name in ("one", "two")
+        Label(item=ITEMS[0].item, level=0, labeller=name, answer_hash=ITEMS[0].answer_hash)
+        for name in ("one", "two")
     ]
     with pytest.raises(ValueError, match="labels of 'one', 'two'"):
         audit_frame(ITEMS, labels, judged())
@@ -313,7 +371,9 @@ def test_audit_refuses_mixed_people_missing_judgments_and_other_versions():
 
 def test_an_unscored_atom_stays_missing():
     second = [
-        j.model_copy(update={"judge": "k", "atoms": [a.model_copy(update={"actual": None}) for a in j.atoms]})
+        j.model_copy(
+            update={"judge": "k", "atoms": [a.model_copy(update={"actual": None}) for a in j.atoms]}
+        )
         for j in judged()
     ]
     rows = audit_frame(ITEMS, [], second)

@@ -46,7 +46,14 @@ roles = st.one_of(st.none(), st.sampled_from(ROLES))
 
 def an_item(name="1/2/C+", sentences=("First one here.", " Second one.", " =third()"), **fields):
     tokens = 4 * len(sentences)
-    head = {"item": name, "step": 1, "row": 2, "channel": "C+", "example_id": "e", "question": "Why?"}
+    head = {
+        "item": name,
+        "step": 1,
+        "row": 2,
+        "channel": "C+",
+        "example_id": "e",
+        "question": "Why?",
+    }
     cut = {"sentences": list(sentences), "firsts": list(range(0, tokens, 4)), "tokens": tokens}
     return RoleItem(**(head | {"atoms": [Target(atom_id="a", text="Likes tea.")]} | cut | fields))
 
@@ -71,7 +78,9 @@ def test_items_cover_their_answers_and_hide_the_credit(run):
     for item in items:
         own = traces[(traces["row"] == item.row) & traces["channel"].isna()].iloc[0]
         assert "".join(item.sentences) == own["response"] and item.tokens == len(own["tokens"])
-        assert item.units.tolist() == sorted(item.units) and set(item.units) == set(range(len(item.sentences)))
+        assert item.units.tolist() == sorted(item.units) and set(item.units) == set(
+            range(len(item.sentences))
+        )
         page = html.unescape(role_html(item))
         assert all(atom.text in page for atom in item.atoms)
     names = set(RoleItem.model_fields) | set(items[0].model_dump())
@@ -80,7 +89,9 @@ def test_items_cover_their_answers_and_hide_the_credit(run):
 
 @given(
     st.lists(
-        st.sampled_from(["One.", " Two is here.", "\n\n- item", " 🍵", "", " e.g. this", "\n```\ncode\n```\n"]),
+        st.sampled_from(
+            ["One.", " Two is here.", "\n\n- item", " 🍵", "", " e.g. this", "\n```\ncode\n```\n"]
+        ),
         max_size=8,
     )
 )
@@ -140,7 +151,9 @@ def test_the_latest_label_counts_whatever_was_stopped(tmp_path_factory, decision
     book = RoleBook(path, ITEMS, "ann")
     assert {place: book.get(*place).role for place in expected} == expected
     counts = book.counts()
-    assert counts["left"] == 4 - len(expected) and counts["undecided"] == list(expected.values()).count(None)
+    assert counts["left"] == 4 - len(expected) and counts["undecided"] == list(
+        expected.values()
+    ).count(None)
     assert sum(counts[name] for name in ("labelled", "undecided", "left")) == 4
     book.close()
     given_roles = latest_roles(read_role_labels(path)) if decisions else {}
@@ -206,7 +219,8 @@ def test_places_that_do_not_exist_are_refused(tmp_path):
 @given(st.lists(st.sampled_from([*KEYS, "n", "p", "u", "x", "", " 1 "]), max_size=20))
 def test_keys_do_what_they_say(tmp_path_factory, keys):
     path = tmp_path_factory.mktemp("session") / "roles.jsonl"
-    session, expected = KeySession(RoleBook(path, ITEMS)), {}
+    session = KeySession(RoleBook(path, ITEMS))
+    expected = {}
     for key in keys:
         place = session.item.item, session.place[1]
         session.press(key)
@@ -215,7 +229,10 @@ def test_keys_do_what_they_say(tmp_path_factory, keys):
             pair = [item.item for item in ITEMS].index(place[0]) + 1
             assert session.status.startswith(f"Saved: Pair {pair} of 2, sentence {place[1]}: ")
         elif key not in "npu" or not key:
-            assert session.status.startswith("Nothing saved") and (session.item.item, session.place[1]) == place
+            assert (
+                session.status.startswith("Nothing saved")
+                and (session.item.item, session.place[1]) == place
+            )
     found = latest_roles(read_role_labels(path)) if expected else {}
     assert {(i, n): r for i, part in found.items() for n, r in part.items()} == expected
     session.book.close()
@@ -225,7 +242,10 @@ def test_a_session_ends_when_all_is_labelled_and_can_be_corrected(tmp_path):
     session = KeySession(RoleBook(tmp_path / "roles.jsonl", ITEMS))
     for key in "1230":
         session.press(key)
-    assert session.status.endswith("All sentences are labelled.") and session.book.counts()["pairs done"] == 2
+    assert (
+        session.status.endswith("All sentences are labelled.")
+        and session.book.counts()["pairs done"] == 2
+    )
     session.press("p")
     session.press("1")
     assert session.book.given(ITEMS[0].item)[3] == "key"
@@ -267,10 +287,14 @@ page
 
 
 def test_in_a_real_kernel_a_key_labels_a_sentence(tmp_path):
-    items, labels = write_jsonl(tmp_path / "items.jsonl", ITEMS), tmp_path / "roles.jsonl"
+    items = write_jsonl(tmp_path / "items.jsonl", ITEMS)
+    labels = tmp_path / "roles.jsonl"
     code = KERNEL.format(items=str(items), labels=str(labels))
     head = press_in_a_kernel(code, "2", "page._head.value")
-    assert "Pair 1 of 2, sentence 2" in head and "1 labelled, 0 undecided, 3 left, 0 pairs done" in head
+    assert (
+        "Pair 1 of 2, sentence 2" in head
+        and "1 labelled, 0 undecided, 3 left, 0 pairs done" in head
+    )
     assert [(label.sentence, label.role) for label in read_role_labels(labels)] == [(1, "partial")]
 
 
@@ -283,7 +307,11 @@ def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
     assert page._note.value == "which tea?" and page._buttons["2"].button_style == "success"
     page._keys.value = "21"
     label = page.session.book.get(ITEMS[0].item, 1)
-    assert (label.role, label.note, label.labeller) == ("key", "which tea?", "ann") and page._note.value == ""
+    assert (label.role, label.note, label.labeller) == (
+        "key",
+        "which tea?",
+        "ann",
+    ) and page._note.value == ""
     page.session.book.close()
 
 
@@ -298,9 +326,15 @@ def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook():
 def test_nothing_on_the_page_runs(tmp_path):
     rubric = {EVIL: EVIL}
     item = an_item(
-        EVIL, sentences=(EVIL, " more."), question=EVIL, atoms=[Target(atom_id=EVIL, text=EVIL, rubric=rubric)]
+        EVIL,
+        sentences=(EVIL, " more."),
+        question=EVIL,
+        atoms=[Target(atom_id=EVIL, text=EVIL, rubric=rubric)],
     )
-    for page in (role_html(item, {1: "key"}), write_role_page([item], tmp_path / "page.html").read_text()):
+    for page in (
+        role_html(item, {1: "key"}),
+        write_role_page([item], tmp_path / "page.html").read_text(),
+    ):
         assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
         assert html.escape("<script>") in page
     assert "default-src 'none'" in page and "http:" not in page and "https:" not in page
@@ -313,7 +347,9 @@ def test_the_page_shows_labels_and_both_questions(tmp_path):
     page = write_role_page(ITEMS, tmp_path / "page.html", labels).read_text()
     assert "2 pairs, 4 sentences, 2 labelled." in page
     assert page.count('class="partial"') == 1 and page.count('class="undecided"') == 1
-    assert "Where do the target atoms show?" in page and "break what the target atoms demand?" in page
+    assert (
+        "Where do the target atoms show?" in page and "break what the target atoms demand?" in page
+    )
 
 
 def write_sheet(items, path, *more):
@@ -322,20 +358,30 @@ def write_sheet(items, path, *more):
 
 @pytest.mark.parametrize("write", [write_role_page, write_sheet])
 def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_path, write):
-    item, path = an_item(sentences=("One here.", " Another one.")), tmp_path / "roles.out"
+    item = an_item(sentences=("One here.", " Another one."))
+    path = tmp_path / "roles.out"
     about = {"item": item.item, "answer_hash": item.answer_hash}
     ann, bob = (
-        RoleLabel(**about, sentence=1, role=role, labeller=who) for who, role in (("ann", "key"), ("bob", None))
+        RoleLabel(**about, sentence=1, role=role, labeller=who)
+        for who, role in (("ann", "key"), ("bob", None))
     )
-    others = [RoleLabel(item="9/9/C+", sentence=n, role="key", labeller="eve", answer_hash="x") for n in (1, 2)]
+    others = [
+        RoleLabel(item="9/9/C+", sentence=n, role="key", labeller="eve", answer_hash="x")
+        for n in (1, 2)
+    ]
     with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
         write([item], path, [ann, bob, *others])
     stale = ann.model_copy(update={"answer_hash": "of another answer"})
     late = ann.model_copy(update={"sentence": 3})
-    with pytest.raises(DataError, match="labels: item .*sentence 1: .*given for another text") as caught:
+    with pytest.raises(
+        DataError, match="labels: item .*sentence 1: .*given for another text"
+    ) as caught:
         write([item], path, [stale, late])
     assert len(caught.value.violations) == 2 and not path.exists()
-    texts = [write([item], path, [ann, bob, *others], person).read_text() for person in ("ann", "bob", "eve")]
+    texts = [
+        write([item], path, [ann, bob, *others], person).read_text()
+        for person in ("ann", "bob", "eve")
+    ]
     if write is write_role_page:
         assert [re.search('"lead">(.*)</p>', text)[1] for text in texts] == [
             f"1 pair, 2 sentences, {made} labelled." for made in (1, 1, 0)
@@ -356,10 +402,13 @@ def save(path, rows, names=RoleBook.columns):
 def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, shuffled):
     folder = tmp_path_factory.mktemp("sheet")
     places = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
-    chosen = {place: role for place, role in zip(places, given_roles, strict=True) if role != "left"}
+    chosen = {
+        place: role for place, role in zip(places, given_roles, strict=True) if role != "left"
+    }
     hashes = {item.item: item.answer_hash for item in ITEMS}
     labels = [
-        RoleLabel(item=i, sentence=n, role=role, note="=note", answer_hash=hashes[i]) for (i, n), role in chosen.items()
+        RoleLabel(item=i, sentence=n, role=role, note="=note", answer_hash=hashes[i])
+        for (i, n), role in chosen.items()
     ]
     rows = sheet_rows(RoleBook.write_sheet(folder / "sheet.csv", ITEMS, labels))
     assert len(rows) == 4 and all(not row["text"].startswith("=") for row in rows)
@@ -367,7 +416,9 @@ def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, sh
         random.Random(1).shuffle(rows)
     found = RoleBook.read_sheet(save(folder / "back.csv", rows), ITEMS, "ann")
     assert {(label.item, label.sentence): label.role for label in found} == chosen
-    assert {label.note for label in found} <= {"=note"} and {label.labeller for label in found} <= {"ann"}
+    assert {label.note for label in found} <= {"=note"} and {label.labeller for label in found} <= {
+        "ann"
+    }
 
 
 @pytest.mark.parametrize("word", ["Key", "KEY ", "k", " partial", "p", "Irrelevant", "i", "?", "1"])
@@ -380,7 +431,10 @@ def test_words_for_roles(tmp_path, word):
             RoleBook.read_sheet(path, ITEMS)
     else:
         (label,) = RoleBook.read_sheet(path, ITEMS)
-        assert label.role == {"k": "key", "p": "partial", "i": "irrelevant", "?": None}[word.strip().lower()[0]]
+        assert (
+            label.role
+            == {"k": "key", "p": "partial", "i": "irrelevant", "?": None}[word.strip().lower()[0]]
+        )
 
 
 FAULTS = {
@@ -407,7 +461,10 @@ def test_every_fault_is_found_alone(tmp_path, name):
 
 def test_all_faults_are_listed_and_nothing_is_saved(tmp_path):
     rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
-    rows[0]["role"], rows[1]["role"], rows[2]["sentence"], rows[3]["role"] = "key", "great", "77", "??"
+    rows[0]["role"] = "key"
+    rows[1]["role"] = "great"
+    rows[2]["sentence"] = "77"
+    rows[3]["role"] = "??"
     path = save(tmp_path / "back.csv", rows)
     with pytest.raises(DataError) as error:
         RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl")
@@ -434,19 +491,28 @@ def test_files_that_are_no_sheets(tmp_path, content, message):
 
 def test_a_sheet_is_imported_once(tmp_path):
     rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
-    rows[0]["role"], rows[1]["role"], rows[1]["note"] = "key", "?", "which tea?"
+    rows[0]["role"] = "key"
+    rows[1]["role"] = "?"
+    rows[1]["note"] = "which tea?"
     path = save(tmp_path / "back.csv", rows, ("item", "sentence", "role", "note"))
     assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 2
     assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 0
     found = read_role_labels(tmp_path / "roles.jsonl")
-    assert [(label.sentence, label.role, label.note) for label in found] == [(1, "key", ""), (2, None, "which tea?")]
+    assert [(label.sentence, label.role, label.note) for label in found] == [
+        (1, "key", ""),
+        (2, None, "which tea?"),
+    ]
 
 
 def test_a_sheet_with_odd_characters_is_imported_once_too(tmp_path):
     rows = sheet_rows(RoleBook.write_sheet(tmp_path / "sheet.csv", ITEMS))
-    rows[0]["role"], rows[0]["note"] = "key", "a\x1b[31m b\u202e"
+    rows[0]["role"] = "key"
+    rows[0]["note"] = "a\x1b[31m b\u202e"
     path = save(tmp_path / "back.csv", rows)
-    assert [RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl") for _ in range(2)] == [1, 0]
+    assert [RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl") for _ in range(2)] == [
+        1,
+        0,
+    ]
     assert read_role_labels(tmp_path / "roles.jsonl")[0].note == r"a\x1b[31m b\u202e"
 
 
@@ -458,7 +524,12 @@ def test_true_roles_agree_with_the_world(run):
         start = sum(map(len, item.sentences[: label.sentence - 1]))
         end = start + len(item.sentences[label.sentence - 1])
         truth = sentence_roles(by_id[item.example_id], "".join(item.sentences))
-        found = {s.roles[a.atom_id] for s in truth if max(s.start, start) < min(s.end, end) for a in item.atoms}
+        found = {
+            s.roles[a.atom_id]
+            for s in truth
+            if max(s.start, start) < min(s.end, end)
+            for a in item.atoms
+        }
         assert label.role == next((role for role in ROLES if role in found), "irrelevant")
 
 
@@ -472,7 +543,11 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
         truth = sentence_roles(by_id[item.example_id], own["response"])
         if [s.text for s in truth] != [text.strip() for text in item.sentences]:
             continue
-        q = traces[(traces["row"] == item.row) & (traces["channel"] == item.channel)].iloc[0]["q"].astype(float)
+        q = (
+            traces[(traces["row"] == item.row) & (traces["channel"] == item.channel)]
+            .iloc[0]["q"]
+            .astype(float)
+        )
         spans = list(zip([0, *own["ends"][:-1]], own["ends"], strict=True))
         carries = carrying_tokens(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
         key = sum(c for c, role in zip(pair.credit, pair.roles, strict=True) if role == "key")
@@ -489,15 +564,17 @@ def slow_audit(files, drawn, roles_of, rng):
         for pair in (row for row in rows if (row["step"], row["row"], row["channel"]) in drawn):
             (own,) = [row for row in rows if row["row"] == pair["row"] and row["channel"] is None]
             sentences = roles_of[pair["step"], pair["row"], pair["channel"]]
-            place, credit, size, text = 0, [0.0] * len(sentences), [0] * len(sentences), ""
+            place = 0
+            credit = [0.0] * len(sentences)
+            size = [0] * len(sentences)
+            text = ""
             for weight, start, end in zip(pair["q"], [0, *own["ends"]], own["ends"], strict=False):
-                credit[place], size[place], text = (
-                    credit[place] + weight,
-                    size[place] + 1,
-                    text + own["response"][start:end],
-                )
+                credit[place] += weight
+                size[place] += 1
+                text += own["response"][start:end]
                 if text == sentences[place][0] and place + 1 < len(sentences):
-                    place, text = place + 1, ""
+                    place = place + 1
+                    text = ""
             share = {role: 0.0 for role in ROLES}
             tokens = {role: 0 for role in ROLES}
             for (_, role), part, count in zip(sentences, credit, size, strict=True):
@@ -518,7 +595,9 @@ def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 12, 3, "test")
     for step in (1, 2):
-        batch = sample_credit(model, tokenizer, examples, exact_judge, world_config(WORLDS["short"]), seed=step)
+        batch = sample_credit(
+            model, tokenizer, examples, exact_judge, world_config(WORLDS["short"]), seed=step
+        )
         TraceWriter(tmp_path / "traces").write(step, *batch, tokenizer)
     traces = read_traces(tmp_path)
     drawn = draw_pairs(traces, per_channel=20, seed=1)
@@ -529,11 +608,15 @@ def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
         assert book.counts()["pairs done"] == len(items)
     labels = read_role_labels(tmp_path / "roles.jsonl")
     pairs = audited_pairs(items, labels, traces)
-    shares, hits = shares_table(pairs).set_index(["slice", "role"]), hits_table(pairs).set_index("slice")
+    shares = shares_table(pairs).set_index(["slice", "role"])
+    hits = hits_table(pairs).set_index("slice")
 
     given_roles = latest_roles(labels)
     place = {(item.step, item.row, item.channel): item for item in items}
-    roles_of = {p: list(zip(i.sentences, given_roles[i.item].values(), strict=True)) for p, i in place.items()}
+    roles_of = {
+        p: list(zip(i.sentences, given_roles[i.item].values(), strict=True))
+        for p, i in place.items()
+    }
     files = sorted((tmp_path / "traces").glob("*.parquet"))
     found, means = slow_audit(files, set(place), roles_of, random.Random(0))
     assert len(found) == len(items)
@@ -541,11 +624,16 @@ def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
         part = [pair for pair in found if name in ("all", pair[0])]
         for role in ROLES:
             row = shares.loc[(name, role)]
-            assert row["credit_share"] == pytest.approx(sum(pair[1][role] for pair in part) / len(part), abs=1e-6)
-            assert row["token_share"] == pytest.approx(sum(pair[2][role] for pair in part) / len(part), abs=1e-9)
+            assert row["credit_share"] == pytest.approx(
+                sum(pair[1][role] for pair in part) / len(part), abs=1e-6
+            )
+            assert row["token_share"] == pytest.approx(
+                sum(pair[2][role] for pair in part) / len(part), abs=1e-9
+            )
         assert hits.loc[name, "rate"] == pytest.approx(sum(pair[3] for pair in part) / len(part))
         assert hits.loc[name, "pairs"] == len(part)
-    row, width = shares.loc[("all", "key")], means[-1] - means[0]
+    row = shares.loc[("all", "key")]
+    width = means[-1] - means[0]
     assert row["credit_share_low"] == pytest.approx(means[100], abs=0.05 * width)
     assert row["credit_share_high"] == pytest.approx(means[-101], abs=0.05 * width)
 
@@ -562,7 +650,10 @@ def test_unlabelled_pairs_stay_as_incomplete(run):
 def test_labels_of_several_people_are_not_mixed(run):
     _, traces, items = run
     about = {"item": items[0].item, "sentence": 1, "answer_hash": items[0].answer_hash}
-    labels = [RoleLabel(**about, role="key", labeller="ann"), RoleLabel(**about, role="partial", labeller="bob")]
+    labels = [
+        RoleLabel(**about, role="key", labeller="ann"),
+        RoleLabel(**about, role="partial", labeller="bob"),
+    ]
     with pytest.raises(ValueError, match="'ann', 'bob'"):
         audited_pairs(items[:1], labels, traces)
     assert audited_pairs(items[:1], labels, traces, "bob")[0].roles[0] == "partial"
@@ -576,4 +667,7 @@ def test_stale_labels_and_pairs_that_the_traces_lack_are_all_listed(run):
     with pytest.raises(DataError) as error:
         audited_pairs([items[0], moved, longer], [stale], traces)
     found = [fault.found for fault in error.value.violations]
-    assert found[:2] == ["given for another text", "no such pair"] and found[2] == f"{items[2].tokens} tokens"
+    assert (
+        found[:2] == ["given for another text", "no such pair"]
+        and found[2] == f"{items[2].tokens} tokens"
+    )

@@ -33,15 +33,29 @@ class Built:
 
     def __init__(self, home: Path, *more: str):
         home.mkdir()
-        self.folder, self.server, self.kills = home / "build", MicroServer([], roles=micro_roles(), latency=0.04), []
+        self.folder = home / "build"
+        self.server = MicroServer([], roles=micro_roles(), latency=0.04)
+        self.kills = []
         url = self.server.start()
-        roles = "".join(ROLE.format(role=role, model=model, url=url) for role, model in ROLES.items())
+        roles = "".join(
+            ROLE.format(role=role, model=model, url=url) for role, model in ROLES.items()
+        )
         (home / "build.yaml").write_text(BUILD.format(micro=60) + roles)
-        verb = [sys.executable, "-m", "memcalib", "build", home / "build.yaml", "--out", self.folder]
+        verb = [
+            sys.executable,
+            "-m",
+            "memcalib",
+            "build",
+            home / "build.yaml",
+            "--out",
+            self.folder,
+        ]
         self.command = [*map(str, verb), "--cache", str(home / "calls.sqlite"), *map(str, more)]
 
     def start(self) -> subprocess.Popen:
-        return subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def kill_when(self, ready) -> None:
         process = self.start()
@@ -61,15 +75,25 @@ class Built:
 
     def paid_twice(self) -> list[dict]:
         """Requests that came again although their reply had left long before the next kill."""
-        near = lambda clean: any(0 <= kill - clean < CROSSED for kill in self.kills)
-        return [line for line in self.server.stats()["asked_again"] if not all(map(near, line["clean"][:-1]))]
+
+        def near(clean):
+            return any(0 <= kill - clean < CROSSED for kill in self.kills)
+
+        return [
+            line
+            for line in self.server.stats()["asked_again"]
+            if not all(map(near, line["clean"][:-1]))
+        ]
 
     def files(self) -> dict[str, bytes]:
         found = [
             *self.folder.glob("*.jsonl"),
             *(p for part in ("stages", "splits", "tables") for p in (self.folder / part).glob("*")),
         ]
-        whole = {str(path.relative_to(self.folder)): path.read_bytes() for path in [*found, self.folder / "README.md"]}
+        whole = {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in [*found, self.folder / "README.md"]
+        }
         return {name: content for name, content in whole.items() if not name.endswith(".part")}
 
 
@@ -82,18 +106,26 @@ def is_there(name: str):
 
 
 def compare(home: Path, moments: list, *more: str) -> None:
-    whole, killed = Built(home / "whole", *more), Built(home / "killed", *more)
+    whole = Built(home / "whole", *more)
+    killed = Built(home / "killed", *more)
     whole.finish()
     for moment in moments:
         killed.kill_when(moment)
     killed.finish()
     assert whole.server.stats()["asked_again"] == [] and whole.kills == []
     assert killed.paid_twice() == [] and len(killed.kills) == len(moments)
-    one, other = whole.files(), killed.files()
+    one = whole.files()
+    other = killed.files()
     assert one.keys() == other.keys() and len(one) > 20
-    port = lambda built: f":{built.server.port}".encode()
-    assert [n for n in one if one[n].replace(port(whole), b"") != other[n].replace(port(killed), b"")] == []
-    keys, asked = whole.server.stats()["keys"], killed.server.stats()
+
+    def port(built):
+        return f":{built.server.port}".encode()
+
+    assert [
+        n for n in one if one[n].replace(port(whole), b"") != other[n].replace(port(killed), b"")
+    ] == []
+    keys = whole.server.stats()["keys"]
+    asked = killed.server.stats()
     assert asked["keys"] == keys and asked["successes"] - keys <= 4 * len(moments)
 
 
@@ -105,10 +137,18 @@ def test_killed_in_every_stage(tmp_path):
         in_stage("naturalization", 1),
         in_stage("review-2", 2),
     ]
-    compare(tmp_path, [is_there("losses.jsonl"), *moments, is_there("examples.jsonl"), is_there("tables")])
+    compare(
+        tmp_path,
+        [is_there("losses.jsonl"), *moments, is_there("examples.jsonl"), is_there("tables")],
+    )
 
 
 def test_killed_on_the_way_from_a_log(tmp_path):
     log = write_micro_log(tmp_path / "log.jsonl", 30, seed=2)
-    moments = [in_stage("annotation"), in_stage("rubrics"), in_stage("review-1"), is_there("examples.jsonl")]
+    moments = [
+        in_stage("annotation"),
+        in_stage("rubrics"),
+        in_stage("review-1"),
+        is_there("examples.jsonl"),
+    ]
     compare(tmp_path, moments, "--from-memory", log, "--yes")

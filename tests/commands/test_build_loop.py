@@ -53,7 +53,8 @@ THINGS = [
 
 
 def row_of(number: int) -> dict[str, str]:
-    thing, other = THINGS[number % len(THINGS)], THINGS[(number * 7 + number // 22 + 1) % len(THINGS)]
+    thing = THINGS[number % len(THINGS)]
+    other = THINGS[(number * 7 + number // 22 + 1) % len(THINGS)]
     asked = f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday for my work. "
     asked += "What should I do about it?"
     return {
@@ -82,7 +83,9 @@ class Loop(BuildRun):
     def make(self, rows, place):
         self.run_folder.bind()
         drops = [
-            Drop(id=row.id, stage="review", reason="levels") for row in rows if int(row.id.split(":")[1]) in self.lost
+            Drop(id=row.id, stage="review", reason="levels")
+            for row in rows
+            if int(row.id.split(":")[1]) in self.lost
         ]
         if len(drops) == len(rows):
             raise b._none_left("review", drops, self.go_on, place)
@@ -90,11 +93,19 @@ class Loop(BuildRun):
         if place == self.folder:
             (place / "stages").mkdir(exist_ok=True)
             write_jsonl(place / "stages" / "screening.jsonl", drops)
-        return Made([self.start(row) for row in rows if row.id not in gone], drops, check_drafts([])[2], None)
+        return Made(
+            [self.start(row) for row in rows if row.id not in gone],
+            drops,
+            check_drafts([])[2],
+            None,
+        )
 
     def examples(self, drafts):
         record = sample_records()[0]
-        return [record.model_copy(update={"id": d.id, "domain": d.domain, "raw_query": d.question}) for d in drafts]
+        return [
+            record.model_copy(update={"id": d.id, "domain": d.domain, "raw_query": d.question})
+            for d in drafts
+        ]
 
     def document(self, examples, rows, passed, made, frozen):
         b.write_card(self.folder, b.CardFacts("Loop", b.count_examples(examples), frozen=frozen))
@@ -115,7 +126,9 @@ def review(own: BuildRun, fails: int = 0, number: int = 0, reviewer: str = "a re
     for k, row in enumerate(rows):
         bad = {"result": "fail", "stage": "derivation", "issue": "the query says it already"}
         row |= bad if k < fails else {"result": "pass", "stage": "", "issue": ""}
-    return own.take_reviews(write_csv(folder / f"filled-{fails}.csv", list(rows[0]), rows), reviewer)
+    return own.take_reviews(
+        write_csv(folder / f"filled-{fails}.csv", list(rows[0]), rows), reviewer
+    )
 
 
 def frozen(home):
@@ -140,24 +153,37 @@ def test_a_mended_prompt_and_threshold_make_a_fresh_batch_in_the_same_folder(hom
     assert "40.0 %" in review(first, 3)
     (home / "derivation-3.md").write_text(load_build_prompt("derivation-2") + " Be brief.")
     write_yaml(
-        home, prompts={"derivation": "derivation-3.md"}, lint={"alike": 0.7}, reviewer=ROLE | {"model": "another"}
+        home,
+        prompts={"derivation": "derivation-3.md"},
+        lint={"alike": 0.7},
+        reviewer=ROLE | {"model": "another"},
     )
     second = loop(home)
     said = second.pilot(5)
     one, two = read_ids(second)
     assert len(two) == 5 and not {*one} & {*two}
     assert (
-        "derivation: prompt: then derivation-2, now derivation-3" in said and "lint: alike: then 0.8, now 0.7" in said
+        "derivation: prompt: then derivation-2, now derivation-3" in said
+        and "lint: alike: then 0.8, now 0.7" in said
     )
     log = (home / "b" / "pilots" / "log.md").read_text()
-    assert "review-1: model: then m, now another" in log and "| 1 | 10 |" in log and "| 2 | 10 |" in log
+    assert (
+        "review-1: model: then m, now another" in log
+        and "| 1 | 10 |" in log
+        and "| 2 | 10 |" in log
+    )
     (kept,) = (home / "b" / "pilots" / "prompts").iterdir()
     assert kept.name.startswith("derivation-3-") and kept.read_text().endswith("Be brief.\n")
     with pytest.raises(FreezeError, match="5 left of 5"):
         second.freeze()
     review(second)
-    assert second.freeze().is_file() and "Frozen for batch 2." in (home / "b" / "pilots" / "log.md").read_text()
-    with pytest.raises(FreezeError, match="derivation: prompt: frozen derivation-3, now derivation-2"):
+    assert (
+        second.freeze().is_file()
+        and "Frozen for batch 2." in (home / "b" / "pilots" / "log.md").read_text()
+    )
+    with pytest.raises(
+        FreezeError, match="derivation: prompt: frozen derivation-3, now derivation-2"
+    ):
         loop(home, prompts={}, lint={}).run()
 
 
@@ -167,15 +193,22 @@ def test_a_row_that_was_read_is_not_read_again_under_another_id(home):
     write_yaml(home, sources=[{name: column for name, column in COLUMNS.items() if name != "id"}])
     second = loop(home)
     second.lost = frozenset()
-    second.make = lambda rows, place: Made([second.start(row) for row in rows], [], check_drafts([])[2], None)
+    second.make = lambda rows, place: Made(
+        [second.start(row) for row in rows], [], check_drafts([])[2], None
+    )
     second.pilot(19)
-    asked = [{item.example.raw_query for item in read_batch(path).items} for path in list_batches(second.pilots)]
+    asked = [
+        {item.example.raw_query for item in read_batch(path).items}
+        for path in list_batches(second.pilots)
+    ]
     assert len(asked[0]) == len(asked[1]) == 19 and not asked[0] & asked[1]
 
 
 def test_a_full_build_ties_the_folder_to_its_settings(home):
     own = frozen(home)
-    assert loop(home, near={"threshold": 0.95}).settings() != own.settings(), "until then another threshold is taken"
+    assert loop(home, near={"threshold": 0.95}).settings() != own.settings(), (
+        "until then another threshold is taken"
+    )
     own.run()
     with pytest.raises(ValueError, match="holds a run of other settings.*near.threshold"):
         loop(home, near={"threshold": 0.95})
@@ -219,8 +252,12 @@ def test_a_prompt_is_asked_with_and_names_itself(home):
         system, user = stages[name].messages(draft)
         assert system["content"].startswith("Do it my way.") and '"faithful"' in system["content"]
         assert user == b.REVIEWED["reviewer"].messages(draft)[1]
-    changed = b.check_frozen(settings_of(build), settings_of(load_build(home / "own.yaml", {"prompts": {}})))
-    assert [change.name for change in changed] == [f"review-{k}: prompt{end}" for k in (1, 2) for end in ("", " text")]
+    changed = b.check_frozen(
+        settings_of(build), settings_of(load_build(home / "own.yaml", {"prompts": {}}))
+    )
+    assert [change.name for change in changed] == [
+        f"review-{k}: prompt{end}" for k in (1, 2) for end in ("", " text")
+    ]
 
 
 # losses
@@ -234,19 +271,30 @@ def test_a_pilot_whose_rows_are_all_rejected_draws_others_and_says_why(home):
     own = loop(home, bad)
     said = own.pilot(3)
     assert (
-        "batch 1: 3 examples" in said and "6 of " in said and "6 by 'review: levels'" in said and "in 2 draws" in said
+        "batch 1: 3 examples" in said
+        and "6 of " in said
+        and "6 by 'review: levels'" in said
+        and "in 2 draws" in said
     )
     first, second = read_makings(own.pilots)
-    assert {*first.lost} == {*first.ids} and not {*first.ids} & {*second.ids} and (first.batch, second.batch) == (1, 1)
+    assert (
+        {*first.lost} == {*first.ids}
+        and not {*first.ids} & {*second.ids}
+        and (first.batch, second.batch) == (1, 1)
+    )
 
 
 def test_when_nothing_passes_the_next_pilot_does_not_draw_the_same_rows(home):
     own = loop(home, range(40))
     with pytest.raises(
-        NoRowLeft, match="stage review: found every row lost .*18 of 18 rows lost in 3 draws: 18 by 'review: levels'"
+        NoRowLeft,
+        match="stage review: found every row lost .*18 of 18 rows lost in 3 draws: 18 by 'review: levels'",
     ) as error:
         own.pilot(3)
-    assert "go on with: memcalib build own.yaml --pilot 3" in str(error.value) and list_batches(own.pilots) == []
+    assert (
+        "go on with: memcalib build own.yaml --pilot 3" in str(error.value)
+        and list_batches(own.pilots) == []
+    )
     assert (
         "18 by review: levels" not in (log := (home / "b" / "pilots" / "log.md").read_text())
         and log.count("6 by review: levels") == 3
@@ -264,7 +312,8 @@ def test_when_nothing_passes_the_next_pilot_does_not_draw_the_same_rows(home):
 
 
 def test_an_interrupted_draw_goes_on_with_its_rows(home):
-    own, ids = loop(home), []
+    own = loop(home)
+    ids = []
 
     def stopped(rows, place):
         ids.append([row.id for row in rows])
@@ -289,7 +338,10 @@ def test_losses_of_reading_name_file_line_and_setting(home):
         ("question length", "faq.csv", 42),
         ("csv", "faq.csv", 43),
     ]
-    assert "screen.limits.general.question_chars" in lost[0]["allowed"] and "not let in: 2 source rows" in said
+    assert (
+        "screen.limits.general.question_chars" in lost[0]["allowed"]
+        and "not let in: 2 source rows" in said
+    )
 
 
 def test_a_mended_file_is_read_again_until_a_full_build_begins(home):
@@ -318,9 +370,13 @@ def test_paths_start_at_the_description(home, monkeypatch, tmp_path_factory):
     assert len(screened(load_build(home / "own.yaml"), home / "b").kept) == 40
     monkeypatch.chdir(home)
     (home / "sub").mkdir()
-    shutil.copy(home / "own.yaml", home / "sub" / "own.yaml")  # the file is in the current folder only
+    shutil.copy(
+        home / "own.yaml", home / "sub" / "own.yaml"
+    )  # the file is in the current folder only
     assert load_build(home / "sub" / "own.yaml").sources[0].file == b.Path("faq.csv")
-    assert b.build_identity(load_build("own.yaml")) == b.build_identity(load_build(home / "sub" / "own.yaml"))
+    assert b.build_identity(load_build("own.yaml")) == b.build_identity(
+        load_build(home / "sub" / "own.yaml")
+    )
 
 
 def test_a_language_relaxes_what_is_english_only(home):
@@ -328,7 +384,9 @@ def test_a_language_relaxes_what_is_english_only(home):
     build = load_build(home / "own.yaml")
     assert build.languages == ("de",)
     assert settings_of(build)["screen: limits.general.signals"] == "0"
-    assert {drop.rule for drop in screened(build, home / "b").dropped} == {"language"}  # the rows are English
+    assert {drop.rule for drop in screened(build, home / "b").dropped} == {
+        "language"
+    }  # the rows are English
 
 
 # freezing
@@ -337,7 +395,13 @@ def test_a_language_relaxes_what_is_english_only(home):
 def test_a_refused_freeze_leaves_nothing_behind(capsys, home):
     for step in ("--freeze", "--hub"):
         code, _, err = run(
-            capsys, "build", home / "own.yaml", "--out", home / "b", step, *(["x"] if step == "--hub" else [])
+            capsys,
+            "build",
+            home / "own.yaml",
+            "--out",
+            home / "b",
+            step,
+            *(["x"] if step == "--hub" else []),
         )
         assert code == 1 and not (home / "b").exists() and not (home / "x").exists(), err
 
@@ -364,9 +428,13 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
     with pytest.raises(FreezeError, match="4 passed, 6 failed"):
         loop(home).run()
     assert (
-        not (home / "b" / "frozen.json").exists() and "6 failed" in (home / "b" / "withdrawn-batch-01.json").read_text()
+        not (home / "b" / "frozen.json").exists()
+        and "6 failed" in (home / "b" / "withdrawn-batch-01.json").read_text()
     )
-    assert "10 of 10" not in card.read_text() and "6 failed" in card.read_text().partition("## How to load")[0]
+    assert (
+        "10 of 10" not in card.read_text()
+        and "6 failed" in card.read_text().partition("## How to load")[0]
+    )
     with pytest.raises(FreezeError, match="4 passed, 6 failed"):
         loop(home).lay_out(home / "hub")
     with pytest.raises(FreezeError, match="40.0 %"):
@@ -385,7 +453,9 @@ def test_after_a_withdrawal_a_mended_pipeline_starts_over_in_the_folder(home):
     before = (home / "b" / "examples.jsonl").read_bytes()
     mended.run()
     assert (home / "b" / "withdrawn-batch-01" / "examples.jsonl").read_bytes() == before
-    assert "after pilot batch 2, in which 5 of 5 rows passed" in (home / "b" / "README.md").read_text()
+    assert (
+        "after pilot batch 2, in which 5 of 5 rows passed" in (home / "b" / "README.md").read_text()
+    )
 
 
 def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
@@ -394,7 +464,9 @@ def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
     loop(home).pilot(5)
     write_yaml(home)
     said = review(loop(home), 3, number=1, reviewer="a second reader")
-    assert said.startswith("batch 1: 5 reviews taken in") and not (home / "b" / "frozen.json").exists()
+    assert (
+        said.startswith("batch 1: 5 reviews taken in") and not (home / "b" / "frozen.json").exists()
+    )
 
 
 def test_a_later_batch_of_other_settings_leaves_a_frozen_pipeline_alone(home):
@@ -415,13 +487,24 @@ def test_ids_and_domains_can_be_named_in_a_description(home):
     write_csv(home / "faq.csv", ["no", "q", "a", "area"], rows)
     write_yaml(home, sources=[COLUMNS | {"domain_column": "area", "domain": "law"}])
     kept = screened(load_build(home / "own.yaml"), home / "b").kept
-    assert {row.id: row.domain for row in kept} == {f"faq:{n}": "health" if n < 3 else "law" for n in range(9)}
+    assert {row.id: row.domain for row in kept} == {
+        f"faq:{n}": "health" if n < 3 else "law" for n in range(9)
+    }
 
 
 def test_younger_options_do_not_make_an_older_folder_another_build(home):
     write_yaml(home, sources=[{name: column for name, column in COLUMNS.items() if name != "id"}])
     now = b.build_identity(load_build(home / "own.yaml"))["sources"][0]
-    assert set(now) == {"source", "path", "limit", "question", "answer", "context", "domain", "licence"}
+    assert set(now) == {
+        "source",
+        "path",
+        "limit",
+        "question",
+        "answer",
+        "context",
+        "domain",
+        "licence",
+    }
     write_yaml(home, sources=[COLUMNS | {"origin": "a shop", "consent": "given"}])
     assert "origin" not in b.build_identity(load_build(home / "own.yaml"))["sources"][0]
 
@@ -447,7 +530,9 @@ def test_what_a_table_cannot_be_is_said_before_a_row_is_read(home, columns, more
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "said"), [("gone.csv", "gone.csv: no such file"), ("t.xlsx", "saved as CSV")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("gone.csv", "gone.csv: no such file"), ("t.xlsx", "saved as CSV")]
+)
 def test_files_that_cannot_be_read(home, name, said):
     (home / "t.xlsx").write_bytes(b"PK")
     write_yaml(home, sources=[COLUMNS | {"path": name}])
@@ -456,9 +541,7 @@ def test_files_that_cannot_be_read(home, name, said):
 
 
 def test_rows_in_another_language_are_told_how_they_pass(home):
-    asked = (
-        "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends dick. Darf ich weniger trinken?"
-    )
+    asked = "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends dick. Darf ich weniger trinken?"
     said = "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche Tablette nehmen."
     write_csv(home / "faq.csv", ["no", "q", "a"], [{"no": "1", "q": asked, "a": said}])
     with pytest.raises(NoRowLeft, match=r"function_words; .*languages: \[de\]"):
@@ -494,22 +577,46 @@ def test_the_whole_way_with_a_table_of_ones_own(capsys, tmp_path):
     }
     said = {"licence": "cc0-1.0", "origin": "our help desk", "consent": "terms of 2024"}
     with MicroServer([], roles=micro_roles()) as server:
-        role = lambda model: {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
+
+        def role(model):
+            return {
+                "model": model,
+                "base_url": server.base_url,
+                "key_env": "",
+                "thinking": "default",
+            }
+
         roles = {
             "builder": role("micro-builder"),
             "reviewer": role("micro-reviewer-never"),
             "reviewer2": role("micro-reviewer-2"),
         }
-        whole = {"sources": [columns | said], "rows": 25, "splits": {"train": 0.7, "test": 0.3}} | roles
+        whole = {
+            "sources": [columns | said],
+            "rows": 25,
+            "splits": {"train": 0.7, "test": 0.3},
+        } | roles
         (tmp_path / "own.yaml").write_text(json.dumps(whole))
-        call = lambda *more: run(
-            capsys, "build", tmp_path / "own.yaml", "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite", *more
-        )
+
+        def call(*more):
+            return run(
+                capsys,
+                "build",
+                tmp_path / "own.yaml",
+                "--out",
+                tmp_path / "b",
+                "--cache",
+                tmp_path / "c.sqlite",
+                *more,
+            )
+
         code, _, err = call("--pilot", 3)
         assert code == 1 and "in 3 draws" in err and "--set reviewer.model=NAME" in err
         (tmp_path / "own.yaml").write_text(json.dumps(whole | {"reviewer": role("micro-reviewer")}))
         code, out, err = call("--pilot", 3)
-        assert code == 0 and "review-1: model: then micro-reviewer-never, now micro-reviewer" in out, err
+        assert (
+            code == 0 and "review-1: model: then micro-reviewer-never, now micro-reviewer" in out
+        ), err
         own = BuildRun(load_build(tmp_path / "own.yaml"), tmp_path / "b")
         review(own)
         assert call("--freeze")[0] == 0

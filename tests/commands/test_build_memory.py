@@ -36,8 +36,14 @@ def server():
 
 
 def description(path: Path, url: str, builder="micro-builder", **more) -> Path:
-    role = lambda model: {"model": model, "base_url": url, "key_env": "", "thinking": "default"}
-    roles = {"builder": role(builder), "reviewer": role("micro-reviewer"), "reviewer2": role("micro-reviewer-2")}
+    def role(model):
+        return {"model": model, "base_url": url, "key_env": "", "thinking": "default"}
+
+    roles = {
+        "builder": role(builder),
+        "reviewer": role("micro-reviewer"),
+        "reviewer2": role("micro-reviewer-2"),
+    }
     path.write_text(json.dumps(roles | more))
     return path
 
@@ -54,17 +60,25 @@ def built(tmp_path_factory):
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code(tmp_path):
-    assert check_frozen(MemoryRun(MICRO, tmp_path).settings(), read_frozen("micro-memory").settings) == []
+    assert (
+        check_frozen(MemoryRun(MICRO, tmp_path).settings(), read_frozen("micro-memory").settings)
+        == []
+    )
 
 
 def test_rows_of_the_log_become_examples_with_their_terms(built):
-    examples, rows = load_examples(built.folder / "examples.jsonl"), micro_memory_log(60, 4)
+    examples = load_examples(built.folder / "examples.jsonl")
+    rows = micro_memory_log(60, 4)
     good = {row["id"]: row for name, row in rows if name not in LOST}
     assert len(examples) > 0.6 * len(good) and {example.id for example in examples} <= good.keys()
     for example in examples:
         extra = example.model_extra
-        assert example.question == good[example.id]["query"] and extra["source_consent"] == "invented"
-        assert re.fullmatch(r"u[1-5]", extra["source_user"]) and len(extra["retrieval"]["ranks"]) == len(example.blocks)
+        assert (
+            example.question == good[example.id]["query"] and extra["source_consent"] == "invented"
+        )
+        assert re.fullmatch(r"u[1-5]", extra["source_user"]) and len(
+            extra["retrieval"]["ranks"]
+        ) == len(example.blocks)
         record = json.loads(example.to_json())
         assert [v for v in check_example(record) if v.severity == "error"] == []
 
@@ -77,7 +91,9 @@ def test_every_row_of_the_log_is_accounted_for(built):
     kept = [example.id for example in load_examples(built.folder / "examples.jsonl")]
     assert len(losses) + len(dropped) + len(kept) == 60
     assert len(losses) == sum(name in LOST for name, _ in micro_memory_log(60, 4))
-    assert all(drop["stage"] and drop["reason"] for drop in dropped) and all(loss["rule"] for loss in losses)
+    assert all(drop["stage"] and drop["reason"] for drop in dropped) and all(
+        loss["rule"] for loss in losses
+    )
     table = (built.folder / "tables" / "attrition.csv").read_text()
     assert "dataset,kept," in table and "consent refused" in table
 
@@ -86,10 +102,15 @@ def test_manifest_and_card_keep_what_was_agreed_to(built):
     manifest = json.loads((built.folder / "manifest.json").read_text())
     assert manifest["disclosure"] == json.loads(json.dumps(built.planned().to_dict()))
     assert (
-        manifest["redaction"]["hash"] == built.redactor.hash and manifest["frozen"] == read_frozen("micro-memory").hash
+        manifest["redaction"]["hash"] == built.redactor.hash
+        and manifest["frozen"] == read_frozen("micro-memory").hash
     )
     card = (built.folder / "README.md").read_text()
-    assert "## Private memory" in card and "asked in public" not in card and "No distractor is invented" in card
+    assert (
+        "## Private memory" in card
+        and "asked in public" not in card
+        and "No distractor is invented" in card
+    )
     calls = sum(stage["calls"] for stage in manifest["usage"].values())
     assert calls == sum(result.spent["calls"] for result in built.results)
 
@@ -119,7 +140,8 @@ def test_a_second_run_asks_nobody(built, tmp_path):
     again = MemoryRun(MICRO, built.folder, tmp_path / "other.sqlite").agree(yes=True)
     again.run()
     assert (
-        all(result.calls == 0 for result in again.results) and (built.folder / "examples.jsonl").read_bytes() == before
+        all(result.calls == 0 for result in again.results)
+        and (built.folder / "examples.jsonl").read_bytes() == before
     )
 
 
@@ -129,9 +151,22 @@ def test_a_second_run_asks_nobody(built, tmp_path):
 def test_without_a_yes_nothing_is_sent(capsys, tmp_path, server):
     log = write_micro_log(tmp_path / "log.jsonl", 8)
     build = description(tmp_path / "own.yaml", server.base_url, micro=1)
-    arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = [
+        "build",
+        build,
+        "--from-memory",
+        log,
+        "--out",
+        tmp_path / "b",
+        "--cache",
+        tmp_path / "c.sqlite",
+    ]
     code, out, err = run(capsys, *arguments)
-    assert code == 1 and server.stats()["requests"] == 0 and not (tmp_path / "b" / "parameters.json").exists()
+    assert (
+        code == 1
+        and server.stats()["requests"] == 0
+        and not (tmp_path / "b" / "parameters.json").exists()
+    )
     assert (
         "to micro-builder at 127.0.0.1 (this machine)" in out
         and "calls: " in out
@@ -141,12 +176,19 @@ def test_without_a_yes_nothing_is_sent(capsys, tmp_path, server):
     code, _, err = run(capsys, *arguments, "--pilot", 2)
     assert code == 1 and server.stats()["requests"] == 0
     code, out, err = run(capsys, *arguments, "--preview")
-    assert code == 0 and server.stats()["requests"] == 0 and "Nothing has been sent" in out and err == ""
+    assert (
+        code == 0
+        and server.stats()["requests"] == 0
+        and "Nothing has been sent" in out
+        and err == ""
+    )
     code, out, err = run(capsys, *arguments, "--yes")
     assert code == 0 and server.stats()["requests"] > 0, err
 
 
-@pytest.mark.parametrize(("said", "agreed"), [("yes", True), (" YES ", True), ("y", False), ("", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("said", "agreed"), [("yes", True), (" YES ", True), ("y", False), ("", False), ("no", False)]
+)
 def test_a_person_at_a_terminal_is_asked(monkeypatch, tmp_path, said, agreed):
     asked = []
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or said)
@@ -185,7 +227,11 @@ def test_each_message_has_the_fields_that_the_statement_names(built, name):
     for word in SENT[name]:  # and the statement names nothing that is not there
         asked = json.loads(said)
         there = {path for path in disclosure._paths(asked)}
-        assert any(path == place or path.startswith(f"{place}.") for path in there for place in FIELDS[word]), word
+        assert any(
+            path == place or path.startswith(f"{place}.")
+            for path in there
+            for place in FIELDS[word]
+        ), word
 
 
 def test_the_statement_covers_every_stage():
@@ -202,7 +248,11 @@ def test_a_field_that_nobody_was_told_of_is_found(built, name, field, deep):
     if deep:
         place = next(
             value
-            for value in [asked.get("passages", [None])[0], asked.get("atoms", [None])[0], asked.get("example")]
+            for value in [
+                asked.get("passages", [None])[0],
+                asked.get("atoms", [None])[0],
+                asked.get("example"),
+            ]
             if value
         )
     place[field] = "secret"
@@ -212,12 +262,23 @@ def test_a_field_that_nobody_was_told_of_is_found(built, name, field, deep):
 
 def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, server, monkeypatch):
     def asks(draft):
-        return {"query": draft.query, "passages": [], "answer": "", "user": draft.source["metadata"]["user"]}
+        return {
+            "query": draft.query,
+            "passages": [],
+            "answer": "",
+            "user": draft.source["metadata"]["user"],
+        }
 
-    role = lambda model: {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
+    def role(model):
+        return {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
+
     build = Build.model_validate(
         MICRO.model_dump(exclude={"builder", "reviewer", "reviewer2"})
-        | {"builder": role("micro-builder"), "reviewer": role("micro-reviewer"), "reviewer2": role("micro-reviewer-2")}
+        | {
+            "builder": role("micro-builder"),
+            "reviewer": role("micro-reviewer"),
+            "reviewer2": role("micro-reviewer-2"),
+        }
     )
     run = MemoryRun(build, tmp_path).agree(yes=True)
     monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, asks=asks)])
@@ -228,7 +289,10 @@ def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, serv
 
 # bad logs
 
-NUTS = {"query": "What can I cook?", "memories": [{"text": "Likes pasta with Rosa."}, {"text": "Is allergic to nuts."}]}
+NUTS = {
+    "query": "What can I cook?",
+    "memories": [{"text": "Likes pasta with Rosa."}, {"text": "Is allergic to nuts."}],
+}
 
 
 @pytest.mark.parametrize(
@@ -245,37 +309,61 @@ NUTS = {"query": "What can I cook?", "memories": [{"text": "Likes pasta with Ros
     ],
 )
 def test_a_log_that_gives_no_row(capsys, tmp_path, server, content, said):
-    log, build = tmp_path / "log.jsonl", description(tmp_path / "own.yaml", server.base_url)
+    log = tmp_path / "log.jsonl"
+    build = description(tmp_path / "own.yaml", server.base_url)
     log.write_text(content)
-    code, out, err = run(capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--yes")
-    assert code == 1 and said in err and "private words" not in err and server.stats()["requests"] == 0
+    code, out, err = run(
+        capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--yes"
+    )
+    assert (
+        code == 1 and said in err and "private words" not in err and server.stats()["requests"] == 0
+    )
     log.write_text(json.dumps(NUTS | {"consent": True}) + "\n")
-    code, out, err = run(capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview")
+    code, out, err = run(
+        capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview"
+    )
     assert code == 0 and "rows: 1" in out, "the same folder takes the mended log"
 
 
 def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server):
-    log, build = tmp_path / "log.jsonl", description(tmp_path / "own.yaml", server.base_url)
+    log = tmp_path / "log.jsonl"
+    build = description(tmp_path / "own.yaml", server.base_url)
     log.write_text(json.dumps(NUTS) + "\n")
     (tmp_path / "rules.yaml").write_text("names: [Rosa]\n")
-    arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview", "--domain", "food"]
-    code, out, _ = run(capsys, *arguments, "--consent", "trial 2025", "--redaction", tmp_path / "rules.yaml")
+    arguments = [
+        "build",
+        build,
+        "--from-memory",
+        log,
+        "--out",
+        tmp_path / "b",
+        "--preview",
+        "--domain",
+        "food",
+    ]
+    code, out, _ = run(
+        capsys, *arguments, "--consent", "trial 2025", "--redaction", tmp_path / "rules.yaml"
+    )
     assert code == 0 and "Consent: trial 2025: 1" in out and "name: 1" in out and "Rosa" not in out
     code, out, _ = run(capsys, *arguments, "--without-consent")
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
     (tmp_path / "rules.yaml").write_text("nams: [Rosa]\n")
-    code, _, err = run(capsys, *arguments, "--without-consent", "--redaction", tmp_path / "rules.yaml")
+    code, _, err = run(
+        capsys, *arguments, "--without-consent", "--redaction", tmp_path / "rules.yaml"
+    )
     assert code == 1 and "allowed are rules, names, regions and without" in err
 
 
 def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
-    log, store, build = (
-        tmp_path / "log.jsonl",
-        tmp_path / "store.json",
-        description(tmp_path / "own.yaml", server.base_url),
+    log = tmp_path / "log.jsonl"
+    store = tmp_path / "store.json"
+    build = description(tmp_path / "own.yaml", server.base_url)
+    log.write_text(
+        json.dumps({"query": "What can I cook?", "memory_ids": ["7"], "consent": True}) + "\n"
     )
-    log.write_text(json.dumps({"query": "What can I cook?", "memory_ids": ["7"], "consent": True}) + "\n")
-    store.write_text(json.dumps({"results": [{"id": "7", "memory": "Is allergic to nuts.", "user_id": "u"}]}))
+    store.write_text(
+        json.dumps({"results": [{"id": "7", "memory": "Is allergic to nuts.", "user_id": "u"}]})
+    )
     arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview"]
     code, out, _ = run(capsys, *arguments, "--store", store)
     assert code == 0 and "memory 1: Is allergic to nuts." in out
@@ -300,7 +388,9 @@ def test_options_that_do_not_fit(capsys, tmp_path, arguments, said):
 def test_the_micro_world_does_not_read_other_logs(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(NUTS | {"consent": True}) + "\n")
     with pytest.raises(DataError, match="names endpoints for builder, reviewer and reviewer2"):
-        MemoryRun(Build(micro=1, memory={"log": str(tmp_path / "log.jsonl")}), tmp_path / "b").preview_text()
+        MemoryRun(
+            Build(micro=1, memory={"log": str(tmp_path / "log.jsonl")}), tmp_path / "b"
+        ).preview_text()
 
 
 def test_a_bound_folder_takes_no_other_log_or_rules(tmp_path, built):
@@ -320,17 +410,31 @@ def test_rules_changed_after_freezing_are_refused_before_any_call(tmp_path):
 
 
 def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
-    log, build = write_micro_log(tmp_path / "log.jsonl", 30), description(tmp_path / "own.yaml", server.base_url)
-    arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    log = write_micro_log(tmp_path / "log.jsonl", 30)
+    build = description(tmp_path / "own.yaml", server.base_url)
+    arguments = [
+        "build",
+        build,
+        "--from-memory",
+        log,
+        "--out",
+        tmp_path / "b",
+        "--cache",
+        tmp_path / "c.sqlite",
+    ]
     code, _, err = run(capsys, *arguments, "--yes")
     assert (
-        code == 1 and "this pipeline is not frozen" in err and "--pilot 50" in err and server.stats()["requests"] == 0
+        code == 1
+        and "this pipeline is not frozen" in err
+        and "--pilot 50" in err
+        and server.stats()["requests"] == 0
     )
     code, out, err = run(capsys, *arguments, "--yes", "--pilot", 4)
     assert code == 0 and "batch 1: 4 examples" in out, err
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
     sheet.write_text(
-        re.sub(r"(?m)^(\d+,micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")), encoding="utf-8"
+        re.sub(r"(?m)^(\d+,micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")),
+        encoding="utf-8",
     )
     code, out, err = run(capsys, *arguments, "--reviews", sheet, "--reviewer", "a reader")
     assert code == 0 and "4 passed" in out, err
@@ -344,9 +448,9 @@ def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
 
 
 def test_a_longer_log_begins_like_a_shorter_one():
-    assert micro_memory_log(40, 9)[:15] == micro_memory_log(15, 9) and micro_memory_log(15, 9) != micro_memory_log(
-        15, 8
-    )
+    assert micro_memory_log(40, 9)[:15] == micro_memory_log(15, 9) and micro_memory_log(
+        15, 9
+    ) != micro_memory_log(15, 8)
 
 
 def test_rates_of_mishaps():

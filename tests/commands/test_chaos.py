@@ -12,7 +12,9 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_chaos.py"
 
 @pytest.fixture(scope="module")
 def report():
-    done = subprocess.run([sys.executable, BENCHMARK, "--small"], capture_output=True, text=True, timeout=560)
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--small"], capture_output=True, text=True, timeout=560
+    )
     print(done.stdout, done.stderr)
     return done
 

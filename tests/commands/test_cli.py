@@ -30,7 +30,9 @@ def test_validate_passes_and_fails(capsys, good, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["validate", "show", "score"])
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"null", b"{}"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"null", b"{}"]
+)
 def test_bad_files_give_one_message(capsys, tmp_path, verb, content):
     path = tmp_path / "x.jsonl"
     if content is not None:
@@ -63,19 +65,27 @@ def test_wrong_calls(capsys, good):
 def test_unknown_option_in_a_profile(capsys, tmp_path):
     profile = tmp_path / "p.yaml"
     profile.write_text("world: short\nstepz: 3\ntrain: {steps: 2}\n")
-    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    code, _, err = run(
+        capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
+    )
     assert code == 1 and "stepz" in err and "eval_seeds" in err and "p.yaml" in err
     profile.write_text("world: [\n")
-    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    code, _, err = run(
+        capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
+    )
     assert code == 1 and "p.yaml" in err
     profile.write_text("train: {eta: 1.5}\n")
-    code, _, err = run(capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o"))
+    code, _, err = run(
+        capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
+    )
     assert code == 1 and "eta" in err
 
 
 def test_a_closed_pipe_is_no_error(good):
     command = f"'{sys.executable}' -c 'from memcalib.commands.cli import main; main()' show '{good}' | head -1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60
+    )
     assert "Traceback" not in done.stderr and "Error" not in done.stderr
 
 
@@ -83,15 +93,26 @@ def test_help_loads_no_large_library():
     """What makes a verb slow to answer is what it imports."""
     probe = "import atexit, runpy, sys; atexit.register(lambda: print(*{n.partition('.')[0] for n in sys.modules}))\n"
     probe += "sys.argv = ['memcalib', '--help']; runpy.run_module('memcalib', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], check=True, capture_output=True, text=True, timeout=60
+    )
     *said, last = done.stdout.splitlines()
     assert "quickstart" in "".join(said) and {"memcalib", "typer"} <= {*last.split()}
-    assert not {*last.split()} & {"torch", "transformers", "pandas", "numpy", "pydantic", "openai", "matplotlib"}
+    assert not {*last.split()} & {
+        "torch",
+        "transformers",
+        "pandas",
+        "numpy",
+        "pydantic",
+        "openai",
+        "matplotlib",
+    }
 
 
 def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path):
     row = json.loads(sample_records()[0].to_json())
-    row["id"], row["question"] = "a\x1b]0;owned\x07b", "what\x1b[2J now?"
+    row["id"] = "a\x1b]0;owned\x07b"
+    row["question"] = "what\x1b[2J now?"
     path = tmp_path / "e.jsonl"
     path.write_text(json.dumps(row) + "\n")
     for arguments in (
@@ -104,9 +125,16 @@ def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path
         assert "\x1b]" not in out + err and "\x07" not in out + err and "\x1b[2J" not in out + err
 
 
-@pytest.mark.parametrize("option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--framing"])
+@pytest.mark.parametrize(
+    "option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--framing"]
+)
 def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
-    given = {"--model": "m", "--judge": "j", "--base-url": "http://127.0.0.1:9/v1", "--out": str(tmp_path / "run")}
+    given = {
+        "--model": "m",
+        "--judge": "j",
+        "--base-url": "http://127.0.0.1:9/v1",
+        "--out": str(tmp_path / "run"),
+    }
     for key in (
         "sk" + "-0123456789abcdefghijklmnop",
         "0123456789abcdefghijklmnop" if "key-env" in option else "http://me:pass@h/v1",
@@ -115,4 +143,8 @@ def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
         with pytest.raises(SystemExit) as caught:
             main(["evaluate", str(tmp_path / "none.jsonl"), *words])
         said = capsys.readouterr()
-        assert caught.value.code == 1 and "0123456789abc" not in said.err + said.out and "me:pass" not in said.err
+        assert (
+            caught.value.code == 1
+            and "0123456789abc" not in said.err + said.out
+            and "me:pass" not in said.err
+        )

@@ -39,7 +39,7 @@ EARLIER = {
     "train": "method out seed resume dry-run set cache no-cache",
     "quickstart": "out profile from-scratch",
     "reproduce": "profile out dry-run",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -55,15 +55,31 @@ def test_every_flag_of_the_last_release_is_known(name):
     assert {f"--{flag}" for flag in EARLIER[name].split()} <= known
 
 
-@pytest.mark.parametrize("name", [name for name in EARLIER if name not in ("quickstart", "reproduce", "train")])
+@pytest.mark.parametrize(
+    "name", [name for name in EARLIER if name not in ("quickstart", "reproduce", "train")]
+)
 def test_help_shows_some_flags_and_every_command_has_the_three(capsys, name):
     code, out, _ = run(capsys, name, "--help")
     shown = [line for line in out.splitlines() if line.startswith("  --")]
-    assert code == 0 and len(shown) <= 16 and {"--set", "--dry-run", "--resume"} <= {line.split()[0] for line in shown}
+    assert (
+        code == 0
+        and len(shown) <= 16
+        and {"--set", "--dry-run", "--resume"} <= {line.split()[0] for line in shown}
+    )
 
 
 def test_a_flag_of_the_last_release_is_a_setting(capsys, data, tmp_path):
-    common = ["evaluate", data, "--model", "m", "--base-url", "http://localhost:9/v1", "--judge", "j", "--dry-run"]
+    common = [
+        "evaluate",
+        data,
+        "--model",
+        "m",
+        "--base-url",
+        "http://localhost:9/v1",
+        "--judge",
+        "j",
+        "--dry-run",
+    ]
     earlier = [
         "--seeds",
         "1,2",
@@ -77,55 +93,97 @@ def test_a_flag_of_the_last_release_is_a_setting(capsys, data, tmp_path):
         "--framing",
         "bare",
     ]
-    places = ("sampling.seeds=[1,2]", "sampling.temperature=0.5", "judging.blind=true", "control=false", "model.rpm=60")
+    places = (
+        "sampling.seeds=[1,2]",
+        "sampling.temperature=0.5",
+        "judging.blind=true",
+        "control=false",
+        "model.rpm=60",
+    )
     places += ("judge.price={prompt: 0.3, completion: 1.2}", "sampling.prompt_template=bare")
     _, before, _ = run(capsys, *common, *earlier)
-    code, after, err = run(capsys, *common, *(word for place in places for word in ("--set", place)))
-    assert code == 0 and before == after and "temperature: 0.5" in after and "rpm: 60.0" in after, err
+    code, after, err = run(
+        capsys, *common, *(word for place in places for word in ("--set", place))
+    )
+    assert code == 0 and before == after and "temperature: 0.5" in after and "rpm: 60.0" in after, (
+        err
+    )
 
 
 def test_the_names_of_before_are_read_from_files_places_and_flags_and_the_last_one_wins(tmp_path):
     (file := tmp_path / "e.yaml").write_text(
         "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {framing: bare}\n"
     )
-    template = lambda *settings: load_settings(Evaluation, file, settings=settings).sampling.prompt_template
+
+    def template(*settings):
+        return load_settings(Evaluation, file, settings=settings).sampling.prompt_template
+
     assert (
-        template() == "bare" and template("sampling.layout=plain") == template("sampling={framing: plain}") == "plain"
+        template() == "bare"
+        and template("sampling.layout=plain") == template("sampling={framing: plain}") == "plain"
     )
     (typed,) = with_aliases(["--framing", "background"], COMMANDS["evaluate"].flags)[1:]
     assert template(typed) == "background"
-    passed_on = load_settings(Evaluation, file, settings=["model.extra_body={layout: wide}"]).model.extra_body
+    passed_on = load_settings(
+        Evaluation, file, settings=["model.extra_body={layout: wide}"]
+    ).model.extra_body
     assert passed_on == {"layout": "wide"}
-    file.write_text(file.read_text().replace("{framing: bare}", "{framing: bare, prompt_template: plain}"))
+    file.write_text(
+        file.read_text().replace("{framing: bare}", "{framing: bare, prompt_template: plain}")
+    )
     with pytest.raises(ValueError, match="e.yaml: found framing and prompt_template"):
         template()
 
 
 def test_words_behind_two_dashes_and_other_flags_are_left_alone():
     flags = COMMANDS["evaluate"].flags
-    assert with_aliases(["a", "--limit", "3", "--", "--blind"], flags) == ["a", "--limit", "3", "--", "--blind"]
-    assert with_aliases(["--framing=my file.yaml"], flags) == ["--set", 'sampling.prompt_template="my file.yaml"']
+    assert with_aliases(["a", "--limit", "3", "--", "--blind"], flags) == [
+        "a",
+        "--limit",
+        "3",
+        "--",
+        "--blind",
+    ]
+    assert with_aliases(["--framing=my file.yaml"], flags) == [
+        "--set",
+        'sampling.prompt_template="my file.yaml"',
+    ]
 
 
 @pytest.mark.parametrize(
     ("typed", "needles"),
     [
-        (["--set", "sampling.temprature=1"], ["sampling.temprature: unknown option", "temperature", "allowed"]),
+        (
+            ["--set", "sampling.temprature=1"],
+            ["sampling.temprature: unknown option", "temperature", "allowed"],
+        ),
         (["--set", "sampling.temperature"], ["--set", "place=value"]),
         (["--temprature", "1"], ["--temprature", "--set sampling.temperature=…"]),
         (["--sedes", "1"], ["--set sampling.seeds=…"]),
         (["--modle", "m"], ["--model)"]),
         (["--seeds", "a"], ["seeds", "'a'", "42,43,44"]),
         (["--judge-price", "cheap"], ["price", "'cheap'", "0.5,1.5"]),
-        (["--judge", "memcalib.nowhere:judge"], ["judge", "memcalib.nowhere:judge", "package.module:name"]),
-        (["--judge", "memcalib.micro.world:exact_juge"], ["judge", "exact_judge", "package.module:name"]),
+        (
+            ["--judge", "memcalib.nowhere:judge"],
+            ["judge", "memcalib.nowhere:judge", "package.module:name"],
+        ),
+        (
+            ["--judge", "memcalib.micro.world:exact_juge"],
+            ["judge", "exact_judge", "package.module:name"],
+        ),
         (["--judge", "memcalib.micro.world:World"], ["judge", "__call__", "allowed"]),
         (["--seeds"], ["--seeds"]),
     ],
 )
 def test_what_is_not_known_is_one_line_with_what_is_allowed(capsys, data, typed, needles):
-    code, _, err = run(capsys, "evaluate", data, "--model", "m", "--judge", "micro-exact", "--dry-run", *typed)
-    assert code in (1, 2) and len(err.strip().splitlines()) == 1 and all(needle in err for needle in needles), err
+    code, _, err = run(
+        capsys, "evaluate", data, "--model", "m", "--judge", "micro-exact", "--dry-run", *typed
+    )
+    assert (
+        code in (1, 2)
+        and len(err.strip().splitlines()) == 1
+        and all(needle in err for needle in needles)
+    ), err
     assert err.count("found") <= 1, "a value is shown once"
 
 
@@ -136,7 +194,9 @@ def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):
 
 def test_a_later_place_wins(tmp_path):
     file = tmp_path / "e.yaml"
-    file.write_text("data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {temperature: 0.1, top_p: 0.2}\n")
+    file.write_text(
+        "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
+    )
     found = load_settings(
         Evaluation,
         file,
@@ -144,15 +204,25 @@ def test_a_later_place_wins(tmp_path):
         ["limit=5"],
         defaults={"split": "dev", "limit": 9},
     )
-    assert (found.sampling.temperature, found.sampling.top_p, found.limit, found.split) == (0.3, 0.2, 5, "dev")
+    assert (found.sampling.temperature, found.sampling.top_p, found.limit, found.split) == (
+        0.3,
+        0.2,
+        5,
+        "dev",
+    )
     assert found.judge == "micro-exact" == load_recipe("micro", ["judge=exact"]).judge
-    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {
+        "a": {"b": 3, "c": 2},
+        "d": 4,
+    }
 
 
 def test_places_are_those_of_the_file():
     assert locate(Evaluation, ("model", "endpoint", "rpm"))[0] == ["model", "rpm"]
     assert locate(Build, ("sources", 0, "domian"))[:2] == (["sources", "0", "domian"], SourcePlan)
-    assert locate(Recipe, ("judge", "endpoint", "extra_body"))[2] and not locate(Recipe, ("train",))[2]
+    assert (
+        locate(Recipe, ("judge", "endpoint", "extra_body"))[2] and not locate(Recipe, ("train",))[2]
+    )
 
 
 def test_a_key_is_never_repeated():
@@ -207,32 +277,62 @@ def mine(tmp_path, monkeypatch) -> str:
     name = f"mine_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
+    )
     return name
 
 
 def test_a_judge_of_ones_own_judges(capsys, data, mine, tmp_path):
     with MicroServer(EXAMPLES) as server:
-        common = ["evaluate", data, "--model", "micro-model", "--base-url", server.base_url, "--no-cache"]
-        common += ["--set", "sampling.max_tokens=64", "--set", "sampling.seeds=[1]", "--out", tmp_path / "run"]
+        common = [
+            "evaluate",
+            data,
+            "--model",
+            "micro-model",
+            "--base-url",
+            server.base_url,
+            "--no-cache",
+        ]
+        common += [
+            "--set",
+            "sampling.max_tokens=64",
+            "--set",
+            "sampling.seeds=[1]",
+            "--out",
+            tmp_path / "run",
+        ]
         code, _, err = run(capsys, *common, "--judge", f"{mine}:Strict")
     assert code == 0, err
     assert {row.judge for row in load_judgments(tmp_path / "run" / "judgments.jsonl")} == {"strict"}
-    assert json.loads((tmp_path / "run" / "parameters.json").read_text())["judge"] == f"{mine}:Strict"
+    assert (
+        json.loads((tmp_path / "run" / "parameters.json").read_text())["judge"] == f"{mine}:Strict"
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "needle"), [("Mute", "no method __call__"), ("Needy", "Needy()"), ("Strickt", "perhaps Strict")]
+    ("name", "needle"),
+    [("Mute", "no method __call__"), ("Needy", "Needy()"), ("Strickt", "perhaps Strict")],
 )
 def test_a_class_that_cannot_judge_is_refused(mine, name, needle):
     with pytest.raises(ValueError, match="judge: found") as error:
         load_recipe("micro", [f"judge={mine}:{name}"])
-    assert needle in str(error.value) and "allowed" in str(error.value) and len(str(error.value).splitlines()) == 1
+    assert (
+        needle in str(error.value)
+        and "allowed" in str(error.value)
+        and len(str(error.value).splitlines()) == 1
+    )
 
 
 def test_a_source_of_ones_own_is_read(mine):
-    assert [row.id for row in SourcePlan(source=f"{mine}:rows", limit=3).rows()] == ["r0", "r1", "r2"]
-    assert {row.answer for row in SourcePlan(source=f"{mine}:rows", path="a.csv").rows()} == {"a.csv"}
+    assert [row.id for row in SourcePlan(source=f"{mine}:rows", limit=3).rows()] == [
+        "r0",
+        "r1",
+        "r2",
+    ]
+    assert {row.answer for row in SourcePlan(source=f"{mine}:rows", path="a.csv").rows()} == {
+        "a.csv"
+    }
     with pytest.raises(ValueError, match=r"row 1: found .*allowed are SourceRow"):
         list(SourcePlan(source=f"{mine}:strange").rows())
     (Path.cwd() / "posts.txt").write_text("Where do I park?|Behind the mill.")
@@ -249,15 +349,18 @@ def test_a_source_of_ones_own_is_read(mine):
         ["quickstart", "--profile", "smoke", "--set", "eval_examples=7"],
         ["demonstrations", "--rounds", "2", "--limit", "2"],
     ],
-)  # fmt: skip
+)
 def test_a_dry_run_prints_the_settings_and_writes_nothing(capsys, tmp_path, typed):
     code, out, err = run(capsys, *typed, "--out", tmp_path / "run", "--dry-run")
     assert code == 0 and not (tmp_path / "run").exists(), err
-    assert {"build": "rows: 5", "quickstart": "eval_examples: 7", "demonstrations": "rounds: 2"}[typed[0]] in out
+    assert {"build": "rows: 5", "quickstart": "eval_examples: 7", "demonstrations": "rounds: 2"}[
+        typed[0]
+    ] in out
 
 
 def test_dry_runs_of_the_steps_alone(capsys, data, tmp_path):
-    answers, judged = tmp_path / "answers.jsonl", tmp_path / "judged.jsonl"
+    answers = tmp_path / "answers.jsonl"
+    judged = tmp_path / "judged.jsonl"
     with MicroServer(EXAMPLES) as server:
         asked = [
             "generate",
@@ -274,9 +377,20 @@ def test_dry_runs_of_the_steps_alone(capsys, data, tmp_path):
             answers,
         ]
         code, out, err = run(capsys, *asked, "--dry-run")
-        assert code == 0 and not answers.exists() and not server.stats()["requests"] and "12" in out, err
+        assert (
+            code == 0 and not answers.exists() and not server.stats()["requests"] and "12" in out
+        ), err
         run(capsys, *asked, "--no-cache")
     code, out, err = run(
-        capsys, "judge", answers, "--data", data, "--model", "micro-exact", "--out", judged, "--dry-run"
+        capsys,
+        "judge",
+        answers,
+        "--data",
+        data,
+        "--model",
+        "micro-exact",
+        "--out",
+        judged,
+        "--dry-run",
     )
     assert code == 0 and "12" in out and "$0.00" in out and not judged.exists(), err

@@ -12,7 +12,16 @@ from memcalib.commands.cli import main
 from memcalib.io.jsonl import read_rows
 
 EARLIER = Path(__file__).parents[1] / "fixtures" / "flat_layout"
-ASKED = ["--base-url", "http://127.0.0.1:8765/v1", "--model", "micro-model", "--judge", "micro-judge", "--seeds", "42"]
+ASKED = [
+    "--base-url",
+    "http://127.0.0.1:8765/v1",
+    "--model",
+    "micro-model",
+    "--judge",
+    "micro-judge",
+    "--seeds",
+    "42",
+]
 
 
 @pytest.fixture
@@ -46,12 +55,17 @@ def untimed(row: dict) -> dict:
 def test_every_reply_of_an_earlier_cache_is_found(earlier):
     call("evaluate", "micro.jsonl", *ASKED, "--cache", "calls.db", "--out", "again")
     for name in ("rollouts.jsonl", "judgments.jsonl"):
-        before, after = (sorted(map(json.dumps, rows(earlier / run / name))) for run in ("evaluation", "again"))
+        before, after = (
+            sorted(map(json.dumps, rows(earlier / run / name))) for run in ("evaluation", "again")
+        )
         assert len(after) == 8 and after == before
 
 
 def test_an_earlier_evaluation_is_complete(earlier):
-    before = {name: (earlier / "evaluation" / name).read_bytes() for name in ("rollouts.jsonl", "judgments.jsonl")}
+    before = {
+        name: (earlier / "evaluation" / name).read_bytes()
+        for name in ("rollouts.jsonl", "judgments.jsonl")
+    }
     call("evaluate", "micro.jsonl", *ASKED, "--no-cache", "--out", "evaluation")
     assert {name: (earlier / "evaluation" / name).read_bytes() for name in before} == before
     assert (earlier / "evaluation" / "report.html").exists()
@@ -60,8 +74,12 @@ def test_an_earlier_evaluation_is_complete(earlier):
 def test_an_earlier_training_goes_on_as_if_it_had_not_stopped(earlier, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.chdir(earlier / "training")
-    call("train", "recipe.yaml", "--method", "memcalib-rl", "--out", "run", "--seed", "5", "--resume")
-    straight, resumed = map(read_rows, (Path("steps_of_a_straight_run.jsonl"), Path("run/steps.jsonl")))
+    call(
+        "train", "recipe.yaml", "--method", "memcalib-rl", "--out", "run", "--seed", "5", "--resume"
+    )
+    straight, resumed = map(
+        read_rows, (Path("steps_of_a_straight_run.jsonl"), Path("run/steps.jsonl"))
+    )
     assert [row["step"] for row in resumed if "loss" in row] == [1, 2, 3, 4]
     for row, expected in zip(map(untimed, resumed), map(untimed, straight), strict=True):
         assert row.keys() >= expected.keys(), "a newer version may add columns"

@@ -48,21 +48,32 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def options(data, server, tmp_path, **more) -> list[str]:
-    given = {"model": "micro-model", "base_url": server.base_url, "key_env": "MICRO_KEY", "judge": "micro-judge"}
+    given = {
+        "model": "micro-model",
+        "base_url": server.base_url,
+        "key_env": "MICRO_KEY",
+        "judge": "micro-judge",
+    }
     given |= {
         "judge_key_env": "MICRO_KEY",
         "max_tokens": 64,
         "out": tmp_path / "run",
         "cache": tmp_path / "calls.sqlite",
     }
-    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in (given | more).items() if value is not None]
+    pairs = [
+        (f"--{name.replace('_', '-')}", str(value))
+        for name, value in (given | more).items()
+        if value is not None
+    ]
     return ["evaluate", str(data), *(word for pair in pairs for word in pair)]
 
 
 def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
     code, out, err = run(capsys, *options(data, server, tmp_path))
     assert code == 0, err
-    assert "to ask" in out and "no price given" in out and "all Ignore" in out and "report.html" in out
+    assert (
+        "to ask" in out and "no price given" in out and "all Ignore" in out and "report.html" in out
+    )
     folder = tmp_path / "run"
     assert len(list(read_jsonl(folder / "rollouts.jsonl", Rollout))) == 10 * 3 + 10
     for file in [*folder.rglob("*"), *tmp_path.glob("calls.sqlite*")]:
@@ -78,13 +89,20 @@ def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
 
 def test_dry_run_asks_nobody_and_writes_nothing(capsys, data, server, tmp_path):
     code, out, _ = run(capsys, *options(data, server, tmp_path), "--dry-run")
-    assert code == 0 and "micro-judge" in out and not (tmp_path / "run").exists() and not server.stats()["requests"]
+    assert (
+        code == 0
+        and "micro-judge" in out
+        and not (tmp_path / "run").exists()
+        and not server.stats()["requests"]
+    )
 
 
 def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
     price = {"prompt": 1.0, "completion": 2.0}
     role = {"model": "micro-model", "base_url": server.base_url, "key_env": "", "price": price}
-    evaluation = Evaluation(data=str(data), model=role, judge="micro-exact", sampling={"max_tokens": 64})
+    evaluation = Evaluation(
+        data=str(data), model=role, judge="micro-exact", sampling={"max_tokens": 64}
+    )
     row = forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
     assert row["cost"] == pytest.approx((row["prompt tokens"] + 2 * row["completion tokens"]) / 1e6)
     assert row["to ask"] == row["wanted"] == 40 and row["completion tokens"] == 40 * 64
@@ -93,12 +111,24 @@ def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
 def test_steps_alone_give_the_same_table(capsys, data, server, tmp_path):
     run(capsys, *options(data, server, tmp_path), "--no-control")
     common = ["--key-env", "MICRO_KEY", "--base-url", server.base_url, "--no-cache"]
-    answers, judged = tmp_path / "a.jsonl", tmp_path / "j.jsonl"
+    answers = tmp_path / "a.jsonl"
+    judged = tmp_path / "j.jsonl"
     code, out, err = run(
-        capsys, "generate", data, "--model", "micro-model", "--max-tokens", "64", "--out", answers, *common
+        capsys,
+        "generate",
+        data,
+        "--model",
+        "micro-model",
+        "--max-tokens",
+        "64",
+        "--out",
+        answers,
+        *common,
     )
     assert code == 0 and "30 answers, 30 of them new" in out, err
-    code, out, err = run(capsys, "judge", answers, "--data", data, "--model", "micro-judge", "--out", judged, *common)
+    code, out, err = run(
+        capsys, "judge", answers, "--data", data, "--model", "micro-judge", "--out", judged, *common
+    )
     assert code == 0 and "30 judged now" in out, err
     columns = ["SCS", "Exact", "sMOS", "sMUS", "AOR", "AUR", "SCS_low", "SCS_high"]
     whole = score(load_judgments(tmp_path / "run" / "judgments.jsonl"))
@@ -124,7 +154,9 @@ def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
         ({"key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ],
 )
-def test_hopeless_calls_stop_with_the_command_that_goes_on(capsys, data, server, tmp_path, change, said):
+def test_hopeless_calls_stop_with_the_command_that_goes_on(
+    capsys, data, server, tmp_path, change, said
+):
     code, _, err = run(capsys, *options(data, server, tmp_path, **change))
     assert code == 1 and said in err and "go on with: memcalib evaluate" in err
 
@@ -150,8 +182,12 @@ def test_a_wrong_name_spoils_no_folder(capsys, data, server, tmp_path, change):
     )  # empty answers are asked for twice and not judged; the judge is tried once
     assert 50 <= asked <= 71
     run_folder = tmp_path / "run"
-    assert json.loads((run_folder / "parameters.json").read_text())["model"]["model"] == "micro-model"
-    assert {row.model for row in read_jsonl(run_folder / "rollouts.jsonl", Rollout)} == {"micro-model"}
+    assert (
+        json.loads((run_folder / "parameters.json").read_text())["model"]["model"] == "micro-model"
+    )
+    assert {row.model for row in read_jsonl(run_folder / "rollouts.jsonl", Rollout)} == {
+        "micro-model"
+    }
 
 
 def test_another_path_of_the_same_data_goes_on(capsys, data, server, tmp_path, monkeypatch):
@@ -165,13 +201,19 @@ def test_another_path_of_the_same_data_goes_on(capsys, data, server, tmp_path, m
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "judgments.jsonl"])
 def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
     assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
-    file, answered = tmp_path / "run" / name, server.stats()["requests"]
+    file = tmp_path / "run" / name
+    answered = server.stats()["requests"]
     whole = load_judgments(tmp_path / "run" / "judgments.jsonl")
     os.truncate(file, file.stat().st_size - 30)
     code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
     assert code == 0 and server.stats()["requests"] <= answered + 1, err
-    place = lambda row: (row.key, [atom.actual for atom in row.atoms])
-    assert sorted(map(place, load_judgments(tmp_path / "run" / "judgments.jsonl"))) == sorted(map(place, whole))
+
+    def place(row):
+        return (row.key, [atom.actual for atom in row.atoms])
+
+    assert sorted(map(place, load_judgments(tmp_path / "run" / "judgments.jsonl"))) == sorted(
+        map(place, whole)
+    )
 
 
 def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path):
@@ -179,13 +221,26 @@ def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path)
     file = tmp_path / "run" / "rollouts.jsonl"
     whole = len(file.read_bytes().splitlines())
     os.truncate(file, file.stat().st_size - 30)
-    where = ["--data", str(data), "--model", "micro-judge", "--base-url", server.base_url, "--key-env", "MICRO_KEY"]
-    code, out, err = run(capsys, "judge", str(file), *where, "--no-cache", "--out", str(tmp_path / "again.jsonl"))
+    where = [
+        "--data",
+        str(data),
+        "--model",
+        "micro-judge",
+        "--base-url",
+        server.base_url,
+        "--key-env",
+        "MICRO_KEY",
+    ]
+    code, out, err = run(
+        capsys, "judge", str(file), *where, "--no-cache", "--out", str(tmp_path / "again.jsonl")
+    )
     assert code == 0 and f"{whole - 1} judged now" in out and "half written" in out, err
 
 
 def test_a_missing_template_is_named_with_the_shipped_ones(capsys, data, server, tmp_path):
-    code, _, err = run(capsys, *options(data, server, tmp_path), "--framing", str(tmp_path / "none.yaml"))
+    code, _, err = run(
+        capsys, *options(data, server, tmp_path), "--framing", str(tmp_path / "none.yaml")
+    )
     assert code == 1 and "none.yaml" in err and "background" in err
 
 
@@ -201,23 +256,50 @@ def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
         code, _, err = run(capsys, *given)
     assert code == 1 and "context_too_long" in err
     rows = list(read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout))
-    assert rows and all(row.finish_reason == "error" and "context_too_long" in row.error for row in rows)
+    assert rows and all(
+        row.finish_reason == "error" and "context_too_long" in row.error for row in rows
+    )
 
 
 def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(capsys, tmp_path):
     """Its length and the model's context stand in its row and on the page; the others are scored; missing is not zero."""
     long = EXAMPLES[0].model_copy(update={"id": "too-long", "question": EXAMPLES[0].question * 300})
-    file, out = write_jsonl(tmp_path / "examples.jsonl", [long, *EXAMPLES[1:4]]), tmp_path / "run"
-    words = ["--weights", policy_path("cold-short"), "--framing", "micro", "--text", "concat", "--seeds", "1"]
+    file = write_jsonl(tmp_path / "examples.jsonl", [long, *EXAMPLES[1:4]])
+    out = tmp_path / "run"
+    words = [
+        "--weights",
+        policy_path("cold-short"),
+        "--framing",
+        "micro",
+        "--text",
+        "concat",
+        "--seeds",
+        "1",
+    ]
     code, said, err = run(
-        capsys, "evaluate", file, *words, "--judge", "micro-exact", "--max-tokens", "32", "--out", out
+        capsys,
+        "evaluate",
+        file,
+        *words,
+        "--judge",
+        "micro-exact",
+        "--max-tokens",
+        "32",
+        "--out",
+        out,
     )
     assert code == 3 and "1 of 4" in said and "2 of 8 answers are not scored" in err
-    told = {row.example_id: row for row in read_jsonl(out / "rollouts.jsonl", Rollout) if row.condition == "micro"}
+    told = {
+        row.example_id: row
+        for row in read_jsonl(out / "rollouts.jsonl", Rollout)
+        if row.condition == "micro"
+    }
     tokens = int(told["too-long"].usage["prompt_tokens"])
     found = f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer included"
     assert told["too-long"].error == f"context_too_long: {found}" and tokens > 1024
-    judged = {j.example_id: j for j in load_judgments(out / "judgments.jsonl") if j.condition == "micro"}
+    judged = {
+        j.example_id: j for j in load_judgments(out / "judgments.jsonl") if j.condition == "micro"
+    }
     assert [name for name, j in judged.items() if not j.scored] == ["too-long"] and len(judged) == 4
     assert "context_too_long" in (out / "tables" / "reasons.csv").read_text()
 
@@ -230,7 +312,9 @@ def _start(arguments: list[str], **environment: str) -> subprocess.Popen:
         *arguments,
     ]
     env = os.environ | {"MICRO_KEY": KEY} | environment
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
@@ -242,7 +326,9 @@ def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
     raise AssertionError(f"{file}: fewer than {count} rows; {process.communicate()[1]}")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on(data, tmp_path, how):
     with MicroServer(EXAMPLES, key=KEY, latency=0.05) as server:
         arguments = [*options(data, server, tmp_path, concurrency=4), "--no-control"]
@@ -251,12 +337,18 @@ def test_a_stopped_run_goes_on(data, tmp_path, how):
         process.send_signal(how)
         _, err = process.communicate(timeout=60)
         if how == signal.SIGINT:
-            assert process.returncode == 130 and "interrupted" in err and "go on with: memcalib evaluate" in err, err
+            assert (
+                process.returncode == 130
+                and "interrupted" in err
+                and "go on with: memcalib evaluate" in err
+            ), err
         done = _start(arguments)
         _, err = done.communicate(timeout=120)
         assert done.returncode == 0, err
         assert len(load_judgments(tmp_path / "run" / "judgments.jsonl")) == 30
-        assert len(server.stats()["asked_again"]) <= 4  # replies that were on the wire when the process died
+        assert (
+            len(server.stats()["asked_again"]) <= 4
+        )  # replies that were on the wire when the process died
 
 
 def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
@@ -264,10 +356,17 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     run_folder = tmp_path / "run"
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
-    assert code == 1 and "No space left" in err and "rollouts.jsonl" in err and "go on with: memcalib evaluate" in err
+    assert (
+        code == 1
+        and "No space left" in err
+        and "rollouts.jsonl" in err
+        and "go on with: memcalib evaluate" in err
+    )
 
 
-def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(capsys, data, server, tmp_path):
+def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
+    capsys, data, server, tmp_path
+):
     more = {"judge_concurrency": 4, "judge_rpm": 60_000, "price": "1,2", "judge_price": "3,4,0.5"}
     code, out, err = run(capsys, *options(data, server, tmp_path, **more), "--dry-run")
     assert code == 0 and "no price given" not in out and out.count("$") == 2, err
@@ -279,21 +378,35 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
     capsys, data, server, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    code, _, err = run(capsys, *options(data, server, tmp_path, judge_key_env=None), "--no-control", "--limit", 2)
+    code, _, err = run(
+        capsys, *options(data, server, tmp_path, judge_key_env=None), "--no-control", "--limit", 2
+    )
     assert code == 0, err
-    elsewhere = {"judge_key_env": None, "judge_url": "http://judge.invalid/v1", "out": tmp_path / "other"}
-    code, _, err = run(capsys, *options(data, server, tmp_path, **elsewhere), "--no-control", "--limit", 2)
+    elsewhere = {
+        "judge_key_env": None,
+        "judge_url": "http://judge.invalid/v1",
+        "out": tmp_path / "other",
+    }
+    code, _, err = run(
+        capsys, *options(data, server, tmp_path, **elsewhere), "--no-control", "--limit", 2
+    )
     assert code == 1 and "OPENAI_API_KEY" in err
 
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
     code, _, err = run(capsys, "evaluate", data)
-    assert code == 1 and "model: missing option; give --model" in err and "judge: missing option; give --judge" in err
+    assert (
+        code == 1
+        and "model: missing option; give --model" in err
+        and "judge: missing option; give --judge" in err
+    )
 
 
 def test_other_settings_are_named_to_the_leaf(capsys, data, server, tmp_path):
     run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2)
-    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2, "--blind")
+    code, _, err = run(
+        capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2, "--blind"
+    )
     assert code == 1 and "(judging.blind: False there, True now)" in err
 
 
@@ -301,8 +414,16 @@ def test_calls_of_earlier_calls_are_added_up(capsys, data, server, tmp_path):
     for limit in (1, 1):
         run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", limit)
     session = json.loads((tmp_path / "run" / "manifest.json").read_text())["session"]
-    assert session["model"]["calls"] == session["judge"]["calls"] + session["judge"]["cached"] - 1 == 3
-    run(capsys, *options(data, server, tmp_path, out=tmp_path / "again"), "--no-control", "--limit", 1)
+    assert (
+        session["model"]["calls"] == session["judge"]["calls"] + session["judge"]["cached"] - 1 == 3
+    )
+    run(
+        capsys,
+        *options(data, server, tmp_path, out=tmp_path / "again"),
+        "--no-control",
+        "--limit",
+        1,
+    )
     session = json.loads((tmp_path / "again" / "manifest.json").read_text())["session"]
     assert (session["model"]["calls"], session["model"]["cached"]) == (0, 3)
 
@@ -311,19 +432,26 @@ def test_compare_from_the_command_line(capsys, data, server, tmp_path):
     run(capsys, *options(data, server, tmp_path), "--no-control")
     other = {"model": "micro-model-weak", "out": tmp_path / "weak"}
     run(capsys, *options(data, server, tmp_path, **other), "--no-control")
-    code, out, err = run(capsys, "compare", tmp_path / "run", tmp_path / "weak", "--out", tmp_path / "comparison")
+    code, out, err = run(
+        capsys, "compare", tmp_path / "run", tmp_path / "weak", "--out", tmp_path / "comparison"
+    )
     assert code == 0 and "baseline: micro-model" in out and "each question counts once" in out, err
     assert (tmp_path / "comparison" / "comparison.html").is_file()
     blind = {"out": tmp_path / "blind"}
     run(capsys, *options(data, server, tmp_path, **blind), "--no-control", "--blind")
-    code, _, err = run(capsys, "compare", tmp_path / "run", tmp_path / "blind", "--out", tmp_path / "comparison")
+    code, _, err = run(
+        capsys, "compare", tmp_path / "run", tmp_path / "blind", "--out", tmp_path / "comparison"
+    )
     assert code == 1 and "--different-judges" in err
 
 
 def test_nested_nonsense_in_any_file_is_named(capsys, data, server, tmp_path):
     deep = tmp_path / "deep.yaml"
     deep.write_text("[" * 5000)
-    for arguments in (["evaluate", "--config", deep], options(data, server, tmp_path, framing=deep)):
+    for arguments in (
+        ["evaluate", "--config", deep],
+        options(data, server, tmp_path, framing=deep),
+    ):
         code, _, err = run(capsys, *arguments)
         assert code == 1 and "unexpected" not in err and "deep.yaml" in err, err
     (tmp_path / "other").mkdir()

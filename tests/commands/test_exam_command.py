@@ -26,7 +26,9 @@ def at(server, model="micro-judge"):
 def call(*arguments):
     done = CliRunner().invoke(cli.app, [str(a) for a in arguments])
     return done.exit_code, done.output + (
-        repr(done.exception) if done.exception and not isinstance(done.exception, SystemExit) else ""
+        repr(done.exception)
+        if done.exception and not isinstance(done.exception, SystemExit)
+        else ""
     )
 
 
@@ -44,14 +46,26 @@ def sat(server, tmp_path_factory):
 
 def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(server, sat):
     folder, todo, exam = sat
-    assert todo["to ask"] == 110 and exam["numbers"]["macro"] == 100 and exam["verdict"] in ("passed", "undecided")
+    assert (
+        todo["to ask"] == 110
+        and exam["numbers"]["macro"] == 100
+        and exam["verdict"] in ("passed", "undecided")
+    )
     asked = server.stats()["requests"]
     again = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
-    assert again.forecast()["to ask"] == 0 and again.run() == exam and server.stats()["requests"] == asked
-    assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {p.name for p in folder.iterdir()}
+    assert (
+        again.forecast()["to ask"] == 0
+        and again.run() == exam
+        and server.stats()["requests"] == asked
+    )
+    assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {
+        p.name for p in folder.iterdir()
+    }
     usage = json.loads((folder / "exam.json").read_text())["usage"]
     assert usage["seconds"] > 0 and usage["calls"] >= 110
-    assert usage["cost"] == pytest.approx((2 * usage["prompt_tokens"] + 8 * usage["completion_tokens"]) / 1e6)
+    assert usage["cost"] == pytest.approx(
+        (2 * usage["prompt_tokens"] + 8 * usage["completion_tokens"]) / 1e6
+    )
     assert "seconds of replies, cost in US dollars: 0." in c.exam_text(exam)
     with pytest.raises(ValueError, match="answers"):
         c.ExamRun(c.Exam(judge=at(server), answers=80, probes=10), folder)
@@ -63,14 +77,18 @@ def test_a_stated_confusion_matrix_comes_back(tmp_path):
     with MicroServer([], practice=c.practice_judge(noise.tolist())) as server:
         exam = c.ExamRun(c.Exam(judge=at(server), answers=240, probes=0), tmp_path).run()
     counts = np.array(exam["question_counts"]).sum(0).reshape(3, 3, 3).sum(0)
-    found, n = counts / counts.sum(1, keepdims=True), counts.sum(1, keepdims=True)
-    assert (np.abs(found - noise) <= 3 * np.sqrt(np.maximum(noise * (1 - noise), 1e-3) / n) + 0.01).all()
+    found = counts / counts.sum(1, keepdims=True)
+    n = counts.sum(1, keepdims=True)
+    assert (
+        np.abs(found - noise) <= 3 * np.sqrt(np.maximum(noise * (1 - noise), 1e-3) / n) + 0.01
+    ).all()
     assert exam["verdict"] == "failed"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "verdict"), [(np.eye(3), "passed"), ([[1, 0, 0]] * 3, "failed"), (confusion_of(0.7), "failed")]
+    ("table", "verdict"),
+    [(np.eye(3), "passed"), ([[1, 0, 0]] * 3, "failed"), (confusion_of(0.7), "failed")],
 )
 def test_the_exit_code_is_the_verdict(table, verdict, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -101,14 +119,17 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
     code, text = call("evaluate", *options, "--set", f"exams={folder}", "--out", "one")
     assert code == 0 and f"exam {exam['verdict']}" in text and "corrected" in text
     row = json.loads((tmp_path / "one/results.jsonl").read_text().splitlines()[0])
-    assert row["judge"]["exam"]["verdict"] == exam["verdict"] and row["corrected"]["SCS"]["value"] == pytest.approx(
-        row["metrics"]["SCS"]["value"], abs=1e-4
-    )
+    assert row["judge"]["exam"]["verdict"] == exam["verdict"] and row["corrected"]["SCS"][
+        "value"
+    ] == pytest.approx(row["metrics"]["SCS"]["value"], abs=1e-4)
     code, text = call("evaluate", *options, "--out", "two")
     assert (
         code == 0
         and "not examined" in text
-        and json.loads((tmp_path / "two/results.jsonl").read_text().splitlines()[0])["judge"]["exam"] is None
+        and json.loads((tmp_path / "two/results.jsonl").read_text().splitlines()[0])["judge"][
+            "exam"
+        ]
+        is None
     )
     code, text = call("compare", "one/results.jsonl", "two/results.jsonl")
     assert code == 0 and "difference" in text
@@ -118,7 +139,12 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(server, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     asked = server.stats()["requests"]
     code, text = examine(server, "--dry-run", "--set", "judge.price={prompt: 1, completion: 2}")
-    assert code == 0 and "$" in text and server.stats()["requests"] == asked and not list(tmp_path.iterdir())
+    assert (
+        code == 0
+        and "$" in text
+        and server.stats()["requests"] == asked
+        and not list(tmp_path.iterdir())
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +164,9 @@ def test_bad_calls_are_named(arguments, named, tmp_path, monkeypatch):
 def test_a_sheet_for_people_is_written_and_read_and_a_bad_level_is_named(tmp_path):
     code, text = call("exam", "--sheet", tmp_path / "people.csv")
     lines = (tmp_path / "people.csv").read_text(encoding="utf-8-sig").splitlines()
-    assert code == 0 and "people.csv" in text and "ideal" not in lines[0] and "actual" not in lines[0]
+    assert (
+        code == 0 and "people.csv" in text and "ideal" not in lines[0] and "actual" not in lines[0]
+    )
     import pandas as pd
 
     sheet = pd.read_csv(tmp_path / "people.csv", dtype=str, keep_default_na=False)

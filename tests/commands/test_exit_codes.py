@@ -22,7 +22,9 @@ class Moody:
     """The exact judge, which refuses two examples until it is in a better mood; or fails from some call on."""
 
     def __init__(self):
-        self.shy, self.calls, self.dies = True, 0, 10**9
+        self.shy = True
+        self.calls = 0
+        self.dies = 10**9
 
     def __call__(self, turns):
         self.calls += 1
@@ -48,26 +50,55 @@ def server(judge):
 @pytest.fixture
 def command(server, tmp_path, monkeypatch):
     data = write_jsonl(tmp_path / "examples.jsonl", EXAMPLES)
-    words = ["evaluate", str(data), "--model", "micro-model", "--base-url", server.base_url, "--judge", "moody"]
+    words = [
+        "evaluate",
+        str(data),
+        "--model",
+        "micro-model",
+        "--base-url",
+        server.base_url,
+        "--judge",
+        "moody",
+    ]
     words += ["--out", str(tmp_path / "run"), "--cache", str(tmp_path / "calls.sqlite")]
-    words += ["--set", "sampling.seeds=[42,43]", "--set", "sampling.max_tokens=64", "--set", "control=false"]
+    words += [
+        "--set",
+        "sampling.seeds=[42,43]",
+        "--set",
+        "sampling.max_tokens=64",
+        "--set",
+        "control=false",
+    ]
     monkeypatch.setattr(sys, "argv", ["memcalib", *words])
-    page = lambda folder: folder / "report.html"  # figures take their time, and are tested elsewhere
+
+    def page(folder):
+        return folder / "report.html"
+
     monkeypatch.setattr("memcalib.report.evaluation_report.write_evaluation_report", page)
     return words
 
 
-def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(capsys, command, judge, server, tmp_path):
+def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
+    capsys, command, judge, server, tmp_path
+):
     shy = sum(example.question in SHY for example in EXAMPLES) * 2
     code, out, err = run(capsys, *command)
     assert code == 3 and "Report:" in out
-    assert f"judgments.jsonl: {shy} of 20 answers are not scored; ask for those again with: memcalib evaluate" in err
-    assert run(capsys, *command)[0] == 3, "without --retry-unscored nothing is asked, and it still says so"
-    before, judge.shy = judge.calls, False
+    assert (
+        f"judgments.jsonl: {shy} of 20 answers are not scored; ask for those again with: memcalib evaluate"
+        in err
+    )
+    assert run(capsys, *command)[0] == 3, (
+        "without --retry-unscored nothing is asked, and it still says so"
+    )
+    before = judge.calls
+    judge.shy = False
     printed = shlex.split(err.strip().rpartition("again with: ")[2])
     assert printed[0] == "memcalib" and printed[-1] == "--retry-unscored"
     code, out, err = run(capsys, *printed[1:])
-    assert code == 0 and not err.strip().endswith("--retry-unscored") and judge.calls == before + shy
+    assert (
+        code == 0 and not err.strip().endswith("--retry-unscored") and judge.calls == before + shy
+    )
     rows = list(read_jsonl(tmp_path / "run" / "judgments.jsonl", Judgment))
     assert len(rows) == 20 and all(row.scored for row in rows)
     assert run(capsys, *command)[0] == 0
@@ -78,21 +109,32 @@ def test_a_dry_run_counts_what_would_be_asked_again(capsys, command):
     assert " 0 " in run(capsys, *command, "--dry-run")[1].splitlines()[-2]
     said = run(capsys, *command, "--dry-run", "--retry-unscored")[1]
     left = sum(example.question in SHY for example in EXAMPLES) * 2
-    assert f" {left} " in next(line for line in said.splitlines() if line.strip().startswith("judge "))
+    assert f" {left} " in next(
+        line for line in said.splitlines() if line.strip().startswith("judge ")
+    )
 
 
-def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goes_on(capsys, command, judge, tmp_path):
-    judge.shy, judge.dies = False, 9
+def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goes_on(
+    capsys, command, judge, tmp_path
+):
+    judge.shy = False
+    judge.dies = 9
     more = ["--set", "judge.attempts=1", "--set", "judge.concurrency=1"]
     code, _, err = run(capsys, *command, *more, "--set", "sampling.seeds=[1,2,3,4]")
-    assert code == 1 and "20 judgments in a row failed alike" in err and "go on with: memcalib evaluate" in err
+    assert (
+        code == 1
+        and "20 judgments in a row failed alike" in err
+        and "go on with: memcalib evaluate" in err
+    )
     judge.dies = 10**9
     assert run(capsys, *command, *more, "--set", "sampling.seeds=[1,2,3,4]")[0] == 0
 
 
 def test_a_judge_without_a_key_costs_no_answer(capsys, command, server, monkeypatch, tmp_path):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    code, _, err = run(capsys, *command, "--judge-key-env", "NO_SUCH_KEY", "--judge-url", server.base_url)
+    code, _, err = run(
+        capsys, *command, "--judge-key-env", "NO_SUCH_KEY", "--judge-url", server.base_url
+    )
     assert code == 1 and "NO_SUCH_KEY" in err
     assert server.stats()["requests"] == 0 and not (tmp_path / "run" / "rollouts.jsonl").exists()
 
@@ -104,13 +146,29 @@ def test_a_finished_run_does_not_ask_the_judge_that_question(capsys, command, ju
 
 
 def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server, tmp_path):
-    data, answers, judged = command[1], tmp_path / "a.jsonl", tmp_path / "j.jsonl"
+    data = command[1]
+    answers = tmp_path / "a.jsonl"
+    judged = tmp_path / "j.jsonl"
     place = ["--base-url", server.base_url, "--cache", tmp_path / "calls.sqlite"]
-    ask = ["generate", data, "--model", "micro-model", "--out", answers, "--set", "sampling.seeds=[42]", *place]
+    ask = [
+        "generate",
+        data,
+        "--model",
+        "micro-model",
+        "--out",
+        answers,
+        "--set",
+        "sampling.seeds=[42]",
+        *place,
+    ]
     with MicroServer(EXAMPLES, faults=Faults(server_error=0.3, tries=99)) as rough:
         rest = ["--set", "model.attempts=1", "--no-cache"]
         code, _, err = run(capsys, *ask, "--base-url", rough.base_url, *rest)
-    assert code == 3 and "answers failed; ask for those again with: memcalib" in err and "--retry-unscored" not in err
+    assert (
+        code == 3
+        and "answers failed; ask for those again with: memcalib" in err
+        and "--retry-unscored" not in err
+    )
     assert run(capsys, *ask)[0] == 0
     verdicts = ["judge", answers, "--data", data, "--model", "moody", "--out", judged, *place]
     code, _, err = run(capsys, *verdicts)

@@ -10,7 +10,13 @@ from command_line import run as call
 from filelock import FileLock
 
 import memcalib.commands.experiments as driver
-from memcalib.commands.experiments import PAPER_ITEMS, Run, experiments, item_rows, notebook_parameters
+from memcalib.commands.experiments import (
+    PAPER_ITEMS,
+    Run,
+    experiments,
+    item_rows,
+    notebook_parameters,
+)
 from memcalib.commands.reproduce import load_profile, main_trainings, training_grid
 from memcalib.commands.trainings import Training, TrainingStore, code_modules
 from memcalib.io.settings import package_data
@@ -20,19 +26,34 @@ SMOKE = load_profile("smoke")
 
 def notebook(path: Path, *sources: str) -> Path:
     """A notebook with these code cells; the first has the parameters."""
-    tags = lambda k: {"tags": ["parameters"]} if k == 0 else {}
+
+    def tags(k):
+        return {"tags": ["parameters"]} if k == 0 else {}
+
     cells = [
-        {"cell_type": "code", "id": f"c{k}", "metadata": tags(k), "source": s, "outputs": [], "execution_count": None}
+        {
+            "cell_type": "code",
+            "id": f"c{k}",
+            "metadata": tags(k),
+            "source": s,
+            "outputs": [],
+            "execution_count": None,
+        }
         for k, s in enumerate(sources)
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    )
     return path
 
 
 WRITE = "from pathlib import Path\nPath(out_dir, 'tables').mkdir(exist_ok=True)\n"
-FIRST = ("rows = 3\nout_dir = 'x'", WRITE + "Path(out_dir, 'tables', 'tab-eta-sweep.csv').write_text(f'n\\n{rows}\\n')")
+FIRST = (
+    "rows = 3\nout_dir = 'x'",
+    WRITE + "Path(out_dir, 'tables', 'tab-eta-sweep.csv').write_text(f'n\\n{rows}\\n')",
+)
 SECOND = (
     "factor = 2\nfail = False\nfirst_dir = 'y'\nout_dir = 'x'",
     WRITE + "n = int(Path(first_dir, 'tables', 'tab-eta-sweep.csv').read_text().split()[1])",
@@ -47,7 +68,10 @@ def checkout(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "checkout" / "nbs" / "experiments"
     notebook(folder / "e01_first.ipynb", *FIRST)
     notebook(folder / "e02_second.ipynb", *SECOND)
-    items = {"tab:eta-sweep": ("sweep", {"first": ""}), "tab:judge-stability": ("ranks", {"second": ""})}
+    items = {
+        "tab:eta-sweep": ("sweep", {"first": ""}),
+        "tab:judge-stability": ("ranks", {"second": ""}),
+    }
     items |= {"tab:third": ("another", {"third": ""})}
     monkeypatch.setattr(driver, "PAPER_ITEMS", PAPER_ITEMS | items)
     monkeypatch.chdir(folder.parents[1])
@@ -94,67 +118,121 @@ def in_process(monkeypatch) -> list[str]:
 
 def states(out: Path) -> dict[str, str]:
     run = Run(out.resolve() / "smoke", SMOKE, "smoke")
-    return {row["label"]: row["status"] for row in item_rows(run) if row["experiment"] in ("first", "second")}
+    return {
+        row["label"]: row["status"]
+        for row in item_rows(run)
+        if row["experiment"] in ("first", "second")
+    }
 
 
 def test_an_experiment_brings_what_it_reads_and_nothing_is_done_twice(checkout, in_process):
     done = driver.reproduce_experiments(["second"], "smoke", "runs")
-    assert in_process == ["first", "second"] and [path.parent.name for path in done] == ["first", "second"]
-    assert Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n6\n"
-    assert states(Path("runs")) == {"tab:eta-sweep": "measured", "tab:judge-stability": "published only"}
+    assert in_process == ["first", "second"] and [path.parent.name for path in done] == [
+        "first",
+        "second",
+    ]
+    assert (
+        Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n6\n"
+    )
+    assert states(Path("runs")) == {
+        "tab:eta-sweep": "measured",
+        "tab:judge-stability": "published only",
+    }
     before = {
-        path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file() and "index" not in path.name
+        path: path.read_bytes()
+        for path in Path("runs").rglob("*")
+        if path.is_file() and "index" not in path.name
     }
     driver.reproduce_experiments([], "smoke", "runs")
-    assert in_process == ["first", "second"] and all(path.read_bytes() == content for path, content in before.items())
+    assert in_process == ["first", "second"] and all(
+        path.read_bytes() == content for path, content in before.items()
+    )
     page = Path("runs/smoke/index.html").read_text()
-    assert "tab:eta-sweep" in page and 'href="first/tables/tab-eta-sweep.csv"' in page and "published only" in page
+    assert (
+        "tab:eta-sweep" in page
+        and 'href="first/tables/tab-eta-sweep.csv"' in page
+        and "published only" in page
+    )
 
 
-def test_a_stale_folder_is_shown_moved_away_and_made_again_with_all_that_reads_it(checkout, in_process, capsys):
+def test_a_stale_folder_is_shown_moved_away_and_made_again_with_all_that_reads_it(
+    checkout, in_process, capsys
+):
     driver.reproduce_experiments([], "smoke", "runs")
     Path("runs/smoke/first/left.txt").write_text("of the earlier run")
-    notebook(checkout / "nbs/experiments/e01_first.ipynb", *(text.replace("rows = 3", "rows = 4") for text in FIRST))
+    notebook(
+        checkout / "nbs/experiments/e01_first.ipynb",
+        *(text.replace("rows = 3", "rows = 4") for text in FIRST),
+    )
     assert states(Path("runs")) == {"tab:eta-sweep": "stale", "tab:judge-stability": "stale"}
     driver.reproduce_experiments([], "smoke", "runs", dry_run=True)
     text = capsys.readouterr().out
-    assert "first                    stale (notebook, rows changed)" in text and "stale (reads changed)" in text
+    assert (
+        "first                    stale (notebook, rows changed)" in text
+        and "stale (reads changed)" in text
+    )
     driver.reproduce_experiments([], "smoke", "runs")
     assert in_process == ["first", "second"] * 2
-    assert not Path("runs/smoke/first/left.txt").exists() and Path("runs/smoke/stale/first/left.txt").exists()
-    assert Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n8\n"
+    assert (
+        not Path("runs/smoke/first/left.txt").exists()
+        and Path("runs/smoke/stale/first/left.txt").exists()
+    )
+    assert (
+        Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n8\n"
+    )
 
 
-def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeats_nothing(checkout, in_process):
+def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeats_nothing(
+    checkout, in_process
+):
     driver.reproduce_experiments([], "smoke", "runs")
-    source, executed = checkout / "nbs/experiments/e01_first.ipynb", Path("runs/smoke/first/notebook.ipynb")
+    source = checkout / "nbs/experiments/e01_first.ipynb"
+    executed = Path("runs/smoke/first/notebook.ipynb")
     seen = json.loads(executed.read_text())
-    seen["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["looked at"]}]
-    seen["cells"].insert(1, seen["cells"][0] | {"id": "injected", "source": "rows = 3"})  # papermill's
+    seen["cells"][1]["outputs"] = [
+        {"output_type": "stream", "name": "stdout", "text": ["looked at"]}
+    ]
+    seen["cells"].insert(
+        1, seen["cells"][0] | {"id": "injected", "source": "rows = 3"}
+    )  # papermill's
     executed.write_text(json.dumps(seen))
     written = json.loads(source.read_text())
     written["cells"][1]["source"] = "#| fig-alt: nothing to see\n" + FIRST[1]
-    written["cells"].insert(1, {"cell_type": "markdown", "id": "m0", "metadata": {}, "source": "Rows came out as 3."})
+    written["cells"].insert(
+        1, {"cell_type": "markdown", "id": "m0", "metadata": {}, "source": "Rows came out as 3."}
+    )
     source.write_text(json.dumps(written))
     for _ in range(2):
         driver.reproduce_experiments([], "smoke", "runs")
         cells = json.loads(executed.read_text())["cells"]
-        assert [cell["id"] for cell in cells] == ["c0", "m0", "injected", "c1"] and in_process == ["first", "second"]
-        assert cells[3]["outputs"][0]["text"] == ["looked at"] and cells[3]["source"].startswith("#| fig-alt")
+        assert [cell["id"] for cell in cells] == ["c0", "m0", "injected", "c1"] and in_process == [
+            "first",
+            "second",
+        ]
+        assert cells[3]["outputs"][0]["text"] == ["looked at"] and cells[3]["source"].startswith(
+            "#| fig-alt"
+        )
 
 
 def test_two_commands_do_not_work_in_one_folder(checkout, in_process):
     Path("runs/smoke").mkdir(parents=True)
-    with FileLock("runs/smoke/.lock"), pytest.raises(RuntimeError, match="another command is at work there"):
+    with (
+        FileLock("runs/smoke/.lock"),
+        pytest.raises(RuntimeError, match="another command is at work there"),
+    ):
         driver.reproduce_experiments([], "smoke", "runs")
     assert in_process == []
 
 
-def test_a_parameter_of_the_profile_arrives_and_makes_only_its_experiment_stale(checkout, in_process):
+def test_a_parameter_of_the_profile_arrives_and_makes_only_its_experiment_stale(
+    checkout, in_process
+):
     driver.reproduce_experiments([], "smoke", "runs")
     driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.factor=10"])
     assert in_process == ["first", "second", "second"]
-    assert Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n30\n"
+    assert (
+        Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n30\n"
+    )
 
 
 def test_a_failing_cell_is_named_and_the_command_goes_on_where_it_stopped(checkout, in_process):
@@ -162,15 +240,24 @@ def test_a_failing_cell_is_named_and_the_command_goes_on_where_it_stopped(checko
         driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.fail=true"])
     assert "second: e02_second.ipynb, cell 3: as asked" in str(error.value)
     command = str(error.value).partition("go on with: ")[2]
-    assert command == "memcalib reproduce second --profile smoke --out runs --set experiments.second.fail=true"
-    run = Run(Path("runs/smoke").resolve(), load_profile("smoke", ["experiments.second.fail=true"]), "smoke.yaml")
+    assert (
+        command
+        == "memcalib reproduce second --profile smoke --out runs --set experiments.second.fail=true"
+    )
+    run = Run(
+        Path("runs/smoke").resolve(),
+        load_profile("smoke", ["experiments.second.fail=true"]),
+        "smoke.yaml",
+    )
     assert run.experiments["second"].state() == ("failed", "e02_second.ipynb, cell 3: as asked")
     assert (
         Path("runs/smoke/second/notebook.ipynb").is_file()
         and "failed: e02" in Path("runs/smoke/index.html").read_text()
     )
     driver.reproduce_experiments([], "smoke", "runs")
-    assert in_process == ["first", "second", "second"], "what was right before the fault is not done again"
+    assert in_process == ["first", "second", "second"], (
+        "what was right before the fault is not done again"
+    )
 
 
 def test_a_fault_stops_those_that_need_it_and_no_others(checkout, in_process):
@@ -194,11 +281,16 @@ def test_a_run_that_was_killed_goes_on_in_its_folder(checkout, in_process, monke
     with monkeypatch.context() as killed:
         killed.setattr(driver, "run_notebook", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            driver.run_experiment(Run(Path("runs/smoke").resolve(), SMOKE, "smoke").experiments["first"])
+            driver.run_experiment(
+                Run(Path("runs/smoke").resolve(), SMOKE, "smoke").experiments["first"]
+            )
     Path("runs/smoke/first/half.txt").write_text("made before the kill")
     assert states(Path("runs"))["tab:eta-sweep"] == "unfinished"
     driver.reproduce_experiments(["first"], "smoke", "runs")
-    assert Path("runs/smoke/first/half.txt").exists() and states(Path("runs"))["tab:eta-sweep"] == "measured"
+    assert (
+        Path("runs/smoke/first/half.txt").exists()
+        and states(Path("runs"))["tab:eta-sweep"] == "measured"
+    )
 
 
 def test_rows_that_are_not_kept_are_made_again_only_for_those_that_read_them(checkout, in_process):
@@ -210,7 +302,9 @@ def test_rows_that_are_not_kept_are_made_again_only_for_those_that_read_them(che
     )  # as in a clone of the repository
     driver.reproduce_experiments([], "smoke", "runs")
     assert in_process == ["first", "second"], "all is shown and valid"
-    driver.reproduce_experiments(["second"], "smoke", "runs", settings=["experiments.second.factor=1"])
+    driver.reproduce_experiments(
+        ["second"], "smoke", "runs", settings=["experiments.second.factor=1"]
+    )
     assert in_process == ["first", "second", "first", "second"]
 
 
@@ -238,7 +332,9 @@ def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, se
 
 
 def test_parameters_must_be_plain_values_in_one_cell(tmp_path):
-    with pytest.raises(ValueError, match=r"e09_x\.ipynb: the cell tagged parameters holds more than plain values"):
+    with pytest.raises(
+        ValueError, match=r"e09_x\.ipynb: the cell tagged parameters holds more than plain values"
+    ):
         notebook_parameters(notebook(tmp_path / "e09_x.ipynb", "a = max(1, 2)"))
     bare = notebook(tmp_path / "e08_x.ipynb", "a = 1")
     bare.write_text(bare.read_text().replace('"parameters"', '"other"'))
@@ -275,7 +371,10 @@ def test_every_label_of_the_paper_is_listed_once():
 
 def test_what_decides_a_training_decides_its_folder(monkeypatch):
     base = main_trainings(SMOKE)["GDPO", 1]
-    other = lambda **changes: main_trainings(SMOKE.model_copy(update=changes))["GDPO", 1].key
+
+    def other(**changes):
+        return main_trainings(SMOKE.model_copy(update=changes))["GDPO", 1].key
+
     assert other() == base.key and other(eval_examples=77, eval_seeds=(1,), traces=9) == base.key
     different = [
         other(train=SMOKE.train | {"lr": 1e-5}),
@@ -291,14 +390,19 @@ def test_what_decides_a_training_decides_its_folder(monkeypatch):
 
 def test_a_grid_shares_cells_with_the_main_results():
     arms = {"GDPO": {"method": "gdpo"}, "ordered": {}, "absolute": {"mode": "absolute"}}
-    grid = training_grid(SMOKE, arms, {"short": {}, "long": {"steps": 1, "train_examples": 8}}, [1, 2])
+    grid = training_grid(
+        SMOKE, arms, {"short": {}, "long": {"steps": 1, "train_examples": 8}}, [1, 2]
+    )
     main = {training.key for training in main_trainings(SMOKE).values()}
     assert len(grid) == 12 and len({training.key for training in grid.values()}) == 12
     assert {cell for cell, training in grid.items() if training.key in main} == {
         ("short", "GDPO", 1),
         ("short", "ordered", 1),
     }
-    assert grid["long", "absolute", 2].config.steps == 1 and grid["long", "absolute", 2].config.mode == "absolute"
+    assert (
+        grid["long", "absolute", 2].config.steps == 1
+        and grid["long", "absolute", 2].config.mode == "absolute"
+    )
 
 
 def test_what_an_arm_says_counts_more_than_what_the_profile_says_of_its_method():
@@ -324,7 +428,9 @@ def test_a_training_needs_a_world():
 
 
 def test_a_training_is_made_once_and_a_killed_one_begins_anew(tmp_path, monkeypatch):
-    made, store, one = [], TrainingStore(tmp_path), main_trainings(SMOKE)["GDPO", 1]
+    made = []
+    store = TrainingStore(tmp_path)
+    one = main_trainings(SMOKE)["GDPO", 1]
     left = tmp_path / f"{one.key}.part" / "work"
     left.mkdir(parents=True)
     (left / "steps.jsonl").write_text('{"step": 1}\n{"st')
@@ -338,7 +444,9 @@ def test_a_training_is_made_once_and_a_killed_one_begins_anew(tmp_path, monkeypa
         (Path(out) / "steps.jsonl").write_text('{"step": 1, "loss": 0}\n{"step": 2, "loss": 0}\n')
 
     monkeypatch.setattr("memcalib.commands.trainings.train_policy", train)
-    monkeypatch.setattr("memcalib.micro.policy.save_policy", lambda model, path, story: Path(path).mkdir())
+    monkeypatch.setattr(
+        "memcalib.micro.policy.save_policy", lambda model, path, story: Path(path).mkdir()
+    )
     assert store.make(one) == store.make(one) == tmp_path / one.key and made == [one.key]
     assert store.missing([one]) == [] and [row["step"] for row in store.steps(one)] == [1, 2]
     assert json.loads((tmp_path / one.key / "training.json").read_text())["seed"] == 1
@@ -348,11 +456,16 @@ def test_code_that_a_training_never_reads_does_not_decide_it():
     from memcalib.commands.trainings import TRAINED_BY
 
     modules = code_modules(TRAINED_BY)
-    assert {"memcalib.redistribution", "memcalib.trainer.distillation", "memcalib.micro.world", "memcalib.judge"} <= {
-        *modules
-    }
+    assert {
+        "memcalib.redistribution",
+        "memcalib.trainer.distillation",
+        "memcalib.micro.world",
+        "memcalib.judge",
+    } <= {*modules}
     assert not [
-        name for name in modules if name.startswith(("memcalib.report", "memcalib.commands", "memcalib.dataset"))
+        name
+        for name in modules
+        if name.startswith(("memcalib.report", "memcalib.commands", "memcalib.dataset"))
     ]
 
 
@@ -365,9 +478,13 @@ def test_every_notebook_can_be_planned(name, profile, tmp_path):
     """Its parameters can be read, those of the profile are known, and its trainings resolve."""
     run = Run(tmp_path, load_profile(profile), profile)
     experiment = run.experiments[name]
-    assert experiment.parameters.keys() == experiment.defaults.keys() and "out_dir" in experiment.defaults
+    assert (
+        experiment.parameters.keys() == experiment.defaults.keys()
+        and "out_dir" in experiment.defaults
+    )
     assert all(
-        training.config.steps if training.method != "sft" else training.steps for training in experiment.trainings
+        training.config.steps if training.method != "sft" else training.steps
+        for training in experiment.trainings
     )
     assert run.chosen([name])[-1] is experiment
 
@@ -378,7 +495,9 @@ def test_every_parameter_is_used(name):
     import ast
 
     cells = [c for c in driver.notebook_cells(experiments()[name]) if c["cell_type"] == "code"]
-    rest = "\n".join(c["source"] for c in cells if "parameters" not in c["metadata"].get("tags", []))
+    rest = "\n".join(
+        c["source"] for c in cells if "parameters" not in c["metadata"].get("tags", [])
+    )
     read = {node.id for node in ast.walk(ast.parse(rest)) if isinstance(node, ast.Name)}
     assert {*notebook_parameters(experiments()[name])} - {"profile"} <= read
 

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.commands.experiments import PAPER_ITEMS, Run, experiments, item_rows, reproduce_experiments
+from memcalib.commands.experiments import (
+    PAPER_ITEMS,
+    Run,
+    experiments,
+    item_rows,
+    reproduce_experiments,
+)
 from memcalib.commands.reproduce import load_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -35,13 +41,20 @@ CHANGED = {  # a parameter of each notebook, with another value, that needs no f
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The tables of a run as CSV, by name."""
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("*/tables/*.csv"))}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.glob("*/tables/*.csv"))
+    }
 
 
 def outputs(notebook: Path) -> str:
     cells = json.loads(notebook.read_text())["cells"]
     return json.dumps(
-        [cell.get("outputs") for cell in cells if "injected-parameters" not in cell["metadata"].get("tags", [])]
+        [
+            cell.get("outputs")
+            for cell in cells
+            if "injected-parameters" not in cell["metadata"].get("tags", [])
+        ]
     )
 
 
@@ -61,9 +74,13 @@ def test_every_label_is_there_in_four_minutes_of_two_cores(smoke):
     rows = item_rows(run)
     assert {row["label"] for row in rows} == {*PAPER_ITEMS} and len(PAPER_ITEMS) == 21
     assert [
-        (row["label"], row["status"], row["why"]) for row in rows if row["status"] not in ("measured", "published only")
+        (row["label"], row["status"], row["why"])
+        for row in rows
+        if row["status"] not in ("measured", "published only")
     ] == []
-    assert (folder / "index.html").read_text().count("<tr>") == 1 + len(rows) and (folder / "index.ipynb").is_file()
+    assert (folder / "index.html").read_text().count("<tr>") == 1 + len(rows) and (
+        folder / "index.ipynb"
+    ).is_file()
     assert seconds < 2 * 240
     for name in TWELVE:
         text = (folder / name / "notebook.ipynb").read_text()
@@ -74,9 +91,20 @@ def test_every_label_is_there_in_four_minutes_of_two_cores(smoke):
 def test_a_run_with_nothing_changed_makes_nothing(smoke):
     folder, _ = smoke
     before = {
-        file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file() and "index" not in file.name
+        file: file.stat().st_mtime_ns
+        for file in folder.rglob("*")
+        if file.is_file() and "index" not in file.name
     }
-    command = [sys.executable, "-m", "memcalib", "reproduce", "--profile", "smoke", "--out", str(folder.parent)]
+    command = [
+        sys.executable,
+        "-m",
+        "memcalib",
+        "reproduce",
+        "--profile",
+        "smoke",
+        "--out",
+        str(folder.parent),
+    ]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (
@@ -97,24 +125,42 @@ def shared(smoke, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", TWELVE)
 def test_a_parameter_arrives_and_changes_the_output(shared, smoke, name):
-    trainings = (shared / "smoke" / "trainings").glob("*/policy")  # starting policies have evaluations alone
+    trainings = (shared / "smoke" / "trainings").glob(
+        "*/policy"
+    )  # starting policies have evaluations alone
     before = {path: path.stat().st_mtime_ns for path in trainings}
     reproduce_experiments([name], "smoke", shared, settings=[f"experiments.{name}.{CHANGED[name]}"])
     old, new = (folder / name / "notebook.ipynb" for folder in (smoke[0], shared / "smoke"))
-    assert CHANGED[name].split("=")[0] + " = " in "".join(cell_sources(new)) and outputs(old) != outputs(new)
+    assert CHANGED[name].split("=")[0] + " = " in "".join(cell_sources(new)) and outputs(
+        old
+    ) != outputs(new)
     assert before and {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def cell_sources(notebook: Path) -> list[str]:
     """The sources of the cell that papermill wrote."""
     cells = json.loads(notebook.read_text())["cells"]
-    return ["".join(c["source"]) for c in cells if "injected-parameters" in c["metadata"].get("tags", [])]
+    return [
+        "".join(c["source"])
+        for c in cells
+        if "injected-parameters" in c["metadata"].get("tags", [])
+    ]
 
 
 def test_two_runs_with_the_same_seeds_give_the_same_tables(smoke, tmp_path):
     """From the first training on, and once killed on the way."""
     names = ["eta_sensitivity", "channel_proportions"]
-    command = [sys.executable, "-m", "memcalib", "reproduce", *names, "--profile", "smoke", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "memcalib",
+        "reproduce",
+        *names,
+        "--profile",
+        "smoke",
+        "--out",
+        str(tmp_path),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while (
@@ -130,8 +176,11 @@ def test_two_runs_with_the_same_seeds_give_the_same_tables(smoke, tmp_path):
     time.sleep(3)  # its workers end by themselves
     before = {path: path.stat().st_mtime_ns for path in made}
     reproduce_experiments(names, "smoke", tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in made} == before, "what was made before the kill is kept"
-    again, once = contents(tmp_path / "smoke"), contents(smoke[0])
+    assert {path: path.stat().st_mtime_ns for path in made} == before, (
+        "what was made before the kill is kept"
+    )
+    again = contents(tmp_path / "smoke")
+    once = contents(smoke[0])
     assert len(again) > 10 and again == {name: once[name] for name in again}
 
 
@@ -155,6 +204,12 @@ def test_a_failing_cell_leaves_its_notebook_and_says_how_to_go_on(smoke, tmp_pat
         and "e04_channel_proportions.ipynb, cell" in done.stderr
         and "AssertionError" in done.stderr
     )
-    assert "executed so far" in done.stderr and "go on with: memcalib reproduce channel_proportions" in done.stderr
-    assert '"output_type": "error"' in (tmp_path / "smoke" / "channel_proportions" / "notebook.ipynb").read_text()
+    assert (
+        "executed so far" in done.stderr
+        and "go on with: memcalib reproduce channel_proportions" in done.stderr
+    )
+    assert (
+        '"output_type": "error"'
+        in (tmp_path / "smoke" / "channel_proportions" / "notebook.ipynb").read_text()
+    )
     assert experiments()["channel_proportions"].name == "e04_channel_proportions.ipynb"

@@ -12,7 +12,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_logger import hear
-from memcalib.commands.forecast import epoch_work, forecast, measure_texts, resolved, strategy, training_plan
+from memcalib.commands.forecast import (
+    epoch_work,
+    forecast,
+    measure_texts,
+    resolved,
+    strategy,
+    training_plan,
+)
 from memcalib.commands.forecast import GIB, Plan, Shape, estimate_memory, model_shape
 from memcalib.commands.recipe import read_config
 from memcalib.micro.world import make_examples
@@ -23,24 +30,44 @@ from memcalib.commands.recipe import LABELS, Launch, load_recipe, method_config
 from memcalib.trainer.settings import TrainConfig
 
 SMALL = dict(
-    hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=101
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=101,
 )
 MODELS = {
     "qwen3": SMALL | dict(model_type="qwen3", intermediate_size=96),
     "tied": SMALL | dict(model_type="qwen3", intermediate_size=96, tie_word_embeddings=True),
     "mistral": SMALL | dict(model_type="mistral", intermediate_size=80),
     "ministral3": SMALL | dict(model_type="ministral3", intermediate_size=80),
-    "llama": {k: v for k, v in SMALL.items() if k != "head_dim"} | dict(model_type="llama", intermediate_size=80),
+    "llama": {k: v for k, v in SMALL.items() if k != "head_dim"}
+    | dict(model_type="llama", intermediate_size=80),
     "moe": SMALL
-    | dict(model_type="qwen3_moe", intermediate_size=96, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2),
-    "mixtral": SMALL | dict(model_type="mixtral", intermediate_size=40, num_local_experts=4, num_experts_per_tok=2),
+    | dict(
+        model_type="qwen3_moe",
+        intermediate_size=96,
+        moe_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "mixtral": SMALL
+    | dict(model_type="mixtral", intermediate_size=40, num_local_experts=4, num_experts_per_tok=2),
     "hybrid": SMALL
     | dict(
-        model_type="qwen3_5_moe_text", num_hidden_layers=4, moe_intermediate_size=24, shared_expert_intermediate_size=24,
-        num_experts=8, num_experts_per_tok=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_num_value_heads=4,
+        model_type="qwen3_5_moe_text",
+        num_hidden_layers=4,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_num_value_heads=4,
         linear_value_head_dim=8,
     ),
-}  # fmt: skip
+}
 
 
 def built(name: str):
@@ -57,7 +84,9 @@ def test_parameters_are_those_of_a_real_model(name):
 def test_an_adapter_is_that_of_peft(name):
     options = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(built(name), options)
-    assert model_shape(MODELS[name], 4).adapter == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert model_shape(MODELS[name], 4).adapter == sum(
+        p.numel() for p in adapted.parameters() if p.requires_grad
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "hybrid"])
@@ -69,14 +98,16 @@ def test_the_cache_is_as_large_as_a_real_one(name):
 
 
 def test_linear_layers_keep_no_keys_and_values():
-    shape, config = model_shape(MODELS["hybrid"]), read_config(MODELS["hybrid"])
+    shape = model_shape(MODELS["hybrid"])
+    config = read_config(MODELS["hybrid"])
     full = config.layer_types.count("full_attention")
     assert 0 < full < 4 and shape.cache == 2 * 2 * 16 * full
 
 
 def saved(model, tokens: int) -> float:
     """Elements of a token in a layer that PyTorch keeps for the backward pass, parameters apart."""
-    seen, own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def pack(tensor):
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -85,12 +116,19 @@ def saved(model, tokens: int) -> float:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         states = model.get_decoder()(input_ids=torch.arange(tokens)[None] % 101, use_cache=False)[0]
         states.sum().backward()
-    return sum(size for place, size in seen.items() if place not in own) / 4 / tokens / model.config.num_hidden_layers
+    return (
+        sum(size for place, size in seen.items() if place not in own)
+        / 4
+        / tokens
+        / model.config.num_hidden_layers
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral"])
 def test_activations_are_near_what_pytorch_keeps(kind):
-    wide = MODELS[kind] | dict(hidden_size=512, intermediate_size=1536, head_dim=64, num_attention_heads=8)
+    wide = MODELS[kind] | dict(
+        hidden_size=512, intermediate_size=1536, head_dim=64, num_attention_heads=8
+    )
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**wide))
     assert model_shape(wide).inner == pytest.approx(saved(model, 64), rel=0.3)
 
@@ -115,10 +153,16 @@ def test_unknown_shapes_are_named(source, message):
 
 
 SHAPES = strategies.builds(
-    Shape, parameters=strategies.integers(10**6, 10**10), adapter=strategies.sampled_from([0, 10**6]),
-    block=strategies.integers(10**4, 10**6), layers=strategies.integers(1, 80), hidden=strategies.integers(16, 8192),
-    inner=strategies.integers(100, 10**5), cache=strategies.integers(100, 10**5), vocab=strategies.integers(100, 250_000),
-)  # fmt: skip
+    Shape,
+    parameters=strategies.integers(10**6, 10**10),
+    adapter=strategies.sampled_from([0, 10**6]),
+    block=strategies.integers(10**4, 10**6),
+    layers=strategies.integers(1, 80),
+    hidden=strategies.integers(16, 8192),
+    inner=strategies.integers(100, 10**5),
+    cache=strategies.integers(100, 10**5),
+    vocab=strategies.integers(100, 250_000),
+)
 KINDS = strategies.sampled_from(["fsdp2", "zero3"])
 
 
@@ -141,7 +185,9 @@ def test_sharding_divides_what_is_held(shape, kind, gpus, copies):
     strategies.integers(1, 4000),
 )
 def test_more_tokens_never_need_less(shape, kind, rows, answer):
-    small, large = (estimate_memory(shape, Plan(kind, 8, rows=rows, answer=n)) for n in (answer, answer + 1))
+    small, large = (
+        estimate_memory(shape, Plan(kind, 8, rows=rows, answer=n)) for n in (answer, answer + 1)
+    )
     assert small.update <= large.update and small.peak <= large.peak
     assert all(value >= 0 and math.isfinite(value) for value in large.parts.values())
     kept = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer, checkpointing=False))
@@ -151,7 +197,9 @@ def test_more_tokens_never_need_less(shape, kind, rows, answer):
 
 def test_a_sleeping_sampler_leaves_room_for_the_update():
     shape = model_shape(MODELS["qwen3"])
-    awake, asleep = (estimate_memory(shape, Plan(colocated=0.5, sleeping=s, gpu_gib=80)) for s in (False, True))
+    awake, asleep = (
+        estimate_memory(shape, Plan(colocated=0.5, sleeping=s, gpu_gib=80)) for s in (False, True)
+    )
     assert awake.update - asleep.update == 40 * GIB and awake.sampling == asleep.sampling
 
 
@@ -161,10 +209,20 @@ def test_settings_say_who_set_them():
     grpo = {s.name: s for s in resolved(recipe, "grpo", seed=7, settings=changes)}
     gdpo = {s.name: s for s in resolved(recipe, "gdpo", settings=changes[:1])}
     assert grpo.keys() == TrainConfig.model_fields.keys()
-    assert (grpo["clip"].source, grpo["clip"].value, gdpo["clip"].source) == ("command", 0.3, "default")
-    assert (grpo["seed"].value, grpo["seed"].source, gdpo["seed"].source) == (7, "command", "default")
+    assert (grpo["clip"].source, grpo["clip"].value, gdpo["clip"].source) == (
+        "command",
+        0.3,
+        "default",
+    )
+    assert (grpo["seed"].value, grpo["seed"].source, gdpo["seed"].source) == (
+        7,
+        "command",
+        "default",
+    )
     assert {s.name: s.source for s in resolved(recipe, "grpo")}["clip"] == "recipe for this method"
-    assert {s.value for s in resolved(recipe, "sft") if s.name == "lr"} == {method_config(recipe, "sft").lr}
+    assert {s.value for s in resolved(recipe, "sft") if s.name == "lr"} == {
+        method_config(recipe, "sft").lr
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,7 +231,12 @@ def test_settings_say_who_set_them():
         ("memcalib-rl", ["train.eta=0.5"], "eta", "recipe for this method"),
         ("gdpo", ["train.eta=0.5"], "eta", "command"),
         ("memcalib-rl", ["methods.memcalib-rl.eta=0.5"], "eta", "command"),
-        ("memcalib-rl", ["methods.memcalib-rl.eta.CA-=0.5"], "eta", "recipe for this method and command"),
+        (
+            "memcalib-rl",
+            ["methods.memcalib-rl.eta.CA-=0.5"],
+            "eta",
+            "recipe for this method and command",
+        ),
         ("grpo", ["methods.grpo={lr: 0.001}"], "lr", "command"),
         ("grpo", ["train={lr: 0.001}"], "lr", "command"),
         ("grpo", ["train.trl.vllm_mode=server"], "trl", "recipe and command"),
@@ -186,9 +249,19 @@ def test_settings_say_who_set_them():
 )
 def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, changes, name, source):
     own = {"memcalib-rl": {"eta": {"C+": 0.25}}}
-    content = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact", "methods": own}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content | {"train": {"trl": {"bf16": False}, "lr": 0.01}}))
-    found = {s.name: s for s in resolved(load_recipe(tmp_path / "r.yaml", changes), method, settings=changes)}
+    content = {
+        "start": {"model": "cold-short"},
+        "data": {"world": {}},
+        "judge": "exact",
+        "methods": own,
+    }
+    (tmp_path / "r.yaml").write_text(
+        yaml.safe_dump(content | {"train": {"trl": {"bf16": False}, "lr": 0.01}})
+    )
+    found = {
+        s.name: s
+        for s in resolved(load_recipe(tmp_path / "r.yaml", changes), method, settings=changes)
+    }
     assert found[name].source == source and found["seed"].source == "default"
 
 
@@ -198,20 +271,37 @@ def test_prompts_are_counted_with_the_tokenizer(tmp_path):
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)
     recipe = load_recipe(
-        "micro", [f"data={{train: {tmp_path / 'train.jsonl'}}}", "train.prompt_template=micro", "train.prompts=2"]
+        "micro",
+        [
+            f"data={{train: {tmp_path / 'train.jsonl'}}}",
+            "train.prompt_template=micro",
+            "train.prompts=2",
+        ],
     )
-    texts, tokenizer = measure_texts(recipe, method_config(recipe, "grpo")), load_policy("cold-short")[1]
-    lengths = [len(encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro"))) for e in examples]
-    assert (texts.examples, texts.longest) == (9, max(lengths)) and texts.prompt == pytest.approx(sum(lengths) / 9)
+    texts = measure_texts(recipe, method_config(recipe, "grpo"))
+    tokenizer = load_policy("cold-short")[1]
+    lengths = [
+        len(encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro")))
+        for e in examples
+    ]
+    assert (texts.examples, texts.longest) == (9, max(lengths)) and texts.prompt == pytest.approx(
+        sum(lengths) / 9
+    )
     assert texts.atoms == pytest.approx(sum(len(e.atoms) for e in examples) / 9)
     work = epoch_work(method_config(recipe, "grpo"), texts)
-    assert work["steps per epoch"] == 4 and work["answers"] == 4 * 2 * 8, "the ninth example fills no step"
+    assert work["steps per epoch"] == 4 and work["answers"] == 4 * 2 * 8, (
+        "the ninth example fills no step"
+    )
 
 
 def test_limits_are_kept(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", make_examples("short", 9, seed=3))
     recipe = load_recipe(
-        "micro", [f"data={{train: {{path: {tmp_path / 'train.jsonl'}, limit: 4}}}}", "train.prompt_template=micro"]
+        "micro",
+        [
+            f"data={{train: {{path: {tmp_path / 'train.jsonl'}, limit: 4}}}}",
+            "train.prompt_template=micro",
+        ],
     )
     assert measure_texts(recipe, method_config(recipe, "grpo")).examples == 4
 
@@ -226,7 +316,9 @@ def test_only_methods_with_rewards_pay_for_answers(method):
     held_out = 0 if method == "sft" else 5 * 1500
     answers = 64_000 if method in ("grpo", "memcalib-rl") else 0
     assert judge["calls"] == answers + held_out and judge["of them validation"] == held_out
-    assert judge["cost"] == pytest.approx((judge["prompt tokens"] + 2 * judge["completion tokens"]) / 1e6)
+    assert judge["cost"] == pytest.approx(
+        (judge["prompt tokens"] + 2 * judge["completion tokens"]) / 1e6
+    )
 
 
 def test_fine_tuning_scores_nothing_before_its_first_step():
@@ -247,18 +339,27 @@ def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
     write_jsonl(tmp_path / "train.jsonl", examples)
     file = f"data={{train: {tmp_path / 'train.jsonl'}}}"
     recipe = load_recipe(
-        "micro", [file, "train.prompt_template=micro", "train.prompts=3", "train.teacher_prompt_template=micro-hinted"]
+        "micro",
+        [
+            file,
+            "train.prompt_template=micro",
+            "train.prompts=3",
+            "train.teacher_prompt_template=micro-hinted",
+        ],
     )
-    config, encode = (
-        method_config(recipe, method),
-        teacher_encoder(load_policy("cold-short")[1], prompt_template="micro-hinted"),
-    )
+    config = method_config(recipe, method)
+    encode = teacher_encoder(load_policy("cold-short")[1], prompt_template="micro-hinted")
     texts = measure_texts(recipe, config)
-    assert texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9) and texts.teacher > texts.prompt
+    assert (
+        texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9)
+        and texts.teacher > texts.prompt
+    )
     read = epoch_work(config, texts)["tokens read by the teacher"]
     answer = min(500, config.max_tokens)
     assert read == pytest.approx(9 * config.generations * (texts.teacher + answer))
-    short = epoch_work(config.model_copy(update={"max_teacher": 2}), texts)["tokens read by the teacher"]
+    short = epoch_work(config.model_copy(update={"max_teacher": 2}), texts)[
+        "tokens read by the teacher"
+    ]
     assert short == 9 * config.generations * (2 + answer)
     other = method_config(recipe, "gdpo")
     assert epoch_work(other, measure_texts(recipe, other))["tokens read by the teacher"] == 0
@@ -272,10 +373,14 @@ def test_an_unknown_price_is_not_zero():
 
 def test_counterfactuals_are_read_by_one_method_alone():
     read = {
-        m: forecast(load_recipe("micro"), m).work["tokens read by counterfactuals"] for m in ("gdpo", "memcalib-rl")
+        m: forecast(load_recipe("micro"), m).work["tokens read by counterfactuals"]
+        for m in ("gdpo", "memcalib-rl")
     }
     assert read["gdpo"] == 0 < read["memcalib-rl"]
-    by = {m: forecast(load_recipe("micro", [f"train.mode={m}"]), "memcalib-rl") for m in ("evidence", "evidence-kl")}
+    by = {
+        m: forecast(load_recipe("micro", [f"train.mode={m}"]), "memcalib-rl")
+        for m in ("evidence", "evidence-kl")
+    }
     read |= {mode: plan.work["tokens read by counterfactuals"] for mode, plan in by.items()}
     assert read["evidence"] == 0 < read["evidence-kl"] < read["memcalib-rl"]
     assert not any("channels" in text for text in by["evidence"].assumptions)
@@ -285,11 +390,15 @@ def test_counterfactuals_are_read_by_one_method_alone():
 def test_a_distilled_policy_holds_one_frozen_copy():
     recipe = load_recipe("qwen3-8b")
     copies = {
-        m: training_plan(recipe, method_config(recipe, m), 1000, 500).copies for m in ("grpo", "opsd-pg", "opsd-gkd")
+        m: training_plan(recipe, method_config(recipe, m), 1000, 500).copies
+        for m in ("grpo", "opsd-pg", "opsd-gkd")
     }
     assert copies == {"grpo": 1, "opsd-pg": 1, "opsd-gkd": 1}
     free = load_recipe("qwen3-8b", ["train.beta=0"])
-    copies = [training_plan(free, method_config(free, m), 1000, 500).copies for m in ("grpo", "opsd-pg", "sft")]
+    copies = [
+        training_plan(free, method_config(free, m), 1000, 500).copies
+        for m in ("grpo", "opsd-pg", "sft")
+    ]
     assert copies == [0, 1, 0]
 
 
@@ -317,7 +426,9 @@ def test_faults_are_named(changes, message):
     ],
 )
 def test_mistakes_are_warned_of(changes, warning):
-    assert any(warning in text for text in forecast(load_recipe("qwen3-8b", changes), "grpo").warnings)
+    assert any(
+        warning in text for text in forecast(load_recipe("qwen3-8b", changes), "grpo").warnings
+    )
 
 
 def test_strategies(tmp_path):
@@ -327,7 +438,10 @@ def test_strategies(tmp_path):
     ):
         (tmp_path / "a.yaml").write_text(content)
         assert strategy(Launch(accelerate=str(tmp_path / "a.yaml"), processes=2)) == expected
-    for content in ("distributed_type: TPU", "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2}}"):
+    for content in (
+        "distributed_type: TPU",
+        "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2}}",
+    ):
         (tmp_path / "a.yaml").write_text(content)
         with pytest.raises(ValueError, match="allowed: FSDP"):
             strategy(Launch(accelerate=str(tmp_path / "a.yaml"), processes=2))
@@ -349,9 +463,18 @@ def test_the_page_says_where_the_memory_is(tmp_path):
 def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
     hear(monkeypatch)
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
-    refused = lambda method, *changes, name="qwen3-8b": forecast(load_recipe(name, changes), method).refused
-    asked = [m for m in LABELS.values() if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))]
-    assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], "fine-tuning asks no judge here"
+
+    def refused(method, *changes, name="qwen3-8b"):
+        return forecast(load_recipe(name, changes), method).refused
+
+    asked = [
+        m
+        for m in LABELS.values()
+        if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))
+    ]
+    assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], (
+        "fine-tuning asks no judge here"
+    )
     monkeypatch.setenv("JUDGE_API_KEY", "any")
     assert not any("JUDGE_API_KEY" in text for text in refused("grpo"))
     changes = ["train.report_to=missing", "train.max_tokens=5000", "sft.report_to=notes"]
@@ -360,7 +483,9 @@ def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
         "train.max_tokens",
     ]
     assert refused("sft", *changes, name="micro") == []
-    assert not any("prompts" in text for text in refused("grpo")), "nobody knows how many examples there are"
+    assert not any("prompts" in text for text in refused("grpo")), (
+        "nobody knows how many examples there are"
+    )
 
 
 def test_fine_tuning_begins_with_its_own_model():

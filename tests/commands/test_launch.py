@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,7 +35,11 @@ FOLDERS = ROOT / "memcalib" / "data" / "launch"
 NAMES = ["ministral-3-8b", "qwen3-8b", "qwen3.5-35b-a3b"]
 FILES = {"README.md", "accelerate.yaml", "deepspeed.json", "recipe.yaml"}
 PAIRS = [  # each folder with the paper's method, each method with one folder; the others are slow
-    pytest.param(name, method, marks=() if method == "memcalib-rl" or name == "qwen3-8b" else pytest.mark.slow)
+    pytest.param(
+        name,
+        method,
+        marks=() if method == "memcalib-rl" or name == "qwen3-8b" else pytest.mark.slow,
+    )
     for method in LABELS.values()
     for name in NAMES
 ]
@@ -60,7 +65,8 @@ def test_recipes_are_forecast_without_weights(name, method):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_are_the_papers(name):
-    config, paper = method_config(load_recipe(name), "memcalib-rl"), TrainConfig()
+    config = method_config(load_recipe(name), "memcalib-rl")
+    paper = TrainConfig()
     told = {"accumulate", "sampler", "eval_every", "save_every", "trl", "method"}
     changed = {field for field, value in config if value != getattr(paper, field)}
     assert changed - told == ({"lr", "lora_rank"} if name == "qwen3.5-35b-a3b" else set())
@@ -76,7 +82,8 @@ def test_settings_are_the_papers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "total"), [("qwen3-8b", 8.19e9), ("ministral-3-8b", 8.49e9), ("qwen3.5-35b-a3b", 34.66e9)]
+    ("name", "total"),
+    [("qwen3-8b", 8.19e9), ("ministral-3-8b", 8.49e9), ("qwen3.5-35b-a3b", 34.66e9)],
 )
 def test_shapes_have_the_published_sizes(name, total):
     assert model_shape(load_recipe(name).launch.shape).parameters == pytest.approx(total, rel=1e-3)
@@ -86,21 +93,28 @@ def test_shapes_have_the_published_sizes(name, total):
 def test_accelerate_reads_its_file(name):
     recipe = load_recipe(name)
     found = load_config_from_file(str(launch_file(recipe.launch.accelerate)))
-    assert found.num_processes == recipe.launch.processes and found.num_machines == recipe.launch.nodes
+    assert (
+        found.num_processes == recipe.launch.processes and found.num_machines == recipe.launch.nodes
+    )
     assert found.mixed_precision == "bf16" and found.distributed_type == "FSDP"
     known = {action.dest for action in launch_command_parser()._actions}
     assert found.fsdp_config.keys() <= known and found.fsdp_config["fsdp_version"] == 2
     assert strategy(recipe.launch) == "fsdp2"
     efficient = found.fsdp_config["fsdp_cpu_ram_efficient_loading"]
-    assert efficient == bool(method_config(recipe, "grpo").lora_rank), "an empty reference on all processes but one"
+    assert efficient == bool(method_config(recipe, "grpo").lora_rank), (
+        "an empty reference on all processes but one"
+    )
 
 
 class Filled(HfDeepSpeedConfig):
     """What the trainer makes of a DeepSpeed file; its own class wants DeepSpeed installed."""
 
-    _dtype, mismatches = None, []
-    dtype, is_auto = deepspeed.HfTrainerDeepSpeedConfig.dtype, deepspeed.HfTrainerDeepSpeedConfig.is_auto
-    fill_match, fill_only = deepspeed.HfTrainerDeepSpeedConfig.fill_match, deepspeed.HfTrainerDeepSpeedConfig.fill_only
+    _dtype = None
+    mismatches: ClassVar[list[str]] = []
+    dtype = deepspeed.HfTrainerDeepSpeedConfig.dtype
+    is_auto = deepspeed.HfTrainerDeepSpeedConfig.is_auto
+    fill_match = deepspeed.HfTrainerDeepSpeedConfig.fill_match
+    fill_only = deepspeed.HfTrainerDeepSpeedConfig.fill_only
     process = deepspeed.HfTrainerDeepSpeedConfig.trainer_config_process
     finalize = deepspeed.HfTrainerDeepSpeedConfig.trainer_config_finalize
 
@@ -108,23 +122,36 @@ class Filled(HfDeepSpeedConfig):
 @pytest.mark.parametrize("name", NAMES)
 def test_deepspeed_settings_fit_the_trainer(name, tmp_path):
     config = method_config(load_recipe(name), "gdpo")
-    arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
+    arguments = trl_config(
+        config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path
+    )
     filled = Filled(str(FOLDERS / name / "deepspeed.json"))
     filled.process(arguments)
     filled.finalize(arguments, SimpleNamespace(config=SimpleNamespace(hidden_size=4096)), 250)
     assert "auto" not in json.dumps(filled.config) and filled.is_zero3() and filled.mismatches == []
     again = load_recipe(name, [f"launch.accelerate={name}/deepspeed.json"])
-    assert strategy(again.launch) == "zero3" and forecast(again, "gdpo").memory["expected"].peak < 80 * GIB
+    assert (
+        strategy(again.launch) == "zero3"
+        and forecast(again, "gdpo").memory["expected"].peak < 80 * GIB
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", [method for method in LABELS.values() if method != "sft"])
 def test_trl_takes_every_option(name, method, tmp_path):
     config = method_config(load_recipe(name), method)
-    arguments = trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path)
-    assert arguments.use_vllm and arguments.vllm_mode == "colocate" and arguments.vllm_enable_sleep_mode
+    arguments = trl_config(
+        config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path
+    )
+    assert (
+        arguments.use_vllm
+        and arguments.vllm_mode == "colocate"
+        and arguments.vllm_enable_sleep_mode
+    )
     assert arguments.vllm_max_model_length == config.max_prompt + config.max_tokens
-    assert arguments.generation_batch_size == 512 and not arguments.vllm_importance_sampling_correction
+    assert (
+        arguments.generation_batch_size == 512 and not arguments.vllm_importance_sampling_correction
+    )
 
 
 def run_script(tmp_path, name, *words, **variables):
@@ -132,7 +159,9 @@ def run_script(tmp_path, name, *words, **variables):
     seen = tmp_path / "seen"
     for command in ("accelerate", "vllm"):
         stand_in = tmp_path / command
-        stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" {command} "$@" > {seen}\nenv > {seen}.env\n')
+        stand_in.write_text(
+            f'#!/bin/sh\nprintf "%s\\n" {command} "$@" > {seen}\nenv > {seen}.env\n'
+        )
         stand_in.chmod(stand_in.stat().st_mode | stat.S_IEXEC)
     environment = {
         "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -152,14 +181,24 @@ def run_script(tmp_path, name, *words, **variables):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_script_starts_what_accelerate_understands(tmp_path, name):
     more = dict(MACHINE_RANK="1", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
-    done, words = run_script(tmp_path, name, "memcalib-rl", "--seed", "43", JUDGE_URL="http://localhost:1/v1", **more)
+    done, words = run_script(
+        tmp_path, name, "memcalib-rl", "--seed", "43", JUDGE_URL="http://localhost:1/v1", **more
+    )
     assert done.returncode == 0, done.stderr
     arguments = launch_command_parser().parse_args(words[2:])
-    assert words[:2] == ["accelerate", "launch"] and arguments.module and arguments.training_script == "memcalib"
-    recipe, rest = arguments.training_script_args[1], arguments.training_script_args[2:]
+    assert (
+        words[:2] == ["accelerate", "launch"]
+        and arguments.module
+        and arguments.training_script == "memcalib"
+    )
+    recipe = arguments.training_script_args[1]
+    rest = arguments.training_script_args[2:]
     assert arguments.training_script_args[0] == "train" and rest[-2:] == ["--seed", "43"]
     chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
-    assert chosen.launch.processes == arguments.num_processes and chosen.judge.base_url == "http://localhost:1/v1"
+    assert (
+        chosen.launch.processes == arguments.num_processes
+        and chosen.judge.base_url == "http://localhost:1/v1"
+    )
     assert arguments.config_file == str(FOLDERS / name / "accelerate.yaml")
 
 
@@ -171,7 +210,9 @@ def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
     options = dict(zip(rest[::2], rest[1::2], strict=True))
     assert options["--method"] == method and options["--out"] == f"runs/{name}/{method}"
-    shown = forecast(load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]).text()
+    shown = forecast(
+        load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]
+    ).text()
     assert f"Memory of each of {load_recipe(name).launch.processes} GPUs" in shown
 
 
@@ -179,7 +220,9 @@ def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
 def test_the_baseline_learns_from_all_examples(tmp_path, name):
     """The command of the page, with the demonstrations of both parts in one file."""
     page = (FOLDERS / name / "README.md").read_text()
-    (line,) = [line for line in page.splitlines() if line.startswith("OUT=") and "demonstrations=" in line]
+    (line,) = [
+        line for line in page.splitlines() if line.startswith("OUT=") and "demonstrations=" in line
+    ]
     place, script, *words = line.split()
     assert script == "runs/launch/launch.sh" and words[0] == name
     more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
@@ -188,14 +231,24 @@ def test_the_baseline_learns_from_all_examples(tmp_path, name):
     _, recipe, *rest = launch_command_parser().parse_args(found[2:]).training_script_args
     settings = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
     assert rest[rest.index("--out") + 1] == f"runs/{name}/sft-baseline" != f"runs/{name}/sft"
-    talk = {"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant", "content": "y"}]}
-    parts = [tmp_path / "data" / folder / "accepted.jsonl" for folder in ("demonstrations", "demonstrations-rl")]
+    talk = {
+        "prompt": [{"role": "user", "content": "x"}],
+        "completion": [{"role": "assistant", "content": "y"}],
+    }
+    parts = [
+        tmp_path / "data" / folder / "accepted.jsonl"
+        for folder in ("demonstrations", "demonstrations-rl")
+    ]
     for part, count in zip(parts, (4, 8), strict=True):
         part.parent.mkdir(parents=True)
-        part.write_text("".join(json.dumps(talk | {"example_id": f"{count}-{i}"}) + "\n" for i in range(count)))
+        part.write_text(
+            "".join(json.dumps(talk | {"example_id": f"{count}-{i}"}) + "\n" for i in range(count))
+        )
     (join,) = [line for line in page.splitlines() if line.startswith("cat data/")]
     subprocess.run(["bash", "-c", join], cwd=tmp_path, check=True)
-    chosen = load_recipe(recipe, [text.replace("=data/", f"={tmp_path}/data/") for text in settings])
+    chosen = load_recipe(
+        recipe, [text.replace("=data/", f"={tmp_path}/data/") for text in settings]
+    )
     assert len(teaching_rows(chosen, Examples([]))) == forecast(chosen, "sft").work["rows"] == 12
 
 
@@ -206,14 +259,19 @@ def test_a_run_goes_on_with_another_sampler_and_in_more_parts(tmp_path, method):
     for variables in ({}, dict(SAMPLER="server", ACCUMULATE="16", GPUS="4")):
         words = run_script(tmp_path, "qwen3-8b", method, "--resume", **variables)[1]
         _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
-        chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
+        chosen = load_recipe(
+            recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
+        )
         found.append(decisive(method_config(chosen, method).model_dump(mode="json")))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
-    [("launch: {processes: 4}\n", "found launch a second time, after line"), ("train: [\n", "not readable as YAML")],
+    [
+        ("launch: {processes: 4}\n", "found launch a second time, after line"),
+        ("train: [\n", "not readable as YAML"),
+    ],
 )
 @pytest.mark.parametrize("word", ["serve", "grpo"])
 def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(tmp_path, word, more, told):
@@ -227,7 +285,12 @@ def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(tmp_path, word, 
     assert "Traceback" not in done.stderr
 
 
-NO_RECIPES = ["launch:\nstart: {model: m}\n", "train: {}\n", "launch: {nodes: 0}\nstart: {model: m}\n", "- 1\n"]
+NO_RECIPES = [
+    "launch:\nstart: {model: m}\n",
+    "train: {}\n",
+    "launch: {nodes: 0}\nstart: {model: m}\n",
+    "- 1\n",
+]
 
 
 @pytest.mark.parametrize("text", NO_RECIPES)
@@ -262,17 +325,33 @@ def test_a_copied_folder_is_given_by_its_path(tmp_path):
 
 
 def test_the_script_knows_the_server_and_zero3(tmp_path):
-    variables = dict(SAMPLER="server", SHARDING="zero3", GPUS="4", ACCUMULATE="16", SERVER_URL="http://localhost:8001")
+    variables = dict(
+        SAMPLER="server",
+        SHARDING="zero3",
+        GPUS="4",
+        ACCUMULATE="16",
+        SERVER_URL="http://localhost:8001",
+    )
     done, words = run_script(tmp_path, "qwen3-8b", "grpo", **variables)
     assert done.returncode == 0, done.stderr
     arguments = launch_command_parser().parse_args(words[2:])
-    assert arguments.use_deepspeed and Path(arguments.deepspeed_config_file).is_file() and arguments.num_processes == 4
+    assert (
+        arguments.use_deepspeed
+        and Path(arguments.deepspeed_config_file).is_file()
+        and arguments.num_processes == 4
+    )
     rest = arguments.training_script_args
     config = method_config(
-        load_recipe("qwen3-8b", [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]), "grpo"
+        load_recipe("qwen3-8b", [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]),
+        "grpo",
     )
     assert config.accumulate == 16 and config.trl["vllm_server_base_url"] == "http://localhost:8001"
-    assert trl_config(config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path).vllm_mode == "server"
+    assert (
+        trl_config(
+            config.model_copy(update={"trl": config.trl | {"bf16": False}}), tmp_path
+        ).vllm_mode
+        == "server"
+    )
     done, words = run_script(tmp_path, "qwen3-8b", "serve", SERVER_URL="http://localhost:8001")
     assert words[:2] == ["vllm", "serve"] and words[words.index("--port") + 1] == "8001"
     assert "VLLM_SERVER_DEV_MODE=1" in (tmp_path / "seen.env").read_text()
@@ -307,7 +386,13 @@ def test_text_only_cuts_a_checkpoint_that_sees(tmp_path):
     from transformers import AutoModelForCausalLM, Mistral3Config, Mistral3ForConditionalGeneration
 
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    text = dict(model_type="ministral3", num_key_value_heads=2, head_dim=8, vocab_size=len(build_tokenizer()), **sizes)
+    text = dict(
+        model_type="ministral3",
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=len(build_tokenizer()),
+        **sizes,
+    )
     seeing = dict(model_type="pixtral", head_dim=8, image_size=28, patch_size=14, **sizes)
     whole = Mistral3ForConditionalGeneration(
         Mistral3Config(text_config=text, vision_config=seeing, tie_word_embeddings=False)
@@ -320,11 +405,14 @@ def test_text_only_cuts_a_checkpoint_that_sees(tmp_path):
     done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stderr
     assert "FROM TO" in subprocess.run(command[:2], **how).stderr
-    cut, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "text"), torch.arange(6, 14)[None]
+    cut = AutoModelForCausalLM.from_pretrained(tmp_path / "text")
+    ids = torch.arange(6, 14)[None]
     assert cut.config.model_type == "ministral3"
     assert model_shape(tmp_path / "text").parameters == sum(p.numel() for p in cut.parameters())
     with torch.no_grad():
-        assert torch.allclose(cut(input_ids=ids).logits, whole.eval()(input_ids=ids).logits, atol=1e-6)
+        assert torch.allclose(
+            cut(input_ids=ids).logits, whole.eval()(input_ids=ids).logits, atol=1e-6
+        )
 
 
 def test_vllm_is_asked_for_by_name(monkeypatch):
@@ -338,17 +426,23 @@ def test_vllm_is_asked_for_by_name(monkeypatch):
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_validation_by_vllm_shares_the_work(process):
-    tokenizer, examples, asked = build_tokenizer(), make_examples("short", 3, seed=5), []
+    tokenizer = build_tokenizer()
+    examples = make_examples("short", 3, seed=5)
+    asked = []
 
     def generate(prompts, images, fields, count):
         asked.append(prompts)
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
     trainer = SimpleNamespace(
-        use_vllm=True, processing_class=tokenizer, judge=RetryingJudge(exact_judge), _generate_single_turn=generate,
+        use_vllm=True,
+        processing_class=tokenizer,
+        judge=RetryingJudge(exact_judge),
+        _generate_single_turn=generate,
         config=TrainConfig(prompt_template="micro", eval_text="concat"),
-        accelerator=SimpleNamespace(process_index=process, num_processes=2), judged=SimpleNamespace(judge=None),
-    )  # fmt: skip
+        accelerator=SimpleNamespace(process_index=process, num_processes=2),
+        judged=SimpleNamespace(judge=None),
+    )
     judged = StepRows(trainer, examples).judge_validation(None)
     assert len(asked[0]) == 2, "every process asks for the same number"
     assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]

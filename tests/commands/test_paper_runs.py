@@ -3,7 +3,13 @@
 import pytest
 from command_line import run as call
 
-from memcalib.commands.paper_runs import evaluation_work, load_paper_runs, paper_text, paper_work, run_paper
+from memcalib.commands.paper_runs import (
+    evaluation_work,
+    load_paper_runs,
+    paper_text,
+    paper_work,
+    run_paper,
+)
 from memcalib.inference.endpoint import Endpoint
 
 
@@ -26,16 +32,25 @@ def test_each_command_is_listed_once_and_all_that_is_missing(work, monkeypatch):
         "data/test.jsonl",
     ):
         assert any(needle in line for line in missing), needle
-    assert not any("runs/qwen3-8b/sft/policy" in line for line in missing), "an earlier command makes it"
+    assert not any("runs/qwen3-8b/sft/policy" in line for line in missing), (
+        "an earlier command makes it"
+    )
     text = paper_text(work)
-    assert f"Together {len(work)} commands" in text and "cost unknown" in text and "price: not given" in text
+    assert (
+        f"Together {len(work)} commands" in text
+        and "cost unknown" in text
+        and "price: not given" in text
+    )
 
 
 def test_a_method_begins_with_what_the_command_before_it_leaves(work):
     first = load_paper_runs()
     for name in first.recipes:
         commands = [one.command for one in work if one.what.startswith(f"{name}: ")]
-        left = next(c for c in commands if "--method sft" in c).partition("--out ")[2].split()[0] + "/policy"
+        left = (
+            next(c for c in commands if "--method sft" in c).partition("--out ")[2].split()[0]
+            + "/policy"
+        )
         others = [c for c in commands if "memcalib train" in c and "--method sft" not in c]
         assert len(others) >= 5 and all(f"--set start.model={left}" in c for c in others)
     cold = next(one.command for one in work if one.what.endswith("evaluate cold start"))
@@ -48,7 +63,9 @@ def test_the_second_judge_reads_the_answers_of_the_first(work):
     assert len(again) == 6 and all(one.gpu_hours == 0 and one.calls > 0 for one in again)
     for one in again:
         words = one.command.split()
-        assert words[:2] == ["memcalib", "judge"] and words[2].removesuffix("/rollouts.jsonl") in made
+        assert (
+            words[:2] == ["memcalib", "judge"] and words[2].removesuffix("/rollouts.jsonl") in made
+        )
 
 
 def test_a_price_gives_a_cost_and_a_key_is_no_longer_missing(monkeypatch):
@@ -56,7 +73,9 @@ def test_a_price_gives_a_cost_and_a_key_is_no_longer_missing(monkeypatch):
     judge = Endpoint(model="judge", base_url="http://localhost:1/v1", key_env="A_KEY")
     options = dict(experiments=("main_results",), judge=judge, data="data/test.jsonl", examples=10)
     one = evaluation_work(plan, "x: evaluate y", ["--weights", "y"], **options)
-    assert one.calls == 30 and one.cost == pytest.approx((one.prompt_tokens + 2 * one.completion_tokens) / 1e6)
+    assert one.calls == 30 and one.cost == pytest.approx(
+        (one.prompt_tokens + 2 * one.completion_tokens) / 1e6
+    )
     assert any("A_KEY" in line for line in one.missing)
     monkeypatch.setenv("A_KEY", "secret")
     again = evaluation_work(plan, "x: evaluate y", ["--weights", "y"], **options)
@@ -72,16 +91,31 @@ def test_it_refuses_to_run_with_anything_missing(tmp_path, capsys):
 
 def test_the_command_line_says_the_same(capsys, tmp_path):
     code, out, _ = call(
-        capsys, "reproduce", "eta_sensitivity", "--profile", "paper", "--out", str(tmp_path), "--dry-run"
+        capsys,
+        "reproduce",
+        "eta_sensitivity",
+        "--profile",
+        "paper",
+        "--out",
+        str(tmp_path),
+        "--dry-run",
     )
-    assert code == 0 and "memcalib train qwen3-8b --method memcalib-rl" in out and "Missing on this machine" in out
+    assert (
+        code == 0
+        and "memcalib train qwen3-8b --method memcalib-rl" in out
+        and "Missing on this machine" in out
+    )
     code, _, err = call(capsys, "reproduce", "diagrams", "--profile", "paper", "--dry-run")
     assert code == 1 and "no runs at the paper's size; allowed are channel_proportions" in err
 
 
 @pytest.mark.parametrize(
     ("setting", "needle"),
-    [("speed={}", "speed: nothing for recipe 'qwen3-8b'"), ("methods=[ppo]", "'ppo'"), ("eval_seed=[1]", "eval_seeds")],
+    [
+        ("speed={}", "speed: nothing for recipe 'qwen3-8b'"),
+        ("methods=[ppo]", "'ppo'"),
+        ("eval_seed=[1]", "eval_seeds"),
+    ],
 )
 def test_mistakes_in_it_are_named(setting, needle):
     with pytest.raises(ValueError) as error:

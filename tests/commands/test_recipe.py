@@ -38,7 +38,11 @@ def written(folder: Path, content) -> Path:
 
 def leaves(content, place=()):
     if isinstance(content, dict) and content:
-        return {k: v for name, below in content.items() for k, v in leaves(below, (*place, name)).items()}
+        return {
+            k: v
+            for name, below in content.items()
+            for k, v in leaves(below, (*place, name)).items()
+        }
     return {place: content}
 
 
@@ -52,7 +56,10 @@ def test_one_setting_changes_one_place(content, names, value):
     for name in names:
         found = found[name]
     assert found == value and type(found) is type(value)
-    off_the_path = lambda place: place[: len(names)] != tuple(names) and tuple(names)[: len(place)] != place
+
+    def off_the_path(place):
+        return place[: len(names)] != tuple(names) and tuple(names)[: len(place)] != place
+
     assert {k: v for k, v in leaves(content).items() if off_the_path(k)} == {
         k: v for k, v in leaves(changed).items() if off_the_path(k)
     }
@@ -129,13 +136,21 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
     (file := tmp_path / "polite.yaml").write_text("user: '{memory} -- please: {query}'")
     path = written(tmp_path, MICRO)
     recipe = load_recipe(
-        path, ["data.world.train=2", f"train.prompt_template={file}", f"methods.opsd-pg.teacher_prompt_template={file}"]
+        path,
+        [
+            "data.world.train=2",
+            f"train.prompt_template={file}",
+            f"methods.opsd-pg.teacher_prompt_template={file}",
+        ],
     )
     config = method_config(recipe, "gdpo")
     shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
     assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
     assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
-    for text, said in (("user: no places", "user: found no place {memory}"), (None, "no such template file")):
+    for text, said in (
+        ("user: no places", "user: found no place {memory}"),
+        (None, "no such template file"),
+    ):
         file.write_text(text) if text else file.unlink()
         with pytest.raises(ValueError, match="train.prompt_template: .*" + re.escape(said)):
             load_recipe(path, [f"train.prompt_template={file}"])
@@ -145,7 +160,8 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
 def test_a_recipe_of_before_says_layout(tmp_path):
     path = written(tmp_path, MICRO)
     before = load_recipe(
-        path, ["train.layout=plain", "methods.gdpo.layout=bare", "methods.opsd-pg.teacher_layout=micro"]
+        path,
+        ["train.layout=plain", "methods.gdpo.layout=bare", "methods.opsd-pg.teacher_layout=micro"],
     )
     assert method_config(before, "grpo").prompt_template == "plain"
     assert method_config(before, "gdpo").prompt_template == "bare"
@@ -155,29 +171,53 @@ def test_a_recipe_of_before_says_layout(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "needle"),
     [
-        ("train.prompt_template=nope", "train.prompt_template: unknown prompt template 'nope': allowed are plain"),
+        (
+            "train.prompt_template=nope",
+            "train.prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
         ("train.trl={nonsense: 1}", "nonsense"),
         (
             "train.trl.output_dir=elsewhere",
             "train.trl: output_dir is not set here: the folder of the run stands for it",
         ),
         ("train.trl={max_steps: -5}", "max_steps is not set here: steps stands for it"),
-        ("train.trl.learning_rate=2e-6", "train.trl: learning_rate is not set here: lr stands for it"),
+        (
+            "train.trl.learning_rate=2e-6",
+            "train.trl: learning_rate is not set here: lr stands for it",
+        ),
         ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
         (
             "train.trl.top_k=5",
             "trl.top_k with sampler 'shared', which does not read it: allowed is sampler 'generate' or",
         ),
-        ("train.trl.use_transformers_continuous_batching=true", "with sampler 'shared', which does not read it"),
-        ("train.trl.reward_weights=[1, 1]", "train.trl: reward_weights is not set here: method stands for it"),
-        ("train.trl.scale_rewards=none", "train.trl: scale_rewards is not set here: method stands for it"),
-        ("train.trl.multi_objective_aggregation=normalize_then_sum", "multi_objective_aggregation is not set here"),
+        (
+            "train.trl.use_transformers_continuous_batching=true",
+            "with sampler 'shared', which does not read it",
+        ),
+        (
+            "train.trl.reward_weights=[1, 1]",
+            "train.trl: reward_weights is not set here: method stands for it",
+        ),
+        (
+            "train.trl.scale_rewards=none",
+            "train.trl: scale_rewards is not set here: method stands for it",
+        ),
+        (
+            "train.trl.multi_objective_aggregation=normalize_then_sum",
+            "multi_objective_aggregation is not set here",
+        ),
         (
             "train.trl.chat_template_kwargs={enable_thinking: true}",
             "train.trl: chat_template_kwargs is not set here: the chat template of the tokenizer",
         ),
-        ("sft.trl.num_train_epochs=2", "sft.trl: num_train_epochs is not set here: epochs stands for it"),
-        ("train.report_to=wandbb", "train.report_to: found 'wandbb'; meant is perhaps wandb; allowed: none, all"),
+        (
+            "sft.trl.num_train_epochs=2",
+            "sft.trl: num_train_epochs is not set here: epochs stands for it",
+        ),
+        (
+            "train.report_to=wandbb",
+            "train.report_to: found 'wandbb'; meant is perhaps wandb; allowed: none, all",
+        ),
         ("train.report_to=[none, wandb]", "allowed: none, all, or one or several of"),
         ("sft.report_to=paper", "sft.report_to: found 'paper'; allowed: none, all"),
         ("train.method=gdpo", "train.method: found 'gdpo'; not set here: --method says it"),
@@ -191,10 +231,16 @@ def test_a_recipe_of_before_says_layout(tmp_path):
         ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
         ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
-        ("judge=human", "judge: found 'human'; allowed are micro-exact, package.module:name, or an endpoint"),
+        (
+            "judge=human",
+            "judge: found 'human'; allowed are micro-exact, package.module:name, or an endpoint",
+        ),
         ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
         ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
-        ("methods.gdpo={1: 2}", "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts"),
+        (
+            "methods.gdpo={1: 2}",
+            "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts",
+        ),
         ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url must hold no user"),
         ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
         (
@@ -248,7 +294,9 @@ def test_every_number_has_a_range(kind):
 
 
 def test_numbers_for_the_base_trainer_are_numbers(tmp_path):
-    recipe = load_recipe(written(tmp_path, MICRO), ["train.trl.adam_epsilon=1e-8", "sft.trl.max_grad_norm=5e-1"])
+    recipe = load_recipe(
+        written(tmp_path, MICRO), ["train.trl.adam_epsilon=1e-8", "sft.trl.max_grad_norm=5e-1"]
+    )
     assert method_config(recipe, "grpo").trl == {"adam_epsilon": 1e-8}
     assert method_config(recipe, "sft").trl == {"max_grad_norm": 0.5}
 
@@ -277,21 +325,30 @@ def test_names_that_are_not_there(tmp_path):
         method_config(Recipe.model_validate(MICRO), "ppo")
     with pytest.raises(FileNotFoundError, match="no recipe"):
         load_recipe("../recipes/micro")
-    with pytest.raises(FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"):
+    with pytest.raises(
+        FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"
+    ):
         load_recipe("micr")
 
 
 def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, monkeypatch):
-    (tmp_path / "levels_only.py").write_text("def judge(example, answer):\n    raise AssertionError('asked')\n")
+    (tmp_path / "levels_only.py").write_text(
+        "def judge(example, answer):\n    raise AssertionError('asked')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     recipe = load_recipe("micro", ["judge=levels_only:judge"])
     for mode, refused in (("ordered", False), ("evidence", True), ("evidence-kl", True)):
         config = method_config(recipe, "memcalib-rl").model_copy(update={"mode": mode})
         lines = [*preflight(recipe, "memcalib-rl", config, 100, 0, local=True)]
-        assert [line for line in lines if "gives no quotes" in line and "gives_quotes = True" in line] == lines
+        assert [
+            line for line in lines if "gives no quotes" in line and "gives_quotes = True" in line
+        ] == lines
         assert bool(lines) == refused
     exact = load_recipe("micro", ["train.mode=evidence-kl"])
     assert (
-        method_config(exact, "memcalib-rl").credit.by_evidence and not method_config(exact, "gdpo").credit.by_evidence
+        method_config(exact, "memcalib-rl").credit.by_evidence
+        and not method_config(exact, "gdpo").credit.by_evidence
     )
-    assert not [*preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)]
+    assert not [
+        *preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)
+    ]

@@ -32,7 +32,11 @@ def smoke(tmp_path_factory) -> Path:
 
 
 def tables(folder: Path) -> dict[str, bytes]:
-    found = sorted(p for p in folder.rglob("*") if p.suffix in (".csv", ".tex", ".md") and "parts" not in p.parts)
+    found = sorted(
+        p
+        for p in folder.rglob("*")
+        if p.suffix in (".csv", ".tex", ".md") and "parts" not in p.parts
+    )
     return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
@@ -48,7 +52,9 @@ def test_everything_is_there(smoke):
     sampled = [m for m in profile.methods if m != "SFT"]
     assert profile.methods == tuple(LABELS) and len(sampled) == 5
     made = [(m, step) for m in sampled for step in range(1 + profile.train["steps"])]
-    assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, "step 0 is the validation before"
+    assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, (
+        "step 0 is the validation before"
+    )
     path = [json.loads(line) for line in (smoke / "path.jsonl").read_text().splitlines()]
     assert {row["method"] for row in path} == {*LABELS} and {row["seed"] for row in path} == {1}
     manifest = json.loads((smoke / "manifest.json").read_text())
@@ -60,14 +66,17 @@ def test_the_table_has_the_papers_rows_in_the_papers_order(smoke):
     table = results_table(load_run(smoke), resamples=50)
     measured = table[table["status"] == "measured"]
     assert list(measured["model"]) == ["Base", "Cold-start", *LABELS]
-    assert measured["seeds"].tolist() == [2] * 8 and not measured[["SCS", "Exact"]].isna().any(axis=None)
+    assert measured["seeds"].tolist() == [2] * 8 and not measured[["SCS", "Exact"]].isna().any(
+        axis=None
+    )
 
 
 def test_distillation_has_no_reward_and_that_is_no_zero(smoke):
     steps = load_run(smoke).steps
     rewarded = steps.groupby("method")["reward"].count()
     assert (
-        rewarded[["OPSD-PG", "OPSD-GKD", "SFT"]].sum() == 0 and (rewarded[["GRPO", "GDPO", "MemCalib-RL"]] == 2).all()
+        rewarded[["OPSD-PG", "OPSD-GKD", "SFT"]].sum() == 0
+        and (rewarded[["GRPO", "GDPO", "MemCalib-RL"]] == 2).all()
     )
     assert set(sampled_steps(steps)["method"]) == {*LABELS} - {"SFT"}
 
@@ -81,7 +90,12 @@ def test_report_opens_offline(smoke):
 
 def test_a_finished_run_is_only_assembled_again(smoke, monkeypatch):
     before = {name: (smoke / name).read_bytes() for name in ROWS} | tables(smoke)
-    for work in ("inference.local.evaluate", "training.train", "trainer.sft.sft", "trainer.traces.trace_answers"):
+    for work in (
+        "inference.local.evaluate",
+        "training.train",
+        "trainer.sft.sft",
+        "trainer.traces.trace_answers",
+    ):
         monkeypatch.setattr(f"memcalib.{work}", None)
     run_quickstart(smoke, "smoke")
     assert {name: (smoke / name).read_bytes() for name in ROWS} | tables(smoke) == before
@@ -99,7 +113,16 @@ def test_a_damaged_part_is_done_again(smoke):
 @pytest.mark.slow
 def test_killed_and_resumed_equals_straight(smoke, tmp_path):
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "memcalib", "quickstart", "--profile", "smoke", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "memcalib",
+        "quickstart",
+        "--profile",
+        "smoke",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     part = out / "parts" / "OPSD-GKD-1"
     deadline = time.monotonic() + 120
@@ -166,10 +189,18 @@ def test_experiments_run_under_papermill_and_take_their_parameters(tmp_path):
     (done,) = reproduce_experiments(["main_results"], "smoke", tmp_path)
     assert done == tmp_path / "smoke" / "main_results" / "notebook.ipynb"
     executed = json.loads(done.read_text())
-    injected = [c for c in executed["cells"] if "injected-parameters" in c["metadata"].get("tags", [])]
+    injected = [
+        c for c in executed["cells"] if "injected-parameters" in c["metadata"].get("tags", [])
+    ]
     assert len(injected) == 1 and 'out_dir = "main_results"' in "".join(injected[0]["source"])
-    assert tables(done.parent) and (done.parent / "manifest.json").exists() and str(tmp_path) not in done.read_text()
-    assert not any(o["output_type"] == "error" for c in executed["cells"] for o in c.get("outputs", []))
+    assert (
+        tables(done.parent)
+        and (done.parent / "manifest.json").exists()
+        and str(tmp_path) not in done.read_text()
+    )
+    assert not any(
+        o["output_type"] == "error" for c in executed["cells"] for o in c.get("outputs", [])
+    )
 
 
 def test_dry_run_runs_nothing(tmp_path, capsys):

@@ -61,7 +61,8 @@ def lasting_stderr():
     """The libraries' loggers keep the standard error they first saw, which capsys closes after a test."""
     for handler in logging.getLogger("transformers").handlers:
         if type(handler) is logging.StreamHandler:
-            handler.stream, handler.flush = sys.__stderr__, sys.__stderr__.flush
+            handler.stream = sys.__stderr__
+            handler.flush = sys.__stderr__.flush
 
 
 def small(*more: str) -> list[str]:
@@ -79,18 +80,33 @@ def call(capsys, *arguments) -> tuple[int, str, str]:
 @pytest.mark.parametrize("method", LABELS.values())
 def test_every_method_from_one_recipe(capsys, tmp_path, method):
     out = tmp_path / method
-    code, said, err = call(capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small())
+    code, said, err = call(
+        capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small()
+    )
     assert code == 0, err
-    assert said.splitlines()[0].startswith(f"{method}, seed 5") and "best" in said and str(out / "policy") in said
+    assert (
+        said.splitlines()[0].startswith(f"{method}, seed 5")
+        and "best" in said
+        and str(out / "policy") in said
+    )
     model, tokenizer = load_policy(out / "policy")
     assert all(p.isfinite().all() for p in model.parameters()) and tokenizer.chat_template
     begin = load_policy("pretrained" if method == "sft" else "cold-short")[0]
-    moved = sum((a - b).abs().sum() for a, b in zip(model.parameters(), begin.parameters(), strict=True))
+    moved = sum(
+        (a - b).abs().sum() for a, b in zip(model.parameters(), begin.parameters(), strict=True)
+    )
     assert moved > 0, "the policy is not the one it started from"
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["config"]["method"] == method and manifest["seeds"] == {"train": 5}
-    assert manifest["judge"] == exact_judge(read_splits(load_recipe("micro", SMALL)).train[0], "").judge
-    assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2 and manifest["versions"]["torch"]
+    assert (
+        manifest["judge"]
+        == exact_judge(read_splits(load_recipe("micro", SMALL)).train[0], "").judge
+    )
+    assert (
+        manifest["cost"] == 0
+        and manifest["sessions"][0]["step"] == 2
+        and manifest["versions"]["torch"]
+    )
     rows = read_rows(out / "steps.jsonl")
     assert rows[-1]["step"] == 2 and any("valid_SCS" in row for row in rows)
     if method.startswith("opsd"):
@@ -111,7 +127,10 @@ def wait_for(found, process: subprocess.Popen, seconds: float = 150) -> None:
 
 
 def numbers(folder: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / "steps.jsonl")]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in read_rows(folder / "steps.jsonl")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +141,9 @@ def straight(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     out = tmp_path / "stopped"
     process = started(out)
@@ -131,8 +152,22 @@ def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     _, err = process.communicate(timeout=120)
     assert not (out / "policy").exists()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and "--resume" in err and str(out) in err and "Traceback" not in err
-    code, _, err = call(capsys, "micro", "--method", "memcalib-rl", "--out", out, "--resume", *small("train.steps=4"))
+        assert (
+            process.returncode == 130
+            and "--resume" in err
+            and str(out) in err
+            and "Traceback" not in err
+        )
+    code, _, err = call(
+        capsys,
+        "micro",
+        "--method",
+        "memcalib-rl",
+        "--out",
+        out,
+        "--resume",
+        *small("train.steps=4"),
+    )
     assert code == 0, err
     assert numbers(out) == numbers(straight)
     files = ["policy/model.safetensors", "best/model.safetensors"]
@@ -140,7 +175,9 @@ def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     assert json.loads((out / "manifest.json").read_text())["sessions"][-1]["step"] == 4
 
 
-def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(capsys, tmp_path, straight):
+def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(
+    capsys, tmp_path, straight
+):
     out = tmp_path / "torn"
     shutil.copytree(straight, out)
     shutil.rmtree(out / "policy")
@@ -154,8 +191,12 @@ def test_a_torn_row_and_a_damaged_manifest_do_not_stop_a_run_from_going_on(capsy
     assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
 
 
-@pytest.mark.parametrize("damage", [b'{"step": 2, "rew\x00rd": 1}\n', b"\xff\xfe\n", b"[1, 2]\n", b'{"no": "step"}\n'])
-def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(capsys, tmp_path, straight, caplog, damage):
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 2, "rew\x00rd": 1}\n', b"\xff\xfe\n", b"[1, 2]\n", b'{"no": "step"}\n']
+)
+def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(
+    capsys, tmp_path, straight, caplog, damage
+):
     out = tmp_path / "damaged"
     shutil.copytree(straight, out)
     shutil.rmtree(out / "policy")
@@ -173,8 +214,20 @@ def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
     shutil.rmtree(out / "policy")
-    command = [sys.executable, "-m", "memcalib", "train", "--method", "memcalib-rl", "--out", str(out), "--resume"]
-    done = subprocess.run([*command, *small("train.steps=5")], capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "memcalib",
+        "train",
+        "--method",
+        "memcalib-rl",
+        "--out",
+        str(out),
+        "--resume",
+    ]
+    done = subprocess.run(
+        [*command, *small("train.steps=5")], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and done.stderr == ""
 
 
@@ -200,7 +253,9 @@ def test_a_failed_start_does_not_bind_its_folder(capsys, tmp_path):
     assert (out / "manifest.json").is_file(), "the weights are read when the folder is bound"
     code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=1"))
     assert code == 0, err
-    code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=1", "train.lr=1"))
+    code, _, err = call(
+        capsys, "micro", "--out", out, "--resume", *small("train.steps=1", "train.lr=1")
+    )
     assert code == 1 and "other settings" in err
 
 
@@ -215,18 +270,26 @@ def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
     process.communicate(timeout=60)
     TrainRun(recipe, "sft", out, resume=True).run()
     assert [r["step"] for r in read_rows(out / "steps.jsonl") if "loss" in r] == [1, 2, 3, 4, 5, 6]
-    one, two = ((f / "policy" / "model.safetensors").read_bytes() for f in (out, tmp_path / "straight"))
+    one, two = (
+        (f / "policy" / "model.safetensors").read_bytes() for f in (out, tmp_path / "straight")
+    )
     assert one == two
 
 
 def test_a_finished_run_is_not_trained_again(capsys, straight):
     before = (straight / "policy" / "model.safetensors").stat().st_mtime_ns
-    code, _, err = call(capsys, "--method", "memcalib-rl", "--out", straight, *small("train.steps=4"))
+    code, _, err = call(
+        capsys, "--method", "memcalib-rl", "--out", straight, *small("train.steps=4")
+    )
     assert code == 1 and "--resume" in err
-    code, said, _ = call(capsys, "--method", "memcalib-rl", "--out", straight, "--resume", *small("train.steps=4"))
+    code, said, _ = call(
+        capsys, "--method", "memcalib-rl", "--out", straight, "--resume", *small("train.steps=4")
+    )
     assert code == 0 and "best" in said
     assert (straight / "policy" / "model.safetensors").stat().st_mtime_ns == before
-    code, _, err = call(capsys, "--method", "gdpo", "--out", straight, "--resume", *small("train.steps=4"))
+    code, _, err = call(
+        capsys, "--method", "gdpo", "--out", straight, "--resume", *small("train.steps=4")
+    )
     assert code == 1 and "method: 'memcalib-rl' there, 'gdpo' now" in err
 
 
@@ -238,11 +301,14 @@ def byte_tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     texts = [message["content"] for e in make_examples("short", 40, 3) for message in render(e)]
-    special, alphabet = ["<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     inner.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+        texts,
+        trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet),
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
@@ -256,7 +322,8 @@ def own(tmp_path_factory) -> Path:
     """A model folder as anybody's: Qwen3 architecture, byte-level BPE, a chat template, no padding token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer, folder = byte_tokenizer(), tmp_path_factory.mktemp("own") / "model"
+    tokenizer = byte_tokenizer()
+    folder = tmp_path_factory.mktemp("own") / "model"
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -277,14 +344,18 @@ def own(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory, own) -> dict:
     """A recipe for files, that model and a judge behind an address; the judge's server lives as long as the module."""
-    folder, examples = tmp_path_factory.mktemp("mine"), make_examples("short", 6, 5)
+    folder = tmp_path_factory.mktemp("mine")
+    examples = make_examples("short", 6, 5)
     held_out = make_examples("short", 2, 5, "validation")
     write_jsonl(folder / "train.jsonl", examples)
     write_jsonl(folder / "validation.jsonl", held_out)
     with MicroServer([*examples, *held_out]) as server:
         yield {
             "start": {"model": str(own)},
-            "data": {"train": str(folder / "train.jsonl"), "validation": str(folder / "validation.jsonl")},
+            "data": {
+                "train": str(folder / "train.jsonl"),
+                "validation": str(folder / "validation.jsonl"),
+            },
             "judge": {
                 "model": "micro-judge",
                 "base_url": server.base_url,
@@ -312,9 +383,18 @@ def written(folder: Path, content: dict) -> Path:
 
 @pytest.mark.parametrize(("method", "rank"), [("memcalib-rl", 0), ("grpo", 2)])
 def test_own_model_own_files_llm_judge(capsys, tmp_path, own, mine, method, rank):
-    recipe, out = written(tmp_path, mine), tmp_path / "run"
+    recipe = written(tmp_path, mine)
+    out = tmp_path / "run"
     code, said, err = call(
-        capsys, recipe, "--method", method, "--out", out, "--set", f"train.lora_rank={rank}", "--no-cache"
+        capsys,
+        recipe,
+        "--method",
+        method,
+        "--out",
+        out,
+        "--set",
+        f"train.lora_rank={rank}",
+        "--no-cache",
     )
     assert code == 0, err
     manifest = json.loads((out / "manifest.json").read_text())
@@ -325,7 +405,9 @@ def test_own_model_own_files_llm_judge(capsys, tmp_path, own, mine, method, rank
     assert "validation examples" in said
     model, tokenizer = load_start(Start(model=str(out / "policy")))
     before = load_start(Start(model=str(own)))[0]
-    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)
+    )
     assert tokenizer.chat_template == TEMPLATE
 
 
@@ -357,7 +439,9 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
     torch.manual_seed(0)
     model, _ = load_start(Start(model=str(own)))
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted = get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    )
     adapted.save_pretrained(tmp_path / "adapter")
     merged, _ = load_start(Start(model=str(own), adapter=str(tmp_path / "adapter")))
     after = torch.cat([p.detach().flatten() for p in merged.parameters()])
@@ -375,7 +459,11 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
     [
         ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
         ({"judge": None}, "opsd-pg", "validation needs one"),
-        ({"start": {"model": "no-such-model"}}, "grpo", "start.model: found 'no-such-model'; allowed: a folder"),
+        (
+            {"start": {"model": "no-such-model"}},
+            "grpo",
+            "start.model: found 'no-such-model'; allowed: a folder",
+        ),
         (
             {"train": {"teacher": "nobody"}},
             "opsd-gkd",
@@ -386,10 +474,22 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
             "opsd-pg",
             "methods.opsd-pg.teacher: found 'x'; allowed: a folder",
         ),
-        ({"train": {"report_to": "missing"}}, "grpo", "train.report_to: found 'missing', which is not installed here"),
-        ({"sft": {"report_to": ["notes", "missing"]}}, "sft", "sft.report_to: found 'missing', which is not installed"),
+        (
+            {"train": {"report_to": "missing"}},
+            "grpo",
+            "train.report_to: found 'missing', which is not installed here",
+        ),
+        (
+            {"sft": {"report_to": ["notes", "missing"]}},
+            "sft",
+            "sft.report_to: found 'missing', which is not installed",
+        ),
         ({"train": {"report_to": "nothing"}}, "grpo", "train.report_to: found 'nothing'"),
-        ({"train": {"trl": {"learning_rate": "2e-6"}}}, "grpo", "learning_rate is not set here: lr stands for it"),
+        (
+            {"train": {"trl": {"learning_rate": "2e-6"}}},
+            "grpo",
+            "learning_rate is not set here: lr stands for it",
+        ),
         (
             {"judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}},
             "grpo",
@@ -420,8 +520,16 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
             "opsd-gkd",
             "train.top_k: found 1000000; allowed: at most 400, the model's vocab",
         ),
-        ({"start": {"model": "no-such/model"}}, "grpo", "start: model 'no-such/model' cannot be loaded"),
-        ({"start": {"model": "cold-short", "adapter": "/no/adapter"}}, "grpo", "start: adapter '/no/adapter' cannot"),
+        (
+            {"start": {"model": "no-such/model"}},
+            "grpo",
+            "start: model 'no-such/model' cannot be loaded",
+        ),
+        (
+            {"start": {"model": "cold-short", "adapter": "/no/adapter"}},
+            "grpo",
+            "start: adapter '/no/adapter' cannot",
+        ),
         ({"demonstrations": None}, "sft", "demonstrations: missing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "data.train: none.jsonl"),
         (
@@ -440,17 +548,24 @@ def test_what_is_missing_is_named_before_the_folder_is_bound(
     code, _, err = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--no-cache")
     assert code == 1 and needle in err and "unexpected" not in err
     assert not (tmp_path / "run").exists()
-    dry, said, told = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--dry-run")
+    dry, said, told = call(
+        capsys, recipe, "--method", method, "--out", tmp_path / "run", "--dry-run"
+    )
     if dry:
         assert told == err, "a fault of the recipe"
     elif change not in ({"start": {"model": "no-such/model"}}, {"data": {"train": "none.jsonl"}}):
         refused = said.partition("A run on this machine would be refused\n")[2]
-        assert refused.splitlines() == [f"  {line}" for line in err.removeprefix("memcalib: ").splitlines()]
+        assert refused.splitlines() == [
+            f"  {line}" for line in err.removeprefix("memcalib: ").splitlines()
+        ]
     assert not (tmp_path / "run").exists()
 
 
 def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, mine):
-    hub = {"start": {"model": "owner/cold", "adapter": "owner/adapter"}, "base": {"model": "owner/base"}}
+    hub = {
+        "start": {"model": "owner/cold", "adapter": "owner/adapter"},
+        "base": {"model": "owner/base"},
+    }
     recipe = written(tmp_path, mine | hub | {"train": mine["train"] | {"teacher": "owner/teacher"}})
     for method in ("opsd-pg", "gdpo"):
         code, said, _ = call(capsys, recipe, "--method", method, "--dry-run")
@@ -460,9 +575,12 @@ def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, mine):
         ({"base": {"model": "cold-short", "adapter": "/no"}}, "base: adapter"),
     ):
         recipe = written(tmp_path, mine | hub | start | {"demonstrations": mine["data"]["train"]})
-        said = call(capsys, recipe, "--method", "sft", "--dry-run")[1].partition("would be refused")[2]
+        said = call(capsys, recipe, "--method", "sft", "--dry-run")[1].partition(
+            "would be refused"
+        )[2]
         assert (
-            said.strip().startswith(place) and "refused" not in call(capsys, recipe, "--method", "gdpo", "--dry-run")[1]
+            said.strip().startswith(place)
+            and "refused" not in call(capsys, recipe, "--method", "gdpo", "--dry-run")[1]
         )
 
 
@@ -474,7 +592,9 @@ def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, mine):
     }
     recipe = written(tmp_path, {k: v for k, v in (mine | changes).items() if v is not None})
     _, said, _ = call(capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--dry-run")
-    code, _, err = call(capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--no-cache")
+    code, _, err = call(
+        capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--no-cache"
+    )
     lines = err.removeprefix("memcalib: ").splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "methods.opsd-pg.prompts",
@@ -482,7 +602,9 @@ def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, mine):
         "start.model",
         "methods.opsd-pg.teacher",
     ]
-    assert code == 1 and said.partition("would be refused\n")[2].splitlines() == [f"  {line}" for line in lines]
+    assert code == 1 and said.partition("would be refused\n")[2].splitlines() == [
+        f"  {line}" for line in lines
+    ]
 
 
 def test_a_judge_that_is_not_asked_needs_no_key(tmp_path, mine):
@@ -511,7 +633,11 @@ def test_a_logger_hears_what_the_rows_say(capsys, tmp_path, monkeypatch):
         heard = told.get(2 * row["step"], {})
         kept = {name: value for name, value in row.items() if name in heard}
         assert kept == {name: heard[name] for name in kept}
-        own = {name for name, value in row.items() if isinstance(value, int | float) and name not in ("loss", *LOGGED)}
+        own = {
+            name
+            for name, value in row.items()
+            if isinstance(value, int | float) and name not in ("loss", *LOGGED)
+        }
         assert own - {"step", "seed"} <= heard.keys(), "every number of the row"
 
 
@@ -520,7 +646,9 @@ def test_wrong_calls(capsys, tmp_path, mine):
     assert "opsd-gkd" in call(capsys, recipe, "--method", "ppo", "--out", tmp_path / "a")[2]
     assert "--set" in call(capsys, recipe, "--set", "steps", "--out", tmp_path / "b")[2]
     assert "micro" in call(capsys, "no-such-recipe", "--out", tmp_path / "c")[2]
-    err = call(capsys, recipe, "--set", "train.stepz=1", "--set", "judge.rmp=1", "--out", tmp_path / "d")[2]
+    err = call(
+        capsys, recipe, "--set", "train.stepz=1", "--set", "judge.rmp=1", "--out", tmp_path / "d"
+    )[2]
     assert "train.stepz" in err and "judge.rmp" in err and "steps" in err
     assert not any((tmp_path / name).exists() for name in "abcd")
 
@@ -539,7 +667,9 @@ def test_validation_examples_must_not_be_trained_on(tmp_path, mine):
     )
     with pytest.raises(ValueError, match="6 validation examples are training examples too"):
         read_splits(recipe)
-    two = Recipe.model_validate(mine | {"data": {"train": {"path": mine["data"]["train"], "limit": 2}}})
+    two = Recipe.model_validate(
+        mine | {"data": {"train": {"path": mine["data"]["train"], "limit": 2}}}
+    )
     assert len(read_splits(two).train) == 2
 
 
@@ -573,12 +703,18 @@ def test_a_tokenizer_without_a_chat_template(tmp_path, own):
             [{"example_id": 0, "prompt": "Hello", "completion": "there"}],
             "found prompt 'Hello'; allowed: a list of messages",
         ),
-        ([{"example_id": 0, "prompt": [{"role": "user", "content": "x"}], "completion": [7]}], "found completion"),
+        (
+            [{"example_id": 0, "prompt": [{"role": "user", "content": "x"}], "completion": [7]}],
+            "found completion",
+        ),
     ],
 )
 def test_bad_demonstrations(tmp_path, mine, rows, needle):
     examples = read_splits(Recipe.model_validate(mine))
-    rows = [row | {"example_id": examples.train[0].id if row["example_id"] == 0 else row["example_id"]} for row in rows]
+    rows = [
+        row | {"example_id": examples.train[0].id if row["example_id"] == 0 else row["example_id"]}
+        for row in rows
+    ]
     file = tmp_path / "said.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=needle):
@@ -588,7 +724,8 @@ def test_bad_demonstrations(tmp_path, mine, rows, needle):
 @pytest.mark.parametrize("split", ["validation", "test"])
 @pytest.mark.parametrize("origin", ["world", "files"])
 def test_answers_to_examples_that_measure_are_not_taught(tmp_path, mine, split, origin):
-    file, other = tmp_path / "said.jsonl", tmp_path / "test.jsonl"
+    file = tmp_path / "said.jsonl"
+    other = tmp_path / "test.jsonl"
     recipe = load_recipe("micro", [*SMALL, f"demonstrations={file}"])
     if origin == "files":
         write_jsonl(other, make_examples("short", 3, 99, "test"))
@@ -597,12 +734,23 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, mine, split, 
         )
     examples = read_splits(recipe)
     held_out = (examples.test or load_examples(other)) if split == "test" else examples.validation
-    talk = dict(prompt=[{"role": "user", "content": "x"}], completion=[{"role": "assistant", "content": "y"}])
-    fine = [{"example_id": examples.train[0].id, "response": "x"}, talk, talk | {"example_id": ["odd"]}]
+    talk = dict(
+        prompt=[{"role": "user", "content": "x"}],
+        completion=[{"role": "assistant", "content": "y"}],
+    )
+    fine = [
+        {"example_id": examples.train[0].id, "response": "x"},
+        talk,
+        talk | {"example_id": ["odd"]},
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in fine))
     assert len(teaching_rows(recipe, examples)) == 3
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*fine, talk | {"example_id": held_out[1].id}]))
-    with pytest.raises(ValueError, match=f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"):
+    file.write_text(
+        "".join(json.dumps(row) + "\n" for row in [*fine, talk | {"example_id": held_out[1].id}])
+    )
+    with pytest.raises(
+        ValueError, match=f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"
+    ):
         TrainRun(recipe, "sft", tmp_path / "run", cache=False)
     assert not (tmp_path / "run").exists()
 
@@ -610,21 +758,35 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, mine, split, 
 def test_sft_on_own_demonstrations(tmp_path, mine):
     examples = read_splits(Recipe.model_validate(mine))
     file = tmp_path / "said.jsonl"
-    lines = [{"example_id": e.id, "response": "Keep July in mind.", "status": "accepted"} for e in examples.train]
+    lines = [
+        {"example_id": e.id, "response": "Keep July in mind.", "status": "accepted"}
+        for e in examples.train
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    content = mine | {"demonstrations": str(file), "sft": {"lora_rank": 2, "batch_size": 3, "output": "adapter"}}
+    content = mine | {
+        "demonstrations": str(file),
+        "sft": {"lora_rank": 2, "batch_size": 3, "output": "adapter"},
+    }
     run = TrainRun(Recipe.model_validate(content), "sft", tmp_path / "run")
-    assert (run.run() / "config.json").is_file() and (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+    assert (run.run() / "config.json").is_file() and (
+        tmp_path / "run" / "adapter" / "adapter_config.json"
+    ).is_file()
     assert [row["step"] for row in run.steps if "loss" in row] == [1, 2]
 
 
 def taught(tmp_path, validation, **more) -> dict:
     """A recipe that fine-tunes the cold start of `short` on six answers and validates after each of two updates."""
-    train, file = make_examples("short", 6, 5), tmp_path / "said.jsonl"
+    train = make_examples("short", 6, 5)
+    file = tmp_path / "said.jsonl"
     write_jsonl(tmp_path / "train.jsonl", train)
     write_jsonl(tmp_path / "validation.jsonl", validation)
-    file.write_text("".join(json.dumps({"example_id": e.id, "response": "Keep July."}) + "\n" for e in train))
-    data = {"train": str(tmp_path / "train.jsonl"), "validation": str(tmp_path / "validation.jsonl")}
+    file.write_text(
+        "".join(json.dumps({"example_id": e.id, "response": "Keep July."}) + "\n" for e in train)
+    )
+    data = {
+        "train": str(tmp_path / "train.jsonl"),
+        "validation": str(tmp_path / "validation.jsonl"),
+    }
     how = {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12}
     content = {
         "start": {"model": "cold-short"},
@@ -633,41 +795,69 @@ def taught(tmp_path, validation, **more) -> dict:
         "train": how,
         "demonstrations": str(file),
     }
-    return content | {"sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1}} | more
+    return (
+        content | {"sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1}} | more
+    )
 
 
 def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(capsys, tmp_path):
     held_out = make_examples("short", 4, 5, "validation")
-    long = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(held_out[2:])]
-    out, recipe = tmp_path / "run", written(tmp_path, taught(tmp_path, [*held_out[:2], *long]))
+    long = [
+        e.model_copy(update={"id": f"long-{k}", "question": e.question * 300})
+        for k, e in enumerate(held_out[2:])
+    ]
+    out = tmp_path / "run"
+    recipe = written(tmp_path, taught(tmp_path, [*held_out[:2], *long]))
     code, said, err = call(capsys, recipe, "--method", "sft", "--out", out)
     assert code == 0, err
     listed = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
-    assert [(row["example_id"], row["prompt"], row["context_without_answer"]) for row in listed] == [
+    assert [
+        (row["example_id"], row["prompt"], row["context_without_answer"]) for row in listed
+    ] == [
         ("long-0", "validation", 1024 - 12),
         ("long-1", "validation", 1024 - 12),
     ]
-    assert f"4 validation examples, 2 of them left out for their length ({out / 'overlong.jsonl'})" in said
+    assert (
+        f"4 validation examples, 2 of them left out for their length ({out / 'overlong.jsonl'})"
+        in said
+    )
     rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
-    assert [(row["step"], row["valid_overlong"], row["valid_unscored"]) for row in rows] == [(1, 2, 0), (2, 2, 0)]
+    assert [(row["step"], row["valid_overlong"], row["valid_unscored"]) for row in rows] == [
+        (1, 2, 0),
+        (2, 2, 0),
+    ]
     recipe = written(tmp_path, taught(tmp_path, long))
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", tmp_path / "none")
-    assert code == 1 and "no prompt of at most 1012 tokens (context_without_answer) among 2 validation examples" in err
+    assert (
+        code == 1
+        and "no prompt of at most 1012 tokens (context_without_answer) among 2 validation examples"
+        in err
+    )
     assert not (tmp_path / "none" / "steps.jsonl").exists()
 
 
 def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_path):
-    held_out, out = make_examples("short", 3, 5, "validation"), tmp_path / "run"
+    held_out = make_examples("short", 3, 5, "validation")
+    out = tmp_path / "run"
     server = MicroServer(held_out)
     server.start()
-    judge = {"model": "micro-judge", "base_url": server.base_url, "key_env": "", "attempts": 1, "backoff": 0}
+    judge = {
+        "model": "micro-judge",
+        "base_url": server.base_url,
+        "key_env": "",
+        "attempts": 1,
+        "backoff": 0,
+    }
     content = taught(tmp_path, held_out, judge=judge)
     content["train"] = content["train"] | {"pause_minutes": 0}
     server.stop()
     recipe = written(tmp_path, content)
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache")
     assert code == 1 and "3 of 3 judgments of this batch failed (limit max_failed 50%)" in err
-    assert f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err and "--resume" in err
+    assert (
+        f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err
+        and "--resume" in err
+    )
     assert read_state(out / "checkpoint-1")["updates"] == 1 and not (out / "policy").exists()
     server.start()
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache", "--resume")
@@ -680,24 +870,43 @@ def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_
 
 def test_hashes_tell_examples_and_their_order_apart():
     first, second = make_examples("short", 2, 1)
-    there = {Examples(list(split)).hashes["train"] for split in ((first, second), (second, first), (first,))}
+    there = {
+        Examples(list(split)).hashes["train"]
+        for split in ((first, second), (second, first), (first,))
+    }
     assert len(there) == 3 and "validation" not in Examples([first]).hashes
 
 
 @pytest.mark.slow
 def test_two_processes_write_one_run(tmp_path):
-    out = tmp_path / "run"  # what `accelerate launch` starts on GPUs is torchrun; on the CPU it starts one process only
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    out = (
+        tmp_path / "run"
+    )  # what `accelerate launch` starts on GPUs is torchrun; on the CPU it starts one process only
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     command += ["-m", "memcalib", "train", "micro"]
     command += ["--method", "gdpo", "--out", out, *small()]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("Policy: ") == 1
     assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2]
     assert json.loads((out / "manifest.json").read_text())["sessions"][0]["processes"] == 2
-    assert load_policy(out / "policy")[0].num_parameters() == load_policy("cold-short")[0].num_parameters()
+    assert (
+        load_policy(out / "policy")[0].num_parameters()
+        == load_policy("cold-short")[0].num_parameters()
+    )
 
 
 def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
@@ -713,14 +922,18 @@ def test_a_teacher_may_live_on_the_hub(monkeypatch):
 
     asked = []
     student = load_policy("cold-short")[0]
-    monkeypatch.setattr(distillation, "create_model_from_path", lambda path, dtype: asked.append(path) or student)
+    monkeypatch.setattr(
+        distillation, "create_model_from_path", lambda path, dtype: asked.append(path) or student
+    )
     for name in ("owner/teacher-8b", "teacher-short"):
         assert distillation.load_teacher(name, student) is student
     assert asked == ["owner/teacher-8b", str(policy_path("teacher-short"))]
 
 
 def test_what_a_terminal_shows_at_the_end(straight):
-    run = TrainRun(load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", straight, resume=True)
+    run = TrainRun(
+        load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", straight, resume=True
+    )
     head, *_, read, policy, best, measure = run.text().splitlines()
     assert head == "memcalib-rl, seed 42, 4 steps, 4 validation examples"
     assert (
@@ -737,15 +950,24 @@ def test_a_run_that_was_not_validated_says_why(tmp_path):
     run = TrainRun(recipe, "sft", tmp_path / "run")
     run.run()
     assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
-    late = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"]), "sft", tmp_path / "late")
-    assert late.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 50, more than 2 steps"
+    late = TrainRun(
+        load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"]),
+        "sft",
+        tmp_path / "late",
+    )
+    assert (
+        late.text().splitlines()[0]
+        == "sft, seed 42, 2 steps, not validated: eval_every is 50, more than 2 steps"
+    )
 
 
 def validated(tmp_path, unscored: dict[int, int]) -> list[str]:
-    run, scores = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path), dict.fromkeys(METRICS, 50.0)
+    run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
+    scores = dict.fromkeys(METRICS, 50.0)
     count = len(run.examples.validation)
     rows = [
-        {"step": step, "valid_unscored": lost} | {f"valid_{m}": None if lost == count else v for m, v in scores.items()}
+        {"step": step, "valid_unscored": lost}
+        | {f"valid_{m}": None if lost == count else v for m, v in scores.items()}
         for step, lost in unscored.items()
     ]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -760,12 +982,19 @@ def test_answers_that_were_not_scored_are_counted(tmp_path):
 
 def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
     said = validated(tmp_path, {0: 4, 2: 4})
-    assert said[0].endswith("not validated: none of 4 validation answers could be scored, after step 0, 2")
+    assert said[0].endswith(
+        "not validated: none of 4 validation answers could be scored, after step 0, 2"
+    )
 
 
 @pytest.mark.parametrize(
     "row",
-    [{"valid_SCS": "high"}, {"valid_SCS": math.nan}, {"valid_SCS": [1]}, {"step": True, "valid_SCS": 99.0}],
+    [
+        {"valid_SCS": "high"},
+        {"valid_SCS": math.nan},
+        {"valid_SCS": [1]},
+        {"step": True, "valid_SCS": 99.0},
+    ],
 )
 def test_a_row_whose_score_is_no_number_is_not_shown(tmp_path, row):
     validated(tmp_path, {0: 0, 2: 3})
@@ -773,7 +1002,11 @@ def test_a_row_whose_score_is_no_number_is_not_shown(tmp_path, row):
         file.write(json.dumps({"step": 4, "valid_overlong": "many"} | row) + "\n")
     run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True)
     said = run.text().splitlines()
-    assert said[0].endswith("4 validation examples") and said[3].split()[:3] == ["last", "2", "50.0"]
+    assert said[0].endswith("4 validation examples") and said[3].split()[:3] == [
+        "last",
+        "2",
+        "50.0",
+    ]
 
 
 def test_a_metric_that_a_row_lacks_is_shown_as_missing(tmp_path):
@@ -791,16 +1024,25 @@ def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
     assert (
         run.text()
         .splitlines()[0]
-        .endswith("2 steps, not validated: no validation came to its end, and none is made again when a run goes on")
+        .endswith(
+            "2 steps, not validated: no validation came to its end, and none is made again when a run goes on"
+        )
     )
 
 
-@pytest.mark.parametrize("config", [{"trl": None}, {"trl": 5, "eval_every": 3}, {"eval_every": 3}, {"kl": 1}, [], None])
+@pytest.mark.parametrize(
+    "config", [{"trl": None}, {"trl": 5, "eval_every": 3}, {"eval_every": 3}, {"kl": 1}, [], None]
+)
 def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path, config):
     run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
-    there = json.loads((tmp_path / "parameters.json").read_text()) | {"config": config, "method": "grpo"}
+    there = json.loads((tmp_path / "parameters.json").read_text()) | {
+        "config": config,
+        "method": "grpo",
+    }
     (tmp_path / "parameters.json").write_text(json.dumps(there))
-    with pytest.raises(ValueError, match="holds a run of other settings .*method: 'grpo' there, 'gdpo' now"):
+    with pytest.raises(
+        ValueError, match="holds a run of other settings .*method: 'grpo' there, 'gdpo' now"
+    ):
         run.run()
 
 
@@ -814,11 +1056,15 @@ def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_pat
     wait_for(lambda: (out / "steps.jsonl").is_file(), process)
     process.kill()
     process.communicate(timeout=60)
-    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0] and (out / "best").is_dir()
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0] and (
+        out / "best"
+    ).is_dir()
     (out / "notes.txt").write_text("mine")
     code, _, err = call(capsys, "micro", "--out", out, *small("train.lr=1e-4", "train.beta=0"))
     assert code == 0, err
-    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2] and (out / "notes.txt").is_file()
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2] and (
+        out / "notes.txt"
+    ).is_file()
 
 
 def test_a_run_that_diverged_at_its_first_step_may_have_another_rate(capsys, tmp_path):
@@ -831,14 +1077,21 @@ def test_a_run_that_diverged_at_its_first_step_may_have_another_rate(capsys, tmp
 
 def test_more_prompts_than_examples(capsys, tmp_path):
     code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *small("train.prompts=100"))
-    assert code == 1 and "train.prompts: found 100; allowed: at most 8" in err and not (tmp_path / "run").exists()
+    assert (
+        code == 1
+        and "train.prompts: found 100; allowed: at most 8" in err
+        and not (tmp_path / "run").exists()
+    )
 
 
-@pytest.mark.parametrize("option", ["--price", "--teacher-url", "--evaluator-price", "--evaluator2-key-env"])
+@pytest.mark.parametrize(
+    "option", ["--price", "--teacher-url", "--evaluator-price", "--evaluator2-key-env"]
+)
 def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
-    said, role = capsys.readouterr().err, {"--price": "teacher"}.get(option, option[2:].partition("-")[0])
+    said = capsys.readouterr().err
+    role = {"--price": "teacher"}.get(option, option[2:].partition("-")[0])
     assert (
         exit.value.code == 1
         and f"--{role}" in said
@@ -878,7 +1131,8 @@ def test_only_a_training_is_cleared_away(tmp_path):
 def test_a_policy_that_cannot_be_read_is_made_again(capsys, tmp_path, straight, caplog, damage):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
-    policy, weights = out / "policy", straight / "policy" / "model.safetensors"
+    policy = out / "policy"
+    weights = straight / "policy" / "model.safetensors"
     if damage == "cut":
         (policy / "model.safetensors").write_bytes(weights.read_bytes()[:10])
     else:
@@ -895,7 +1149,9 @@ def test_a_policy_that_cannot_be_made_again_is_said(capsys, tmp_path, straight):
     shutil.copytree(straight, out, ignore=shutil.ignore_patterns("checkpoint-*"))
     (out / "policy" / "model.safetensors").write_bytes(b"cut short!")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
-    assert code == 1 and "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
+    assert (
+        code == 1 and "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
+    )
 
 
 def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
@@ -904,12 +1160,16 @@ def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
     run = TrainRun(load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", out, resume=True)
     (out / "best" / "best.json").write_text('{"step": 3, "SCS": 1.0}')
     assert f"Best on validation, after step 3: {out / 'best'}" in run.text()
-    assert [line.split()[:2] for line in run.text().splitlines() if line.split()[:1] == ["best"]] == [["best", "3"]]
+    assert [
+        line.split()[:2] for line in run.text().splitlines() if line.split()[:1] == ["best"]
+    ] == [["best", "3"]]
     shutil.rmtree(out / "best")
     assert "The best policy is not there" in run.text() and "after step" not in run.text()
 
 
-@pytest.mark.parametrize("sessions", ['[1, {"judge": 5}]', '[{"judge": {"cost": "x"}}, null]', "{}", "7"])
+@pytest.mark.parametrize(
+    "sessions", ['[1, {"judge": 5}]', '[{"judge": {"cost": "x"}}, null]', "{}", "7"]
+)
 def test_damaged_sessions_are_left_out(capsys, tmp_path, straight, caplog, sessions):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
@@ -935,9 +1195,14 @@ def forget(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "name", "other", "now"),
-    [("gdpo", "tail", "train.tail=truncate", "'truncate'"), ("sft", "weight_decay", "sft.weight_decay=0.1", "0.1")],
+    [
+        ("gdpo", "tail", "train.tail=truncate", "'truncate'"),
+        ("sft", "weight_decay", "sft.weight_decay=0.1", "0.1"),
+    ],
 )
-def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, method, name, other, now):
+def test_a_run_older_than_a_setting_goes_on_with_its_default(
+    capsys, tmp_path, method, name, other, now
+):
     out = tmp_path / "older"
     more = ["--method", method, "--out", out]
     code, _, err = call(capsys, "micro", *more, *small("sft.save_every=2"))
@@ -946,15 +1211,20 @@ def test_a_run_older_than_a_setting_goes_on_with_its_default(capsys, tmp_path, m
     forget(out, name)
     code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2", other))
     assert code == 1 and f"config.{name}: nothing there, {now} now" in err
-    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2", "train.lr=0.5", "sft.lr=0.5"))
-    assert code == 1 and "config.lr: 0.00" in err and "there, 0.5 now" in err, "a setting that was there has changed"
+    code, _, err = call(
+        capsys, "micro", *more, "--resume", *small("sft.save_every=2", "train.lr=0.5", "sft.lr=0.5")
+    )
+    assert code == 1 and "config.lr: 0.00" in err and "there, 0.5 now" in err, (
+        "a setting that was there has changed"
+    )
     code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2"))
     assert code == 0 and (out / "policy").is_dir(), err
 
 
 @pytest.mark.parametrize("method", ["memcalib-rl", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, caplog, method):
-    out, first = tmp_path / "run", small("train.steps=1", "sft.save_every=1", "data.world.demonstrations=24")
+    out = tmp_path / "run"
+    first = small("train.steps=1", "sft.save_every=1", "data.world.demonstrations=24")
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, *first)
     assert code == 0, err
     shutil.rmtree(out / "policy")
@@ -971,29 +1241,41 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, ca
         "data.world.demonstrations=24",
         *server,
     ]
-    code, _, err = call(capsys, "micro", "--method", method, "--out", out, "--resume", *small(*more))
+    code, _, err = call(
+        capsys, "micro", "--method", method, "--out", out, "--resume", *small(*more)
+    )
     assert code == 0 and (out / "policy").is_dir(), err
     assert "other settings of memory" in caplog.text
 
 
 def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path, caplog):
     out = tmp_path / "run"
-    code, _, err = call(capsys, "micro", "--out", out, *small("train.steps=1", "train.eval_every=2"))
+    code, _, err = call(
+        capsys, "micro", "--out", out, *small("train.steps=1", "train.eval_every=2")
+    )
     assert code == 0, err
     bound = out / "parameters.json"
     older = json.loads(bound.read_text())
     assert not {"eval_every", "share_prompts"} & older["config"].keys()
-    older["config"] |= {"eval_every": 2, "share_prompts": True}  # as an older version bound its folders
+    older["config"] |= {
+        "eval_every": 2,
+        "share_prompts": True,
+    }  # as an older version bound its folders
     bound.write_text(json.dumps(older))
     other = small("train.share_prompts=false")
-    code, _, err = call(capsys, "micro", "--out", out, "--resume", *other, "--set", "train.sampler=generate")
+    code, _, err = call(
+        capsys, "micro", "--out", out, "--resume", *other, "--set", "train.sampler=generate"
+    )
     assert code == 1 and "config.sampler: 'shared' there, 'generate' now" in err
     assert "another sampler draws other random numbers" in err
     shutil.rmtree(out / "policy")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *other)
     assert code == 0 and (out / "policy").is_dir(), err
     assert "other settings of memory: share_prompts: True there, False now" in caplog.text
-    assert "goes on with eval_every 1, 2 before: the best policy is chosen among other steps" in caplog.text
+    assert (
+        "goes on with eval_every 1, 2 before: the best policy is chosen among other steps"
+        in caplog.text
+    )
     assert json.loads(bound.read_text()) == older, "a folder keeps what it was bound with"
 
 
@@ -1003,14 +1285,20 @@ def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path,
     (tmp_path / "run" / "checkpoint-11").symlink_to(tmp_path / "nowhere")
     (tmp_path / "run" / "checkpoint-1").write_text("an older one is not asked for")
     shutil.rmtree(tmp_path / "run" / "policy")
-    TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run", resume=True).run()
+    TrainRun(
+        load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run", resume=True
+    ).run()
     said = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
-    assert [message.count("checkpoint-9: no memcalib.json (a file, not a folder)") for message in said] == [0, 1]
+    assert [
+        message.count("checkpoint-9: no memcalib.json (a file, not a folder)") for message in said
+    ] == [0, 1]
     assert "checkpoint-11: no memcalib.json (no such folder)" in said[0]
 
 
 @pytest.mark.parametrize(("read", "configured"), [("concat", "fluent"), ("fluent", "concat")])
-def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monkeypatch, read, configured):
+def test_fine_tuning_shows_its_judge_what_the_policy_reads(
+    tmp_path, mine, monkeypatch, read, configured
+):
     asked = []
 
     def answered(model, tokenizer, examples, *, text, **options):
@@ -1026,7 +1314,9 @@ def test_fine_tuning_shows_its_judge_what_the_policy_reads(tmp_path, mine, monke
     changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
     run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")
     how = method_config(run.recipe, "grpo", run.config.seed)
-    held_out = HeldOutScores(how, load_start(run.recipe.start)[1], run.examples.validation, run.judge, None, run.folder)
+    held_out = HeldOutScores(
+        how, load_start(run.recipe.start)[1], run.examples.validation, run.judge, None, run.folder
+    )
     assert "SCS" in held_out(None)
     assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
 
@@ -1044,7 +1334,9 @@ def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_pa
     last = max(int(path.name[11:]) for path in checkpoints(tmp_path / "run"))
     assert code == 1 and last < 12 and f"saved in {tmp_path / 'run' / f'checkpoint-{last}'}" in err
     assert "wider limits of drift or without stop_on_drift" in err and "--resume" in err
-    code, _, err = call(capsys, *more, "--resume", *small("train.steps=6", "train.stop_on_drift=false"))
+    code, _, err = call(
+        capsys, *more, "--resume", *small("train.steps=6", "train.stop_on_drift=false")
+    )
     assert code == 0 and read_rows(tmp_path / "run" / "steps.jsonl")[-1]["step"] == 6, err
 
 
@@ -1063,18 +1355,24 @@ def no_file_larger_than(size: int):
     "size", [300_000, pytest.param(600_000, marks=pytest.mark.slow)]
 )  # too small for the weights, and for the optimizer
 def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, straight, size):
-    out, more = tmp_path / "run", small("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
+    out = tmp_path / "run"
+    more = small("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
     whole = call(capsys, "micro", "--out", tmp_path / "whole", *more, "--set", "train.steps=3")
     code, _, err = call(capsys, "micro", "--out", out, *more, "--set", "train.steps=1")
     assert whole[0] == code == 0, err
     with no_file_larger_than(size):
-        code, _, err = call(capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3")
+        code, _, err = call(
+            capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3"
+        )
     assert (
-        code == 1 and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ") and "what was saved before is whole" in err
+        code == 1
+        and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ")
+        and "what was saved before is whole" in err
     )
     assert "--resume" in err and [path.name for path in checkpoints(out)] == ["checkpoint-2"]
     assert (
-        read_state(out / "checkpoint-2")["updates"] == 2 and json.loads((out / "manifest.json").read_text())["sessions"]
+        read_state(out / "checkpoint-2")["updates"] == 2
+        and json.loads((out / "manifest.json").read_text())["sessions"]
     )
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3")
     assert code == 0 and numbers(out) == numbers(tmp_path / "whole"), err
@@ -1084,11 +1382,20 @@ def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, stra
 
 
 def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
-    more = small("train.eval_every=0", "train.beta=0.0", "train.save_every=0", "train.steps=1", "data.world.test=2")
+    more = small(
+        "train.eval_every=0",
+        "train.beta=0.0",
+        "train.save_every=0",
+        "train.steps=1",
+        "data.world.test=2",
+    )
     with no_file_larger_than(300_000):
         code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *more)
     assert code == 1 and err.startswith(f"memcalib: {tmp_path / 'run' / 'policy'}: ")
-    assert not (tmp_path / "run" / "policy.part").exists() and not (tmp_path / "run" / "policy").exists()
+    assert (
+        not (tmp_path / "run" / "policy.part").exists()
+        and not (tmp_path / "run" / "policy").exists()
+    )
 
 
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
@@ -1099,13 +1406,21 @@ def test_a_row_that_finds_no_room_names_its_file(tmp_path):
         config=TrainConfig(),
         judged=SimpleNamespace(judge=None),
     )
-    with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
+    with pytest.raises(
+        OSError, match="No space left on device; what was saved before is whole"
+    ) as caught:
         StepRows(here).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("out of memory"), ConnectionError(111, "refused"), OSError("start: no model"), KeyError("x")]
+    "error",
+    [
+        RuntimeError("out of memory"),
+        ConnectionError(111, "refused"),
+        OSError("start: no model"),
+        KeyError("x"),
+    ],
 )
 def test_only_errors_of_writing_are_named_so(tmp_path, error):
     with pytest.raises(type(error)) as caught, writing(tmp_path / "checkpoint-2"):

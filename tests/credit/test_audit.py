@@ -36,19 +36,24 @@ def pairs(draw, roles=ROLES):
     assume(sum(raw) > 0)
     tokens = np.array(draw(st.lists(counts, min_size=size, max_size=size)))
     labels = draw(st.lists(st.sampled_from(roles), min_size=size, max_size=size))
-    return AuditedPair(draw(st.sampled_from(SUPPORT + UNDER)), tokens, np.array(raw) / sum(raw), labels, "p")
+    return AuditedPair(
+        draw(st.sampled_from(SUPPORT + UNDER)), tokens, np.array(raw) / sum(raw), labels, "p"
+    )
 
 
 @given(st.lists(st.tuples(weights, st.integers(0, 3)), min_size=1, max_size=20))
 def test_sentence_credit_is_a_sum_over_its_tokens(drawn):
     drawn = sorted(drawn, key=lambda pair: pair[1])
     names = {unit: k for k, unit in enumerate(dict.fromkeys(unit for _, unit in drawn))}
-    q, units = [q for q, _ in drawn], [names[unit] for _, unit in drawn]
+    q = [q for q, _ in drawn]
+    units = [names[unit] for _, unit in drawn]
     assume(sum(q) > 1e-9)
     tokens, credit = sentence_credit(q, units)
     for j in range(len(names)):
         assert tokens[j] == sum(unit == j for unit in units)
-        assert credit[j] == pytest.approx(sum(x for x, unit in zip(q, units, strict=True) if unit == j) / sum(q))
+        assert credit[j] == pytest.approx(
+            sum(x for x, unit in zip(q, units, strict=True) if unit == j) / sum(q)
+        )
     assert credit.sum() == pytest.approx(1)
 
 
@@ -80,7 +85,8 @@ def test_shares_are_those_counted_by_hand(pair):
 @given(pairs(), st.integers(1, 4))
 def test_hits_and_ties_are_those_of_all_orders(pair, top):
     given_credit = [j for j in range(len(pair.roles)) if pair.credit[j] > 0]
-    outcomes, first = set(), None
+    outcomes = set()
+    first = None
     for order in itertools.permutations(given_credit):
         if all(pair.credit[a] >= pair.credit[b] for a, b in itertools.pairwise(order)):
             hit = any(pair.roles[j] in ("key", "partial") for j in order[:top])
@@ -96,15 +102,20 @@ def test_sentences_without_credit_are_never_among_the_highest():
 
 @given(st.lists(pairs(), min_size=1, max_size=12))
 def test_tables_average_over_pairs_with_equal_weight(found):
-    table, hits = shares_table(found, resamples=50), hits_table(found, resamples=50)
+    table = shares_table(found, resamples=50)
+    hits = hits_table(found, resamples=50)
     for name in table["slice"].unique():
         part = [p for p in found if name in ("all", p.channel, channel_group(p.channel))]
         rows = table[table["slice"] == name]
         assert (rows["pairs"] == len(part)).all()
         for k, role in enumerate(ROLES):
             row = rows[rows["role"] == role].iloc[0]
-            assert row["credit_share"] == pytest.approx(np.mean([role_shares(p)[1][k] for p in part]))
-            assert row["token_share"] == pytest.approx(np.mean([role_shares(p)[0][k] for p in part]))
+            assert row["credit_share"] == pytest.approx(
+                np.mean([role_shares(p)[1][k] for p in part])
+            )
+            assert row["token_share"] == pytest.approx(
+                np.mean([role_shares(p)[0][k] for p in part])
+            )
             assert row["credit_share_low"] - 1e-9 <= row["credit_share_high"]
         assert rows["credit_share"].sum() == pytest.approx(1)
         assert hits.set_index("slice").loc[name, "hits"] == sum(top_hit(p)[0] for p in part)
@@ -119,10 +130,13 @@ def test_incomplete_pairs_are_counted_and_left_out(found):
         with pytest.raises(ValueError, match="no pair has a label for each"):
             hits_table(found, resamples=10)
         return
-    shares, hits = shares_table(found, resamples=10), hits_table(found, resamples=10).set_index("slice")
+    shares = shares_table(found, resamples=10)
+    hits = hits_table(found, resamples=10).set_index("slice")
     assert list(shares["slice"].unique()) == list(hits.index)
     assert {name for name in hits.index if name[-1] in "+-"} == {p.channel for p in found}
-    alone = shares_table(whole, resamples=10).set_index(["slice", "role"]).drop(columns="incomplete")
+    alone = (
+        shares_table(whole, resamples=10).set_index(["slice", "role"]).drop(columns="incomplete")
+    )
     for _, row in shares.iterrows():
         part = [p for p in found if row["slice"] in ("all", p.channel, channel_group(p.channel))]
         for counts in (row, hits.loc[row["slice"]]):
@@ -132,7 +146,10 @@ def test_incomplete_pairs_are_counted_and_left_out(found):
         if row["pairs"]:
             assert numbers.tolist() == alone.loc[(row["slice"], row["role"])].tolist()
         else:
-            assert numbers.drop("pairs").isna().all() and hits.loc[row["slice"], ["rate", "low", "high"]].isna().all()
+            assert (
+                numbers.drop("pairs").isna().all()
+                and hits.loc[row["slice"], ["rate", "low", "high"]].isna().all()
+            )
             assert not hits.loc[row["slice"], ["hits", "tied", "short", "roleless"]].any()
 
 
@@ -141,7 +158,9 @@ def test_the_bootstrap_is_that_of_a_loop_and_seeded():
     low, high = bootstrap_interval(values, resamples=500, seed=7)
     rng = np.random.default_rng(7)
     means = [values[row].mean(0) for row in rng.integers(23, size=(500, 23))]
-    assert np.allclose(low, np.quantile(means, 0.025, axis=0)) and np.allclose(high, np.quantile(means, 0.975, axis=0))
+    assert np.allclose(low, np.quantile(means, 0.025, axis=0)) and np.allclose(
+        high, np.quantile(means, 0.975, axis=0)
+    )
     again = bootstrap_interval(values, resamples=500, seed=7)
     assert (again[0] == low).all() and (again[1] == high).all()
     assert (bootstrap_interval(values, resamples=500, seed=8)[0] != low).any()
@@ -155,12 +174,22 @@ def test_one_pair_has_an_interval_of_one_point():
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(SUPPORT + UNDER), st.booleans()), min_size=1, max_size=60),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from(SUPPORT + UNDER), st.booleans()),
+        min_size=1,
+        max_size=60,
+    ),
     st.integers(0, 5),
 )
 def test_draws_are_localized_stratified_and_blind_to_the_order_of_rows(rows, seed):
-    columns = {"step": [s for s, _, _ in rows], "row": range(len(rows)), "channel": [c for _, c, _ in rows]}
-    frame = pd.DataFrame(columns | {"localized": pd.Series([flag for *_, flag in rows], dtype=object)})
+    columns = {
+        "step": [s for s, _, _ in rows],
+        "row": range(len(rows)),
+        "channel": [c for _, c, _ in rows],
+    }
+    frame = pd.DataFrame(
+        columns | {"localized": pd.Series([flag for *_, flag in rows], dtype=object)}
+    )
     answers = pd.DataFrame({"step": [1], "row": [999], "channel": [None], "localized": [None]})
     frame = pd.concat([answers, frame], ignore_index=True)
     open_pairs = frame[frame["localized"] == True]  # noqa: E712
@@ -178,7 +207,8 @@ def test_draws_are_localized_stratified_and_blind_to_the_order_of_rows(rows, see
 
 def test_draws_depend_on_the_seed():
     frame = pd.DataFrame({"step": 1, "row": range(200), "channel": "C+", "localized": True})
-    first, second = draw_pairs(frame, 20, 0), draw_pairs(frame, 20, 1)
+    first = draw_pairs(frame, 20, 0)
+    second = draw_pairs(frame, 20, 1)
     assert len(first) == 20 and first["row"].tolist() != second["row"].tolist()
 
 
@@ -192,13 +222,22 @@ def test_draws_depend_on_the_seed():
     ],
 )
 def test_pairs_that_are_none_are_refused(options, message):
-    fields = {"channel": "C+", "tokens": np.ones(2), "credit": np.full(2, 0.5), "roles": ["key", "key"]} | options
+    fields = {
+        "channel": "C+",
+        "tokens": np.ones(2),
+        "credit": np.full(2, 0.5),
+        "roles": ["key", "key"],
+    } | options
     with pytest.raises(ValueError, match=message):
         AuditedPair(**fields)
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.floats(0, 4), st.integers(0, 2)), min_size=1, max_size=12), min_size=1, max_size=5)
+    st.lists(
+        st.lists(st.tuples(st.floats(0, 4), st.integers(0, 2)), min_size=1, max_size=12),
+        min_size=1,
+        max_size=5,
+    )
 )
 def test_scaling_is_weighted_by_tokens(drawn):
     rows = [sorted(row, key=lambda pair: pair[1]) for row in drawn]
@@ -208,7 +247,9 @@ def test_scaling_is_weighted_by_tokens(drawn):
     found = sentence_scaling(m, [0.75] * len(m), units, percentiles=(50,))
     per_token = []
     for values, unit in zip(m, units, strict=True):
-        mean = {u: np.mean([x for x, v in zip(values, unit, strict=True) if v == u]) for u in set(unit)}
+        mean = {
+            u: np.mean([x for x, v in zip(values, unit, strict=True) if v == u]) for u in set(unit)
+        }
         per_token += [0.25 + 0.75 * mean[u] for u in unit]
     assert found["mean"] == pytest.approx(np.mean(per_token))
     assert found["p50"] == pytest.approx(sorted(per_token)[int(np.ceil(len(per_token) / 2)) - 1])
@@ -216,7 +257,8 @@ def test_scaling_is_weighted_by_tokens(drawn):
 
 def population(seed: int = 0) -> list[AuditedPair]:
     """Pairs of three channels, one of them rare and unlike the others."""
-    rng, made = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    made = []
     for channel, size, favour in (("B+", 60, 6), ("C+", 40, 3), ("CA-", 12, 1)):
         for _ in range(size):
             credit = rng.dirichlet([favour, 1, 1, 1])
@@ -230,11 +272,14 @@ def test_repeated_audits_aim_at_the_mean_over_channels():
     found = simulated_role_audits(made, per_channel=10, audits=5, resamples=50)
     for k, role in enumerate(ROLES):
         for j, what in enumerate(("token", "credit")):
-            channels = [[100 * role_shares(p)[j][k] for p in made if p.channel == c] for c in ("B+", "C+", "CA-")]
+            channels = [
+                [100 * role_shares(p)[j][k] for p in made if p.channel == c]
+                for c in ("B+", "C+", "CA-")
+            ]
             truth = np.mean([np.mean(values) for values in channels])
-            assert found.loc[found["measure"] == f"{what} share, {role}", "truth"].tolist() == pytest.approx(
-                [truth] * 5
-            )
+            assert found.loc[
+                found["measure"] == f"{what} share, {role}", "truth"
+            ].tolist() == pytest.approx([truth] * 5)
     hits = found[found["measure"] == "top-3 hits, under-use"]["truth"].iloc[0]
     assert hits == pytest.approx(100 * np.mean([top_hit(p)[0] for p in made if p.channel == "CA-"]))
     assert (found["low"] <= found["estimate"]).all() and (found["estimate"] <= found["high"]).all()

@@ -30,7 +30,10 @@ SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
 
 def batch(seed: int, cut: bool = False):
     """Four answers to each of two examples, judged, with quotes that are right, wrong, shared or everywhere."""
-    rng, asked, judged, answers = random.Random(seed), [], [], []
+    rng = random.Random(seed)
+    asked = []
+    judged = []
+    answers = []
     for example in EXAMPLES[:2]:
         for _ in range(4):
             text = answer(example, rng, noisy_levels(example, rng, 0.4))
@@ -43,7 +46,8 @@ def batch(seed: int, cut: bool = False):
                 atom.actual = Level(rng.randrange(3)) if rng.random() < 0.3 else atom.actual
                 kind = rng.random()
                 if kind < 0.1:
-                    atom.quote, atom.spans = "not in there", []
+                    atom.quote = "not in there"
+                    atom.spans = []
                 elif kind < 0.2 and len(text) > 5:
                     start = rng.randrange(len(text) - 1)
                     atom.spans = [(start, rng.randint(start + 1, len(text)))]
@@ -58,21 +62,31 @@ def batch(seed: int, cut: bool = False):
 
 def slow(config: CreditConfig, asked, judged, answers, divergence, thresholds, sentence_thresholds):
     """Token advantages by evidence in loops; `divergence[row, channel]` is that of the omitted atoms."""
-    rows, valid = range(len(answers)), [judgment.scored for judgment in judged]
-    levels = [[(int(a.ideal), int(a.actual)) for a in j.atoms] if v else [] for j, v in zip(judged, valid, strict=True)]
+    rows = range(len(answers))
+    valid = [judgment.scored for judgment in judged]
+    levels = [
+        [(int(a.ideal), int(a.actual)) for a in j.atoms] if v else []
+        for j, v in zip(judged, valid, strict=True)
+    ]
     rewards = [reference.channel_rewards(atoms, config.merge_over_use) for atoms in levels]
     channels = reference.group_advantages(rewards, [row // 4 for row in rows], valid)
     scale = reference.rms([math.fsum(a) for a in channels], valid)
     units = [row.tolist() for row in response_units(TOKENIZER, answers)]
     out = [[math.fsum(channels[i]) if valid[i] else 0.0] * len(answers[i]) for i in rows]
-    pools, sentence_pools = [[] for _ in CHANNELS], [[] for _ in CHANNELS]
+    pools = [[] for _ in CHANNELS]
+    sentence_pools = [[] for _ in CHANNELS]
     for i in rows:
-        text, places = TOKENIZER.decode(answers[i], skip_special_tokens=True), token_spans(TOKENIZER, answers[i])
-        for h, atoms in reference.atoms_by_channel(judged[i], config.merge_over_use).items() if valid[i] else ():
+        text = TOKENIZER.decode(answers[i], skip_special_tokens=True)
+        places = token_spans(TOKENIZER, answers[i])
+        for h, atoms in (
+            reference.atoms_by_channel(judged[i], config.merge_over_use).items() if valid[i] else ()
+        ):
             if h == 0:
                 continue
             known = {atom.atom_id: atom for atom in judged[i].atoms}
-            inside = {a: all(0 <= x < y <= len(text) for x, y in known[a].spans or ()) for a in atoms}
+            inside = {
+                a: all(0 <= x < y <= len(text) for x, y in known[a].spans or ()) for a in atoms
+            }
             shown = [known[a] for a in atoms if known[a].spans and inside[a]]
             omitted = [known[a] for a in atoms if not known[a].spans and not known[a].quote]
             reached = {
@@ -96,7 +110,9 @@ def slow(config: CreditConfig, asked, judged, answers, divergence, thresholds, s
                     )
                 )
                 pools[h] += [reference.clip(x, -config.d_max, config.d_max) for x in z]
-                sentence_pools[h] += reference.sentence_means(z, units[i][: len(z)], config.d_max).values()
+                sentence_pools[h] += reference.sentence_means(
+                    z, units[i][: len(z)], config.d_max
+                ).values()
             for share, z, threshold, sentence_threshold in parts:
                 q = reference._weights(config, z, units[i][: len(z)], threshold, sentence_threshold)
                 if aligned and math.fsum(q) > 0:
@@ -138,16 +154,28 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
     request = credit.requests(asked, judged, answers)
     wanted = {
         k: (row, h)
-        for k, row, h in zip(request.ablated, request.pairs.rows, request.pairs.channels, strict=True)
+        for k, row, h in zip(
+            request.ablated, request.pairs.rows, request.pairs.channels, strict=True
+        )
         if k >= 0
     }
-    advantages = credit.assign(request, [drawn(*wanted[k], len(request.responses[k])) for k in range(len(request))])
+    advantages = credit.assign(
+        request, [drawn(*wanted[k], len(request.responses[k])) for k in range(len(request))]
+    )
     sentences = [0.01] * 9 if granularity == "sentence" else []
     expected, after = slow(
-        config, asked, judged, answers, lambda i, h: drawn(i, h, len(answers[i])), [0.02] * 9, sentences
+        config,
+        asked,
+        judged,
+        answers,
+        lambda i, h: drawn(i, h, len(answers[i])),
+        [0.02] * 9,
+        sentences,
     )
     for row, values in enumerate(expected):
-        assert torch.allclose(advantages[row, : len(values)].double(), torch.tensor(values).double(), atol=2e-5)
+        assert torch.allclose(
+            advantages[row, : len(values)].double(), torch.tensor(values).double(), atol=2e-5
+        )
         assert not advantages[row, len(values) :].any()
     assert credit.thresholds.value.tolist() == pytest.approx(after, abs=1e-9)
     detail = credit.last.pairs
@@ -158,11 +186,15 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
     if mode == "evidence":
         assert len(request) == 0 and not any(request.pairs.prompts)
     still = TokenCredit(
-        TOKENIZER, CreditConfig(mode=mode, granularity=granularity, merge_over_use=merged, eta=0), ENCODE
+        TOKENIZER,
+        CreditConfig(mode=mode, granularity=granularity, merge_over_use=merged, eta=0),
+        ENCODE,
     )
     gdpo = TokenCredit(TOKENIZER, CreditConfig(method="gdpo", merge_over_use=merged), ENCODE)
     again = still.requests(asked, judged, answers)
-    same = still.assign(again, [drawn(*wanted[k], len(again.responses[k])) for k in range(len(again))])
+    same = still.assign(
+        again, [drawn(*wanted[k], len(again.responses[k])) for k in range(len(again))]
+    )
     assert torch.equal(same, gdpo.assign(gdpo.requests(asked, judged, answers)))
 
 
@@ -174,10 +206,16 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
 )
 def test_a_span_takes_whole_sentences(sizes, spans, data):
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    units = torch.tensor(data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))).cumsum(0)
+    units = torch.tensor(
+        data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    ).cumsum(0)
     spans = [(min(a, b), max(a, b)) for a, b in spans if a != b]
     places = list(pairwise([0, *ends]))
-    reached = {int(units[t]) for t, (a, b) in enumerate(places) if any(x < b and a < y and a < b for x, y in spans)}
+    reached = {
+        int(units[t])
+        for t, (a, b) in enumerate(places)
+        if any(x < b and a < y and a < b for x, y in spans)
+    }
     assert evidence_tokens(spans, ends, units).tolist() == [int(unit) in reached for unit in units]
 
 
@@ -191,7 +229,9 @@ def test_a_judgment_from_before_spans_gives_the_same_credit():
                 atom.quote, atom.spans = (exact.quote, exact.spans) if once else ("", [])
     older = [
         Judgment.model_validate_json(
-            j.model_copy(update={"atoms": [a.model_copy(update={"spans": None}) for a in j.atoms]}).to_json()
+            j.model_copy(
+                update={"atoms": [a.model_copy(update={"spans": None}) for a in j.atoms]}
+            ).to_json()
         )
         for j in judged
     ]
@@ -207,18 +247,30 @@ def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
     """As where a thought stands before the answer: the judge has not seen it, and counts characters without it."""
     asked, judged, answers = batch(4)
     thought = TOKENIZER("Take it step by step. ", add_special_tokens=False).input_ids
-    longer, texts = [[*thought, *ids] for ids in answers], TOKENIZER.batch_decode(answers, skip_special_tokens=True)
+    longer = [[*thought, *ids] for ids in answers]
+    texts = TOKENIZER.batch_decode(answers, skip_special_tokens=True)
     shown = []
-    for ids, responses in ((answers, None), (longer, [text.strip() for text in texts]), (longer, ["not in it"] * 8)):
+    for ids, responses in (
+        (answers, None),
+        (longer, [text.strip() for text in texts]),
+        (longer, ["not in it"] * 8),
+    ):
         credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
         request = credit.requests(asked, judged, ids, texts=responses)
         rows = zip(request.pairs.rows, request.evidence.shown, strict=True)
-        held = [[i for i, here in zip(ids[row], tokens.tolist(), strict=False) if here] for row, tokens in rows]
-        shown.append([text.strip() for text in TOKENIZER.batch_decode(held, skip_special_tokens=True)])
+        held = [
+            [i for i, here in zip(ids[row], tokens.tolist(), strict=False) if here]
+            for row, tokens in rows
+        ]
+        shown.append(
+            [text.strip() for text in TOKENIZER.batch_decode(held, skip_special_tokens=True)]
+        )
     assert any(shown[0]) and not any(shown[2])
     whole = [text.strip() for text in texts]
     for alone, behind, row in zip(shown[0], shown[1], request.pairs.rows, strict=True):
-        assert alone == behind or (not alone and behind == whole[row]), "quoted everywhere: everything but the thought"
+        assert alone == behind or (not alone and behind == whole[row]), (
+            "quoted everywhere: everything but the thought"
+        )
 
 
 def test_quotes_at_fault_are_uniform_and_counted():
@@ -231,7 +283,8 @@ def test_quotes_at_fault_are_uniform_and_counted():
     def counted(spans, quote=""):
         judged = [exact_judge(example, text), exact_judge(example, plain)]
         for atom in judged[0].atoms:
-            atom.spans, atom.quote = spans, quote
+            atom.spans = spans
+            atom.quote = quote
         credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
         advantages = credit.assign(credit.requests([example] * 2, judged, [ids, other]))
         return advantages[0, : len(ids)], credit.last.stats
@@ -245,14 +298,20 @@ def test_quotes_at_fault_are_uniform_and_counted():
         advantages, stats = counted(spans, quote)
         assert (advantages - advantages[0]).abs().max() < 1e-6 and stats[name] >= count
     advantages, stats = counted([(0, 3)])
-    assert stats["evidence_overlapping"] > 1 and stats["localized"] > 0 and advantages.unique().numel() > 1
+    assert (
+        stats["evidence_overlapping"] > 1
+        and stats["localized"] > 0
+        and advantages.unique().numel() > 1
+    )
 
 
 def slow_divergence(model, prompt, without, answer, temperature) -> list[float]:
     sides = []
     with torch.no_grad():
         for before in (prompt, without):
-            logits = model(torch.tensor([[*before, *answer]])).logits[0, len(before) - 1 : -1].double()
+            logits = (
+                model(torch.tensor([[*before, *answer]])).logits[0, len(before) - 1 : -1].double()
+            )
             sides.append((logits / temperature).log_softmax(-1))
     p, q = sides
     return [
@@ -262,7 +321,9 @@ def slow_divergence(model, prompt, without, answer, temperature) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"head": "model"}, {"held": 1, "logit_chunk": 1}, {"share": False, "token_budget": 30}], ids=str
+    "options",
+    [{}, {"head": "model"}, {"held": 1, "logit_chunk": 1}, {"share": False, "token_budget": 30}],
+    ids=str,
 )
 def test_divergences_are_those_of_whole_distributions_however_the_work_is_cut(options):
     model = tiny()
@@ -272,17 +333,23 @@ def test_divergences_are_those_of_whole_distributions_however_the_work_is_cut(op
     assert found.shape == (6, max(map(len, answers))) and (found >= 0).all()
     for row, (prompt, less, y) in enumerate(zip(prompts, without, answers, strict=True)):
         slow = slow_divergence(model, prompt, less, y, 0.7) if y else []
-        assert found[row, : len(y)].tolist() == pytest.approx(slow, abs=1e-4) and not found[row, len(y) :].any()
+        assert (
+            found[row, : len(y)].tolist() == pytest.approx(slow, abs=1e-4)
+            and not found[row, len(y) :].any()
+        )
     assert token_divergences(model, [], [], []).shape == (0, 0)
 
 
 def test_a_row_that_cannot_be_scored_keeps_its_share_uniform():
     model = tiny(max_position_embeddings=16)
-    prompts, without, answers = [[1, 2, 3], [1] * 14], [[1, 3], [1] * 13], [[4, 5], [6, 7, 8]]
+    prompts = [[1, 2, 3], [1] * 14]
+    without = [[1, 3], [1] * 13]
+    answers = [[4, 5], [6, 7, 8]]
     found = token_divergences(model, prompts, without, answers)
     assert found[0, :2].isfinite().all() and found[1].isnan().all()
     asked, judged, answers = batch(11)
-    config, rows = CreditConfig(mode="evidence-kl"), []
+    config = CreditConfig(mode="evidence-kl")
+    rows = []
     for lost in (False, True):
         credit = TokenCredit(TOKENIZER, config, ENCODE)
         request = credit.requests(asked, judged, answers)
@@ -295,10 +362,12 @@ def test_a_row_that_cannot_be_scored_keeps_its_share_uniform():
 
 
 def test_the_trainers_reward_step_is_that_of_a_plain_loop():
-    model, (asked, judged, answers) = policy(), batch(7)
+    model = policy()
+    (asked, judged, answers) = batch(7)
     for mode in ("evidence", "evidence-kl"):
         config = CreditConfig(mode=mode, **SMALL)
-        mine, theirs = TokenCredit(TOKENIZER, config, ENCODE), TokenCredit(TOKENIZER, config, ENCODE)
+        mine = TokenCredit(TOKENIZER, config, ENCODE)
+        theirs = TokenCredit(TOKENIZER, config, ENCODE)
         request = mine.requests(asked, judged, answers)
         slow = [
             slow_divergence(model, *row, 1.0)
@@ -309,7 +378,8 @@ def test_the_trainers_reward_step_is_that_of_a_plain_loop():
         desk.texts = TOKENIZER.batch_decode(answers, skip_special_tokens=True)
         found, pairs = assign_credit(model, theirs, desk, generations=4)
         assert (
-            torch.allclose(mine.assign(request, slow), found.advantages, atol=1e-4) and pairs.rows == request.pairs.rows
+            torch.allclose(mine.assign(request, slow), found.advantages, atol=1e-4)
+            and pairs.rows == request.pairs.rows
         )
         assert found.stats["evidence_shown"] > 0 and found.stats["localized"] > 0
 
@@ -322,7 +392,9 @@ def test_a_judge_without_quotes_is_refused_by_name():
             return exact_judge(example, response)
 
     for judge in (Silent(), RetryingJudge(Silent())):
-        with pytest.raises(ValueError, match="judge: found 'silent', which gives no quotes.*gives_quotes = True"):
+        with pytest.raises(
+            ValueError, match="judge: found 'silent', which gives no quotes.*gives_quotes = True"
+        ):
             quoting_judge(judge)
     honest = Silent()
     honest.gives_quotes = True

@@ -48,7 +48,14 @@ def test_scoring_equals_the_reference(model, seed, budget, share, head):
     prompts, responses = a_workload(seed, empty=True)
     slow = response_logps_reference(model, prompts, responses, temperature=0.7)
     fast = response_logps(
-        model, prompts, responses, temperature=0.7, token_budget=budget, share=share, head=head, logit_chunk=77
+        model,
+        prompts,
+        responses,
+        temperature=0.7,
+        token_budget=budget,
+        share=share,
+        head=head,
+        logit_chunk=77,
     )
     assert fast.shape == slow.shape and fast.dtype == torch.float32
     assert (fast - slow).abs().max() < 1e-4
@@ -56,17 +63,22 @@ def test_scoring_equals_the_reference(model, seed, budget, share, head):
 
 
 def test_a_model_in_float64_is_read_in_float64():
-    double, (prompts, responses) = tiny(tie_word_embeddings=True).double(), a_workload(4, empty=True)
+    double = tiny(tie_word_embeddings=True).double()
+    (prompts, responses) = a_workload(4, empty=True)
     slow = response_logps_reference(double, prompts, responses, temperature=0.7)
     assert slow.dtype == torch.float64
     for share in (True, False):
-        fast = response_logps(double, prompts, responses, temperature=0.7, share=share, logit_chunk=77)
+        fast = response_logps(
+            double, prompts, responses, temperature=0.7, share=share, logit_chunk=77
+        )
         assert fast.dtype == torch.float64 and (fast - slow).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_both_attention_implementations_see_through_the_padding(attention):
-    other = tiny("Llama", num_attention_heads=4, num_key_value_heads=2, attn_implementation=attention)
+    other = tiny(
+        "Llama", num_attention_heads=4, num_key_value_heads=2, attn_implementation=attention
+    )
     prompts, responses = a_workload(3)
     slow = response_logps_reference(other, prompts, responses)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
@@ -84,11 +96,13 @@ def test_row_order_does_not_matter_and_mode_and_gradients_are_left_alone(model):
 
 
 def test_each_distinct_prompt_passes_through_the_model_once(model, monkeypatch):
-    stem, rng = list(range(1, 31)), random.Random(0)
+    stem = list(range(1, 31))
+    rng = random.Random(0)
     pool = [stem[:25], [*stem[:20], 40, 41], [*stem[:20], 42, 43, 44]]
     prompts = [pool[i % 3] for i in range(24)]
     responses = [[rng.randrange(1, 50) for _ in range(5)] for _ in prompts]
-    cells, forward = [], model.model.forward
+    cells = []
+    forward = model.model.forward
 
     def counting(**kw):
         cells.append(kw["input_ids"].numel())
@@ -118,18 +132,28 @@ def test_scaled_logits_come_from_the_model_itself(model):
 SCALED = {
     "granite": ("Granite", {"logits_scaling": 8.0}),
     "cohere": ("Cohere", {"logit_scale": 0.2}),
-    "soft cap": ("Gemma2", {"final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 2, "head_dim": 16}),
+    "soft cap": (
+        "Gemma2",
+        {"final_logit_softcapping": 2.0, "layer_types": ["full_attention"] * 2, "head_dim": 16},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("share", [True, False])
 def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypatch):
-    other, rng = tiny(SCALED[name][0], **SCALED[name][1]), random.Random(0)
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+    other = tiny(SCALED[name][0], **SCALED[name][1])
+    rng = random.Random(0)
+
+    def word(n):
+        return [rng.randrange(1, 50) for _ in range(n)]
+
     stem = word(150)
-    prompts = [prompt for prompt in (stem + word(rng.randint(20, 30)) for _ in range(4)) for _ in range(4)]
-    responses, made = [word(rng.randint(10, 15)) for _ in prompts], []
+    prompts = [
+        prompt for prompt in (stem + word(rng.randint(20, 30)) for _ in range(4)) for _ in range(4)
+    ]
+    responses = [word(rng.randint(10, 15)) for _ in prompts]
+    made = []
     slow = response_logps_reference(other, prompts, responses)
     other.get_output_embeddings().register_forward_hook(
         lambda module, inputs, out: made.append(out.shape[0] * out.shape[1])
@@ -171,20 +195,35 @@ def test_groups_cover_every_prompt_once_and_really_share(prompts):
 
 
 @SETTINGS
-@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=12), st.integers(1, 60))
+@given(
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=12),
+    st.integers(1, 60),
+)
 def test_pieces_keep_within_the_cache_and_lose_nobody(prompts, budget):
     batches = list(batched_groups(prefix_groups(prompts), list(map(len, prompts)), budget))
-    assert sorted(i for batch in batches for f in batch for i in f.members) == list(range(len(prompts)))
+    assert sorted(i for batch in batches for f in batch for i in f.members) == list(
+        range(len(prompts))
+    )
     for batch in batches:
         for f in batch:
-            assert all(prompts[i][:n] == prompts[f.base][:n] for i, n in zip(f.members, f.shared, strict=True))
-            assert len(f.members) == 1 or len(f.members) * max(len(prompts[i]) for i in f.members) <= budget
+            assert all(
+                prompts[i][:n] == prompts[f.base][:n]
+                for i, n in zip(f.members, f.shared, strict=True)
+            )
+            assert (
+                len(f.members) == 1
+                or len(f.members) * max(len(prompts[i]) for i in f.members) <= budget
+            )
 
 
 def test_a_common_system_prompt_does_not_merge_examples():
     system = [9] * 10
     prompts = [[*system, *[e] * 12, k] for e in (1, 2, 3) for k in (1, 2, 3)]
-    assert sorted(sorted(f.members) for f in prefix_groups(prompts)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert sorted(sorted(f.members) for f in prefix_groups(prompts)) == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+    ]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -202,8 +241,12 @@ def test_architectures_that_cannot_share_are_scored_plainly_with_one_logged_reas
 
 
 def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
-    other, honest = tiny(), scoring.score_shared
-    off = lambda *args: {k: piece - 0.01 for k, piece in honest(*args).items()}
+    other = tiny()
+    honest = scoring.score_shared
+
+    def off(*args):
+        return {k: piece - 0.01 for k, piece in honest(*args).items()}
+
     monkeypatch.setattr(scoring, "score_shared", off)
     prompts, responses = a_workload(4)
     slow = response_logps_reference(other, prompts, responses)
@@ -234,14 +277,20 @@ def test_a_kernel_without_masks_is_found_out_and_scored_plainly(seed, caplog):
     from transformers import AttentionInterface
 
     AttentionInterface.register("maskless", maskless)
-    other, honest = tiny(attn_implementation="maskless"), tiny()
+    other = tiny(attn_implementation="maskless")
+    honest = tiny()
     prompts, responses = a_workload(seed)
     slow = response_logps_reference(other, prompts, responses)
     assert torch.allclose(slow, response_logps_reference(honest, prompts, responses), atol=1e-5)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
-    assert "differs from the plain way" in sharing_faults(other)["cache"] and "(cache)" in caplog.text
+    assert (
+        "differs from the plain way" in sharing_faults(other)["cache"] and "(cache)" in caplog.text
+    )
     assert (response_logps(other, prompts, responses, share=True) - slow).abs().max() > 1e-2
-    assert not trees_agree(other, prompts, responses) and "'maskless' takes no mask" in sharing_faults(other)["tree"]
+    assert (
+        not trees_agree(other, prompts, responses)
+        and "'maskless' takes no mask" in sharing_faults(other)["tree"]
+    )
 
 
 @SETTINGS
@@ -249,7 +298,10 @@ def test_a_kernel_without_masks_is_found_out_and_scored_plainly(seed, caplog):
 def test_the_sample_has_different_prompts_and_two_answers_to_one(seed, count):
     prompts, responses = a_workload(seed, empty=True)
     picked = sample_rows(prompts, responses, count)
-    rows = lambda some: sorted((prompts[i], responses[i]) for i in some)
+
+    def rows(some):
+        return sorted((prompts[i], responses[i]) for i in some)
+
     order = random.Random(seed).sample(range(len(prompts)), len(prompts))
     again = sample_rows([prompts[i] for i in order], [responses[i] for i in order], count)
     assert rows(picked) == rows(order[i] for i in again) and all(responses[i] for i in picked)
@@ -283,13 +335,19 @@ def test_only_finite_numbers_of_the_plain_way_are_compared(shared, plain, found)
 
 
 def test_what_is_undecided_is_asked_again(caplog):
-    other, sides = tiny("Llama"), [(NANS, NANS), (NANS[:0], NANS[:0]), (torch.zeros(1), torch.zeros(1))]
-    check = lambda: sides.pop(0)
+    other = tiny("Llama")
+    sides = [(NANS, NANS), (NANS[:0], NANS[:0]), (torch.zeros(1), torch.zeros(1))]
+
+    def check():
+        return sides.pop(0)
+
     found = [
         models.sharing_fault(other, "way", lambda: "", check, together=together)
         for together in (True, False, True, True)
     ]
-    assert found == [models.UNDECIDED, models.UNDECIDED, "", ""] and not sides and not caplog.messages
+    assert (
+        found == [models.UNDECIDED, models.UNDECIDED, "", ""] and not sides and not caplog.messages
+    )
     assert sharing_faults(other) == {"way": ""}
 
 
@@ -309,7 +367,9 @@ def test_adapters_are_scored_with(model, adapter_on_head):
     from peft import LoraConfig, get_peft_model
 
     targets = ["q_proj", "down_proj", *(["lm_head"] if adapter_on_head else [])]
-    adapted = get_peft_model(tiny("Llama"), LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).eval()
+    adapted = get_peft_model(
+        tiny("Llama"), LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    ).eval()
     prompts, responses = a_workload(6)
     slow = response_logps_reference(adapted, prompts, responses)
     fast = response_logps(adapted, prompts, responses)
@@ -324,7 +384,8 @@ def test_half_precision_is_close_and_summed_in_float32():
     full = tiny()
     half = tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
-    out, wanted = response_logps(half, prompts, responses), response_logps(full, prompts, responses)
+    out = response_logps(half, prompts, responses)
+    wanted = response_logps(full, prompts, responses)
     assert out.dtype == torch.float32 and sharing_faults(half) == {"cache": ""}
     assert (out - wanted).abs().max() < 0.05
     with torch.autocast("cpu", torch.bfloat16):
@@ -345,7 +406,8 @@ class Memory:
     """Stands before a model's forward and runs out of memory beyond a number of new tokens, or at one token."""
 
     def __init__(self, network, monkeypatch, cells=10**9, poison=None):
-        self.calls, forward = 0, network.forward
+        self.calls = 0
+        forward = network.forward
 
         @functools.wraps(forward)
         def limited(**inputs):
@@ -362,7 +424,8 @@ class Memory:
 def test_out_of_memory_is_met_with_smaller_pieces(model, monkeypatch, share):
     prompts, responses = a_workload(12)
     slow = response_logps_reference(model, prompts, responses)
-    memory, lost = Memory(model.model, monkeypatch, cells=40), Counter()
+    memory = Memory(model.model, monkeypatch, cells=40)
+    lost = Counter()
     fast = response_logps(model, prompts, responses, share=share, lost=lost)
     assert (fast - slow).abs().max() < 1e-4 and not lost and memory.calls > 3
 
@@ -376,7 +439,11 @@ def test_a_row_that_never_fits_is_nan_and_counted(model, monkeypatch, caplog):
     Memory(model.model, monkeypatch, poison=49)
     lost = Counter()
     fast = response_logps(model, prompts, responses, share=True, lost=lost)
-    same = [i for i, (p, y) in enumerate(zip(prompts, responses, strict=True)) if (p, y) == (prompts[3], responses[3])]
+    same = [
+        i
+        for i, (p, y) in enumerate(zip(prompts, responses, strict=True))
+        if (p, y) == (prompts[3], responses[3])
+    ]
     assert dict(lost) == {"out_of_memory": len(same)} and "rows not scored" in caplog.text
     assert fast[3, : len(responses[3])].isnan().all() and not fast[3, len(responses[3]) :].any()
     keep = [i for i in range(len(prompts)) if i not in same]
@@ -391,7 +458,8 @@ def test_other_errors_are_not_swallowed(model, monkeypatch):
 
 
 def test_rows_beyond_the_context_are_nan_and_counted(model):
-    prompts, responses = [[1] * 250, [2, 3]], [[4] * 7, [5, 6]]
+    prompts = [[1] * 250, [2, 3]]
+    responses = [[4] * 7, [5, 6]]
     lost = Counter()
     out = response_logps(model, prompts, responses, lost=lost)
     assert lost == {"context": 1} and out[0].isnan().all() and out[1, :2].isfinite().all()
@@ -403,7 +471,8 @@ def test_rows_beyond_the_context_are_nan_and_counted(model):
 def test_head_in_chunks_gives_values_entropies_and_gradients(chunk, n, temperature):
     torch.manual_seed(n)
     head = torch.nn.Linear(8, 30)
-    hidden, targets = torch.randn(n, 8, requires_grad=True), torch.randint(0, 30, (n,))
+    hidden = torch.randn(n, 8, requires_grad=True)
+    targets = torch.randint(0, 30, (n,))
     logp = (head(hidden) / temperature).log_softmax(-1)
     wanted = logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
     found = token_scores(head, hidden, targets, temperature, chunk, entropy=True)
@@ -411,14 +480,16 @@ def test_head_in_chunks_gives_values_entropies_and_gradients(chunk, n, temperatu
         assert torch.allclose(a, b, atol=1e-5)
     weights = torch.linspace(-1, 1, n)
     slow, fast = (
-        torch.autograd.grad((a * weights).sum() + b.sum(), [hidden, *head.parameters()]) for a, b in (wanted, found)
+        torch.autograd.grad((a * weights).sum() + b.sum(), [hidden, *head.parameters()])
+        for a, b in (wanted, found)
     )
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slow, fast, strict=True))
 
 
 def test_processes_wait_for_each_other():
     """Every forward announces itself, and one without rows keeps running empty forwards while the other works."""
-    asked, left = [], [2]
+    asked = []
+    left = [2]
 
     def sync(busy):
         asked.append(busy)
@@ -437,27 +508,36 @@ def test_processes_wait_for_each_other():
 def test_autocast_rounds_no_logits_of_a_head_in_float32(kind):
     """The layers before it may compute in 16 bits; a head in 16 bits stays as it is."""
     torch.manual_seed(0)
-    head, hidden, targets = torch.nn.Linear(16, 40).to(kind), torch.randn(30, 16).bfloat16(), torch.arange(30)
+    head = torch.nn.Linear(16, 40).to(kind)
+    hidden = torch.randn(30, 16).bfloat16()
+    targets = torch.arange(30)
     with torch.autocast("cpu", torch.bfloat16):
         found, entropy = token_scores(head, hidden, targets, entropy=True, logit_chunk=200)
     exact = head.float()(hidden.float()).log_softmax(-1)
     wrong = (found - exact[range(30), targets]).abs().max()
     assert found.dtype == torch.float32
     assert wrong < 1e-5 if kind == torch.float32 else 1e-3 < wrong < 0.1
-    assert kind != torch.float32 or torch.allclose(entropy, -(exact.exp() * exact).sum(-1), atol=1e-5)
+    assert kind != torch.float32 or torch.allclose(
+        entropy, -(exact.exp() * exact).sum(-1), atol=1e-5
+    )
 
 
 def test_a_head_in_float32_has_its_gradient_under_autocast():
     torch.manual_seed(0)
-    head, hidden = torch.nn.Linear(16, 40), torch.randn(30, 16).bfloat16().requires_grad_()
+    head = torch.nn.Linear(16, 40)
+    hidden = torch.randn(30, 16).bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = token_scores(head, hidden, torch.arange(30), logit_chunk=200)
     found.sum().backward()
-    weight, states = head.weight.detach().clone().requires_grad_(), hidden.detach().clone().requires_grad_()
+    weight = head.weight.detach().clone().requires_grad_()
+    states = hidden.detach().clone().requires_grad_()
     logp = torch.nn.functional.linear(states.float(), weight, head.bias.detach()).log_softmax(-1)
     logp[range(30), range(30)].sum().backward()
     assert torch.allclose(head.weight.grad, weight.grad, atol=1e-5)
-    assert torch.allclose(hidden.grad.float(), states.grad.float(), atol=1e-2) and hidden.grad.dtype == torch.bfloat16
+    assert (
+        torch.allclose(hidden.grad.float(), states.grad.float(), atol=1e-2)
+        and hidden.grad.dtype == torch.bfloat16
+    )
 
 
 def test_noise_is_measured_between_two_batches():

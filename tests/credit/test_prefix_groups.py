@@ -31,9 +31,12 @@ def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, fou
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    model, sample = tiny(), torch.zeros(0 if ours == UNDECIDED else 1)
+    model = tiny()
+    sample = torch.zeros(0 if ours == UNDECIDED else 1)
     asked = lambda: ours if ours == FAULT else "", lambda: (sample, sample)
-    assert sharing_fault(model, "alone", *asked) == ours, "not together: the other process is not asked"
+    assert sharing_fault(model, "alone", *asked) == ours, (
+        "not together: the other process is not asked"
+    )
     assert sharing_fault(model, "tree", *asked, together=True) == found
     assert sharing_faults(model).get("tree", UNDECIDED) == found
 

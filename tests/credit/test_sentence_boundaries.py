@@ -27,7 +27,10 @@ from memcalib.credit.sentences import (
 from memcalib.credit.sentences import segment, sentence_splitter, spacy_splitter, splitter_name
 
 PYSBD = sentence_splitter("pysbd")
-NOTHING = lambda text: Parse()
+
+
+def NOTHING(text):
+    return Parse()
 
 
 def cut(text: str, sentences=NOTHING) -> list[str]:
@@ -120,19 +123,27 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 def test_hard_boundaries(name):
     text, expected = HARD[name]
-    assert [text[place:].split()[0] for place, hard in boundaries(text, NOTHING).starts.items() if hard] == expected
+    assert [
+        text[place:].split()[0] for place, hard in boundaries(text, NOTHING).starts.items() if hard
+    ] == expected
 
 
 def test_splitter_and_own_rule_are_united():
     text = "oats are good. milk is good! Then rest."
-    splitter = lambda prose: Parse([0, prose.index("milk")])
+
+    def splitter(prose):
+        return Parse([0, prose.index("milk")])
+
     assert cut(text) == ["oats are good. milk is good! ", "Then rest."]
     assert cut(text, splitter) == ["oats are good. ", "milk is good! ", "Then rest."]
 
 
 def test_places_of_a_splitter_are_settled():
     text = "“Well done.” 🎉 Now rest."
-    early = lambda prose: Parse([0, prose.index("”"), prose.index("🎉")])
+
+    def early(prose):
+        return Parse([0, prose.index("”"), prose.index("🎉")])
+
     assert cut(text, early) == ["“Well done.” 🎉 ", "Now rest."]
 
 
@@ -155,7 +166,9 @@ def test_settled_places_move_forward_and_stay(text):
 @given(st.text(max_size=80) | st.text(alphabet="-#>*`|1. \n\ta:[]🎉", max_size=40))
 def test_blocks_and_outline_lie_in_the_text(text):
     for block in blocks(text):
-        assert block.kind in BLOCK_RULES and 0 <= block.start <= len(text) and block.end <= len(text)
+        assert (
+            block.kind in BLOCK_RULES and 0 <= block.start <= len(text) and block.end <= len(text)
+        )
         assert block.inline is None or block.start <= block.inline
     plan = outline(text)
     assert all(0 <= a <= b <= len(text) for a, b in plan.prose + plan.whole)
@@ -175,9 +188,18 @@ def test_inside_is_strict_in_the_union(pairs):
 
 
 def test_lines():
-    assert is_label("**Note:**") and is_label("Two things:") and not is_label("Two things.") and not is_label("")
+    assert (
+        is_label("**Note:**")
+        and is_label("Two things:")
+        and not is_label("Two things.")
+        and not is_label("")
+    )
     assert is_connector("(and)") and not is_connector("sand") and not is_connector("")
-    assert line_kind("[Enter Ann]") == "direction" and line_kind("[x] done") == "" and line_kind("https://a.b") == ""
+    assert (
+        line_kind("[Enter Ann]") == "direction"
+        and line_kind("[x] done") == ""
+        and line_kind("https://a.b") == ""
+    )
     assert speakers("Yes.\n\nYes.") == frozenset() and speakers("A\n\nB") == frozenset()
     assert protected("2 * 3 * 4") == [] and protected("don't stop. it's 'a/b'") == [(17, 22)]
 
@@ -188,7 +210,8 @@ class Word(SimpleNamespace):
 
 def fake_model(text: str):
     """A pipeline with the surface of spaCy's: sentences at capitals, every word hanging on the one before."""
-    words, place = [], 0
+    words = []
+    place = 0
     for index, word in enumerate(text.split()):
         place = text.index(word, place)
         words.append(Word(idx=place, i=index, text=word))
@@ -213,7 +236,11 @@ def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypat
     module.load = lambda name, exclude: asked.update(name=name, exclude=exclude) or fake_model
     monkeypatch.setitem(sys.modules, "spacy", module)
     read = sentence_splitter.__wrapped__("spacy")
-    assert asked["name"] == "en_core_web_sm" and "parser" not in asked["exclude"] and "ner" in asked["exclude"]
+    assert (
+        asked["name"] == "en_core_web_sm"
+        and "parser" not in asked["exclude"]
+        and "ner" in asked["exclude"]
+    )
     assert read("Oats help you. Milk") == Parse([0, 15], [(0, 5), (5, 10), (10, 15)])
     text = "Oats help many people Then they sleep"
     spans = [(a, b) for a, b in [(0, 4), (4, 9), (9, 14), (14, 21), (21, 26), (26, 31), (31, 37)]]
@@ -222,7 +249,9 @@ def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypat
 
 def test_the_splitter_is_named_by_what_is_installed(monkeypatch):
     installed = set()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name in installed else None
+    )
     names = []
     for new in ("", "spacy", "en_core_web_sm"):
         installed.add(new)
@@ -235,17 +264,25 @@ def test_a_real_spacy_pipeline():
     model = spacy.blank("en")
     model.add_pipe("sentencizer")
     assert spacy_splitter(model)("Oats help. Milk too.") == Parse([0, 11], [])
-    doc = spacy.tokens.Doc(model.vocab, ["Oats", "help", "you"], heads=[1, 1, 1], deps=["nsubj", "ROOT", "obj"])
+    doc = spacy.tokens.Doc(
+        model.vocab, ["Oats", "help", "you"], heads=[1, 1, 1], deps=["nsubj", "ROOT", "obj"]
+    )
     assert spacy_splitter(lambda text: doc)("Oats help you") == Parse([0], [(0, 5), (5, 10)])
 
 
-@pytest.mark.parametrize("piece", ["[", "“a ", "!", "😀", "*_", "\u200b", "` ", "$$a ", "A. ", "> "])
+@pytest.mark.parametrize(
+    "piece", ["[", "“a ", "!", "😀", "*_", "\u200b", "` ", "$$a ", "A. ", "> "]
+)
 def test_repetition_is_cut_into_pieces_of_the_usual_size(piece):
     text = piece * (20_000 // len(piece))
     units = segment(text, [(a, min(a + 4, len(text))) for a in range(0, len(text), 4)], NOTHING)
     assert units[0] == 0 and all(b - a in (0, 1) for a, b in pairwise(units))
     sizes = Counter(units).values()
-    assert len(units) == -(-len(text) // 4) and max(sizes) <= 96 and (len(sizes) == 1 or min(sizes) >= 4)
+    assert (
+        len(units) == -(-len(text) // 4)
+        and max(sizes) <= 96
+        and (len(sizes) == 1 or min(sizes) >= 4)
+    )
 
 
 def test_unknown_splitters_are_named():

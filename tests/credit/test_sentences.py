@@ -35,7 +35,12 @@ STRUCTURE = [
     "2. second\n",
     "***\n",
 ]
-BLOCKS = ["```py\nx = 1. y\n```\n", "| a | b |\n|---|---|\n| 1. x | 2 |\n", "**Bold**\n\n", "> a quote. More.\n\n"]
+BLOCKS = [
+    "```py\nx = 1. y\n```\n",
+    "| a | b |\n|---|---|\n| 1. x | 2 |\n",
+    "**Bold**\n\n",
+    "> a quote. More.\n\n",
+]
 ODD = [
     "\u05e9\u05dc\u05d5\u05dd. ",
     "\u200b\u200f",
@@ -47,10 +52,24 @@ ODD = [
     "Name: x\nAge: y\n",
     "“So. It”\n",
 ]
-WORDS = ["Some words here. ", "`a.b c`. ", "e.g. this, Dr. Who; then: that ", "word " * 40, "x" * 300 + " ", "🙂 "]
-PIECES = st.sampled_from([*STRUCTURE, *BLOCKS, *WORDS, *ODD, "\n\n", "\r\n", "<b>tag</b> ", "$a. b$ ", "[l. m](u)"])
+WORDS = [
+    "Some words here. ",
+    "`a.b c`. ",
+    "e.g. this, Dr. Who; then: that ",
+    "word " * 40,
+    "x" * 300 + " ",
+    "🙂 ",
+]
+PIECES = st.sampled_from(
+    [*STRUCTURE, *BLOCKS, *WORDS, *ODD, "\n\n", "\r\n", "<b>tag</b> ", "$a. b$ ", "[l. m](u)"]
+)
 TEXTS = st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=80)
-PLAIN = lambda text: Parse([m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)])
+
+
+def PLAIN(text):
+    return Parse([m.start() for m in re.finditer(r"(?<=[.?!] )\S", text)])
+
+
 TOKENIZER = build_tokenizer()
 
 
@@ -61,7 +80,9 @@ def tokens(text: str) -> list[tuple[int, int]]:
 
 def at_random(text: str, cuts: list[int]) -> list[tuple[int, int]]:
     """Spans that cover the text but follow nothing in it; some are empty."""
-    return list(pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)])) if text else []
+    return (
+        list(pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)])) if text else []
+    )
 
 
 SPANS = st.one_of(
@@ -89,7 +110,8 @@ def test_every_token_once_in_order_and_size(case, minimum, maximum):
 @given(SPANS, st.sampled_from([(4, 96), (4, 12), (2, 20)]))
 def test_pieces_and_orphans_stay_small_only_where_they_must(case, sizes):
     text, spans = case
-    units, (minimum, maximum) = segment(text, spans, PLAIN, minimum=sizes[0], maximum=sizes[1]), sizes
+    units = segment(text, spans, PLAIN, minimum=sizes[0], maximum=sizes[1])
+    (minimum, maximum) = sizes
     _, hard = first_segments(text, spans, boundaries(text, PLAIN))
     edges = [*starts_of(units), len(spans)]
     for k, (a, b) in enumerate(pairwise(edges)):
@@ -101,7 +123,9 @@ def test_pieces_and_orphans_stay_small_only_where_they_must(case, sizes):
 def runs(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
     """Stretches of tokens that cannot be cut apart without a cut inside something whole, as token indices."""
     marks = boundaries(text, PLAIN)
-    bound = [index for index, (a, b) in enumerate(spans) if marks.inside(b - len(text[a:b].lstrip()))]
+    bound = [
+        index for index, (a, b) in enumerate(spans) if marks.inside(b - len(text[a:b].lstrip()))
+    ]
     found: list[list[int]] = []
     for index in bound:
         if found and found[-1][1] == index:
@@ -134,9 +158,12 @@ def test_boundaries_are_places_of_the_text(text):
 def test_answers_are_cut_by_their_ids_alone(texts, rng):
     rows = [TOKENIZER(text, add_special_tokens=False)["input_ids"] for text in texts]
     rows.append([rng.randrange(len(TOKENIZER)) for _ in range(20)])
-    together, lost = response_units(TOKENIZER, rows, PLAIN), Counter()
+    together = response_units(TOKENIZER, rows, PLAIN)
+    lost = Counter()
     assert (
-        torch.equal(together, response_units(TOKENIZER, rows, PLAIN, minimum=4, maximum=96, fallbacks=lost))
+        torch.equal(
+            together, response_units(TOKENIZER, rows, PLAIN, minimum=4, maximum=96, fallbacks=lost)
+        )
         and not lost
     )
     for row, units in zip(rows, together, strict=True):
@@ -146,7 +173,10 @@ def test_answers_are_cut_by_their_ids_alone(texts, rng):
 
 def test_sizes_reach_the_segments_of_rows():
     ids = TOKENIZER("Plan the trip by train. " * 20, add_special_tokens=False)["input_ids"]
-    sizes = lambda **given: Counter(response_units(TOKENIZER, [ids], PLAIN, **given)[0].tolist()).values()
+
+    def sizes(**given):
+        return Counter(response_units(TOKENIZER, [ids], PLAIN, **given)[0].tolist()).values()
+
     assert max(sizes(minimum=1, maximum=5)) <= 5 and min(sizes(minimum=20)) >= 20 > min(sizes())
 
 
@@ -161,7 +191,8 @@ class Exotic:
 
 
 def test_an_answer_whose_tokens_cannot_be_placed_is_one_segment_and_counted():
-    row, lost = list(range(15)), Counter()
+    row = list(range(15))
+    lost = Counter()
     assert response_units(Exotic("!"), [row, row, [1]], PLAIN, minimum=1, fallbacks=lost).max() == 0
     assert lost == {"a beginning decodes to other text": 2}
     assert response_units(Exotic("!"), [row], PLAIN).max() == 0
@@ -169,7 +200,10 @@ def test_an_answer_whose_tokens_cannot_be_placed_is_one_segment_and_counted():
     assert fine[0].max() == 1 and lost.total() == 2 and fine.shape == (2, 15)
     assert span_fault(Exotic(""), [0, 1], "Go", [1]) == "a token without a span"
     assert span_fault(Exotic(""), [0, 1], "Go", [1, 1]) == "spans do not cover the text"
-    assert span_fault(Exotic(""), [], "", []) == "" and response_units(TOKENIZER, []).shape == (0, 0)
+    assert span_fault(Exotic(""), [], "", []) == "" and response_units(TOKENIZER, []).shape == (
+        0,
+        0,
+    )
 
 
 COSTS = [
@@ -198,16 +232,22 @@ def test_marks_cost_what_the_table_says(text, cost):
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=8))
 def test_crossed_arcs_are_counted(pairs):
     arcs = [(2 * a, 2 * b) for a, b in pairs if a < b]
-    marks, text = Boundaries({0: False}, lambda place: place == 4, arcs), "a b c d e f g h i j"
+    marks = Boundaries({0: False}, lambda place: place == 4, arcs)
+    text = "a b c d e f g h i j"
     for place, cost in zip(
-        range(2, 19, 2), cut_costs(text, [(k - 1, k + 1) for k in range(2, 19, 2)], marks), strict=True
+        range(2, 19, 2),
+        cut_costs(text, [(k - 1, k + 1) for k in range(2, 19, 2)], marks),
+        strict=True,
     ):
         gap = 8 + sum(a < place <= b for a, b in arcs) if arcs else 40
         assert cost == (1000 if place == 4 else gap)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([2.0, 4.0, 12.0, 40.0, 100.0, 1000.0]), min_size=1, max_size=10), st.integers(1, 3))
+@given(
+    st.lists(st.sampled_from([2.0, 4.0, 12.0, 40.0, 100.0, 1000.0]), min_size=1, max_size=10),
+    st.integers(1, 3),
+)
 def test_cuts_are_the_cheapest(costs, least):
     most = 4
 
@@ -216,7 +256,9 @@ def test_cuts_are_the_cheapest(costs, least):
         sizes = [b - a for a, b in pairwise(edges)]
         if max(sizes) > most:
             return float("inf")
-        return sum(costs[c] for c in cuts) + sum(50 * max(0, least - s) + abs(s - 3) / 3 for s in sizes)
+        return sum(costs[c] for c in cuts) + sum(
+            50 * max(0, least - s) + abs(s - 3) / 3 for s in sizes
+        )
 
     every = [cuts for n in range(len(costs)) for cuts in combinations(range(1, len(costs)), n)]
     assert price(cheapest_cuts(costs, least, most)) == pytest.approx(min(map(price, every)))
@@ -237,7 +279,9 @@ def test_short_pieces_stay_only_where_they_must(firsts, hard):
 
 
 def test_orphans_join_the_right_or_else_the_left():
-    alone = lambda a, b: b - a == 5
+    def alone(a, b):
+        return b - a == 5
+
     assert merge_short([0, 10, 15], set(), 30, 1, 96, alone) == [0, 10]
     assert merge_short([0, 10, 15], {15}, 30, 1, 96, alone) == [0, 15]
     assert merge_short([0, 10, 15], {10, 15}, 30, 1, 96, alone) == [0, 10, 15]
@@ -247,7 +291,8 @@ def test_orphans_join_the_right_or_else_the_left():
 def test_bad_sizes_are_named():
     for minimum, maximum in ((5, 4), (0, 96)):
         with pytest.raises(
-            ValueError, match=rf"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+            ValueError,
+            match=rf"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum",
         ):
             segment("a", [(0, 1)], PLAIN, minimum=minimum, maximum=maximum)
     assert segment("", [], PLAIN) == []
@@ -269,7 +314,8 @@ def test_a_token_over_an_edge_does_not_cut_what_follows():
 def test_an_answer_with_everything():
     text = "# Plan\n\nYou need:\n\n1. oats\n2. a litre of milk\n\nRun `a. b` right now. Then stop there, please."
     text += "\n\n```\none. two. three\n```\nAll of it is done now."
-    units, parts = segment(text, tokens(text), SPLIT), {}
+    units = segment(text, tokens(text), SPLIT)
+    parts = {}
     for (a, b), unit in zip(tokens(text), units, strict=True):
         parts[unit] = parts.get(unit, "") + text[a:b]
     assert [part.strip() for part in parts.values()] == [
@@ -283,10 +329,8 @@ def test_an_answer_with_everything():
 
 
 def test_coverage_counts_what_is_above_the_threshold_alone():
-    z, mask, units = (
-        torch.tensor([[0.5, 0.5, 0.75, 0.25]]).double(),
-        torch.ones(1, 4).bool(),
-        torch.tensor([[0, 0, 1, 1]]),
-    )
+    z = torch.tensor([[0.5, 0.5, 0.75, 0.25]]).double()
+    mask = torch.ones(1, 4).bool()
+    units = torch.tensor([[0, 0, 1, 1]])
     q, opened = sentence_weights(z, mask, torch.tensor([0.5]), torch.tensor([0.0]), units)
     assert opened.all() and q.tolist() == [[0.0, 0.0, 0.125, 0.125]]

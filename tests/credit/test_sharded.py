@@ -20,7 +20,10 @@ from memcalib.credit.tree_attention import tree_logps, trees_agree
 def rows(rank: int):
     """Many rows for the first process, two for the second, none at all in the second round."""
     g = torch.Generator().manual_seed(rank)
-    word = lambda n: torch.randint(1, 50, (n,), generator=g).tolist()
+
+    def word(n):
+        return torch.randint(1, 50, (n,), generator=g).tolist()
+
     stem = word(12)
     count = 9 if rank == 0 else 2
     return [stem[:8] + word(3 + k % 3) for k in range(count)], [word(4 + k) for k in range(count)]
@@ -34,7 +37,9 @@ def process(rank: int, port: int, queue) -> None:
         from torch.distributed.fsdp import fully_shard
         from trl.trainer.utils import add_fused_lm_head
 
-        mesh, model, whole = init_device_mesh("cpu", (2,)), tiny(), tiny()
+        mesh = init_device_mesh("cpu", (2,))
+        model = tiny()
+        whole = tiny()
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
@@ -48,24 +53,37 @@ def process(rank: int, port: int, queue) -> None:
         out = response_logps(model, *(rows(rank) if rank == 0 else ([], [])), token_budget=20)
         found["nothing to do"] = (out - wanted).abs().max().item() if rank == 0 else out.numel()
         without = [prompt[:2] + prompt[3:] for prompt in prompts]
-        for held in (2**27, 600):  # at once, and in turns of which the processes have not equally many
-            both = [token_divergences(each, prompts, without, responses, held=held) for each in (model, whole)]
+        for held in (
+            2**27,
+            600,
+        ):  # at once, and in turns of which the processes have not equally many
+            both = [
+                token_divergences(each, prompts, without, responses, held=held)
+                for each in (model, whole)
+            ]
             found[f"divergences {held}"] = (both[0] - both[1]).abs().max().item()
-        out = token_divergences(model, *((prompts, without, responses) if rank == 0 else ([], [], [])))
+        out = token_divergences(
+            model, *((prompts, without, responses) if rank == 0 else ([], [], []))
+        )
         found["no divergences"] = (out - both[1]).abs().max().item() if rank == 0 else out.numel()
-        lessons = [teacher_logps(each, prompts, responses, 4, token_budget=30) for each in (model, whole)]
+        lessons = [
+            teacher_logps(each, prompts, responses, 4, token_budget=30) for each in (model, whole)
+        ]
         found["lesson"] = max((a - b).abs().max().item() for a, b in zip(*lessons, strict=True))
         limits = [3 + rank * 4 + k for k in range(len(prompts))]
-        sampled = [sample_tokens(each, prompts, ends=[0], max_tokens=limits, temperature=0) for each in (model, whole)]
+        sampled = [
+            sample_tokens(each, prompts, ends=[0], max_tokens=limits, temperature=0)
+            for each in (model, whole)
+        ]
         found["sampled"] = float(sampled[0] != sampled[1] or list(map(len, sampled[0])) != limits)
         found["agrees"] = trees_agree(model, prompts, responses, fused=model)
         logps, _ = tree_logps(model, prompts, responses, grad=True, entropy=True, fused=model)
         found["trees"] = (logps - wanted).abs().max().item()
         logps.sum().backward()
         grad = model.model.layers[0].mlp.up_proj.weight.grad.full_tensor()
-        tree_logps(whole, *(list(a) + list(b) for a, b in zip(rows(0), rows(1), strict=True)), grad=True)[
-            0
-        ].sum().backward()
+        tree_logps(
+            whole, *(list(a) + list(b) for a, b in zip(rows(0), rows(1), strict=True)), grad=True
+        )[0].sum().backward()
         mean = whole.model.layers[0].mlp.up_proj.weight.grad / 2
         found["gradient"] = ((grad - mean).norm() / mean.norm()).item()
         queue.put((rank, found | {"faults": sharing_faults(model)}))

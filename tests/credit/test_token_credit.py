@@ -27,10 +27,14 @@ SMALL = dict(threshold_minimum=16, sentence_minimum=4, threshold_quantile=0.95)
 def batch():
     """A policy, and four judged answers to each of three examples; one judgment failed."""
     torch.manual_seed(1)
-    model, asked = policy(), [example for example in EXAMPLES[:3] for _ in range(4)]
-    answers = sample_tokens(model, [ENCODE(e) for e in asked], ends=[TOKENIZER.eos_token_id], max_tokens=40)
+    model = policy()
+    asked = [example for example in EXAMPLES[:3] for _ in range(4)]
+    answers = sample_tokens(
+        model, [ENCODE(e) for e in asked], ends=[TOKENIZER.eos_token_id], max_tokens=40
+    )
     judged = [
-        exact_judge(e, TOKENIZER.decode(ids, skip_special_tokens=True)) for e, ids in zip(asked, answers, strict=True)
+        exact_judge(e, TOKENIZER.decode(ids, skip_special_tokens=True))
+        for e, ids in zip(asked, answers, strict=True)
     ]
     judged[5] = judgment_for(asked[5], {}, error="timeout")
     return model, asked, judged, answers
@@ -38,7 +42,10 @@ def batch():
 
 def plain(model, prompts, responses) -> list[list[float]]:
     rows = zip(prompts, responses, strict=True)
-    return [response_logps_reference(model, [prompt], [response])[0].tolist() for prompt, response in rows]
+    return [
+        response_logps_reference(model, [prompt], [response])[0].tolist()
+        for prompt, response in rows
+    ]
 
 
 def used(batch, config, score=plain, **options):
@@ -89,13 +96,20 @@ def test_without_eta_it_is_gdpo_to_the_bit(batch):
 
 def test_each_distinct_row_is_asked_for_once(batch):
     model, asked, judged, answers = batch
-    asked, judged, answers = asked + asked, judged + judged, answers + answers
+    asked = asked + asked
+    judged = judged + judged
+    answers = answers + answers
     _, request, _ = used((model, asked, judged, answers), CreditConfig())
     rows = [(tuple(p), tuple(y)) for p, y in zip(request.prompts, request.responses, strict=True)]
     assert len(set(rows)) == len(rows) < len(request.pairs)
-    for k, (row, channel) in enumerate(zip(request.pairs.rows, request.pairs.channels, strict=True)):
+    for k, (row, channel) in enumerate(
+        zip(request.pairs.rows, request.pairs.channels, strict=True)
+    ):
         assert rows[request.full[row]] == (tuple(ENCODE(asked[row])), tuple(answers[row]))
-        assert rows[request.ablated[k]] == (tuple(request.pairs.prompts[k]), tuple(answers[row])) and channel
+        assert (
+            rows[request.ablated[k]] == (tuple(request.pairs.prompts[k]), tuple(answers[row]))
+            and channel
+        )
     assert request.full[5] == -1, "an answer without a score needs none"
 
 
@@ -119,7 +133,9 @@ def test_groups_are_examples_unless_the_caller_says_otherwise(batch):
     assert torch.allclose(found, expected[order], atol=1e-5)
     for names in ([k // 4 for k in range(12)], ["abc"[k // 4] for k in range(12)]):
         assert torch.equal(used(batch, CreditConfig(), group_ids=names)[2], expected)
-    assert not used(batch, CreditConfig(), group_ids=list(range(12)))[2].any(), "groups of one say nothing"
+    assert not used(batch, CreditConfig(), group_ids=list(range(12)))[2].any(), (
+        "groups of one say nothing"
+    )
 
 
 def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
@@ -127,7 +143,9 @@ def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
     _, request, expected = used(batch, CreditConfig())
     assert not expected[5].any() and not request.valid[5]
     empty = [*answers, []]
-    credit, request, found = used((model, [*asked, asked[0]], [*judged, judged[0]], empty), CreditConfig())
+    credit, request, found = used(
+        (model, [*asked, asked[0]], [*judged, judged[0]], empty), CreditConfig()
+    )
     assert not found[-1].any() and torch.allclose(found[:-1], expected, atol=1e-5)
     assert credit.last.stats["unscored"] == 2 and len(found) == 13
 
@@ -135,7 +153,9 @@ def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
 def test_a_batch_of_empty_answers_has_no_credit_and_an_empty_batch_is_refused(batch):
     model, asked, judged, _ = batch
     for method in ("gdpo", "memcalib-rl"):
-        credit, request, found = used((model, asked[:4], judged[:4], [[]] * 4), CreditConfig(method=method))
+        credit, request, found = used(
+            (model, asked[:4], judged[:4], [[]] * 4), CreditConfig(method=method)
+        )
         assert found.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
     with pytest.raises(ValueError, match="empty batch"):
         used((model, [], [], []), CreditConfig())
@@ -145,15 +165,24 @@ def test_what_could_not_be_computed_keeps_uniform_credit_and_is_counted(batch):
     credit, request, expected = used(batch, CreditConfig())
     logps = plain(batch[0], request.prompts, request.responses)
     uniform = credit.last.sequence
-    row = next(k for k in request.pairs.rows if (expected[k] - uniform[k]).abs()[request.mask[k]].max() > 1e-3)
+    row = next(
+        k
+        for k in request.pairs.rows
+        if (expected[k] - uniform[k]).abs()[request.mask[k]].max() > 1e-3
+    )
     of_row = [k for k, r in enumerate(request.pairs.rows) if r == row]
-    failed = {"without one channel": [request.ablated[of_row[0]]], "whole memory": [request.full[row]]}
+    failed = {
+        "without one channel": [request.ablated[of_row[0]]],
+        "whole memory": [request.full[row]],
+    }
     for what, gone in failed.items():
         again = TokenCredit(TOKENIZER, CreditConfig(), "micro")
         found = again.assign(request, [None if k in gone else x for k, x in enumerate(logps)])
         lost = [k for k in of_row if what == "whole memory" or request.ablated[k] in gone]
         assert again.last.stats["fallback_scoring"] == len(lost) > 0
-        assert again.last.pairs.scored.tolist() == [k not in lost for k in range(len(request.pairs))]
+        assert again.last.pairs.scored.tolist() == [
+            k not in lost for k in range(len(request.pairs))
+        ]
         assert torch.allclose(again.last.sequence, uniform, atol=1e-6)
         if what == "whole memory":
             live = request.mask[row]
@@ -182,34 +211,49 @@ def test_thresholds_are_the_state(batch):
     credit, _, _ = used(batch, CreditConfig(**SMALL))
     other = TokenCredit(TOKENIZER, CreditConfig(**SMALL), "micro")
     other.load_state_dict(credit.state_dict())
-    assert torch.equal(other.thresholds.value, credit.thresholds.value) and (other.thresholds.value != 0.02).any()
+    assert (
+        torch.equal(other.thresholds.value, credit.thresholds.value)
+        and (other.thresholds.value != 0.02).any()
+    )
     with pytest.raises(ValueError, match="granularity"):
-        TokenCredit(TOKENIZER, CreditConfig(granularity="sentence")).load_state_dict(credit.state_dict())
+        TokenCredit(TOKENIZER, CreditConfig(granularity="sentence")).load_state_dict(
+            credit.state_dict()
+        )
 
 
 def test_prompts_may_come_from_a_function(batch):
     _, asked, judged, answers = batch
-    named, own = TokenCredit(TOKENIZER, prompt_template="micro"), TokenCredit(TOKENIZER, prompt_template=ENCODE)
+    named = TokenCredit(TOKENIZER, prompt_template="micro")
+    own = TokenCredit(TOKENIZER, prompt_template=ENCODE)
     one, other = (each.requests(asked, judged, answers) for each in (named, own))
     assert one.prompts == other.prompts
     assert TokenCredit(TOKENIZER).requests(asked, judged, answers).prompts != one.prompts
 
 
-@pytest.mark.parametrize(("cut", "mode"), [(4, "ordered"), (6, "ordered"), (6, "evidence"), (6, "evidence-kl")])
+@pytest.mark.parametrize(
+    ("cut", "mode"), [(4, "ordered"), (6, "ordered"), (6, "evidence"), (6, "evidence-kl")]
+)
 def test_two_processes_give_what_one_gives(batch, cut, mode):
     """Each holds some of the rows, of one group perhaps; statistics and thresholds are those of all."""
     model, asked, judged, answers = batch
-    config = CreditConfig(mode=mode, granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL)
-    measured = lambda r: (
-        token_divergences(model, r.prompts, r.without, r.responses)
-        if r.without
-        else plain(model, r.prompts, r.responses)
+    config = CreditConfig(
+        mode=mode, granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL
     )
+
+    def measured(r):
+        return (
+            token_divergences(model, r.prompts, r.without, r.responses)
+            if r.without
+            else plain(model, r.prompts, r.responses)
+        )
+
     whole = TokenCredit(TOKENIZER, config, "micro")
     asking = whole.requests(asked, judged, answers)
     expected = whole.assign(asking, measured(asking))
     assert whole.last.stats["localized"] > 0
-    held, barrier, found = [None, None], threading.Barrier(2), [None, None]
+    held = [None, None]
+    barrier = threading.Barrier(2)
+    found = [None, None]
 
     def gather(process, values):
         held[process] = values
@@ -221,7 +265,9 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
     def work(process):
         try:
             part = slice(0, cut) if process == 0 else slice(cut, None)
-            credit = TokenCredit(TOKENIZER, config, "micro", process=process, gather=partial(gather, process))
+            credit = TokenCredit(
+                TOKENIZER, config, "micro", process=process, gather=partial(gather, process)
+            )
             request = credit.requests(asked[part], judged[part], answers[part])
             found[process] = credit, credit.assign(request, logps(request))
         except BaseException:
@@ -242,13 +288,19 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
     for process, (credit, advantages) in enumerate(found):
         mine = expected[:cut] if process == 0 else expected[cut:]
         assert torch.allclose(advantages, mine[:, : advantages.shape[1]], atol=1e-4)
-        assert credit.thresholds.state_dict()["value"] == pytest.approx(whole.thresholds.state_dict()["value"])
-        assert credit.thresholds.state_dict()["sentence"] == pytest.approx(whole.thresholds.state_dict()["sentence"])
+        assert credit.thresholds.state_dict()["value"] == pytest.approx(
+            whole.thresholds.state_dict()["value"]
+        )
+        assert credit.thresholds.state_dict()["sentence"] == pytest.approx(
+            whole.thresholds.state_dict()["sentence"]
+        )
 
 
 def test_it_needs_no_trainer():
     code = "import sys, memcalib.credit.token_credit; print(*sys.modules)"
     loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
     )
     assert "torch" in loaded and not loaded & {"trl", "accelerate", "peft", "datasets"}

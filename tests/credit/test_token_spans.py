@@ -11,13 +11,23 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from memcalib.micro.policy import build_tokenizer
-from memcalib.credit.sentences import decode_rows, gather_bytes, prefix_spans, token_bytes, token_spans, token_table
+from memcalib.credit.sentences import (
+    decode_rows,
+    gather_bytes,
+    prefix_spans,
+    token_bytes,
+    token_spans,
+    token_table,
+)
 
 
 def byte_level(**options):
     raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     raw.train_from_iterator(["über tea 🍵 and é rest 中文"] * 4, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", **options)
     tokenizer.add_tokens([AddedToken("two words", special=False), AddedToken("中", special=False)])
@@ -31,11 +41,13 @@ def word_piece():
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]")
 
 
-BYTES, WORDS, PIECES = byte_level(clean_up_tokenization_spaces=False), build_tokenizer(), word_piece()
+BYTES = byte_level(clean_up_tokenization_spaces=False)
+WORDS = build_tokenizer()
+PIECES = word_piece()
 ids_of_bytes = st.lists(st.integers(0, len(BYTES) - 1), max_size=40)
-pieces_of_text = st.lists(st.text(max_size=6).map(lambda text: BYTES(text)["input_ids"]), max_size=8).map(
-    lambda parts: list(chain(*parts))
-)
+pieces_of_text = st.lists(
+    st.text(max_size=6).map(lambda text: BYTES(text)["input_ids"]), max_size=8
+).map(lambda parts: list(chain(*parts)))
 
 
 def ends_by_beginnings(tokenizer, ids):
@@ -63,7 +75,9 @@ def test_a_batch_is_its_rows_one_by_one(rows):
     assert texts == [text for (text,), _ in alone]
     assert [e.tolist() for e in ends] == [e.tolist() for _, (e,) in alone]
     assert [len(e) for e in ends] == [len(row) for row in rows]
-    assert [int(e[-1]) for e in ends if len(e)] == [len(text) for text, row in zip(texts, rows, strict=True) if row]
+    assert [int(e[-1]) for e in ends if len(e)] == [
+        len(text) for text, row in zip(texts, rows, strict=True) if row
+    ]
 
 
 @given(st.lists(st.integers(0, 4), max_size=10))

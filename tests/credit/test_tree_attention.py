@@ -47,7 +47,10 @@ def a_workload(seed, empty=False):
 
 def plain_scores(model, prompt, answer, temperature):
     """One row through the model, differentiable: log-probabilities and entropies of the answer's tokens."""
-    logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float() / temperature
+    logits = (
+        model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float()
+        / temperature
+    )
     logp = logits.log_softmax(-1)
     return logp.gather(1, torch.tensor(answer)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
@@ -60,7 +63,9 @@ def fused(model, temperature=1.0):
 
 
 def gradient(model, total):
-    found = torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    found = torch.autograd.grad(
+        total, [p for p in model.parameters() if p.requires_grad], allow_unused=True
+    )
     return torch.cat([g.flatten() for g in found if g is not None])
 
 
@@ -69,15 +74,20 @@ def gradient(model, total):
 def test_trees_equal_the_reference(model, seed, parts):
     prompts, responses = a_workload(seed, empty=True)
     slow = response_logps_reference(model, prompts, responses, temperature=0.7)
-    fast, nothing = tree_logps(model, prompts, responses, temperature=0.7, parts=parts, logit_chunk=77)
+    fast, nothing = tree_logps(
+        model, prompts, responses, temperature=0.7, parts=parts, logit_chunk=77
+    )
     assert nothing is None and not fast.requires_grad
     assert fast.shape == slow.shape and (fast - slow).abs().max() < 1e-4
 
 
 @settings(SETTINGS, max_examples=8)
-@given(seed=st.integers(0, 10_000), head=st.sampled_from(["own", "fused"]), checkpointing=st.booleans())
+@given(
+    seed=st.integers(0, 10_000), head=st.sampled_from(["own", "fused"]), checkpointing=st.booleans()
+)
 def test_values_entropies_and_gradients_are_the_plain_ones(seed, head, checkpointing):
-    model, temperature = fused(tiny(), 0.8), 0.8
+    model = fused(tiny(), 0.8)
+    temperature = 0.8
     prompts, responses = a_workload(seed)
     weights = [torch.linspace(-1, i + 1, len(y)) for i, y in enumerate(responses)]
     rows = [plain_scores(model, p, y, temperature) for p, y in zip(prompts, responses, strict=True)]
@@ -85,7 +95,9 @@ def test_values_entropies_and_gradients_are_the_plain_ones(seed, head, checkpoin
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
-    options = dict(temperature=temperature, grad=True, entropy=True, fused=model if head == "fused" else None)
+    options = dict(
+        temperature=temperature, grad=True, entropy=True, fused=model if head == "fused" else None
+    )
     logps, entropies = tree_logps(model, prompts, responses, **options, logit_chunk=100)
     for i, (a, b) in enumerate(rows):
         assert (logps[i, : len(a)] - a).abs().max() < 1e-5 and not logps[i, len(a) :].any()
@@ -98,17 +110,23 @@ def test_values_entropies_and_gradients_are_the_plain_ones(seed, head, checkpoin
 def test_adapters_learn_the_same(head):
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, lora_dropout=0.0)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, lora_dropout=0.0
+    )
     model = get_peft_model(fused(tiny("Llama")), config)
     prompts, responses = a_workload(6)
-    rows = [plain_scores(model, p, y, 1.0)[0].sum() for p, y in zip(prompts, responses, strict=True)]
+    rows = [
+        plain_scores(model, p, y, 1.0)[0].sum() for p, y in zip(prompts, responses, strict=True)
+    ]
     slow = gradient(model, sum(rows))
     for checkpointing in (False, True):
         if checkpointing:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()
             model.train()
-        logps, _ = tree_logps(model, prompts, responses, grad=True, fused=model if head == "fused" else None)
+        logps, _ = tree_logps(
+            model, prompts, responses, grad=True, fused=model if head == "fused" else None
+        )
         fast = gradient(model, logps.sum())
         assert len(fast) == len(slow) and (fast - slow).norm() < 1e-4 * slow.norm()
 
@@ -126,16 +144,21 @@ def test_padding_and_company_change_nothing(model):
     alone, _ = tree_logps(model, prompts[:1], responses[:1])
     longer = ([[3] * 60], [[4] * 30])
     beside, _ = tree_logps(model, prompts[:1] + longer[0], responses[:1] + longer[1])
-    assert torch.allclose(beside[:1, : alone.shape[1]], alone, atol=1e-5) and not beside[0, len(responses[0]) :].any()
+    assert (
+        torch.allclose(beside[:1, : alone.shape[1]], alone, atol=1e-5)
+        and not beside[0, len(responses[0]) :].any()
+    )
 
 
 def test_each_prompt_passes_through_the_model_once(monkeypatch):
     model = tiny()
-    stem, rng = list(range(1, 41)), random.Random(0)
+    stem = list(range(1, 41))
+    rng = random.Random(0)
     pool = [stem, [*stem[:20], 42, 43, 44], [*stem[:30], 45]]
     prompts = [pool[i % 3] for i in range(24)]
     responses = [[rng.randrange(1, 50) for _ in range(5)] for _ in prompts]
-    cells, forward = [], model.model.forward
+    cells = []
+    forward = model.model.forward
 
     def counting(**inputs):
         cells.append(inputs["input_ids"].numel())
@@ -147,7 +170,8 @@ def test_each_prompt_passes_through_the_model_once(monkeypatch):
 
 
 def test_group_of_eight_reads_its_prompt_once():
-    prompts, responses = [[1] * 1000] * 8, [[2] * 300] * 8
+    prompts = [[1] * 1000] * 8
+    responses = [[2] * 300] * 8
     (tree,) = prompt_trees(prompts, responses)
     assert sum(map(len, tree)) == 999 + 8 * 300
     packed = pack_trees(best_trees(prompts, responses, 20_000))
@@ -227,7 +251,9 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
 
     @functools.wraps(forward)
     def careless(**inputs):
-        return forward(**(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs))
+        return forward(
+            **(inputs | {"attention_mask": None} if inputs["attention_mask"].ndim == 4 else inputs)
+        )
 
     monkeypatch.setattr(model.model, "forward", careless)
     stem = [5, 6, 7]
@@ -242,26 +268,48 @@ def all_before(mask, shelf):
 
 def test_a_sample_without_an_answer_decides_nothing(monkeypatch, caplog):
     monkeypatch.setattr(trees, "fill_mask", all_before)
-    model, prompts, answers = tiny(), [[3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5, 7]], [[8, 9, 10], [11, 12], [13, 14, 15]]
-    assert not trees_agree(model, prompts, [[], [], []]) and sharing_faults(model) == {} and not caplog.messages
-    assert not trees_agree(model, [[3, 4], [5]], [[5] * 300, [6] * 280]) and sharing_faults(model) == {}
-    assert not trees_agree(model, [*prompts, [3, 4]], [*answers, [5] * 300]), "one answer beyond the context"
+    model = tiny()
+    prompts = [[3, 4, 5, 6], [3, 4, 5, 6], [3, 4, 5, 7]]
+    answers = [[8, 9, 10], [11, 12], [13, 14, 15]]
+    assert (
+        not trees_agree(model, prompts, [[], [], []])
+        and sharing_faults(model) == {}
+        and not caplog.messages
+    )
+    assert (
+        not trees_agree(model, [[3, 4], [5]], [[5] * 300, [6] * 280])
+        and sharing_faults(model) == {}
+    )
+    assert not trees_agree(model, [*prompts, [3, 4]], [*answers, [5] * 300]), (
+        "one answer beyond the context"
+    )
     assert "differs from the plain way" in sharing_faults(model)["tree"]
 
 
 def test_a_sample_without_an_answer_does_not_end_sharing():
-    model, rows = tiny(), a_workload(3)
-    assert not trees_agree(model, [[1, 2]], [[]]) and trees_agree(model, *rows) and trees_agree(model, [[1, 2]], [[]])
+    model = tiny()
+    rows = a_workload(3)
+    assert (
+        not trees_agree(model, [[1, 2]], [[]])
+        and trees_agree(model, *rows)
+        and trees_agree(model, [[1, 2]], [[]])
+    )
     assert sharing_faults(model) == {"tree": ""}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold_one_each(monkeypatch, dtype):
+def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold_one_each(
+    monkeypatch, dtype
+):
     monkeypatch.setattr(trees, "attention_width", lambda model: 5.0)
-    rng, models = random.Random(0), [tiny().to(dtype) for _ in range(2)]
+    rng = random.Random(0)
+    models = [tiny().to(dtype) for _ in range(2)]
     for weight in (p for model in models for p in model.parameters()):
         weight.data.mul_(4)  # attention that matters
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+
+    def word(n):
+        return [rng.randrange(1, 50) for _ in range(n)]
+
     prompts = [word(20), word(21), word(22), word(23)]
     rows = [*prompts, prompts[3]], [word(30) for _ in range(5)]
     planted = best_trees(*rows, 5.0)
@@ -272,7 +320,8 @@ def test_answers_that_see_each_other_are_found_out_where_the_cheapest_trees_hold
 
 
 def test_half_precision_agrees():
-    full, half = tiny(), tiny().to(torch.bfloat16)
+    full = tiny()
+    half = tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
     prompts, responses = a_workload(2)
     wanted = response_logps_reference(full, prompts, responses)
@@ -294,8 +343,12 @@ def test_scaled_logits_need_a_head_that_knows():
 @given(seed=st.integers(0, 10_000))
 def test_unpad_inverts_the_trainers_rectangle(seed):
     prompts, responses = a_workload(seed, empty=True)
-    left, right = max(map(len, prompts)), max(1, *map(len, responses))
-    ids = [[0] * (left - len(p)) + p + y + [0] * (right - len(y)) for p, y in zip(prompts, responses, strict=True)]
+    left = max(map(len, prompts))
+    right = max(1, *map(len, responses))
+    ids = [
+        [0] * (left - len(p)) + p + y + [0] * (right - len(y))
+        for p, y in zip(prompts, responses, strict=True)
+    ]
     mask = [
         [0] * (left - len(p)) + [1] * len(p + y) + [0] * (right - len(y))
         for p, y in zip(prompts, responses, strict=True)
@@ -303,35 +356,54 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
     assert unpad(torch.tensor(ids), torch.tensor(mask), right) == (prompts, responses)
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str
+)
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
     from memcalib.micro.world import WORLDS, exact_judge, make_examples
     from memcalib.micro.policy import build_policy, build_tokenizer
     from memcalib.trainer.settings import trl_config, world_config
     from memcalib.training import CreditTrainer
 
-    tokenizer, examples = build_tokenizer(), make_examples("short", 4, seed=5)
-    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=1, max_tokens=12, temperature=0.8)
+    tokenizer = build_tokenizer()
+    examples = make_examples("short", 4, seed=5)
+    config = world_config(
+        WORLDS["short"], prompts=4, generations=4, steps=1, max_tokens=12, temperature=0.8
+    )
     config = config.model_validate(config.model_dump() | changes)
     peft = None
     if config.lora_rank:
         from peft import LoraConfig
 
-        peft = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        peft = LoraConfig(
+            r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+        )
     options = dict(
-        args=trl_config(config, tmp_path), train_dataset=examples, processing_class=tokenizer, peft_config=peft
+        args=trl_config(config, tmp_path),
+        train_dataset=examples,
+        processing_class=tokenizer,
+        peft_config=peft,
     )
     trainer = CreditTrainer(build_policy(0), judge=exact_judge, **options)
     trainer.model.train()
     g = torch.Generator().manual_seed(0)
-    word = lambda n: torch.randint(5, 200, (n,), generator=g).tolist()
+
+    def word(n):
+        return torch.randint(5, 200, (n,), generator=g).tolist()
+
     prompts = [p for p in (word(20), word(31), word(25)) for _ in range(4)]
     answers = [word(3 + k % 5) if k != 2 else [] for k in range(12)]
     ids = torch.tensor(
-        [[0] * (31 - len(p)) + p + y + [0] * (8 - len(y)) for p, y in zip(prompts, answers, strict=True)]
+        [
+            [0] * (31 - len(p)) + p + y + [0] * (8 - len(y))
+            for p, y in zip(prompts, answers, strict=True)
+        ]
     )
     mask = torch.tensor(
-        [[0] * (31 - len(p)) + [1] * len(p + y) + [0] * (8 - len(y)) for p, y in zip(prompts, answers, strict=True)]
+        [
+            [0] * (31 - len(p)) + [1] * len(p + y) + [0] * (8 - len(y))
+            for p, y in zip(prompts, answers, strict=True)
+        ]
     )
     found = {}
     for share in (True, False):
@@ -340,7 +412,11 @@ def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
             trainer.model, ids, mask, 8, compute_entropy=True
         )
         weights = torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:]
-        found[share] = logps.detach(), entropies.detach(), gradient(trainer.model, (weights * logps).sum())
+        found[share] = (
+            logps.detach(),
+            entropies.detach(),
+            gradient(trainer.model, (weights * logps).sum()),
+        )
     assert sharing_faults(trainer.model) == {"tree": ""}
     for a, b in zip(found[True][:2], found[False][:2], strict=True):
         assert a.shape == (12, 8) and (a - b).abs().max() < 1e-5

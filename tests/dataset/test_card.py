@@ -15,7 +15,13 @@ from memcalib.dataset.pilot import Frozen, PilotRecord, freeze_without_pilot
 from memcalib.problem import sample_records
 from memcalib.dataset.review import agreement_counts
 from memcalib.dataset.sources import load_sources
-from memcalib.dataset.splits import PUBLISHED_SIZES, split_examples, split_table, write_split_files, write_splits
+from memcalib.dataset.splits import (
+    PUBLISHED_SIZES,
+    split_examples,
+    split_table,
+    write_split_files,
+    write_splits,
+)
 
 RECORDS = sample_records()
 KNOWN = load_sources()
@@ -26,12 +32,28 @@ SETTINGS = {
     "memcalib": "0.1",
 }
 PILOT = PilotRecord(
-    batch=3, rows=50, passed=47, rate=0.94, low=0.8378, high=0.9794, domains={"health": 50}, reviewers=["one", "two"],
-    earlier=2, rows_hash="r", reviews_hash="v",
-)  # fmt: skip
-FROZEN = Frozen(memcalib="0.1.0", frozen_at="2026-01-02T03:04:05+00:00", pilot=PILOT, settings=SETTINGS)
+    batch=3,
+    rows=50,
+    passed=47,
+    rate=0.94,
+    low=0.8378,
+    high=0.9794,
+    domains={"health": 50},
+    reviewers=["one", "two"],
+    earlier=2,
+    rows_hash="r",
+    reviews_hash="v",
+)
+FROZEN = Frozen(
+    memcalib="0.1.0", frozen_at="2026-01-02T03:04:05+00:00", pilot=PILOT, settings=SETTINGS
+)
 CHECKS = pd.DataFrame(
-    {"severity": ["error", "warning"], "rows looked at": 9, "rows flagged": [0, 2], "findings": [0, 3]},
+    {
+        "severity": ["error", "warning"],
+        "rows looked at": 9,
+        "rows flagged": [0, 2],
+        "findings": [0, 3],
+    },
     index=["leak", "person"],
 )
 CHECKS.index.name = "rule"
@@ -44,7 +66,12 @@ def sourced(*pairs):
 
 
 def facts(*pairs, **more):
-    return d.CardFacts("Nine", count_examples(sourced(*(pairs or [("OASST1", "apache-2.0")]))), sources=KNOWN, **more)
+    return d.CardFacts(
+        "Nine",
+        count_examples(sourced(*(pairs or [("OASST1", "apache-2.0")]))),
+        sources=KNOWN,
+        **more,
+    )
 
 
 def section(text, title):
@@ -56,7 +83,9 @@ def test_an_unknown_licence_stays_unknown_and_comes_first(licence):
     given_facts = facts(("MedDialog", licence), ("OASST1", "apache-2.0"))
     text = d.dataset_card(given_facts)
     assert DatasetCard(text).data.license == ["apache-2.0", "unknown"]
-    assert "Licence unknown: 5 of 9 examples, from MedDialog (5)" in section(text, "Know this first")
+    assert "Licence unknown: 5 of 9 examples, from MedDialog (5)" in section(
+        text, "Know this first"
+    )
 
 
 def test_licences_hubs_do_not_know_become_other_and_keep_their_name():
@@ -66,12 +95,18 @@ def test_licences_hubs_do_not_know_become_other_and_keep_their_name():
 
 
 def test_a_clean_build_has_nothing_to_warn_of():
-    clean = facts(settings=SETTINGS, frozen=FROZEN, checks=CHECKS, attrition=attrition_table({"a": "health"}, []))
+    clean = facts(
+        settings=SETTINGS,
+        frozen=FROZEN,
+        checks=CHECKS,
+        attrition=attrition_table({"a": "health"}, []),
+    )
     assert d.card_warnings(clean) == []
     text = d.dataset_card(clean)
     assert "Know this first" not in text
-    assert "47 of 50 rows passed (94.0 %, 95 % interval 83.8 to 97.9). Reviewed by: one, two." in section(
-        text, "How it was made"
+    assert (
+        "47 of 50 rows passed (94.0 %, 95 % interval 83.8 to 97.9). Reviewed by: one, two."
+        in section(text, "How it was made")
     )
 
 
@@ -83,7 +118,10 @@ def test_a_clean_build_has_nothing_to_warn_of():
             {"frozen": freeze_without_pilot(SETTINGS, "no need")},
             "No person reviewed a pilot batch. The reason on record: no need.",
         ),
-        ({"settings": SETTINGS | {"screening: model": "n"}}, "for instance screening: model: frozen m, now n"),
+        (
+            {"settings": SETTINGS | {"screening: model": "n"}},
+            "for instance screening: model: frozen m, now n",
+        ),
         ({"checks": None}, "No deterministic check"),
         (
             {"checks": CHECKS.assign(**{"findings": [4, 0], "rows flagged": [2, 0]})},
@@ -92,7 +130,8 @@ def test_a_clean_build_has_nothing_to_warn_of():
         (
             {
                 "attrition": attrition_table(
-                    {"a": "health"}, [("review", [Drop(id="a", stage="review", reason="failed call")])]
+                    {"a": "health"},
+                    [("review", [Drop(id="a", stage="review", reason="failed call")])],
                 )
             },
             "1 rows are missing because a call failed",
@@ -100,13 +139,17 @@ def test_a_clean_build_has_nothing_to_warn_of():
     ],
 )
 def test_each_reason_to_worry_is_named(more, words):
-    found = d.card_warnings(facts(**({"settings": SETTINGS, "frozen": FROZEN, "checks": CHECKS} | more)))
+    found = d.card_warnings(
+        facts(**({"settings": SETTINGS, "frozen": FROZEN, "checks": CHECKS} | more))
+    )
     assert len(found) == 1 and words in found[0]
 
 
 def test_what_is_not_recorded_is_said_to_be_missing():
     text = d.dataset_card(facts(("", "unknown")))
-    assert "a source not recorded (9)" in text and "| not recorded |" in section(text, "Sources and licences")
+    assert "a source not recorded (9)" in text and "| not recorded |" in section(
+        text, "Sources and licences"
+    )
     assert (
         "Which prompts and models were used is not recorded" in text
         and section(text, "Checks").strip() == "Not recorded."
@@ -139,14 +182,26 @@ EVIL = "a|b <script>alert(1)</script> `x` [y](http://z) \n# title\x1b"
 
 def test_foreign_text_stays_in_its_cell():
     settings = {f"{EVIL}: {what}": EVIL for what in ("prompt", "prompt text", "model", "server")}
-    frozen = FROZEN.model_copy(update={"pilot": PILOT.model_copy(update={"reviewers": [EVIL]}), "settings": settings})
-    example = RECORDS[0].model_copy(update={"domain": EVIL, "source_dataset": EVIL, "source_license": EVIL})
-    text = d.dataset_card(d.CardFacts(EVIL, count_examples([example]), settings=settings, frozen=frozen))
+    frozen = FROZEN.model_copy(
+        update={"pilot": PILOT.model_copy(update={"reviewers": [EVIL]}), "settings": settings}
+    )
+    example = RECORDS[0].model_copy(
+        update={"domain": EVIL, "source_dataset": EVIL, "source_license": EVIL}
+    )
+    text = d.dataset_card(
+        d.CardFacts(EVIL, count_examples([example]), settings=settings, frozen=frozen)
+    )
     body = text.split("---\n", 2)[2]
     assert "<script" not in body and "\x1b" not in body and not re.search(r"^# title", body, re.M)
     for line in body.splitlines():
-        assert not line.startswith("|") or not re.search(r"(?<!\\)[`\[]", line) or line.startswith(("| `", "| field"))
-    table = [line for line in section(text, "Sources and licences").splitlines() if line.startswith("|")]
+        assert (
+            not line.startswith("|")
+            or not re.search(r"(?<!\\)[`\[]", line)
+            or line.startswith(("| `", "| field"))
+        )
+    table = [
+        line for line in section(text, "Sources and licences").splitlines() if line.startswith("|")
+    ]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
 
 
@@ -159,34 +214,51 @@ def test_any_title_leaves_the_yaml_readable(title):
 
 
 @pytest.mark.parametrize(
-    ("n", "size"), [(1, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (15_000, "10K<n<100K"), (10**6, "n>1M")]
+    ("n", "size"),
+    [(1, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (15_000, "10K<n<100K"), (10**6, "n>1M")],
 )
 def test_size_categories(n, size):
     counts = count_examples(RECORDS)
     counts.domains["health"]["examples"] += n - counts.examples
-    assert DatasetCard(f"---\n{d.card_header(d.CardFacts('x', counts))}\n---\n").data.size_categories == [size]
+    assert DatasetCard(
+        f"---\n{d.card_header(d.CardFacts('x', counts))}\n---\n"
+    ).data.size_categories == [size]
 
 
 def test_configs_name_the_files():
     published = d.hub_configs(PUBLISHED_SIZES)
-    assert published[0]["data_files"][0] == {"split": "train", "path": ["cold_start.jsonl", "rl.jsonl"]}
-    assert [entry["split"] for entry in published[1]["data_files"]] == ["cold_start", "rl", "validation", "test"]
-    assert [config["config_name"] for config in d.hub_configs({"train": 0.9, "hard-test": 0.1})] == ["default"]
-    assert d.hub_configs({"hard-test": 3})[0]["data_files"] == [{"split": "hard_test", "path": ["hard-test.jsonl"]}]
+    assert published[0]["data_files"][0] == {
+        "split": "train",
+        "path": ["cold_start.jsonl", "rl.jsonl"],
+    }
+    assert [entry["split"] for entry in published[1]["data_files"]] == [
+        "cold_start",
+        "rl",
+        "validation",
+        "test",
+    ]
+    assert [
+        config["config_name"] for config in d.hub_configs({"train": 0.9, "hard-test": 0.1})
+    ] == ["default"]
+    assert d.hub_configs({"hard-test": 3})[0]["data_files"] == [
+        {"split": "hard_test", "path": ["hard-test.jsonl"]}
+    ]
     assert d.hub_configs()[0]["data_files"][0]["path"] == ["examples.jsonl"]
 
 
 def test_datasets_loads_the_folder_by_its_card(tmp_path, monkeypatch):
     from datasets import config, load_dataset
 
-    examples, sizes = (
-        sourced(("OASST1", "apache-2.0"), ("APPS", "mit")),
-        {"train": {"a": 3, "b": 2}, "dev-set": 2, "test": 2},
-    )
+    examples = sourced(("OASST1", "apache-2.0"), ("APPS", "mit"))
+    sizes = {"train": {"a": 3, "b": 2}, "dev-set": 2, "test": 2}
     splits = split_examples(examples, sizes)
     write_split_files(tmp_path, examples, splits, sizes)
     card = d.CardFacts(
-        "Nine", count_examples(examples), sources=KNOWN, sizes=sizes, splits=split_table(examples, splits)
+        "Nine",
+        count_examples(examples),
+        sources=KNOWN,
+        sizes=sizes,
+        splits=split_table(examples, splits),
     )
     path = d.write_card(tmp_path, card)
     assert path.name == "README.md" and DatasetCard.load(path).data.pretty_name == "Nine"
@@ -202,7 +274,9 @@ def test_datasets_loads_the_folder_by_its_card(tmp_path, monkeypatch):
     assert "memcalib validate test.jsonl" in text
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    exec(text.partition("```python\n")[2].partition("```")[0], said := {})  # what the card tells its reader to type
+    exec(
+        text.partition("```python\n")[2].partition("```")[0], said := {}
+    )  # what the card tells its reader to type
     assert sorted(said["data"]["id"]) == splits["test"]
 
 
@@ -228,7 +302,8 @@ def test_language_consent_and_origin_come_from_the_build():
     )
     assert "asked in public" not in text and "did not agree" not in text
     assert any(
-        "Consent is not on record for 4 of 9 examples, from elsewhere" in warning for warning in d.card_warnings(told)
+        "Consent is not on record for 4 of 9 examples, from elsewhere" in warning
+        for warning in d.card_warnings(told)
     )
 
 
@@ -248,7 +323,9 @@ def test_review_rates_and_pilots_stand_on_the_card():
         "kappa on rows | 0.318",
     ):
         assert line in said
-    assert "| 2 | 10 | 10 |" in said and "not recorded" in section(d.dataset_card(facts()), "Review")
+    assert "| 2 | 10 | 10 |" in said and "not recorded" in section(
+        d.dataset_card(facts()), "Review"
+    )
     composition = section(d.dataset_card(facts()), "Composition")
     assert "Mixed-target blocks" in composition and "Atoms per block (min--max)" in composition
 
@@ -293,7 +370,10 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
     d.write_card(tmp_path / "b", facts(sizes=sizes))
     (tmp_path / "b" / "losses.jsonl").write_text("secret")
     for _ in range(2):
-        files = {str(path.relative_to(tmp_path / "hub")) for path in d.lay_out(tmp_path / "b", tmp_path / "hub")}
+        files = {
+            str(path.relative_to(tmp_path / "hub"))
+            for path in d.lay_out(tmp_path / "b", tmp_path / "hub")
+        }
     assert files == {
         "README.md",
         "train.jsonl",
@@ -303,7 +383,9 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
         "splits/test-ids.txt",
     }
     assert {
-        str(path.relative_to(tmp_path / "hub")) for path in (tmp_path / "hub").rglob("*") if path.is_file()
+        str(path.relative_to(tmp_path / "hub"))
+        for path in (tmp_path / "hub").rglob("*")
+        if path.is_file()
     } == files
     (tmp_path / "b" / "test.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="test.jsonl: no such file, and the card names it"):

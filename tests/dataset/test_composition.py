@@ -24,11 +24,18 @@ def counts():
 
 def test_composition_against_a_slow_count(counts):
     table = c.composition_table(counts).set_index("domain")
-    for domain, title in (("health", "Health"), ("general", "General assistance"), ("coding", "Coding")):
+    for domain, title in (
+        ("health", "Health"),
+        ("general", "General assistance"),
+        ("coding", "Coding"),
+    ):
         rows = [e for e in EXAMPLES if e.domain == domain]
         want = [len(rows), sum(len(e.blocks) for e in rows), sum(len(e.atoms) for e in rows)]
         assert table.loc[title, ["examples", "blocks", "atoms"]].tolist() == want
-    assert table.loc["Total", "examples"] == len(EXAMPLES) and table.loc["Total", "published atoms"] == 234_220
+    assert (
+        table.loc["Total", "examples"] == len(EXAMPLES)
+        and table.loc["Total", "published atoms"] == 234_220
+    )
     assert (
         table.iloc[:-1][["examples", "blocks", "atoms"]].sum().tolist()
         == table.iloc[-1][["examples", "blocks", "atoms"]].tolist()
@@ -50,12 +57,16 @@ def test_structure_against_a_slow_count(counts):
     total = sum(levels.values())
     for level in Level:
         assert (
-            values[f"Atoms with ideal level {level.name}"] == f"{levels[level]:,} ({100 * levels[level] / total:.1f}%)"
+            values[f"Atoms with ideal level {level.name}"]
+            == f"{levels[level]:,} ({100 * levels[level] / total:.1f}%)"
         )
     mixed = [sum(len({e.levels[a] for a in b.atom_ids}) > 1 for b in e.blocks) for e in EXAMPLES]
     assert values["Mixed-target blocks"] == f"{sum(mixed):,}"
     share = sum(map(bool, mixed))
-    assert values["Examples containing a mixed-target block"] == f"{share} ({100 * share / len(EXAMPLES):.2f}%)"
+    assert (
+        values["Examples containing a mixed-target block"]
+        == f"{share} ({100 * share / len(EXAMPLES):.2f}%)"
+    )
     sizes = [len(b.atom_ids) for e in EXAMPLES for b in e.blocks]
     assert values["Atoms per block (min--max)"] == f"{min(sizes)}--{max(sizes)}"
     assert values["Atoms per example (min--max)"] == "{}--{}".format(
@@ -66,7 +77,9 @@ def test_structure_against_a_slow_count(counts):
 def test_domains_of_ones_own_come_last_and_have_no_published_number():
     odd = EXAMPLES[0].model_copy(update={"domain": "law"})
     table = c.composition_table(c.count_examples([odd, *EXAMPLES]))
-    assert table["domain"].tolist()[-2:] == ["law", "Total"] and pd.isna(table["published examples"].iloc[-2])
+    assert table["domain"].tolist()[-2:] == ["law", "Total"] and pd.isna(
+        table["published examples"].iloc[-2]
+    )
 
 
 def test_nothing_to_count_is_an_error():
@@ -87,7 +100,9 @@ def test_families_of_hard_distractors_are_counted_where_they_are_named():
     assert not len(c.family_table(c.count_examples(sample_records())))
     record = sample_records()[0]
     named = [atom.model_copy(update={"hard_a_family": "outdated"}) for atom in record.atoms[:2]]
-    counts = c.count_examples([record.model_copy(update={"atoms": named + record.atoms[2:]}), record])
+    counts = c.count_examples(
+        [record.model_copy(update={"atoms": named + record.atoms[2:]}), record]
+    )
     assert c.family_table(counts).to_dict("list") == {"family": ["outdated"], "atoms": [2]}
 
 
@@ -105,14 +120,20 @@ def builds(draw):
     kept = order[len(screened) :]
     undrawn = kept[: draw(st.integers(0, len(kept) - 1))]
     entered = kept[len(undrawn) :]
-    stages, left = {}, list(entered)
+    stages = {}
+    left = list(entered)
     for name in ("screening", "annotation", "review"):
         lost = left[: draw(st.integers(0, len(left)))]
         left = left[len(lost) :]
         stages[name] = [Drop(id=i, stage=name, reason=draw(REASONS)) for i in lost]
-    row = lambda i: SourceRow(id=i, source="s", domain=rows[i], question="q", answer="a")
+
+    def row(i):
+        return SourceRow(id=i, source="s", domain=rows[i], question="q", answer="a")
+
     dropped = [
-        Dropped(id=i, domain=rows[i], stage="screening", rule=draw(st.sampled_from(["noise", "length"])))
+        Dropped(
+            id=i, domain=rows[i], stage="screening", rule=draw(st.sampled_from(["noise", "length"]))
+        )
         for i in screened
     ]
     return rows, Passed([row(i) for i in kept], dropped), entered, stages, left
@@ -122,7 +143,8 @@ def builds(draw):
 def test_losses_add_up(build):
     rows, passed, entered, stages, left = build
     table = c.attrition_table({i: rows[i] for i in entered}, stages.items(), passed)
-    losses, kept = table.iloc[1:-1], table.iloc[-1]
+    losses = table.iloc[1:-1]
+    kept = table.iloc[-1]
     assert table["all"].iloc[0] == len(rows) == losses["all"].sum() + kept["all"]
     assert kept["all"] == kept["left"] == len(left)
     assert table["left"].tolist() == [
@@ -134,7 +156,8 @@ def test_losses_add_up(build):
     want.update((f"sources, {drop.stage}", drop.rule) for drop in passed.dropped)
     want["sources, selection", "not drawn"] += len(passed.kept) - len(entered)
     found = {
-        (stage, reason): count for stage, reason, count in losses[["stage", "reason", "all"]].itertuples(index=False)
+        (stage, reason): count
+        for stage, reason, count in losses[["stage", "reason", "all"]].itertuples(index=False)
     }
     assert found == {key: n for key, n in want.items() if n}
     order = [stage for stage in dict.fromkeys(losses["stage"]) if stage in stages]
@@ -143,7 +166,9 @@ def test_losses_add_up(build):
 
 def test_rows_that_nobody_knows_are_an_error():
     with pytest.raises(ValueError, match="never entered"):
-        c.attrition_table({"a": "health"}, [("screening", [Drop(id="b", stage="screening", reason="x")])])
+        c.attrition_table(
+            {"a": "health"}, [("screening", [Drop(id="b", stage="screening", reason="x")])]
+        )
     drop = Drop(id="a", stage="screening", reason="x")
     with pytest.raises(ValueError, match="lost at screening already"):
         c.attrition_table({"a": "health"}, [("screening", [drop, drop])])

@@ -5,7 +5,19 @@ import json
 
 import pytest
 from builder_server import Builder, endpoint
-from builder_replies import CLUTTERED, FACTS, HARD, RATED, asked_of, distractors, done, made, planned, rubric, rubrics
+from builder_replies import (
+    CLUTTERED,
+    FACTS,
+    HARD,
+    RATED,
+    asked_of,
+    distractors,
+    done,
+    made,
+    planned,
+    rubric,
+    rubrics,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +48,9 @@ from memcalib.dataset.stages import run_stage
 PLANNED = planned()
 PLAN = plan_of(PLANNED)
 OTHERS = list(PLAN.phrases)
-[NOISE], AUX = ([n for n, found in PLAN.phrases.items() if bool(found) == noise] for noise in (True, False))
+[NOISE], AUX = (
+    [n for n, found in PLAN.phrases.items() if bool(found) == noise] for noise in (True, False)
+)
 
 
 def run(stage, draft, answer, folder):
@@ -63,25 +77,35 @@ def repairs(messages):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_with_its_plan_gets_what_the_plan_asks_for(family):
     draft = planned(family)
-    plan, asked = plan_of(draft), asked_of(DISTRACTORS, draft)
+    plan = plan_of(draft)
+    asked = asked_of(DISTRACTORS, draft)
     assert asked["task"] == "distractors" and asked["want"]["family"] == family == plan.family
     want = asked["want"]
     assert {p["atom_id"]: p["phrases"] for p in want["noise"]} == {
         n: found for n, found in plan.phrases.items() if found
     }
-    assert asked["atoms"] == [{"atom_id": name, "text": text} for name, text, _ in FACTS] and "level" not in str(asked)
+    assert asked["atoms"] == [
+        {"atom_id": name, "text": text} for name, text, _ in FACTS
+    ] and "level" not in str(asked)
     homes = {
         name: {atom["atom_id"] for atom in b["atoms"]}
         for b in want["blocks"]
         for name in (w["atom_id"] for w in b["write"])
     }
     for block in plan.blocks:
-        there = {"hard" if name == "harda_01_a1" else name for name in block.atom_ids if name not in plan.phrases}
+        there = {
+            "hard" if name == "harda_01_a1" else name
+            for name in block.atom_ids
+            if name not in plan.phrases
+        }
         assert all(homes[name] == there for name in block.atom_ids if name in homes)
     assert homes.keys() | {p["atom_id"] for p in want["noise"]} == plan.phrases.keys()
     assert all(write["angle"] for block in want["blocks"] for write in block["write"])
     row = done(DISTRACTORS, draft)
-    assert [a.atom_id for a in row.atoms] == [a.atom_id for a in draft.atoms] + ["harda_01_a1", *plan.phrases]
+    assert [a.atom_id for a in row.atoms] == [a.atom_id for a in draft.atoms] + [
+        "harda_01_a1",
+        *plan.phrases,
+    ]
     assert row.atoms[3].hard_a_family == family and row.atoms[3].text == HARD[family]
     assert all(a.ideal == Level.IGNORE and a.memory_action == "ignore" for a in row.atoms[3:])
     kinds = {a.atom_id: distractor_kind(a.atom_id) for a in row.atoms}
@@ -92,7 +116,10 @@ def test_a_row_with_its_plan_gets_what_the_plan_asks_for(family):
 def test_rubrics_are_asked_for_every_atom_and_contrasts_go_along():
     asked = asked_of(RUBRICS, CLUTTERED)
     assert [a["atom_id"] for a in asked["atoms"]] == [a.atom_id for a in CLUTTERED.atoms]
-    assert asked["atoms"][0] | {"without_memory": "a", "with_memory": "b", "action": "ignore"} == asked["atoms"][0]
+    assert (
+        asked["atoms"][0] | {"without_memory": "a", "with_memory": "b", "action": "ignore"}
+        == asked["atoms"][0]
+    )
     assert asked["domain"] == "general" and asked["answer"] == CLUTTERED.answer
     assert "without_memory" not in asked["atoms"][3]
     assert all(len(atom.rubric) == 9 for atom in RATED.atoms)
@@ -126,9 +153,14 @@ BAD = {
     "first person": (put(AUX[0], "My friend saw the fox in a film."), {(AUX[0], "first person")}),
     "empty": (put(AUX[0], "The fox."), {(AUX[0], "empty atom")}),
     "two lines": (put(AUX[1], "The user saw the fox\nand slept."), {(AUX[1], "empty atom")}),
-    "too long": (put(AUX[0], "The user saw the fox" + " and very much else" * 20), {(AUX[0], "too long")}),
+    "too long": (
+        put(AUX[0], "The user saw the fox" + " and very much else" * 20),
+        {(AUX[0], "too long")},
+    ),
     "twice the same": (
-        lambda reply: put(AUX[1], next(o["text"] for o in reply["others"] if o["atom_id"] == AUX[0]))(reply),
+        lambda reply: put(
+            AUX[1], next(o["text"] for o in reply["others"] if o["atom_id"] == AUX[0])
+        )(reply),
         {(AUX[1], "distinct")},
     ),
     "another subject": (put(AUX[0], "The user polished a trombone."), {(AUX[0], "subject")}),
@@ -145,13 +177,21 @@ BAD = {
     "no reason": (lambda reply: reply["hard"].update(why_tempting=" "), {("hard", "why tempting")}),
     "no hard one": (lambda reply: reply.update(hard=None), {("hard", "missing distractor")}),
     "one missing": (lambda reply: reply["others"].pop(0), {(NOISE, "missing distractor")}),
-    "one twice": (lambda reply: reply["others"].append(reply["others"][0]), {(NOISE, "repeated distractor")}),
+    "one twice": (
+        lambda reply: reply["others"].append(reply["others"][0]),
+        {(NOISE, "repeated distractor")},
+    ),
     "one too many": (
-        lambda reply: reply["others"].append({"atom_id": "noise_99_a1", "text": "The user owns a boat."}),
+        lambda reply: reply["others"].append(
+            {"atom_id": "noise_99_a1", "text": "The user owns a boat."}
+        ),
         {("", "unknown distractor")},
     ),
     "two at once": (
-        lambda reply: (reply["hard"].update(text="I breed ducks with Olga."), reply["others"].pop(0)),
+        lambda reply: (
+            reply["hard"].update(text="I breed ducks with Olga."),
+            reply["others"].pop(0),
+        ),
         {("hard", "first person"), (NOISE, "missing distractor")},
     ),
 }
@@ -167,13 +207,16 @@ def test_planted_mistakes_in_distractors_are_named(name):
 @pytest.mark.parametrize("name", BAD)
 def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
     change, wanted = BAD[name]
-    failed, good = {item for item, _ in wanted}, made(DISTRACTORS, PLANNED)
+    failed = {item for item, _ in wanted}
+    good = made(DISTRACTORS, PLANNED)
     mended = {"hard": good["hard"] if "hard" in failed else None}
     mended["others"] = [other for other in good["others"] if other["atom_id"] in failed]
     stray = {"atom_id": OTHERS[-1], "text": "Nobody asked for this one."}
     mended["others"] += [stray] if "" not in failed and OTHERS[-1] not in failed else []
     mended = good if "" in failed else mended
-    result, seen = run(DISTRACTORS, PLANNED, scripted(DISTRACTORS, PLANNED, spoiled(change), mended), tmp_path)
+    result, seen = run(
+        DISTRACTORS, PLANNED, scripted(DISTRACTORS, PLANNED, spoiled(change), mended), tmp_path
+    )
     asked = repairs(seen[1])
     assert result.calls == 2 and {fault["id"] for fault in asked["repair"]} == failed
     assert asked["send"] == ("the whole object" if "" in failed else "the named items alone")
@@ -188,7 +231,8 @@ def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
 
 
 def test_a_repair_of_another_form_leaves_the_first_reply_standing(tmp_path):
-    bad, good = spoiled(BAD["no reason"][0]), made(DISTRACTORS, PLANNED)
+    bad = spoiled(BAD["no reason"][0])
+    good = made(DISTRACTORS, PLANNED)
     script = scripted(DISTRACTORS, PLANNED, bad, "Sorry!", {"hard": good["hard"], "others": []})
     result, seen = run(DISTRACTORS, PLANNED, script, tmp_path)
     assert len(seen) == 3 and result.kept[0].atoms == CLUTTERED.atoms
@@ -203,58 +247,91 @@ def faults_of(draft, *changes):
     reply = made(DISTRACTORS, draft)
     for change in changes:
         change(reply)
-    return {(f.item_id, f.rule) for f in DISTRACTORS.check(draft, DistractorReply.model_validate(reply))}
+    return {
+        (f.item_id, f.rule) for f in DISTRACTORS.check(draft, DistractorReply.model_validate(reply))
+    }
 
 
 def test_what_the_reference_answer_says_is_no_distractor():
-    draft = with_answer("Lock the door at dusk, and bury wire mesh along the fence. Quiet breeds lay well.")
+    draft = with_answer(
+        "Lock the door at dusk, and bury wire mesh along the fence. Quiet breeds lay well."
+    )
     said = "The user's cousin Olga buries wire mesh along every fence."
     assert faults_of(draft) == set()
-    assert faults_of(draft, lambda reply: reply["hard"].update(text=said)) == {("hard", "in answer")}
-    assert faults_of(draft, put(AUX[0], "The fox dug under the mesh along the fence.")) == {(AUX[0], "matters")}
+    assert faults_of(draft, lambda reply: reply["hard"].update(text=said)) == {
+        ("hard", "in answer")
+    }
+    assert faults_of(draft, put(AUX[0], "The fox dug under the mesh along the fence.")) == {
+        (AUX[0], "matters")
+    }
     assert faults_of(draft, put(AUX[0], "The fox wore a ring along its tail.")) == set()
 
 
 def test_signs_of_a_family_are_looked_for_in_english_rows_alone():
     draft = planned("belief_as_evidence")
     german = draft.model_copy(
-        update={"question": "Wie halte ich im Garten den Fuchs von den Hühnern fern, die mir so lieb sind?"}
+        update={
+            "question": "Wie halte ich im Garten den Fuchs von den Hühnern fern, die mir so lieb sind?"
+        }
     )
     said = "Der Nutzer ist überzeugt, dass Hennen bei Vollmond goldene Federn bekommen."
-    put_hard = lambda reply: reply["hard"].update(text=said)
-    assert ("hard", "family") in faults_of(draft, put_hard) and ("hard", "family") not in faults_of(german, put_hard)
+
+    def put_hard(reply):
+        return reply["hard"].update(text=said)
+
+    assert ("hard", "family") in faults_of(draft, put_hard) and ("hard", "family") not in faults_of(
+        german, put_hard
+    )
 
 
 def test_domains_have_rails():
-    ill = lambda reply: reply["hard"].update(text="The user's cousin Olga takes insulin.")
+    def ill(reply):
+        return reply["hard"].update(text="The user's cousin Olga takes insulin.")
+
     assert faults_of(with_answer("", "health"), ill) == {("hard", "clinical")}
     assert faults_of(with_answer("", "general"), ill) == set()
     wish = "The user prefers the library requests for such code."
-    likes = lambda reply: reply["hard"].update(text=wish)
+
+    def likes(reply):
+        return reply["hard"].update(text=wish)
+
     assert faults_of(with_answer("", "coding", "same_user"), likes) == {("hard", "preference")}
-    over = lambda reply: reply["hard"].update(text="The user preferred the library requests and has given it up since.")
+
+    def over(reply):
+        return reply["hard"].update(
+            text="The user preferred the library requests and has given it up since."
+        )
+
     assert faults_of(with_answer("", "coding", "superseded_preference"), over) == set()
     assert [
-        rule for rule, _ in guard_faults("health", "The user's insulin is in the fridge.", ["The user takes insulin."])
+        rule
+        for rule, _ in guard_faults(
+            "health", "The user's insulin is in the fridge.", ["The user takes insulin."]
+        )
     ] == []
 
 
 def test_what_the_query_says_is_no_distractor():
     draft = planned("near_topic")
     reply = DistractorReply.model_validate(made(DISTRACTORS, draft))
-    told = reply.model_copy(update={"hard": reply.hard.model_copy(update={"text": "Hens the user should buy."})})
+    told = reply.model_copy(
+        update={"hard": reply.hard.model_copy(update={"text": "Hens the user should buy."})}
+    )
     assert [(f.item_id, f.rule) for f in DISTRACTORS.check(draft, told)] == [("hard", "in query")]
 
 
 def test_a_huge_reply_is_refused_at_once(tmp_path):
-    others = [{"atom_id": f"noise_{i}_a1", "text": f"The user owns boat {i}."} for i in range(30_000)]
+    others = [
+        {"atom_id": f"noise_{i}_a1", "text": f"The user owns boat {i}."} for i in range(30_000)
+    ]
     faults = DISTRACTORS.check(PLANNED, DistractorReply(hard=None, others=others))
     assert [fault.rule for fault in faults if not fault.item_id] == ["unknown distractor"]
 
 
 @given(st.sets(st.sampled_from([*OTHERS, "hard"])))
 def test_merging_replaces_the_failed_ones_and_no_other(failed):
-    first, second = made(DISTRACTORS, PLANNED), made(DISTRACTORS, PLANNED)
+    first = made(DISTRACTORS, PLANNED)
+    second = made(DISTRACTORS, PLANNED)
     second["hard"]["text"] = "new"
     for other in second["others"]:
         other["text"] = "new"
@@ -262,17 +339,23 @@ def test_merging_replaces_the_failed_ones_and_no_other(failed):
         DistractorReply.model_validate(first), DistractorReply.model_validate(second), set(failed)
     )
     texts = {"hard": merged.hard.text} | {other.atom_id: other.text for other in merged.others}
-    assert {name for name, text in texts.items() if text == "new"} == failed and set(texts) == {*OTHERS, "hard"}
+    assert {name for name, text in texts.items() if text == "new"} == failed and set(texts) == {
+        *OTHERS,
+        "hard",
+    }
 
 
 # Small tools -------------------------------------------------------------------------------------------------------------
 
-phrases = st.lists(st.sampled_from(["coin", "tray", "May", "2018", "-", "the"]), max_size=4).map(" ".join)
+phrases = st.lists(st.sampled_from(["coin", "tray", "May", "2018", "-", "the"]), max_size=4).map(
+    " ".join
+)
 
 
 @given(phrases, phrases)
 def test_a_phrase_is_held_when_its_words_stand_together(text, phrase):
-    have, want = words(text), words(phrase)
+    have = words(text)
+    want = words(phrase)
     slow = any(have[i:j] == want for i in range(len(have) + 1) for j in range(i, len(have) + 1))
     assert holds(text, phrase) == slow
 
@@ -329,7 +412,9 @@ BAD_RUBRICS = {
     "rubric empty, blank check": lambda r: r.update(observable_checks=[" "]),
     "rubric filler": lambda r: r.update(under_use="not_applicable"),
     "rubric levels": lambda r: r.update(over_use=r["correct_use"].upper() + "!"),
-    "rubric unobservable": lambda r: r.update(observable_checks=["The assistant understands the fox."]),
+    "rubric unobservable": lambda r: r.update(
+        observable_checks=["The assistant understands the fox."]
+    ),
     "misplaced rubric": lambda r: r.update(rubric("C", FACTS[2][1])),
     "misplaced rubric, empty words": lambda r: r.update(rubric("C", "It is as it is.")),
 }
@@ -369,7 +454,9 @@ def test_rubrics_on_the_wrong_atoms_are_found(order):
     moved = {name: rubric("B", texts[other]) for name, other in zip(ATOMS, order, strict=True)}
     wrong = {name for name, other in zip(ATOMS, order, strict=True) if name != other}
     found = {fault.item_id for fault in misplaced(texts, moved)}
-    same_thing = {name for name in wrong if name.startswith("noise_")}  # these share a thing, and may pass
+    same_thing = {
+        name for name in wrong if name.startswith("noise_")
+    }  # these share a thing, and may pass
     assert wrong - same_thing <= found <= wrong
 
 
@@ -380,12 +467,16 @@ def test_hand_written_records_pass_and_every_swap_of_two_rubrics_is_found():
         keys = UsageRubric.model_fields
         rows = {a.atom_id: {key: a.usage_rubric[key] for key in keys} for a in example.atoms}
         assert misplaced(texts, rows) == []
-        assert [fault for a in example.atoms for fault in rubric_faults(a.ideal, rows[a.atom_id])] == []
+        assert [
+            fault for a in example.atoms for fault in rubric_faults(a.ideal, rows[a.atom_id])
+        ] == []
         for one in texts:
             for other in texts:
                 swapped = rows | {one: rows[other], other: rows[one]}
                 pairs += one < other
-                found += one < other and bool({f.item_id for f in misplaced(texts, swapped)} & {one, other})
+                found += one < other and bool(
+                    {f.item_id for f in misplaced(texts, swapped)} & {one, other}
+                )
     assert found >= 0.95 * pairs and pairs > 200
 
 
@@ -399,6 +490,8 @@ def test_replies_of_another_row_do_not_fit():
     other = distractors(asked_of(DISTRACTORS, planned("outdated", i=5)))
     faults = DISTRACTORS.check(PLANNED, DistractorReply.model_validate(other))
     assert faults
-    foreign = rubrics({"atoms": [{"atom_id": "p1_a1", "level": "A", "text": "The user owns a boat."}]})
+    foreign = rubrics(
+        {"atoms": [{"atom_id": "p1_a1", "level": "A", "text": "The user owns a boat."}]}
+    )
     faults = RUBRICS.check(CLUTTERED, RubricReply.model_validate(foreign))
     assert {fault.rule for fault in faults} == {"missing rubric", "misplaced rubric"}

@@ -14,7 +14,12 @@ from memcalib.dataset import sources as s
 from memcalib.problem import sample_records
 from memcalib.io.records import DataError
 
-VOCABULARY = [f"{a}{b}{c}" for a in "bdfgk" for b in ("ra", "le", "mi", "no") for c in ("st", "nd", "p", "ck", "lm")]
+VOCABULARY = [
+    f"{a}{b}{c}"
+    for a in "bdfgk"
+    for b in ("ra", "le", "mi", "no")
+    for c in ("st", "nd", "p", "ck", "lm")
+]
 
 
 def sentence(rng, size):
@@ -24,7 +29,12 @@ def sentence(rng, size):
 def row(n, text, score=0.0, source="t"):
     question, _, answer = text.partition("|")
     return s.SourceRow(
-        id=f"t:{n}", source=source, domain="general", question=question, answer=answer, metadata={"score": score}
+        id=f"t:{n}",
+        source=source,
+        domain="general",
+        question=question,
+        answer=answer,
+        metadata={"score": score},
     )
 
 
@@ -43,7 +53,8 @@ def edited(rng, text, count):
 
 
 def corpus(seed, size=300, lengths=(9, 14, 20, 30, 38, 45, 80, 200)):
-    rng, texts = random.Random(seed), []
+    rng = random.Random(seed)
+    texts = []
     while len(texts) < size:
         text = sentence(rng, rng.choice(lengths))
         texts.append(text)
@@ -65,13 +76,15 @@ def all_pairs(texts, threshold=0.88):
 @pytest.mark.parametrize("seed", range(3))
 def test_pairs_against_comparing_everything(seed):
     texts = corpus(seed)
-    wanted, found = set(all_pairs(texts)), set(d.similar_pairs(texts))
+    wanted = set(all_pairs(texts))
+    found = set(d.similar_pairs(texts))
     assert found <= wanted
     assert len(wanted) > 60 and len(found) >= 0.97 * len(wanted), (len(found), len(wanted))
 
 
 def greedy(texts, threshold=0.88):
-    kept, found = [], {}
+    kept = []
+    found = {}
     for n, text in enumerate(texts):
         first = next((k for k in kept if d.jaccard(texts[k], text) >= threshold), None)
         if first is None:
@@ -85,10 +98,14 @@ def test_greedy_choice_against_the_slow_one():
     agree = total = 0
     for seed in range(3):
         texts = corpus(seed, 200)
-        slow, quick = greedy(texts), d.near_duplicates(texts)
+        slow = greedy(texts)
+        quick = d.near_duplicates(texts)
         total += len(slow)
         agree += sum(quick.get(n, (None,))[0] == first for n, first in slow.items())
-        assert all(d.jaccard(texts[n], texts[first]) == share >= 0.88 for n, (first, share) in quick.items())
+        assert all(
+            d.jaccard(texts[n], texts[first]) == share >= 0.88
+            for n, (first, share) in quick.items()
+        )
         assert not {first for first, _ in quick.values()} & quick.keys()
     assert total > 100 and agree >= 0.97 * total
 
@@ -106,11 +123,15 @@ def test_sketches_come_in_batches_without_a_seam(monkeypatch):
 def test_order_never_matters(rng, seed):
     texts = corpus(seed, 40, (12, 30))
     scores = random.Random(seed)
-    rows = [row(n % 38, text + "|The answer.", scores.choice([0, 50, 90])) for n, text in enumerate(texts)]
+    rows = [
+        row(n % 38, text + "|The answer.", scores.choice([0, 50, 90]))
+        for n, text in enumerate(texts)
+    ]
     rows += [rows[0], row(3, texts[3].upper() + "|the ANSWER", 50)]
     mixed = list(rows)
     rng.shuffle(mixed)
-    first, second = d.deduplicate(rows), d.deduplicate(mixed)
+    first = d.deduplicate(rows)
+    second = d.deduplicate(mixed)
     assert sorted(r.to_json() for r in first.kept) == sorted(r.to_json() for r in second.kept)
     assert sorted(x.to_json() for x in first.dropped) == sorted(x.to_json() for x in second.dropped)
     assert len(first.kept) + len(first.dropped) == len(rows)
@@ -139,7 +160,9 @@ def test_equal_words_in_another_order_are_near_not_exact():
     found = sentence(rng, 30).lower().rstrip(".").split()
     swapped = [*found[15:], *found[:15]]
     passed = d.deduplicate([row(1, " ".join(found)), row(2, " ".join(swapped))])
-    assert [x.rule for x in passed.dropped] == ["near duplicate"] and "1.000" in passed.dropped[0].found
+    assert [x.rule for x in passed.dropped] == ["near duplicate"] and "1.000" in passed.dropped[
+        0
+    ].found
 
 
 @pytest.mark.parametrize("text", ["", "?!", "one", "two words", "日本語の質問です", "a a a a a a"])
@@ -173,7 +196,9 @@ class Item:
 
 def test_groups_follow_chains_and_ignore_order():
     windows = [" ".join(f"w{n}" for n in range(start, start + 50)) for start in range(0, 30, 3)]
-    items = [Item(f"q{n:02}", text) for n, text in enumerate(windows)] + [Item("z", "Something else?")]
+    items = [Item(f"q{n:02}", text) for n, text in enumerate(windows)] + [
+        Item("z", "Something else?")
+    ]
     groups = d.question_groups(items)
     assert set(groups.values()) == {"q00", "z"} and len(groups) == 11
     assert groups == d.question_groups(items[::-1])
@@ -199,7 +224,11 @@ def test_a_thousand_equal_questions_are_one_group():
 def test_leaks_between_splits_by_question():
     long = sentence(random.Random(3), 40)
     splits = {
-        "train": [Item("a", "Is it safe?"), Item("b", long), Item("c", "Only here, and nowhere else?")],
+        "train": [
+            Item("a", "Is it safe?"),
+            Item("b", long),
+            Item("c", "Only here, and nowhere else?"),
+        ],
         "test": [Item("d", "is it SAFE"), Item("e", long + " Really?")],
         "validation": [Item("a", "Is it, safe?")],
     }
@@ -231,7 +260,11 @@ def many(sizes, topics=1):
     ]
 
 
-@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1), st.integers(0, 120), st.integers(1, 5))
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1),
+    st.integers(0, 120),
+    st.integers(1, 5),
+)
 def test_draws_have_the_asked_size_and_no_row_twice(sizes, count, topics):
     rows = many(sizes, topics)
     chosen = d.choose_rows(rows, count, seed=3)
@@ -244,23 +277,37 @@ def test_draws_have_the_asked_size_and_no_row_twice(sizes, count, topics):
 
 def test_draws_prefer_high_scores_and_hear_rare_topics():
     rows = [
-        r.model_copy(update={"topic": "rare" if n % 100 == 0 else "common"}) for n, r in enumerate(many({"a": 4000}))
+        r.model_copy(update={"topic": "rare" if n % 100 == 0 else "common"})
+        for n, r in enumerate(many({"a": 4000}))
     ]
     chosen = d.choose_rows(rows, 400)
-    mean = lambda found: sum(r.metadata["score"] for r in found) / len(found)
+
+    def mean(found):
+        return sum(r.metadata["score"] for r in found) / len(found)
+
     assert mean(chosen) > mean(rows) + 1
     assert sum(r.topic == "rare" for r in chosen) == 36
-    size = lambda r: len(r.question)
-    low, high = sorted(map(size, rows))[4000 // 3], sorted(map(size, rows))[8000 // 3]
+
+    def size(r):
+        return len(r.question)
+
+    low = sorted(map(size, rows))[4000 // 3]
+    high = sorted(map(size, rows))[8000 // 3]
     common = [r for r in chosen if r.topic == "common"]
-    assert abs(sum(size(r) < low for r in common) - 91) <= 2 and abs(sum(size(r) >= high for r in common) - 91) <= 2
+    assert (
+        abs(sum(size(r) < low for r in common) - 91) <= 2
+        and abs(sum(size(r) >= high for r in common) - 91) <= 2
+    )
 
 
 def test_a_whole_stage_counts_every_row(tmp_path):
     rng = random.Random(4)
     ask = "I am {} years old and my knee hurts since {}. {} Should I see a doctor, or can I wait for a week?"
     tell = "Rest the knee, cool it in the evening and see a doctor if it is still swollen after two weeks. {}"
-    rows = [{"q": ask.format(n, n, sentence(rng, 20)), "a": tell.format(sentence(rng, 20))} for n in range(20, 60)]
+    rows = [
+        {"q": ask.format(n, n, sentence(rng, 20)), "a": tell.format(sentence(rng, 20))}
+        for n in range(20, 60)
+    ]
     rows += [
         rows[0],
         {"q": rows[1]["q"] + " Thanks.", "a": rows[1]["a"]},
@@ -272,7 +319,10 @@ def test_a_whole_stage_counts_every_row(tmp_path):
     source = s.plain_source("q", "a", domain="health", name="clinic")
     passed = d.clean_rows(s.read_source(source, path))
     table = s.attrition(passed)
-    assert table.loc[("", "read"), "clinic"] == 44 and table.loc[("", "kept"), "clinic"] == len(passed.kept) == 40
+    assert (
+        table.loc[("", "read"), "clinic"] == 44
+        and table.loc[("", "kept"), "clinic"] == len(passed.kept) == 40
+    )
     assert {x.stage for x in passed.dropped} == {"reading", "screening", "duplicates"}
     with pytest.raises(DataError, match="0 of 1 rows accepted"):
         d.clean_rows([row(1, "no")])
@@ -280,11 +330,20 @@ def test_a_whole_stage_counts_every_row(tmp_path):
 
 def test_the_same_question_with_another_context_is_another_row():
     asked = "May I take this tablet in the morning, or is it better to wait until I have eaten something at noon?"
-    make = lambda name, context: row(0, asked).model_copy(update={"id": name, "context": context})
-    apart = [make("a", "She is 31 and pregnant."), make("b", "She is 60 and pregnant."), make("c", "")]
+
+    def make(name, context):
+        return row(0, asked).model_copy(update={"id": name, "context": context})
+
+    apart = [
+        make("a", "She is 31 and pregnant."),
+        make("b", "She is 60 and pregnant."),
+        make("c", ""),
+    ]
     assert [r.id for r in d.deduplicate(apart).kept] == ["a", "b", "c"]
     lost = d.deduplicate([*apart, make("d", "She is 31, and pregnant!")]).dropped
-    assert [(drop.rule, {drop.id, drop.other}) for drop in lost] == [("exact duplicate", {"a", "d"})]
+    assert [(drop.rule, {drop.id, drop.other}) for drop in lost] == [
+        ("exact duplicate", {"a", "d"})
+    ]
 
 
 def test_a_copy_names_where_it_was_read():

@@ -52,14 +52,25 @@ def test_each_kind_of_change_is_named(tmp_path):
         "derivation: repairs",
         "derivation: temperature",
     ]
-    assert changed(stages=STAGES[:2]) == [name for name in sorted(NOW) if name.startswith("annotation: ")]
+    assert changed(stages=STAGES[:2]) == [
+        name for name in sorted(NOW) if name.startswith("annotation: ")
+    ]
     assert changed(builder=BUILDER.model_copy(update={"model": "other"})) == [
         f"{s.name}: model" for s in sorted(STAGES, key=lambda s: s.name)
     ]
     assert len(changed(builder=BUILDER.model_copy(update={"thinking": "default"}))) == 3
-    assert len(changed(builder=BUILDER.model_copy(update={"base_url": "https://elsewhere.example.org/v1"}))) == 3
+    assert (
+        len(
+            changed(
+                builder=BUILDER.model_copy(update={"base_url": "https://elsewhere.example.org/v1"})
+            )
+        )
+        == 3
+    )
     assert len(changed(builder=BUILDER.model_copy(update={"extra_body": {"top_k": 5}}))) == 3
-    assert changed(screen={"limits": {"health": {"score": 70}}}) == ["source screening: limits.health.score"]
+    assert changed(screen={"limits": {"health": {"score": 70}}}) == [
+        "source screening: limits.health.score"
+    ]
     assert changed(screen={"requests": "help please"}) == ["source screening: requests"]
     assert changed(near=NearConfig(threshold=0.9)) == ["near duplicates: threshold"]
     assert changed(plan=PlanConfig(seed=3)) == ["plan: seed"]
@@ -78,7 +89,13 @@ def test_what_changes_the_bill_alone_is_no_change():
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:4000/v1", "http://localhost:1/v1", "http://[::1]:8000/v1", "http://127.9.9.9/v1"]
+    "url",
+    [
+        "http://127.0.0.1:4000/v1",
+        "http://localhost:1/v1",
+        "http://[::1]:8000/v1",
+        "http://127.9.9.9/v1",
+    ],
 )
 def test_servers_on_this_machine_are_one(url):
     assert z.server_name(BUILDER.model_copy(update={"base_url": url})) == "this machine"
@@ -151,7 +168,9 @@ def test_only_nine_in_ten_of_all_rows_unlock(tmp_path_factory, verdicts):
     error = refusal(folder, NOW)
     hopeless = 10 * (len(verdicts) - decided.count(False)) < 9 * len(verdicts)
     assert ("memcalib build --pilot 50" in error.go_on) == hopeless
-    assert hopeless or ("Review the rest" in error.go_on and "memcalib build --freeze" in error.go_on)
+    assert hopeless or (
+        "Review the rest" in error.go_on and "memcalib build --freeze" in error.go_on
+    )
 
 
 def test_no_batch_no_freezing(tmp_path):
@@ -162,8 +181,12 @@ def test_no_batch_no_freezing(tmp_path):
 def test_settings_changed_after_the_batch(tmp_path):
     batch_of(tmp_path, EXAMPLES[:10], passed=[True] * 10)
     error = refusal(tmp_path, table(near=NearConfig(threshold=0.9)))
-    assert error.reasons == ["changed since batch 1: near duplicates: threshold: then 0.88, now 0.9"]
-    assert [c.name for c in error.changes] == ["near duplicates: threshold"] and "fresh batch" in error.go_on
+    assert error.reasons == [
+        "changed since batch 1: near duplicates: threshold: then 0.88, now 0.9"
+    ]
+    assert [c.name for c in error.changes] == [
+        "near duplicates: threshold"
+    ] and "fresh batch" in error.go_on
 
 
 def test_the_latest_batch_counts_and_has_to_be_fresh(tmp_path):
@@ -174,7 +197,11 @@ def test_the_latest_batch_counts_and_has_to_be_fresh(tmp_path):
     for item in second.items:
         book.put(item.id, True)
     frozen = z.freeze(tmp_path, NOW)
-    assert (frozen.pilot.batch, frozen.pilot.earlier, frozen.pilot.reviewers) == (2, 1, ["not named"])
+    assert (frozen.pilot.batch, frozen.pilot.earlier, frozen.pilot.reviewers) == (
+        2,
+        1,
+        ["not named"],
+    )
     (tmp_path / "batch-02").rename(tmp_path / "kept")
     (tmp_path / "batch-01").rename(tmp_path / "batch-03")
     (tmp_path / "kept").rename(tmp_path / "batch-01")
@@ -199,9 +226,18 @@ def test_the_record_names_rows_and_reviews(tmp_path):
     first = z.freeze(tmp_path / "a", NOW)
     ReviewBook(one.reviews, one.items, "second").put(one.items[0].id, True)
     second = z.freeze(tmp_path / "a", NOW)
-    assert first.pilot.rows_hash == second.pilot.rows_hash and first.pilot.reviews_hash != second.pilot.reviews_hash
-    assert second.pilot.reviewers == ["reader", "second"] and sum(second.pilot.domains.values()) == 10
-    assert first.hash == second.hash != z.freeze_without_pilot(table(near=NearConfig(seed=2)), "why").hash
+    assert (
+        first.pilot.rows_hash == second.pilot.rows_hash
+        and first.pilot.reviews_hash != second.pilot.reviews_hash
+    )
+    assert (
+        second.pilot.reviewers == ["reader", "second"] and sum(second.pilot.domains.values()) == 10
+    )
+    assert (
+        first.hash
+        == second.hash
+        != z.freeze_without_pilot(table(near=NearConfig(seed=2)), "why").hash
+    )
 
 
 # ---- the file
@@ -217,7 +253,15 @@ def test_a_frozen_file_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", '{"settings": {}}', '{"memcalib": "1", "frozen_at": "x", "settings": {"a": "b"}}', "\xff"]
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"settings": {}}',
+        '{"memcalib": "1", "frozen_at": "x", "settings": {"a": "b"}}',
+        "\xff",
+    ],
 )
 def test_a_damaged_file_is_an_error_with_its_name(tmp_path, text):
     path = tmp_path / "frozen.json"
@@ -252,10 +296,17 @@ def test_an_unfrozen_or_changed_pipeline_is_refused(tmp_path):
     z.write_frozen(path, z.freeze_without_pilot(NOW, "why"))
     now = table(stages=swapped(ANNOTATION, repairs=9), near=NearConfig(threshold=0.9))
     error = refusal(now, path, commands, call=z.require_frozen)
-    assert error.reasons == ["annotation: repairs: frozen 2, now 9", "near duplicates: threshold: frozen 0.88, now 0.9"]
+    assert error.reasons == [
+        "annotation: repairs: frozen 2, now 9",
+        "near duplicates: threshold: frozen 0.88, now 0.9",
+    ]
     assert "Put the settings back" in error.go_on and "build --pilot 7" in error.go_on
 
 
 def test_many_reasons_are_cut():
     error = z.FreezeError("head", [str(n) for n in range(50)], "go on")
-    assert len(str(error).splitlines()) == 23 and "and 30 more" in str(error) and len(error.reasons) == 50
+    assert (
+        len(str(error).splitlines()) == 23
+        and "and 30 more" in str(error)
+        and len(error.reasons) == 50
+    )

@@ -22,12 +22,27 @@ from memcalib.micro.defects import (
     with_text,
 )
 from memcalib.micro.defects import invent_rubric, invented_examples
-from memcalib.dataset.lint import LintResult, choose_lints, lint_example, lint_files, lint_splits, sentence_vectors
+from memcalib.dataset.lint import (
+    LintResult,
+    choose_lints,
+    lint_example,
+    lint_files,
+    lint_splits,
+    sentence_vectors,
+)
 from memcalib.micro.world import make_examples
 from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.dataset.screening import words
-from memcalib.dataset.lint import LINTS, ExampleView, Lint, LintLimits, cut_stems, distinctive_stems, lint
+from memcalib.dataset.lint import (
+    LINTS,
+    ExampleView,
+    Lint,
+    LintLimits,
+    cut_stems,
+    distinctive_stems,
+    lint,
+)
 
 RECORDS = sample_records()
 RECORD = RECORDS[4]
@@ -48,9 +63,14 @@ def atom(text="The user owns a green kayak.", name="p1_a1", parent="m1", ideal="
 
 def example(*texts, question="What is a good breakfast?", memory=None, **fields):
     atoms = [atom(text, f"p1_a{i}") for i, text in enumerate(texts, 1)]
-    block = {"memory_text": memory or " ".join(texts), "atomic_concat_text": " ".join(t.strip() for t in texts)}
+    block = {
+        "memory_text": memory or " ".join(texts),
+        "atomic_concat_text": " ".join(t.strip() for t in texts),
+    }
     blocks = [Block(parent_memory_id="m1", atom_ids=[a.atom_id for a in atoms], **block)]
-    return Example(id="e", domain="general", question=question, blocks=blocks, atoms=atoms, **fields)
+    return Example(
+        id="e", domain="general", question=question, blocks=blocks, atoms=atoms, **fields
+    )
 
 
 # Sound rows ---------------------------------------------------------------------------------------------------------------
@@ -67,7 +87,9 @@ def test_sound_rows_are_valid_and_reproducible():
     assert rows == invented_examples(60, seed=3)[:40] and rows != invented_examples(40, seed=4)
     for row in rows:
         assert check_example(row.model_dump(mode="json", exclude_none=True)) == []
-        assert any(a.ideal for a in row.atoms) and all(a.evidence in row.raw_query for a in row.atoms)
+        assert any(a.ideal for a in row.atoms) and all(
+            a.evidence in row.raw_query for a in row.atoms
+        )
         assert "{" not in row.to_json().replace('{"', "").replace("[{", "")
     assert len({row.id for row in rows}) == 40 and len({row.domain for row in rows}) == 3
 
@@ -91,10 +113,13 @@ def test_there_are_enough_classes_with_distinct_checks():
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_row_differs_and_the_original_stays(name):
-    rng, before = random.Random(name), [row.to_json() for row in SETS["invented"][:12]]
+    rng = random.Random(name)
+    before = [row.to_json() for row in SETS["invented"][:12]]
     spoiled = [plant(row, name, rng) for row in SETS["invented"][:12]]
     assert [row.to_json() for row in SETS["invented"][:12]] == before
-    assert any(spoiled) and all(s is None or s.to_json() != b for s, b in zip(spoiled, before, strict=True))
+    assert any(spoiled) and all(
+        s is None or s.to_json() != b for s, b in zip(spoiled, before, strict=True)
+    )
 
 
 def test_planting_is_reproducible_and_unknown_defects_are_refused():
@@ -129,15 +154,27 @@ def test_cutting_never_fails_and_ignores_case(text):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("nephew's", "nephew"), ("drums", "drum"), ("The user's naps", "nap"), ("Walking", "walked"), ("KAYAK", "kayak")],
+    [
+        ("nephew's", "nephew"),
+        ("drums", "drum"),
+        ("The user's naps", "nap"),
+        ("Walking", "walked"),
+        ("KAYAK", "kayak"),
+    ],
 )
 def test_forms_of_a_word_share_a_stem(one, other):
     assert cut_stems(one) == cut_stems(other) != []
 
 
 def test_common_words_tie_nothing():
-    assert distinctive_stems("The answer mentions this and leaves it out.", LintLimits()) == frozenset()
-    assert distinctive_stems("The answer mentions this.", LintLimits(common="")) == {"answer", "mentio"}
+    assert (
+        distinctive_stems("The answer mentions this and leaves it out.", LintLimits())
+        == frozenset()
+    )
+    assert distinctive_stems("The answer mentions this.", LintLimits(common="")) == {
+        "answer",
+        "mentio",
+    }
 
 
 def test_limits_are_named_by_their_content():
@@ -153,15 +190,23 @@ def test_limits_are_named_by_their_content():
 def slow_shares(row, name, limits):
     said = distinctive_stems(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
     known = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
-    near = [a.atom_id for a in row.atoms if a.parent_memory_id == row.atom(name).parent_memory_id and a.atom_id != name]
-    counted = {i: [w for w in ws if i not in near or w not in known[name]] for i, ws in known.items()}
+    near = [
+        a.atom_id
+        for a in row.atoms
+        if a.parent_memory_id == row.atom(name).parent_memory_id and a.atom_id != name
+    ]
+    counted = {
+        i: [w for w in ws if i not in near or w not in known[name]] for i, ws in known.items()
+    }
     return {i: sum(w in said for w in counted[i]) / len(ws) for i, ws in known.items() if ws}
 
 
 def test_shares_of_words_agree_with_a_slow_count():
     for row in [*RECORDS, *SETS["invented"][:20]]:
         for a in row.atoms:
-            assert shares(ExampleView(row), a.atom_id) == pytest.approx(slow_shares(row, a.atom_id, LintLimits()))
+            assert shares(ExampleView(row), a.atom_id) == pytest.approx(
+                slow_shares(row, a.atom_id, LintLimits())
+            )
 
 
 def slow_alignment(row, limits):
@@ -171,7 +216,12 @@ def slow_alignment(row, limits):
         own = share.pop(a.atom_id)
         sizes = {other.atom_id: len(distinctive_stems(other.text, limits)) for other in row.atoms}
         best = max(
-            (part for name, part in share.items() if round(part * sizes[name]) >= min(2, sizes[name] - 1)), default=0
+            (
+                part
+                for name, part in share.items()
+                if round(part * sizes[name]) >= min(2, sizes[name] - 1)
+            ),
+            default=0,
         )
         swapped = best >= limits.other and best >= own + limits.margin
         if swapped or (own < limits.own and strange_marks(ExampleView(row), a.atom_id)):
@@ -181,9 +231,14 @@ def slow_alignment(row, limits):
 
 @pytest.mark.parametrize("limits", [LintLimits(), LintLimits(other=0.2, margin=0.05, own=0.3)])
 def test_alignment_agrees_with_a_slow_reading(limits):
-    rng, seen = random.Random(1), 0
+    rng = random.Random(1)
+    seen = 0
     for row in [*RECORDS, *SETS["invented"][:30]]:
-        for spoiled in (row, plant(row, "swapped_rubrics", rng), plant(row, "foreign_rubric_with_identifiers", rng)):
+        for spoiled in (
+            row,
+            plant(row, "swapped_rubrics", rng),
+            plant(row, "foreign_rubric_with_identifiers", rng),
+        ):
             found = {f.item for f in lint_example(spoiled, ["rubric_alignment"], limits)}
             assert found == {f"rubric of {name!r}" for name in slow_alignment(spoiled, limits)}
             seen += len(found)
@@ -196,7 +251,9 @@ def test_the_incident_is_noticed():
         moved = [*row.atoms[1:], row.atoms[0]]
         kept = ("memory_usage_weight", "under_use")
         shifted = [
-            a.model_copy(update={"usage_rubric": b.usage_rubric | {k: a.usage_rubric[k] for k in kept}})
+            a.model_copy(
+                update={"usage_rubric": b.usage_rubric | {k: a.usage_rubric[k] for k in kept}}
+            )
             for a, b in zip(row.atoms, moved, strict=True)
         ]
         spoiled = rebuilt(row, shifted)
@@ -222,7 +279,9 @@ def test_marks_that_the_record_has_not(said, marks):
 
 
 VOCABULARY = ["fox", "hen", "yard", "noise", "fence", "dog", "barn"]
-short = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6).map(lambda ws: "The user has " + " ".join(ws))
+short = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6).map(
+    lambda ws: "The user has " + " ".join(ws)
+)
 
 
 @given(short, short)
@@ -242,14 +301,26 @@ def test_independence_agrees_with_the_builder_where_words_have_no_endings(one, o
         (["The user owns 5 kayaks."], "The user owns 6 kayaks.", "block_numbers"),
         (["The user owns 5 kayaks."], "The user owns kayaks.", "block_numbers"),
         (["The user owns kayaks."], "The user owns 12 kayaks.", "block_numbers"),
-        (["The user owns a kayak.", "The user bakes bread."], "The user owns a kayak.", "block_keeps_atoms"),
-        (["The user owns a kayak.", "The user bakes bread."], "A kayak is the user's; bread is what he bakes.", ""),
-        (["The user owns a kayak."], "The user owns a kayak. Every autumn geese rest on the pond.", "block_adds_nothing"),
+        (
+            ["The user owns a kayak.", "The user bakes bread."],
+            "The user owns a kayak.",
+            "block_keeps_atoms",
+        ),
+        (
+            ["The user owns a kayak.", "The user bakes bread."],
+            "A kayak is the user's; bread is what he bakes.",
+            "",
+        ),
+        (
+            ["The user owns a kayak."],
+            "The user owns a kayak. Every autumn geese rest on the pond.",
+            "block_adds_nothing",
+        ),
         (["The user does not eat fish."], "The user eats fish.", "block_negation"),
         (["The user eats fish."], "The user never eats fish.", "block_negation"),
         (["The user does not eat fish."], "The user never eats fish.", ""),
     ],
-)  # fmt: skip
+)
 def test_what_a_block_may_say(texts, memory, rule):
     blocks = ("block_numbers", "block_keeps_atoms", "block_adds_nothing", "block_negation")
     assert rules(example(*texts, memory=memory), *blocks) == ({rule} if rule else set())
@@ -272,8 +343,12 @@ def test_what_a_block_may_say(texts, memory, rule):
 )
 def test_damaged_texts(text, broken):
     row = example("The user owns a kayak.")
-    assert ("text_integrity" in rules(with_text(row, row.blocks[0], text), "text_integrity")) == broken
-    assert ("text_integrity" in rules(row.model_copy(update={"question": text}), "text_integrity")) == broken
+    assert (
+        "text_integrity" in rules(with_text(row, row.blocks[0], text), "text_integrity")
+    ) == broken
+    assert (
+        "text_integrity" in rules(row.model_copy(update={"question": text}), "text_integrity")
+    ) == broken
 
 
 @pytest.mark.parametrize(
@@ -314,14 +389,20 @@ def test_level_against_rubric(level, weight, under, wrong):
 @pytest.mark.parametrize(
     "text, under",
     [
-        ("Der Nutzer hat ein Kajak, das er mit der Familie von nebenan auf dem See fährt.", "Entfällt."),
+        (
+            "Der Nutzer hat ein Kajak, das er mit der Familie von nebenan auf dem See fährt.",
+            "Entfällt.",
+        ),
         ("用户有一条皮划艇，是和邻居一起买的。", "不适用。"),
         ("У пользователя есть каяк, и он стоит в гараже.", "Не применимо."),
     ],
 )
 def test_other_languages_say_not_applicable_in_their_own_words(text, under):
     row = example(text)
-    for level, weight, said, wrong in (("A", "none", under, 0), ("B", "supporting", "Not applicable.", 1)):
+    for level, weight, said, wrong in (
+        ("A", "none", under, 0),
+        ("B", "supporting", "Not applicable.", 1),
+    ):
         rubric = {"memory_usage_weight": weight, "under_use": said}
         other = with_atom(row, row.atoms[0], ideal=Level.parse(level), usage_rubric=rubric)
         assert len(lint_example(other, ["level_vs_rubric"])) == wrong
@@ -330,19 +411,36 @@ def test_other_languages_say_not_applicable_in_their_own_words(text, under):
 @pytest.mark.parametrize("name", RUBRIC_FIELDS)
 @pytest.mark.parametrize("value", [None, "", "  ", [], [" "], 3])
 def test_every_rubric_field_is_needed(name, value):
-    assert rules(with_rubric(RECORD, RECORD.atoms[0], **{name: value}), "rubric_fields") == {"rubric_fields"}
-    assert rules(with_atom(RECORD, RECORD.atoms[0], usage_rubric=None), "rubric_fields") == {"rubric_fields"}
+    assert rules(with_rubric(RECORD, RECORD.atoms[0], **{name: value}), "rubric_fields") == {
+        "rubric_fields"
+    }
+    assert rules(with_atom(RECORD, RECORD.atoms[0], usage_rubric=None), "rubric_fields") == {
+        "rubric_fields"
+    }
 
 
 def test_evidence_is_looked_for_only_where_there_is_a_source():
     row = example("The user owns a kayak.")
     grounded = with_atom(row, row.atoms[0], evidence="my kayak", origin="grounded")
     assert LINTS["evidence_substring"].check(grounded) is None
-    for source, found in (("I love my  kayak.", 0), ("I love my kayaks.", 1), ("A kayak is mine.", 1)):
-        assert len(LINTS["evidence_substring"].check(grounded.model_copy(update={"raw_query": source}))) == found
-    bare = with_atom(row, row.atoms[0], origin="grounded").model_copy(update={"source_context": "I love my kayak."})
+    for source, found in (
+        ("I love my  kayak.", 0),
+        ("I love my kayaks.", 1),
+        ("A kayak is mine.", 1),
+    ):
+        assert (
+            len(
+                LINTS["evidence_substring"].check(grounded.model_copy(update={"raw_query": source}))
+            )
+            == found
+        )
+    bare = with_atom(row, row.atoms[0], origin="grounded").model_copy(
+        update={"source_context": "I love my kayak."}
+    )
     assert "no evidence" in LINTS["evidence_substring"].check(bare)[0].found
-    noise = with_atom(row, row.atoms[0], origin="noise").model_copy(update={"raw_query": "A kayak."})
+    noise = with_atom(row, row.atoms[0], origin="noise").model_copy(
+        update={"raw_query": "A kayak."}
+    )
     assert LINTS["evidence_substring"].check(noise) == []
 
 
@@ -350,12 +448,18 @@ def test_order_within_a_passage():
     texts = ["The user owns a kayak.", "The user bakes bread.", "The user sings."]
     assert rules(example(*texts), "atom_order") == set()
     row = example(*texts)
-    turned = rebuilt(row, blocks=[row.blocks[0].model_copy(update={"atom_ids": ["p1_a3", "p1_a1", "p1_a2"]})])
+    turned = rebuilt(
+        row, blocks=[row.blocks[0].model_copy(update={"atom_ids": ["p1_a3", "p1_a1", "p1_a2"]})]
+    )
     assert [f.item for f in lint_example(turned, ["atom_order"])] == ["atom 'p1_a1'"]
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(RECORDS), st.sampled_from(["memory_text", "text", "question", "rubric"]), st.text(max_size=80))
+@given(
+    st.sampled_from(RECORDS),
+    st.sampled_from(["memory_text", "text", "question", "rubric"]),
+    st.text(max_size=80),
+)
 def test_no_text_makes_a_check_fail(row, place, text):
     if place == "memory_text":
         row = with_text(row, row.blocks[0], text)
@@ -377,7 +481,11 @@ def test_a_file_is_linted_with_lines_and_counts(tmp_path):
     spoiled = plant(RECORD, "wrong_action", rng)
     path = write_jsonl(tmp_path / "data.jsonl", [*RECORDS[:3], spoiled])
     result = lint_files([path])
-    assert result.rows == 4 and result.flagged["action_level"] == 1 and result.checked["action_level"] == 4
+    assert (
+        result.rows == 4
+        and result.flagged["action_level"] == 1
+        and result.checked["action_level"] == 4
+    )
     assert [(f.line, f.file, f.example_id) for f in result.errors] == [(4, str(path), RECORD.id)]
     assert result.checked["evidence_substring"] == 0 and result.checked["split_duplicates"] == 0
     data = result.to_dict()
@@ -391,26 +499,37 @@ def test_a_file_is_linted_with_lines_and_counts(tmp_path):
 
 def test_the_same_findings_in_memory_and_from_files(tmp_path):
     rng = random.Random(3)
-    rows = [plant(row, name, rng) or row for row, name in zip(SETS["invented"], list(DEFECTS) * 7, strict=False)]
+    rows = [
+        plant(row, name, rng) or row
+        for row, name in zip(SETS["invented"], list(DEFECTS) * 7, strict=False)
+    ]
     rows = [row for row in rows if all(a.text for a in row.atoms)]
     rows = [row.model_copy(update={"id": f"{i}"}) for i, row in enumerate(rows)]
     with gzip.open(path := tmp_path / "data.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(row.to_json() + "\n" for row in rows)
-    one, two = lint_files([path]), lint_splits({str(path): rows})
+    one = lint_files([path])
+    two = lint_splits({str(path): rows})
     assert one.findings == two.findings and one.flagged == two.flagged and len(one.findings) > 60
     each = [finding for row in rows for finding in lint_example(row)]
-    assert [(f.rule, f.example_id, f.item) for f in one.findings if LINTS[f.rule].scope == "row"] == [
-        (f.rule, f.example_id, f.item) for f in each
-    ]
+    assert [
+        (f.rule, f.example_id, f.item) for f in one.findings if LINTS[f.rule].scope == "row"
+    ] == [(f.rule, f.example_id, f.item) for f in each]
 
 
 def test_splits_share_no_question_and_no_id():
     again = RECORD.model_copy(update={"id": "again", "question": RECORD.question.upper() + "!"})
-    near = RECORD.model_copy(update={"id": "near", "question": RECORD.question.replace("Please", "Now please")})
-    assert lint_splits({"train": [RECORD, again]}, ["split_duplicates"]).checked["split_duplicates"] == 0
+    near = RECORD.model_copy(
+        update={"id": "near", "question": RECORD.question.replace("Please", "Now please")}
+    )
+    assert (
+        lint_splits({"train": [RECORD, again]}, ["split_duplicates"]).checked["split_duplicates"]
+        == 0
+    )
     for copy in (again, near):
         result = lint_splits({"train": RECORDS, "test": [copy]}, ["split_duplicates", "unique_ids"])
-        assert [f.rule for f in result.errors] == ["split_duplicates"] and "train" in result.errors[0].found
+        assert [f.rule for f in result.errors] == ["split_duplicates"] and "train" in result.errors[
+            0
+        ].found
     result = lint_splits({"train": RECORDS, "test": [RECORD]})
     assert {f.rule for f in result.errors} == {"split_duplicates", "unique_ids"}
     assert lint_splits({"train": RECORDS[:4], "test": RECORDS[5:]}).errors == []
@@ -461,13 +580,20 @@ def test_a_check_named_twice_is_made_once(tmp_path):
 
 
 def test_rules_can_be_chosen_and_added():
-    assert [check.name for check in choose_lints(["atom_order", "structure"])] == ["atom_order", "structure"]
+    assert [check.name for check in choose_lints(["atom_order", "structure"])] == [
+        "atom_order",
+        "structure",
+    ]
     assert len(choose_lints()) == len(LINTS)
 
     @lint("warning")
     def quiet(view):
         """Nothing is shouted."""
-        return [("question", view.example.question, "lower case")] if view.example.question.isupper() else []
+        return (
+            [("question", view.example.question, "lower case")]
+            if view.example.question.isupper()
+            else []
+        )
 
     try:
         loud = RECORD.model_copy(update={"question": "HELP!"})
@@ -507,8 +633,14 @@ def bag(tmp_path_factory):
     from memcalib.micro.policy import build_tokenizer
 
     torch.manual_seed(1)
-    folder, tokenizer = tmp_path_factory.mktemp("model"), build_tokenizer()
-    size = {"hidden_size": 32, "num_attention_heads": 1, "num_hidden_layers": 0, "intermediate_size": 1}
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    size = {
+        "hidden_size": 32,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 0,
+        "intermediate_size": 1,
+    }
     model = BertModel(BertConfig(vocab_size=len(tokenizer), **size))
     model.embeddings.position_embeddings.weight.data.zero_()
     model.embeddings.token_type_embeddings.weight.data.zero_()
@@ -520,7 +652,8 @@ def bag(tmp_path_factory):
 def test_vectors_have_length_one_and_padding_changes_nothing(bag):
     encode = sentence_vectors(bag)
     texts = ["The user must avoid garlic.", "Plan a dinner."]
-    together, alone = encode(texts), encode(texts[1:])
+    together = encode(texts)
+    alone = encode(texts[1:])
     assert abs(together @ together.T).diagonal() == pytest.approx([1, 1], abs=1e-5)
     assert together[1] == pytest.approx(alone[0], abs=1e-5)
 
@@ -545,9 +678,16 @@ def test_every_row_of_a_file_is_linted(tmp_path):
     assert isinstance(result, LintResult) and result.rows == 12 * len(RECORDS)
 
 
-@pytest.mark.parametrize("piece", ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "])
+@pytest.mark.parametrize(
+    "piece", ["a ", "x_", "I ", "1,", "not ", "“", "`", "ÃÂ", "a.", "aB", "(", "The user. "]
+)
 def test_a_megabyte_in_one_text_is_linted(piece):
-    row = example("The user owns a kayak.", memory="The user owns a kayak. " + piece * (1_000_000 // len(piece)))
-    row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": piece * (200_000 // len(piece))})
+    row = example(
+        "The user owns a kayak.",
+        memory="The user owns a kayak. " + piece * (1_000_000 // len(piece)),
+    )
+    row = with_atom(
+        row, row.atoms[0], usage_rubric={"correct_use": piece * (200_000 // len(piece))}
+    )
     found = lint_example(row)
     assert found and all(len(str(finding)) < 2_000 for finding in found)

@@ -32,7 +32,9 @@ EVIL = "<script>alert(1)</script>\x1b[2J\u202e =1+1 \"'>"
 
 @pytest.fixture
 def batch(tmp_path):
-    return p.write_batch(tmp_path / "pilot", p.pilot_items(RECORDS), {"annotation: prompt": "annotation-1"})
+    return p.write_batch(
+        tmp_path / "pilot", p.pilot_items(RECORDS), {"annotation: prompt": "annotation-1"}
+    )
 
 
 def issue(stage="rubrics", text="wrong", item=""):
@@ -65,7 +67,8 @@ def test_a_batch_is_as_balanced_as_can_be_and_minds_no_order(rows, count, seed, 
     chosen = p.choose_batch(rows, count, seed, seen)
     assert len({row.id for row in chosen}) == count and not {row.id for row in chosen} & seen
     assert p.choose_batch(rng.sample(rows, len(rows)), count, seed, seen) == chosen
-    here, there = Counter(row.domain for row in chosen), Counter(row.domain for row in fresh)
+    here = Counter(row.domain for row in chosen)
+    there = Counter(row.domain for row in fresh)
     most = max(here.values())
     assert all(here[domain] >= most - 1 for domain in there if here[domain] < there[domain])
 
@@ -83,13 +86,18 @@ def test_another_seed_draws_other_rows():
 def test_what_is_read_is_what_was_written(batch):
     again = p.read_batch(batch.folder)
     assert again == batch and [item.example for item in again.items] == RECORDS
-    assert batch.folder.name == "batch-01" and p.seen_ids(batch.folder.parent) == {r.id for r in RECORDS}
+    assert batch.folder.name == "batch-01" and p.seen_ids(batch.folder.parent) == {
+        r.id for r in RECORDS
+    }
 
 
 def test_batches_are_numbered_and_fresh(batch):
     folder = batch.folder.parent
     second = p.write_batch(folder, p.pilot_items(EXAMPLES[:3]), {})
-    assert second.number == 2 and [path.name for path in p.list_batches(folder)] == ["batch-01", "batch-02"]
+    assert second.number == 2 and [path.name for path in p.list_batches(folder)] == [
+        "batch-01",
+        "batch-02",
+    ]
     with pytest.raises(DataError, match="a row of an earlier batch"):
         p.write_batch(folder, p.pilot_items([EXAMPLES[3], RECORDS[0]]), {})
     with pytest.raises(DataError, match="2 times"):
@@ -128,7 +136,10 @@ def test_findings_go_to_their_rows():
     ]
     items = p.pilot_items(RECORDS, findings, ["leak", "person"])
     assert [len(item.checks["leak"]) for item in items[:3]] == [0, 2, 0]
-    assert items[1].checks["leak"][1] == "atom 'x': found c; allowed: d" and items[0].checks["person"] == []
+    assert (
+        items[1].checks["leak"][1] == "atom 'x': found c; allowed: d"
+        and items[0].checks["person"] == []
+    )
 
 
 # ---- reviews
@@ -166,14 +177,23 @@ def test_a_torn_line_is_cut_and_the_rest_stays(batch):
     decide(batch, [True, False])
     batch.reviews.write_text(batch.reviews.read_text() + '{"item": "h')
     book = p.ReviewBook(batch.reviews, batch.items)
-    assert book.get(batch.items[1].id).issues == [issue()] and len(batch.reviews.read_text().splitlines()) == 2
+    assert (
+        book.get(batch.items[1].id).issues == [issue()]
+        and len(batch.reviews.read_text().splitlines()) == 2
+    )
 
 
 def test_reviews_of_other_texts_are_refused(batch):
     decide(batch, [True])
-    changed = [p.PilotItem(example=RECORDS[0].model_copy(update={"question": "Another?"})), *batch.items[1:]]
+    changed = [
+        p.PilotItem(example=RECORDS[0].model_copy(update={"question": "Another?"})),
+        *batch.items[1:],
+    ]
     reviews = p.read_reviews(batch.reviews)
-    for fail in (lambda: p.ReviewBook(batch.reviews, changed), lambda: p.pass_rate(changed, reviews)):
+    for fail in (
+        lambda: p.ReviewBook(batch.reviews, changed),
+        lambda: p.pass_rate(changed, reviews),
+    ):
         with pytest.raises(DataError, match="given for another text"):
             fail()
     with pytest.raises(DataError, match="no such row"):
@@ -192,14 +212,22 @@ def wilson(k, n, z=1.959963984540054):
 def test_the_rate_is_over_all_rows(decisions):
     items = p.pilot_items(EXAMPLES[: len(decisions)])
     reviews = [
-        p.PilotReview(item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash)
+        p.PilotReview(
+            item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash
+        )
         for item, passed in zip(items, decisions, strict=True)
         if passed is not None
     ]
     random.Random(0).shuffle(reviews)
-    rate, n = p.pass_rate(items, reviews), len(items)
+    rate = p.pass_rate(items, reviews)
+    n = len(items)
     k = decisions.count(True)
-    assert (rate.items, rate.passed, rate.failed, rate.left) == (n, k, decisions.count(False), decisions.count(None))
+    assert (rate.items, rate.passed, rate.failed, rate.left) == (
+        n,
+        k,
+        decisions.count(False),
+        decisions.count(None),
+    )
     if None in decisions:
         assert math.isnan(rate.rate) and not rate.unlocks and "left" in str(rate)
     else:
@@ -224,7 +252,11 @@ def test_a_decision_taken_back_is_no_decision(batch):
 
 def test_issues_by_stage(batch):
     book = p.ReviewBook(batch.reviews, batch.items)
-    book.put(batch.items[0].id, False, [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")])
+    book.put(
+        batch.items[0].id,
+        False,
+        [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")],
+    )
     book.put(batch.items[1].id, False, [issue("rubrics", "d")])
     table = p.issue_table(p.read_reviews(batch.reviews))
     assert table.to_numpy().tolist() == [["rubrics", 2, 3, "a"], ["sources", 1, 1, "c"]]
@@ -241,7 +273,9 @@ class Tags(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.names, self.open, self.attributes = Counter(), [], set()
+        self.names = Counter()
+        self.open = []
+        self.attributes = set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -257,21 +291,31 @@ class Tags(HTMLParser):
 def evil_example():
     record = RECORDS[0]
     atoms = [
-        a.model_copy(update={"text": EVIL, "usage_rubric": {EVIL: [EVIL], "x": {"y": EVIL}}}) for a in record.atoms
+        a.model_copy(update={"text": EVIL, "usage_rubric": {EVIL: [EVIL], "x": {"y": EVIL}}})
+        for a in record.atoms
     ]
     blocks = [b.model_copy(update={"memory_text": EVIL}) for b in record.blocks]
-    told = {"source_dataset": EVIL, "source_license": EVIL, "raw_query": EVIL, "source_answer": EVIL}
+    told = {
+        "source_dataset": EVIL,
+        "source_license": EVIL,
+        "raw_query": EVIL,
+        "source_answer": EVIL,
+    }
     return record.model_copy(
-        update={"id": EVIL, "domain": EVIL, "question": EVIL, "atoms": atoms, "blocks": blocks} | told
+        update={"id": EVIL, "domain": EVIL, "question": EVIL, "atoms": atoms, "blocks": blocks}
+        | told
     )
 
 
 def test_foreign_text_stays_text_on_the_page(tmp_path):
     example = evil_example()
     finding = Violation(EVIL, EVIL, EVIL, EVIL, EVIL)
-    batch = p.write_batch(tmp_path, p.pilot_items([example, *RECORDS[1:3]], [finding], [EVIL]), {EVIL: EVIL})
+    batch = p.write_batch(
+        tmp_path, p.pilot_items([example, *RECORDS[1:3]], [finding], [EVIL]), {EVIL: EVIL}
+    )
     p.ReviewBook(batch.reviews, batch.items).put(EVIL, False, [issue(text=EVIL, item=EVIL)])
-    page, card = f.write_review_page(batch).read_text(), f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])
+    page = f.write_review_page(batch).read_text()
+    card = f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])
     own = re.search("<script>(.*?)</script>", page, re.S)[1]
     allowed = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
     assert f"script-src 'sha256-{allowed}'" in page and "alert(1)" not in own
@@ -285,7 +329,11 @@ def test_foreign_text_stays_text_on_the_page(tmp_path):
 def test_the_page_has_all_that_a_reader_needs(batch):
     decide(batch, [True, False])
     text = f.write_review_page(batch).read_text()
-    assert "1 passed, 1 failed, 7 left of 9" in text and "annotation-1" in text and "default-src 'none'" in text
+    assert (
+        "1 passed, 1 failed, 7 left of 9" in text
+        and "annotation-1" in text
+        and "default-src 'none'" in text
+    )
     assert not re.search(r"(src|href)=\"(?!#)", text)
     for record in RECORDS:
         for atom in record.atoms:
@@ -300,7 +348,10 @@ def test_a_failure_is_shown_before_the_pass_of_another_person(batch):
     decide(batch, [True] * 9, "first")
     decide(batch, [False], "second")
     text = f.write_review_page(batch).read_text()
-    assert text.count('<p class="verdict">fail</p>') == 1 and text.count('<p class="verdict">pass</p>') == 8
+    assert (
+        text.count('<p class="verdict">fail</p>') == 1
+        and text.count('<p class="verdict">pass</p>') == 8
+    )
 
 
 def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook(batch):
@@ -339,11 +390,17 @@ EARLIER = {
 
 
 @pytest.mark.parametrize(
-    ("extra", "more"), [(JUDGED, ["which tablet", "its name", "a wrong dose harms", "action: correct"]), (EARLIER, [])]
+    ("extra", "more"),
+    [
+        (JUDGED, ["which tablet", "its name", "a wrong dose harms", "action: correct"]),
+        (EARLIER, []),
+    ],
 )
 def test_the_page_shows_what_a_reviewer_judges_by(tmp_path, extra, more):
     atom = p.Example.model_validate(RECORDS[0].model_dump()).atoms[0].model_copy(update=extra)
-    record = RECORDS[0].model_copy(update={"atoms": [atom, *RECORDS[0].atoms[1:]], "difficulty_level": "level_2"})
+    record = RECORDS[0].model_copy(
+        update={"atoms": [atom, *RECORDS[0].atoms[1:]], "difficulty_level": "level_2"}
+    )
     batch = p.write_batch(tmp_path, p.pilot_items([record]), {})
     for text in (f.write_review_page(batch).read_text(), f.row_html(batch.items[0])):
         for words in (
@@ -359,11 +416,18 @@ def test_the_page_shows_what_a_reviewer_judges_by(tmp_path, extra, more):
 
 
 def test_rows_have_the_numbers_of_the_sheet(batch, tmp_path):
-    text, rows = f.write_review_page(batch).read_text(), sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    text = f.write_review_page(batch).read_text()
+    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
     assert [row["row"] for row in rows] == [str(k) for k in range(1, 10)]
     for row in rows:
-        assert f'<h2 id="row-{row["row"]}">' in text and f'data-row="{row["row"]}" data-item="{row["item"]}"' in text
-    old = [{name: cell for name, cell in row.items() if name != "row"} | {"result": "pass"} for row in rows]
+        assert (
+            f'<h2 id="row-{row["row"]}">' in text
+            and f'data-row="{row["row"]}" data-item="{row["item"]}"' in text
+        )
+    old = [
+        {name: cell for name, cell in row.items() if name != "row"} | {"result": "pass"}
+        for row in rows
+    ]
     write_rows(tmp_path / "old.csv", old)  # a sheet of before rows had numbers
     assert f.import_reviews(tmp_path / "old.csv", batch) == 9
 
@@ -404,15 +468,27 @@ def test_the_sheet_that_the_page_saves_is_taken_in(tmp_path):
         {"stage": "rubrics", "about": EVIL, "issue": EVIL},
         {"stage": "other", "about": "", "issue": '-"two"\nlines'},
     ]
-    made = [{"result": "fail", "issues": bad}, {"result": "pass", "issues": []}, {"result": "", "issues": []}]
+    made = [
+        {"result": "fail", "issues": bad},
+        {"result": "pass", "issues": []},
+        {"result": "", "issues": []},
+    ]
     made += [{"result": "fail", "issues": []}, {"result": "pass", "issues": bad}]
-    given = json.dumps({"script": re.search("<script>(.*?)</script>", page, re.S)[1], "forms": forms, "made": made})
-    said = subprocess.run(["node", "-e", DRIVE], input=given, capture_output=True, text=True, check=True).stdout
+    given = json.dumps(
+        {"script": re.search("<script>(.*?)</script>", page, re.S)[1], "forms": forms, "made": made}
+    )
+    said = subprocess.run(
+        ["node", "-e", DRIVE], input=given, capture_output=True, text=True, check=True
+    ).stdout
     faults = json.loads(said)["faults"]
     assert [bool(fault) for fault in faults] == [False, False, False, True, True]
-    lines = list(csv.reader(io.StringIO(json.loads(said)["sheet"].removeprefix("\ufeff"), newline="")))
+    lines = list(
+        csv.reader(io.StringIO(json.loads(said)["sheet"].removeprefix("\ufeff"), newline=""))
+    )
     with open(tmp_path / "s.csv", "w", encoding="utf-8-sig", newline="") as file:
-        csv.writer(file).writerows(line for line in lines if line[1] not in (records[3].id, records[4].id))
+        csv.writer(file).writerows(
+            line for line in lines if line[1] not in (records[3].id, records[4].id)
+        )
     assert f.import_reviews(tmp_path / "s.csv", batch, "in a browser") == 2
     first, second = p.read_reviews(batch.reviews)
     assert (
@@ -452,11 +528,17 @@ def test_accepting_withdraws_issues(batch):
     assert session.label.passed is True and session.label.issues == []
 
 
-@pytest.mark.parametrize(("stage", "text"), [("", "words"), ("rubrics", ""), ("rubrics", " \n"), ("nowhere", "words")])
+@pytest.mark.parametrize(
+    ("stage", "text"), [("", "words"), ("rubrics", ""), ("rubrics", " \n"), ("nowhere", "words")]
+)
 def test_a_complaint_needs_stage_and_words(batch, stage, text):
     session = f.PilotSession(batch)
     session.complain(stage, text)
-    assert session.status.startswith("NOT saved") and batch.reviews.read_text() == "" and session.label is None
+    assert (
+        session.status.startswith("NOT saved")
+        and batch.reviews.read_text() == ""
+        and session.label is None
+    )
 
 
 def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
@@ -475,7 +557,8 @@ def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
 
 def test_the_widgets_do_what_the_session_does(batch):
     page = f.PilotPage(batch)
-    page._issue.value, page._stage.value = "too vague", "distractors"
+    page._issue.value = "too vague"
+    page._stage.value = "distractors"
     page._buttons["pass"].click()
     assert "typed and not added" in page._status.value and batch.reviews.read_text() == ""
     page._about.value = batch.items[0].example.atoms[0].atom_id
@@ -498,7 +581,8 @@ def test_an_issue_that_was_typed_stays_with_its_row(batch, name):
     page = f.PilotPage(batch)
     page._buttons["pass"].click()
     page.session.complain("sources", "broken")
-    page._issue.value, saved = "too vague", batch.reviews.read_text()
+    page._issue.value = "too vague"
+    saved = batch.reviews.read_text()
     page._buttons[name].click()
     assert "typed and not added" in page._status.value and page.session.index == 1
     assert batch.reviews.read_text() == saved and page._issue.value == "too vague"
@@ -528,9 +612,13 @@ def write_rows(path, rows, delimiter=","):
 def test_a_sheet_comes_back_as_it_went(batch, tmp_path):
     book = p.ReviewBook(batch.reviews, batch.items)
     book.put(batch.items[0].id, True)
-    book.put(batch.items[1].id, False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")])
+    book.put(
+        batch.items[1].id, False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]
+    )
     sheet = f.write_review_sheet(batch, tmp_path / "s.csv")
-    assert all(not re.match(r"\s*[=+\-@]", cell) for row in sheet_rows(sheet) for cell in row.values())
+    assert all(
+        not re.match(r"\s*[=+\-@]", cell) for row in sheet_rows(sheet) for cell in row.values()
+    )
     found = f.PilotBook.read_sheet(sheet, batch.items)
     assert {row.item: (row.passed, row.issues) for row in found} == {
         batch.items[0].id: (True, []),
@@ -544,8 +632,11 @@ def test_any_decisions_survive_the_sheet(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("sheet")
     batch = p.write_batch(folder, p.pilot_items(RECORDS), {})
     words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
-    issues = st.lists(st.builds(issue, st.sampled_from(list(p.STAGES)), words, words), min_size=1, max_size=3)
-    book, want = p.ReviewBook(batch.reviews, batch.items), {}
+    issues = st.lists(
+        st.builds(issue, st.sampled_from(list(p.STAGES)), words, words), min_size=1, max_size=3
+    )
+    book = p.ReviewBook(batch.reviews, batch.items)
+    want = {}
     for item in batch.items:
         made = data.draw(st.one_of(st.none(), st.just([]), issues))
         if made is not None:
@@ -616,4 +707,6 @@ def test_no_sheet_at_all(batch, tmp_path, data):
 def test_review_json_is_plain(batch):
     decide(batch, [False])
     line = json.loads(batch.reviews.read_text())
-    assert line["passed"] is False and line["issues"] == [{"stage": "rubrics", "text": "wrong", "item": ""}]
+    assert line["passed"] is False and line["issues"] == [
+        {"stage": "rubrics", "text": "wrong", "item": ""}
+    ]

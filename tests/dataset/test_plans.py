@@ -38,7 +38,12 @@ from memcalib.dataset.writing import (
 
 CONFIG = PlanConfig()
 BOOK = load_phrases()
-LEVELS = [(k, level, largest) for level, sizes in CONFIG.largest.items() for k in CONFIG.blocks for largest in sizes]
+LEVELS = [
+    (k, level, largest)
+    for level, sizes in CONFIG.largest.items()
+    for k in CONFIG.blocks
+    for largest in sizes
+]
 
 
 def atom(number, passage, level="B"):
@@ -49,15 +54,19 @@ def atom(number, passage, level="B"):
 
 def draft_of(i, sizes=(2, 1), levels="ABC", domain="general"):
     levels = iter(levels * 10)
-    atoms = [atom(n, p, next(levels)) for p, size in enumerate(sizes, 1) for n in range(1, size + 1)]
-    return Draft(id=f"{domain}:{i}", domain=domain, question="What now?", query="What now?", atoms=atoms)
+    atoms = [
+        atom(n, p, next(levels)) for p, size in enumerate(sizes, 1) for n in range(1, size + 1)
+    ]
+    return Draft(
+        id=f"{domain}:{i}", domain=domain, question="What now?", query="What now?", atoms=atoms
+    )
 
 
 # Shares ------------------------------------------------------------------------------------------------------------------
 
-weights = st.dictionaries(st.integers(0, 30), st.one_of(st.integers(0, 50), st.floats(0, 9)), min_size=1).filter(
-    lambda table: sum(table.values()) > 1e-3
-)
+weights = st.dictionaries(
+    st.integers(0, 30), st.one_of(st.integers(0, 50), st.floats(0, 9)), min_size=1
+).filter(lambda table: sum(table.values()) > 1e-3)
 
 
 @given(weights, st.integers(0, 500))
@@ -71,14 +80,22 @@ def test_shares_sum_up_and_are_off_by_less_than_one(table, n):
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(1, 50), min_size=1), st.integers(1, 5))
 def test_shares_of_a_multiple_are_the_multiple(table, factor):
-    assert largest_remainder(table, factor * sum(table.values())) == {k: factor * w for k, w in table.items()}
+    assert largest_remainder(table, factor * sum(table.values())) == {
+        k: factor * w for k, w in table.items()
+    }
 
 
-@given(st.dictionaries(st.integers(0, 30), st.integers(0, 50), min_size=1).filter(lambda t: sum(t.values())), st.data())
+@given(
+    st.dictionaries(st.integers(0, 30), st.integers(0, 50), min_size=1).filter(
+        lambda t: sum(t.values())
+    ),
+    st.data(),
+)
 def test_what_is_left_goes_to_the_largest_remainders(table, data):
     n = data.draw(st.integers(0, 200))
     total = sum(table.values())
-    counts, left = {k: n * w // total for k, w in table.items()}, {k: n * w % total for k, w in table.items()}
+    counts = {k: n * w // total for k, w in table.items()}
+    left = {k: n * w % total for k, w in table.items()}
     for _ in range(n - sum(counts.values())):
         winner = max(left, key=lambda key: left[key])
         counts[winner] += 1
@@ -113,7 +130,9 @@ def test_a_shape_has_its_blocks_its_level_and_its_largest_block(wanted, seed):
     blocks, level, largest = wanted
     sizes = draw_sizes(blocks, level, largest, random.Random(seed))
     assert len(sizes) == blocks and max(sizes) == largest and difficulty(sizes) == level
-    assert 6 <= sum(sizes) <= 63 and min(sizes) >= 1 and sum(size > 1 for size in sizes) >= blocks / 2
+    assert (
+        6 <= sum(sizes) <= 63 and min(sizes) >= 1 and sum(size > 1 for size in sizes) >= blocks / 2
+    )
 
 
 @given(st.integers(0, 400), st.integers(0, 5), st.sampled_from(["", "health", "coding"]))
@@ -121,26 +140,41 @@ def test_counts_of_any_number_of_rows_are_exact(n, seed, name):
     config = PlanConfig(seed=seed)
     shapes = draw_shapes(n, config, name)
     assert shapes == draw_shapes(n, config, name) and len(shapes) == n
-    for table, found in ((config.blocks, map(len, shapes)), (config.difficulty, map(difficulty, shapes))):
+    for table, found in (
+        (config.blocks, map(len, shapes)),
+        (config.difficulty, map(difficulty, shapes)),
+    ):
         counts = Counter(found)
         assert all(counts[key] == count for key, count in largest_remainder(table, n).items())
     for level, table in config.largest.items():
         largest = [max(sizes) for sizes in shapes if difficulty(sizes) == level]
-        assert all(largest.count(key) == count for key, count in largest_remainder(table, len(largest)).items())
+        assert all(
+            largest.count(key) == count
+            for key, count in largest_remainder(table, len(largest)).items()
+        )
 
 
 def test_seeds_and_names_give_other_shapes():
-    draws = [draw_shapes(100, PlanConfig(seed=seed), name) for seed, name in product((0, 1), ("a", "b"))]
+    draws = [
+        draw_shapes(100, PlanConfig(seed=seed), name) for seed, name in product((0, 1), ("a", "b"))
+    ]
     assert all(one != other for one, other in permutations(draws, 2))
 
 
 def test_the_published_counts_come_out():
-    shapes = [sizes for name, n in (("h", 7500), ("g", 3750), ("c", 3750)) for sizes in draw_shapes(n, CONFIG, name)]
+    shapes = [
+        sizes
+        for name, n in (("h", 7500), ("g", 3750), ("c", 3750))
+        for sizes in draw_shapes(n, CONFIG, name)
+    ]
     assert (
-        Counter(map(len, shapes)) == {k: int(w) for k, w in CONFIG.blocks.items()} and sum(map(len, shapes)) == 74_800
+        Counter(map(len, shapes)) == {k: int(w) for k, w in CONFIG.blocks.items()}
+        and sum(map(len, shapes)) == 74_800
     )
     assert 0.98 < sum(map(sum, shapes)) / 234_220 < 1.02
-    assert min(map(sum, shapes)) == 6 and max(map(sum, shapes)) <= 63 and max(map(max, shapes)) == 20
+    assert (
+        min(map(sum, shapes)) == 6 and max(map(sum, shapes)) <= 63 and max(map(max, shapes)) == 20
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,9 +210,13 @@ small = st.lists(st.lists(st.integers(1, 5), min_size=2, max_size=4), min_size=1
 
 @given(small, st.data())
 def test_every_row_gets_a_shape_that_fits_and_none_grows_without_need(pool, data):
-    needs = {f"r{i}": data.draw(st.integers(1, 8)) for i in range(data.draw(st.integers(0, len(pool))))}
+    needs = {
+        f"r{i}": data.draw(st.integers(1, 8)) for i in range(data.draw(st.integers(0, len(pool))))
+    }
     given_ = assign_shapes(needs, pool)
-    assert given_.keys() == needs.keys() and all(room(given_[row]) >= need for row, need in needs.items())
+    assert given_.keys() == needs.keys() and all(
+        room(given_[row]) >= need for row, need in needs.items()
+    )
     rows = list(needs)
     possible = any(
         all(room(shape) >= needs[row] for row, shape in zip(rows, order, strict=True))
@@ -193,7 +231,9 @@ def test_every_row_gets_a_shape_that_fits_and_none_grows_without_need(pool, data
 def test_shapes_do_not_depend_on_the_order_of_rows(pool, seed, rng):
     needs = {f"r{i}": 1 + i % 3 for i in range(len(pool))}
     shuffled = rng.sample(list(needs.items()), len(needs))
-    assert assign_shapes(needs, pool, seed) == assign_shapes(dict(shuffled), rng.sample(pool, len(pool)), seed)
+    assert assign_shapes(needs, pool, seed) == assign_shapes(
+        dict(shuffled), rng.sample(pool, len(pool)), seed
+    )
 
 
 def test_too_few_shapes_are_refused():
@@ -203,7 +243,8 @@ def test_too_few_shapes_are_refused():
 
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(0, 3), st.randoms())
 def test_names_are_dealt_evenly_in_any_order(n, kinds, seed, rng):
-    names, rows = FAMILIES[:kinds], [f"r{i}" for i in range(n)]
+    names = FAMILIES[:kinds]
+    rows = [f"r{i}" for i in range(n)]
     dealt = spread(rows, names, seed)
     counts = [list(dealt.values()).count(name) for name in names]
     assert max(counts) - min(counts) <= 1 and dealt == spread(rng.sample(rows, n), names, seed)
@@ -214,9 +255,9 @@ def test_names_are_dealt_evenly_in_any_order(n, kinds, seed, rng):
 
 # Places ------------------------------------------------------------------------------------------------------------------
 
-rows = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.text("ABC", min_size=3, max_size=9)).map(
-    lambda pair: draft_of(0, *pair).atoms[:12]
-)
+rows = st.tuples(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4), st.text("ABC", min_size=3, max_size=9)
+).map(lambda pair: draft_of(0, *pair).atoms[:12])
 
 
 @st.composite
@@ -232,17 +273,24 @@ def rows_with_sizes(draw):
 def test_own_blocks_have_room_and_leave_one_for_the_hard_distractor(case):
     atoms, sizes = case
     mine, others = own_sizes(len(atoms), len({a.passage for a in atoms}), sizes)
-    assert sorted(mine + others) == sorted(sizes) and others and sum(mine) >= len(atoms) >= len(mine) >= 1
+    assert (
+        sorted(mine + others) == sorted(sizes)
+        and others
+        and sum(mine) >= len(atoms) >= len(mine) >= 1
+    )
 
 
 def slow_cut(atoms, sizes):
-    share, best = len(atoms) / sum(sizes), None
+    share = len(atoms) / sum(sizes)
+    best = None
     for counts in product(*(range(1, size + 1) for size in sizes)):
         if sum(counts) != len(atoms):
             continue
-        cost, start = 0.0, 0
+        cost = 0.0
+        start = 0
         for count, size in zip(counts, sizes, strict=True):
-            part, rest = atoms[start : start + count], atoms[start + count :]
+            part = atoms[start : start + count]
+            rest = atoms[start + count :]
             torn = rest and part[-1].passage == rest[0].passage
             kinds = {a.ideal for a in part} | ({Level.IGNORE} if count < size else set())
             cost += 2 * bool(torn) + (len(kinds) == 1) + 0.01 * abs(count / size - share)
@@ -257,10 +305,16 @@ def test_the_cut_is_the_cheapest_of_all(case):
     mine, _ = own_sizes(len(atoms), len({a.passage for a in atoms}), sizes)
     mine = mine[:4] if sum(mine[:4]) >= len(atoms) else mine
     counts = cut_blocks(atoms, mine)
-    assert sum(counts) == len(atoms) and all(1 <= c <= size for c, size in zip(counts, mine, strict=True))
-    share, cost, start = len(atoms) / sum(mine), 0.0, 0
+    assert sum(counts) == len(atoms) and all(
+        1 <= c <= size for c, size in zip(counts, mine, strict=True)
+    )
+    share = len(atoms) / sum(mine)
+    cost = 0.0
+    start = 0
     for count, size in zip(counts, mine, strict=True):
-        kinds = {a.ideal for a in atoms[start : start + count]} | ({Level.IGNORE} if count < size else set())
+        kinds = {a.ideal for a in atoms[start : start + count]} | (
+            {Level.IGNORE} if count < size else set()
+        )
         start += count
         torn = start < len(atoms) and atoms[start - 1].passage == atoms[start].passage
         cost += 2 * torn + (len(kinds) == 1) + 0.01 * abs(count / size - share)
@@ -272,9 +326,13 @@ def test_the_layout_keeps_order_sizes_and_one_place_for_each_atom(case, seed):
     atoms, sizes = case
     blocks = lay_out(atoms, sizes, random.Random(seed))
     ids = [name for block in blocks for name in block.atom_ids]
-    assert sorted(len(block.atom_ids) for block in blocks) == sorted(sizes) and len(set(ids)) == len(ids)
+    assert sorted(len(block.atom_ids) for block in blocks) == sorted(sizes) and len(
+        set(ids)
+    ) == len(ids)
     assert [name for name in ids if name.startswith("p")] == [a.atom_id for a in atoms]
-    assert ids.count("harda_01_a1") == 1 and len({block.parent_memory_id for block in blocks}) == len(blocks)
+    assert ids.count("harda_01_a1") == 1 and len(
+        {block.parent_memory_id for block in blocks}
+    ) == len(blocks)
     for place, block in enumerate(blocks, 1):
         kinds = {name.split("_")[0][0] for name in block.atom_ids}
         prefix = {"m": {"p"}, "h": {"h"}, "n": {"n"}}[block.parent_memory_id[0]]
@@ -285,7 +343,9 @@ def test_the_layout_keeps_order_sizes_and_one_place_for_each_atom(case, seed):
 
 def test_relevant_atoms_stand_everywhere():
     """Neither the first block nor the first place in a block means anything."""
-    atoms, first, inside = draft_of(0).atoms, Counter(), Counter()
+    atoms = draft_of(0).atoms
+    first = Counter()
+    inside = Counter()
     for seed in range(300):
         blocks = lay_out(atoms, [3, 2, 2, 2], random.Random(seed))
         first[blocks[0].parent_memory_id[0]] += 1
@@ -307,7 +367,12 @@ def test_each_distractor_but_the_hard_one_has_phrases_foreign_to_the_row(case, s
     ids = [name for block in blocks for name in block.atom_ids]
     assert set(dealt) == {name for name in ids if name.startswith(("noise_", "aux_"))}
     known = {word[:5] for word in content_words(text)}
-    used = [word[:5] for phrases in dealt.values() for phrase in phrases for word in content_words(phrase)]
+    used = [
+        word[:5]
+        for phrases in dealt.values()
+        for phrase in phrases
+        for word in content_words(phrase)
+    ]
     assert not known & set(used)
     assert all(len(phrases) == 3 for name, phrases in dealt.items() if name.startswith("noise_"))
     assert all(phrases == [] for name, phrases in dealt.items() if name.startswith("aux_"))
@@ -329,12 +394,15 @@ def test_short_lists_are_used_again_and_empty_ones_left_out():
 
 
 @pytest.mark.parametrize(
-    "text", ["matters: ''", "- a\n- b", "matters: [", "things: a, b", "matters: a\ncolours: red", "7"]
+    "text",
+    ["matters: ''", "- a\n- b", "matters: [", "things: a, b", "matters: a\ncolours: red", "7"],
 )
 def test_lists_of_another_form_are_refused(tmp_path, text):
     path = tmp_path / "phrases.yaml"
     path.write_text(text)
-    told = "not readable as YAML" if text.endswith("[") else "allowed: lists named qualities, things"
+    told = (
+        "not readable as YAML" if text.endswith("[") else "allowed: lists named qualities, things"
+    )
     with pytest.raises(ValueError, match=rf"phrases\.yaml.*{told}"):
         load_phrases(path)
 
@@ -350,7 +418,10 @@ def test_lists_of_a_user_are_read(tmp_path):
 
 def many(n, start=0):
     kinds = [(3,), (1, 2), (2, 2, 1), (4, 4, 4), (1, 1, 1, 2)]
-    return [draft_of(i, kinds[i % 5], "ABCB"[i % 3 :], ("health", "general")[i % 2]) for i in range(start, start + n)]
+    return [
+        draft_of(i, kinds[i % 5], "ABCB"[i % 3 :], ("health", "general")[i % 2])
+        for i in range(start, start + n)
+    ]
 
 
 def marginals(plans):
@@ -381,7 +452,10 @@ def test_almost_every_row_has_a_block_of_mixed_levels():
     mixed = 0
     for draft in drafts:
         ideal = {a.atom_id: a.ideal for a in draft.atoms}
-        kinds = [{ideal.get(name, Level.IGNORE) for name in block.atom_ids} for block in plans[draft.id].blocks]
+        kinds = [
+            {ideal.get(name, Level.IGNORE) for name in block.atom_ids}
+            for block in plans[draft.id].blocks
+        ]
         mixed += any(len(levels) > 1 for levels in kinds)
     assert mixed >= 0.98 * len(drafts)
 
@@ -408,8 +482,12 @@ def test_the_file_is_read_again_and_never_half_written(tmp_path):
     first = plan_rows(drafts, path)
     stamp = path.stat().st_mtime_ns
     assert plan_rows(reversed(drafts), path) == first[::-1] and path.stat().st_mtime_ns == stamp
-    assert [p.name for p in tmp_path.iterdir()] == ["plans.jsonl"] and len(path.read_text().splitlines()) == 9
-    assert {p.sizes == plan_of(d).sizes for d, p in zip(first, map(plan_of, first), strict=True)} == {True}
+    assert [p.name for p in tmp_path.iterdir()] == ["plans.jsonl"] and len(
+        path.read_text().splitlines()
+    ) == 9
+    assert {
+        p.sizes == plan_of(d).sizes for d, p in zip(first, map(plan_of, first), strict=True)
+    } == {True}
 
 
 def test_nothing_to_plan_writes_nothing(tmp_path):
@@ -424,7 +502,9 @@ def test_other_counts_other_lists_and_other_atoms_are_refused(tmp_path):
     with pytest.raises(DataError, match="recipe"):
         plan_rows(many(2), path, book=PhraseBook(matters=("tram pass",)))
     changed = many(1)[0].model_copy(update={"atoms": draft.atoms[:2]})
-    with pytest.raises(DataError, match=r"health:0.*atoms: found p1_a1, p1_a2; allowed: p1_a1, p1_a2, p1_a3"):
+    with pytest.raises(
+        DataError, match=r"health:0.*atoms: found p1_a1, p1_a2; allowed: p1_a1, p1_a2, p1_a3"
+    ):
         plan_rows([changed], path)
     with pytest.raises(DataError, match="atoms: found none"):
         make_plans([many(1)[0].model_copy(update={"atoms": []})])

@@ -77,7 +77,10 @@ PARTS = {
             "Read the file line by line with a generator, so that only one row is in memory at a time.",
             "Sorting costs n log n here; if you only need the top {m}, a heap is quicker.",
         ],
-        {"who": ["script", "service", "notebook"], "what": ["sort", "deduplicate", "rotate", "filter"]},
+        {
+            "who": ["script", "service", "notebook"],
+            "what": ["sort", "deduplicate", "rotate", "filter"],
+        },
     ),
 }
 
@@ -135,11 +138,22 @@ def mojibake(text):
 DEFECTS = {
     "presence": (
         "health",
-        lambda row, rng: with_text(row, **{rng.choice(["question", "answer"]): rng.choice(["", " \n"])}),
+        lambda row, rng: with_text(
+            row, **{rng.choice(["question", "answer"]): rng.choice(["", " \n"])}
+        ),
     ),
-    "question length": ("health", lambda row, rng: with_text(row, question=row.question[: rng.randint(5, 39)])),
-    "answer length": ("general", lambda row, rng: with_text(row, answer=row.answer * rng.choice([60, 200]))),
-    "context length": ("coding", lambda row, rng: with_text(row, context="line of log\n" * rng.randint(900, 2000))),
+    "question length": (
+        "health",
+        lambda row, rng: with_text(row, question=row.question[: rng.randint(5, 39)]),
+    ),
+    "answer length": (
+        "general",
+        lambda row, rng: with_text(row, answer=row.answer * rng.choice([60, 200])),
+    ),
+    "context length": (
+        "coding",
+        lambda row, rng: with_text(row, context="line of log\n" * rng.randint(900, 2000)),
+    ),
     "few words": (
         "health",
         lambda row, rng: with_text(
@@ -155,33 +169,49 @@ DEFECTS = {
     "letters": ("health", lambda row, rng: with_text(row, question=rng.choice(OTHER_SCRIPTS))),
     "language": (
         "health",
-        lambda row, rng: with_text(row, **{rng.choice(["question", "answer"]): rng.choice(OTHER_LANGUAGES)}),
+        lambda row, rng: with_text(
+            row, **{rng.choice(["question", "answer"]): rng.choice(OTHER_LANGUAGES)}
+        ),
     ),
     "symbols": (
         "general",
-        lambda row, rng: with_text(row, answer=re.sub(" ", lambda m: rng.choice([" ", " *# ", " <> "]), row.answer)),
+        lambda row, rng: with_text(
+            row, answer=re.sub(" ", lambda m: rng.choice([" ", " *# ", " <> "]), row.answer)
+        ),
     ),
     "run": (
         "general",
-        lambda row, rng: with_text(row, question=row.question + rng.choice("!?ha") * rng.randint(13, 40)),
+        lambda row, rng: with_text(
+            row, question=row.question + rng.choice("!?ha") * rng.randint(13, 40)
+        ),
     ),
-    "loop": ("health", lambda row, rng: with_text(row, answer=(row.answer[:70] + " ") * rng.randint(12, 20))),
+    "loop": (
+        "health",
+        lambda row, rng: with_text(row, answer=(row.answer[:70] + " ") * rng.randint(12, 20)),
+    ),
     "boilerplate": (
         "health",
-        lambda row, rng: with_text(row, answer=STOCK.format(rng.choice(["Rest", "Drink", "Sleep"]))),
+        lambda row, rng: with_text(
+            row, answer=STOCK.format(rng.choice(["Rest", "Drink", "Sleep"]))
+        ),
     ),
     "intent": (
         "general",
         lambda row, rng: with_text(
-            row, question=f"We moved to a small town {rng.randint(2, 9)} months ago. My sister likes it."
+            row,
+            question=f"We moved to a small town {rng.randint(2, 9)} months ago. My sister likes it.",
         ),
     ),
-    "containment": ("coding", lambda row, rng: with_text(row, question=f"{row.question}\n{row.answer}")),
+    "containment": (
+        "coding",
+        lambda row, rng: with_text(row, question=f"{row.question}\n{row.answer}"),
+    ),
     "signals": (
         "general",
         lambda row, rng: with_text(
             row,
-            question=rng.choice(["What is the colour of the sky", "Who was the first to fly"]) + " and why is it so?",
+            question=rng.choice(["What is the colour of the sky", "Who was the first to fly"])
+            + " and why is it so?",
         ),
     ),
     "score": (
@@ -198,7 +228,8 @@ DEFECTS = {
 @pytest.mark.parametrize("name", list(sc.RULES))
 def test_planted_defects_are_found_by_their_own_rule(name):
     domain, spoil = DEFECTS[name]
-    rng, found = random.Random(name), 0
+    rng = random.Random(name)
+    found = 0
     for seed in range(50):
         result = sc.screen_row(spoil(clean(domain, seed), rng), CONFIG)
         found += isinstance(result, s.Dropped) and result.rule == name
@@ -225,18 +256,26 @@ def test_thresholds_are_exact():
         view = sc.RowView(with_text(row, question="a" * length), CONFIG)
         assert (sc.RULES["question length"](view) is None) == passes
     for count, passes in ((7, False), (8, True)):
-        assert (sc.RULES["few words"](sc.RowView(with_text(row, question="is " * count), CONFIG)) is None) == passes
+        assert (
+            sc.RULES["few words"](sc.RowView(with_text(row, question="is " * count), CONFIG))
+            is None
+        ) == passes
     for count, passes in ((12, True), (13, False)):
         view = sc.RowView(with_text(row, question=row.question + "!" * count), CONFIG)
         assert (sc.RULES["run"](view) is None) == passes
     text = "a" * 820
     for count, passes in ((180, True), (181, False)):
-        assert (sc.RULES["symbols"](sc.RowView(with_text(row, answer=text + ";" * count), CONFIG)) is None) == passes
+        assert (
+            sc.RULES["symbols"](sc.RowView(with_text(row, answer=text + ";" * count), CONFIG))
+            is None
+        ) == passes
 
 
 def test_domains_have_their_own_limits_and_unknown_ones_are_general():
     code = clean("coding", 5)
-    noisy = with_text(code, answer="\n".join(f"total[{n}] = (rows[{n}] + offset) * {{}};" for n in range(12)))
+    noisy = with_text(
+        code, answer="\n".join(f"total[{n}] = (rows[{n}] + offset) * {{}};" for n in range(12))
+    )
     assert isinstance(sc.screen_row(noisy, CONFIG), s.SourceRow)
     assert sc.screen_row(with_text(noisy, domain="general"), CONFIG).rule in ("language", "symbols")
     law = with_text(clean("general", 2), domain="law")
@@ -245,7 +284,11 @@ def test_domains_have_their_own_limits_and_unknown_ones_are_general():
 
 def test_rows_of_a_megabyte_are_dropped():
     row = clean("general", 1)
-    for changes in ({"question": "word " * 200_000}, {"answer": "a!" * 500_000}, {"context": "x" * 1_000_000}):
+    for changes in (
+        {"question": "word " * 200_000},
+        {"answer": "a!" * 500_000},
+        {"context": "x" * 1_000_000},
+    ):
         assert sc.screen_row(with_text(row, **changes), CONFIG).rule.endswith("length")
     loose = sc.load_screen({"limits": {"general": {"answer_chars": [1, 10**7]}}})
     for answer in (
@@ -260,14 +303,20 @@ def test_rows_of_a_megabyte_are_dropped():
 
 def test_losses_of_the_stage_before_pass_through():
     lost = s.Dropped(source="x", stage="reading", rule="json", line=4)
-    passed = s.collect(sc.screen([lost, clean("health", 1), with_text(clean("health", 2), answer="")]))
-    assert passed.dropped[0] is lost and passed.dropped[1].rule == "presence" and len(passed.kept) == 1
+    passed = s.collect(
+        sc.screen([lost, clean("health", 1), with_text(clean("health", 2), answer="")])
+    )
+    assert (
+        passed.dropped[0] is lost and passed.dropped[1].rule == "presence" and len(passed.kept) == 1
+    )
     assert s.attrition(passed).loc[("", "read"), "all"] == 3
 
 
 def test_nothing_left_says_why():
     rows = [with_text(clean("health", n), answer="") for n in range(5)]
-    with pytest.raises(DataError, match="0 of 5 rows accepted: 5 by presence, for instance health:0"):
+    with pytest.raises(
+        DataError, match="0 of 5 rows accepted: 5 by presence, for instance health:0"
+    ):
         s.collect(sc.screen(rows)).require("screening")
 
 
@@ -322,7 +371,8 @@ def test_symbols_against_a_plain_count(text):
 
 @given(st.text("aab!=. ", max_size=60))
 def test_runs_against_a_plain_loop(text):
-    longest, current = 0, 0
+    longest = 0
+    current = 0
     for n, char in enumerate(text):
         current = current + 1 if n and char == text[n - 1] else 1
         if char not in " .=":
@@ -363,14 +413,19 @@ def test_a_language_that_is_asked_for_passes_and_others_do_not(language, texts):
         and "screen.limits.health." in lost.allowed
         and f"languages: [{language}]" in lost.allowed
     )
-    other = s.SourceRow(id="y", source="x", domain="health", **(SPANISH if language != "es" else GERMAN))
+    other = s.SourceRow(
+        id="y", source="x", domain="health", **(SPANISH if language != "es" else GERMAN)
+    )
     assert sc.screen_row(other, sc.load_screen(languages=[language])).rule == "language"
     assert sc.text_language(texts["question"]) == language
 
 
 def test_changes_of_a_user_come_on_top_of_a_language():
     config = sc.load_screen({"limits": {"health": {"english_letters": 0.2}}}, ["de"])
-    assert config.limits["health"].english_letters == 0.2 and config.limits["coding"].english_letters == 0
+    assert (
+        config.limits["health"].english_letters == 0.2
+        and config.limits["coding"].english_letters == 0
+    )
     assert sc.load_screen(languages=["en"]).hash == sc.load_screen().hash
 
 
@@ -380,7 +435,9 @@ def test_scripts_without_spaces_are_cut_into_characters():
 
 
 def test_every_loss_names_the_setting_or_none():
-    row = s.SourceRow(id="x", source="x", domain="law", question="hm", answer="x" * 40, file="t.csv", line=9)
+    row = s.SourceRow(
+        id="x", source="x", domain="law", question="hm", answer="x" * 40, file="t.csv", line=9
+    )
     lost = sc.screen_row(row, sc.load_screen())
     assert (lost.rule, lost.file, lost.line) == ("question length", "t.csv", 9)
     assert lost.allowed == "20 to 6000 (screen.limits.general.question_chars)"

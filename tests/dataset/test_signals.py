@@ -8,7 +8,9 @@ import yaml
 from memcalib.dataset.screening import load_screen, screen_row
 from memcalib.dataset.sources import SourceRow
 
-ROWS = yaml.safe_load((Path(__file__).parents[1] / "fixtures" / "sensible_rows.yaml").read_text(encoding="utf-8"))
+ROWS = yaml.safe_load(
+    (Path(__file__).parents[1] / "fixtures" / "sensible_rows.yaml").read_text(encoding="utf-8")
+)
 ANSWER = (
     "Start with what is at hand and change one thing at a time. Keep a short list of what you tried and what came of "
     "it, and ask somebody who knows the matter when it does not get better."
@@ -23,13 +25,19 @@ def lost(domain, question):
 
 @pytest.mark.parametrize("domain", ROWS)
 def test_sensible_rows_of_a_domain_are_kept(domain):
-    assert len(ROWS[domain]) >= 10 and [question for question in ROWS[domain] if lost(domain, question)] == []
+    assert (
+        len(ROWS[domain]) >= 10
+        and [question for question in ROWS[domain] if lost(domain, question)] == []
+    )
 
 
 @pytest.mark.parametrize(
     ("domain", "question"),
     [
-        ("health", "Which fruits hold the largest amounts of potassium, and which hold the smallest ones?"),
+        (
+            "health",
+            "Which fruits hold the largest amounts of potassium, and which hold the smallest ones?",
+        ),
         ("general", "Why is the sky bluer overhead than near the horizon on clear afternoons?"),
     ],
 )

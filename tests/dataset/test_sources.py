@@ -56,7 +56,11 @@ Better with juice.
 """
 
 CHATDOCTOR = [
-    {"instruction": "Answer as a doctor.", "input": "I sleep four hours a night since June.", "output": "Rest more."}
+    {
+        "instruction": "Answer as a doctor.",
+        "input": "I sleep four hours a night since June.",
+        "output": "Rest more.",
+    }
 ]
 
 ULTRACHAT = [
@@ -74,8 +78,21 @@ ULTRACHAT = [
 
 
 def message(message_id, parent, role, text, **more):
-    known = {"created_date": "2023-02-01", "review_result": True, "deleted": False, "synthetic": False, "lang": "en"}
-    head = {"message_id": message_id, "parent_id": parent, "user_id": "u", "text": text, "role": role, "rank": None}
+    known = {
+        "created_date": "2023-02-01",
+        "review_result": True,
+        "deleted": False,
+        "synthetic": False,
+        "lang": "en",
+    }
+    head = {
+        "message_id": message_id,
+        "parent_id": parent,
+        "user_id": "u",
+        "text": text,
+        "role": role,
+        "rank": None,
+    }
     return head | known | {"message_tree_id": "t", "tree_state": "ready_for_export"} | more
 
 
@@ -135,7 +152,14 @@ APPS = [
         "difficulty": "interview",
         "url": "https://example.com/p/0",
     },
-    {"id": 1, "question": "Unsolved.", "solutions": "", "input_output": "", "starter_code": "", "difficulty": "x"},
+    {
+        "id": 1,
+        "question": "Unsolved.",
+        "solutions": "",
+        "input_output": "",
+        "starter_code": "",
+        "difficulty": "x",
+    },
 ]
 
 MAGICODER = [
@@ -157,7 +181,10 @@ def test_meddialog_raw_text(tmp_path):
     assert (one.id, one.domain, one.licence) == ("MedDialog:11", "health", "unknown")
     assert one.question == "Hello doctor, My resting pulse is 95 and I drink four coffees a day."
     assert one.answer == "Hi. Halve the coffee first, then measure again."
-    assert one.metadata == {"description": "Q. Is a resting pulse of 95 too fast?", "url": "https://example.com/q/11"}
+    assert one.metadata == {
+        "description": "Q. Is a resting pulse of 95 too fast?",
+        "url": "https://example.com/q/11",
+    }
     assert (two.question, two.answer) == ("Q. May I take iron with milk?", "Better with juice.")
 
 
@@ -166,20 +193,35 @@ def test_meddialog_tidied_and_table_forms(tmp_path):
     tidy = [{"description": "Wrist", "utterances": said}]
     (tmp_path / "tidy.json").write_text(json.dumps(tidy))
     turns = {"speaker": [0, 1], "utterance": ["I fell on my wrist.", "Cool it: ten minutes."]}
-    table = jsonl(tmp_path / "table.jsonl", [{"dialogue_id": 4, "dialogue_url": "u", "dialogue_turns": turns}])
-    [first], [second] = read("MedDialog", tmp_path / "tidy.json").kept, read("MedDialog", table).kept
+    table = jsonl(
+        tmp_path / "table.jsonl", [{"dialogue_id": 4, "dialogue_url": "u", "dialogue_turns": turns}]
+    )
+    [first] = read("MedDialog", tmp_path / "tidy.json").kept
+    [second] = read("MedDialog", table).kept
     assert (first.question, first.answer) == (second.question, second.answer)
-    assert second.id == "MedDialog:4" and first.id.startswith("MedDialog:") and len(first.id) == len("MedDialog:") + 16
+    assert (
+        second.id == "MedDialog:4"
+        and first.id.startswith("MedDialog:")
+        and len(first.id) == len("MedDialog:") + 16
+    )
 
 
 def test_chatdoctor_ultrachat_magicoder_in_every_format(tmp_path):
     wanted = {
-        "ChatDoctor-HealthCareMagic": (CHATDOCTOR, "I sleep four hours a night since June.", "Rest more."),
+        "ChatDoctor-HealthCareMagic": (
+            CHATDOCTOR,
+            "I sleep four hours a night since June.",
+            "Rest more.",
+        ),
         "UltraChat-200k": (ULTRACHAT, "Plan a picnic for nine.", "Bring three blankets."),
         "Magicoder-OSS-Instruct": (MAGICODER, "Write a counter.", "```rust\nfn main() {}\n```"),
     }
     for name, (rows, question, answer) in wanted.items():
-        paths = [jsonl(tmp_path / f"{name}.jsonl", rows), tmp_path / f"{name}.json", tmp_path / f"{name}.parquet"]
+        paths = [
+            jsonl(tmp_path / f"{name}.jsonl", rows),
+            tmp_path / f"{name}.json",
+            tmp_path / f"{name}.parquet",
+        ]
         paths[1].write_text(json.dumps(rows, indent=1))
         pd.DataFrame(rows).to_parquet(paths[2])
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
@@ -193,15 +235,24 @@ def test_chatdoctor_ultrachat_magicoder_in_every_format(tmp_path):
 @pytest.mark.parametrize("name", ["OASST1", "OASST2"])
 def test_oasst_messages_in_any_order_and_trees_agree(tmp_path, name):
     ready = read(name, jsonl(tmp_path / "messages.jsonl", OASST))
-    assert [(row.id, row.answer) for row in ready.kept] == [(f"{name}:p1", "The Inn."), (f"{name}:p3", "")]
+    assert [(row.id, row.answer) for row in ready.kept] == [
+        (f"{name}:p1", "The Inn."),
+        (f"{name}:p3", ""),
+    ]
     assert [(drop.rule, drop.id) for drop in ready.dropped] == [("selection", f"{name}:p2")]
     backwards = read(name, jsonl(tmp_path / "backwards.jsonl", OASST[::-1]))
     assert sorted(row.id for row in backwards.kept) == [row.id for row in ready.kept]
 
     def nested(node):
-        return node | {"replies": [nested(m) for m in OASST if m["parent_id"] == node["message_id"]]}
+        return node | {
+            "replies": [nested(m) for m in OASST if m["parent_id"] == node["message_id"]]
+        }
 
-    trees = [{"message_tree_id": m["message_id"], "prompt": nested(m)} for m in OASST if m["parent_id"] is None]
+    trees = [
+        {"message_tree_id": m["message_id"], "prompt": nested(m)}
+        for m in OASST
+        if m["parent_id"] is None
+    ]
     assert read(name, jsonl(tmp_path / "trees.jsonl", trees)).kept == ready.kept
     pd.DataFrame(OASST).to_parquet(tmp_path / "messages.parquet")
     assert read(name, tmp_path / "messages.parquet").kept == ready.kept
@@ -211,7 +262,11 @@ def test_stack_exchange_html_and_choice(tmp_path):
     pd.DataFrame(STACK).to_parquet(tmp_path / "train.parquet")
     [row] = read("Stack-Exchange-Preferences", tmp_path / "train.parquet").kept
     assert row.question == "How do I sort a dict by value?\n\n```\nd = {'a': 2}\nprint(d)\n\n```"
-    assert (row.answer, row.topic, row.metadata) == ("Use sorted & a key.", "stackoverflow.com", {"date": "2015/02/01"})
+    assert (row.answer, row.topic, row.metadata) == (
+        "Use sorted & a key.",
+        "stackoverflow.com",
+        {"date": "2015/02/01"},
+    )
     assert row.licence == "cc-by-sa-4.0"
     STACK[0]["answers"][1]["selected"] = False
     [row] = read("Stack-Exchange-Preferences", jsonl(tmp_path / "x.jsonl", STACK)).kept
@@ -221,7 +276,11 @@ def test_stack_exchange_html_and_choice(tmp_path):
 
 def test_apps_solutions_are_a_list_in_a_string(tmp_path):
     one, two = read("APPS", jsonl(tmp_path / "train.jsonl", APPS)).kept
-    assert one.answer.endswith("print(a + b)") and one.context == "def solve():" and one.topic == "interview"
+    assert (
+        one.answer.endswith("print(a + b)")
+        and one.context == "def solve():"
+        and one.topic == "interview"
+    )
     assert two.answer == "" and two.id == "APPS:1"
 
 
@@ -231,7 +290,9 @@ def test_hub_arguments_pin_every_revision():
         assert arguments["streaming"] and arguments["split"] == source.split
         pinned = arguments.get("revision") or arguments["data_files"]
         assert source.revision in pinned
-    assert [name for name, source in TABLE.items() if source.revision == "main"] == ["ChatDoctor-HealthCareMagic"]
+    assert [name for name, source in TABLE.items() if source.revision == "main"] == [
+        "ChatDoctor-HealthCareMagic"
+    ]
 
 
 def test_hub_rows_come_through_the_datasets_library(tmp_path, monkeypatch):
@@ -259,7 +320,10 @@ def test_a_silent_hub_says_what_to_do(monkeypatch):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
-    with pytest.raises(DataError, match="no route to the hub.*OpenAssistant/oasst2 at revision 179d.*or a local path"):
+    with pytest.raises(
+        DataError,
+        match="no route to the hub.*OpenAssistant/oasst2 at revision 179d.*or a local path",
+    ):
         next(s.read_source("OASST2"))
 
 
@@ -278,7 +342,11 @@ def test_one_incomplete_record_is_a_loss_and_not_an_error(tmp_path):
     rows = [{"output": "x"}, *CHATDOCTOR, {"input": ["a", "list"], "output": "y"}, 5, None]
     passed = read("ChatDoctor-HealthCareMagic", jsonl(tmp_path / "x.jsonl", rows))
     assert [row.question for row in passed.kept] == ["", CHATDOCTOR[0]["input"]]
-    assert [(d.rule, d.line) for d in passed.dropped] == [("question", 3), ("record", 4), ("record", 5)]
+    assert [(d.rule, d.line) for d in passed.dropped] == [
+        ("question", 3),
+        ("record", 4),
+        ("record", 5),
+    ]
     assert "list" in passed.dropped[0].found
 
 
@@ -287,8 +355,14 @@ def test_mixed_encodings(tmp_path):
     good = json.dumps(CHATDOCTOR[0]).encode()
     (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join([good, latin, good]))
     passed = read("ChatDoctor-HealthCareMagic", tmp_path / "x.jsonl")
-    assert len(passed.kept) == 2 and passed.dropped[0].rule == "encoding" and passed.dropped[0].line == 2
-    (tmp_path / "x.csv").write_bytes(b"input,output\nfine,yes\n" + "Caf\xe9,no\n".encode("latin-1") + b"ok,yes\n")
+    assert (
+        len(passed.kept) == 2
+        and passed.dropped[0].rule == "encoding"
+        and passed.dropped[0].line == 2
+    )
+    (tmp_path / "x.csv").write_bytes(
+        b"input,output\nfine,yes\n" + "Caf\xe9,no\n".encode("latin-1") + b"ok,yes\n"
+    )
     passed = read("ChatDoctor-HealthCareMagic", tmp_path / "x.csv")
     assert [row.question for row in passed.kept] == ["fine", "ok"]
     assert [(d.rule, d.line, d.file) for d in passed.dropped] == [("encoding", 3, "x.csv")]
@@ -300,7 +374,9 @@ def test_mixed_encodings(tmp_path):
 
 
 def test_half_a_surrogate_pair_can_be_written_afterwards(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"input": "Broken \\ud83d emoji?", "output": "Fine \\ud83d\\ude00."}\n')
+    (tmp_path / "x.jsonl").write_text(
+        '{"input": "Broken \\ud83d emoji?", "output": "Fine \\ud83d\\ude00."}\n'
+    )
     [row] = read("ChatDoctor-HealthCareMagic", tmp_path / "x.jsonl").kept
     assert "�" in row.question and row.answer == "Fine 😀."
     write_jsonl(tmp_path / "out.jsonl", [row])
@@ -324,12 +400,21 @@ def test_rows_of_a_megabyte(tmp_path, suffix):
             writer.writeheader()
             writer.writerows(rows)
     one, two = read("ChatDoctor-HealthCareMagic", path).kept
-    assert len(one.question) == 999_999 and one.answer.count("\n") == 1 and two.answer == "Rest more."
+    assert (
+        len(one.question) == 999_999 and one.answer.count("\n") == 1 and two.answer == "Rest more."
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("x.jsonl", b""), ("x.json", b"[]"), ("x.json", b"[{"), ("x.csv", b""), ("x.csv", b"a,b\n"), ("x.jsonl", b"\n\n")],
+    [
+        ("x.jsonl", b""),
+        ("x.json", b"[]"),
+        ("x.json", b"[{"),
+        ("x.csv", b""),
+        ("x.csv", b"a,b\n"),
+        ("x.jsonl", b"\n\n"),
+    ],
 )
 def test_nothing_to_read_is_an_error(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
@@ -366,7 +451,12 @@ def test_changes_to_the_table(tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changes))
     table = s.load_sources(tmp_path / "mine.yaml")
     assert len(table) == 9 and table["APPS"].licence == "mit" and table["Shop"].licence == "unknown"
-    assert read(table["APPS"], jsonl(tmp_path / "x.jsonl", [{"task": "t", "code": "c"}])).kept[0].answer == "c"
+    assert (
+        read(table["APPS"], jsonl(tmp_path / "x.jsonl", [{"task": "t", "code": "c"}]))
+        .kept[0]
+        .answer
+        == "c"
+    )
     wrong = [
         ({"APPS": {"column": {}}}, "column"),
         ({"APPS": {"gather": "trees"}}, "oasst"),
@@ -380,19 +470,32 @@ def test_changes_to_the_table(tmp_path):
 
 
 def test_generic_source_takes_readers_and_extra_columns(tmp_path):
-    source = s.plain_source("chat|user", "chat|reply", context="notes", topic="kind", id="key", name="desk", since="y")
+    source = s.plain_source(
+        "chat|user", "chat|reply", context="notes", topic="kind", id="key", name="desk", since="y"
+    )
     chat = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "There."}]
     rows = [{"key": 1, "chat": chat, "notes": "n", "kind": "k", "y": 2020}, {"chat": "oops"}]
     passed = read(source, jsonl(tmp_path / "x.jsonl", rows))
     [row] = passed.kept
-    assert (row.id, row.question, row.answer, row.context, row.topic) == ("desk:1", "Where?", "There.", "n", "k")
+    assert (row.id, row.question, row.answer, row.context, row.topic) == (
+        "desk:1",
+        "Where?",
+        "There.",
+        "n",
+        "k",
+    )
     assert row.metadata == {"since": "2020"} and passed.dropped[0].rule == "question"
 
 
 def test_no_row_accepted_is_counted_by_reason():
-    drops = [s.Dropped(id=f"x{n}", stage="screening", rule="length", found=f"{n}", allowed="40") for n in range(3)]
+    drops = [
+        s.Dropped(id=f"x{n}", stage="screening", rule="length", found=f"{n}", allowed="40")
+        for n in range(3)
+    ]
     drops.append(s.Dropped(id="y", stage="screening", rule="language", found="fr", allowed="en"))
-    with pytest.raises(DataError, match=r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"):
+    with pytest.raises(
+        DataError, match=r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"
+    ):
         s.Passed([], drops).require("screening")
     with pytest.raises(DataError, match="nothing to read"):
         s.Passed().require("screening")
@@ -403,10 +506,20 @@ def test_attrition_adds_up(tmp_path):
     second = read("APPS", jsonl(tmp_path / "b.jsonl", [*APPS, 5]))
     both = s.Passed(first.kept + second.kept, first.dropped + second.dropped)
     table = s.attrition(both)
-    assert table.loc[("", "read")].tolist() == [3, 3, 6] and table.loc[("", "kept")].tolist() == [2, 2, 4]
-    assert table.loc[("reading", "selection"), "OASST1"] == 1 and table.loc[("reading", "record"), "APPS"] == 1
+    assert table.loc[("", "read")].tolist() == [3, 3, 6] and table.loc[("", "kept")].tolist() == [
+        2,
+        2,
+        4,
+    ]
+    assert (
+        table.loc[("reading", "selection"), "OASST1"] == 1
+        and table.loc[("reading", "record"), "APPS"] == 1
+    )
     assert s.attrition(both, by="domain").columns.tolist() == ["coding", "general", "all"]
-    later = s.Passed(both.kept[:1], [s.Dropped(id=r.id, source=r.source, stage="t", rule="r") for r in both.kept[1:]])
+    later = s.Passed(
+        both.kept[:1],
+        [s.Dropped(id=r.id, source=r.source, stage="t", rule="r") for r in both.kept[1:]],
+    )
     table = s.attrition(both.then(later))
     assert (table.iloc[0] == table.iloc[1:].sum()).all()
 
@@ -416,11 +529,13 @@ texts = st.text(max_size=40)
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), max_size=6))
 def test_chat_readers_against_a_plain_loop(turns):
-    question, answer = "", ""
+    question = ""
+    answer = ""
     spoken = False
     for role, text in turns:
         if role == "user" and not spoken:
-            question, spoken = text, True
+            question = text
+            spoken = True
         elif role == "assistant" and spoken:
             answer = text
             break
@@ -431,13 +546,25 @@ def test_chat_readers_against_a_plain_loop(turns):
 @given(st.permutations([("a", None, 0), ("b", 1, 0), ("c", 0, 0), ("d", 0, 1)]))
 def test_best_reply_does_not_depend_on_order(order):
     replies = [
-        {"message_id": i, "rank": rank, "text": i, "role": "assistant", "lang": "en", "deleted": bool(gone)}
+        {
+            "message_id": i,
+            "rank": rank,
+            "text": i,
+            "role": "assistant",
+            "lang": "en",
+            "deleted": bool(gone),
+        }
         for i, rank, gone in order
     ]
     assert f.best_reply({"lang": "en", "replies": replies}) == "c"
 
 
-@given(st.recursive(st.none() | st.integers() | texts | st.floats(), lambda x: st.lists(x) | st.dictionaries(texts, x)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | texts | st.floats(),
+        lambda x: st.lists(x) | st.dictionaries(texts, x),
+    )
+)
 def test_any_json_value_gives_a_row_or_a_reason(value):
     for name, source in TABLE.items():
         path = source.columns["question"].split("|")[0].split(".")[0]
@@ -472,7 +599,9 @@ def forum(tmp_path, monkeypatch):
 
 
 def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
-    rows, lost = (lambda passed: (passed.kept, passed.dropped))(s.collect(s.read_source(f"{forum}:FORUM")))
+    rows, lost = (lambda passed: (passed.kept, passed.dropped))(
+        s.collect(s.read_source(f"{forum}:FORUM"))
+    )
     assert [(row.id, row.question, row.domain, row.licence) for row in rows] == [
         ("forum:0", "A?", "coding", "cc0-1.0"),
         ("forum:2", "C?", "coding", "cc0-1.0"),
@@ -531,7 +660,10 @@ def test_ids_and_domains_come_from_named_columns(tmp_path):
 
 def test_a_row_without_an_id_is_named_by_its_context_too():
     source = s.plain_source("q", "a", "c", name="own")
-    one, two, bare = (s.to_row(source, {"q": "May I?", "a": "Yes.", "c": c}).id for c in ("I am 3.", "I am 90.", ""))
+    one, two, bare = (
+        s.to_row(source, {"q": "May I?", "a": "Yes.", "c": c}).id
+        for c in ("I am 3.", "I am 90.", "")
+    )
     assert len({one, two, bare}) == 3
     assert bare == s.to_row(s.plain_source("q", "a", name="own"), {"q": "May I?", "a": "Yes."}).id
     assert bare == f"own:{s.text_hash('May I?' + chr(0) + 'Yes.')}"  # as in folders of before
@@ -539,14 +671,25 @@ def test_a_row_without_an_id_is_named_by_its_context_too():
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_a_table_is_cut_as_its_header_is_and_losses_name_the_line(tmp_path, mark):
-    lines = [["q", "a"], ['"One\nand two?"', "Yes."], ["Three?"], ["Four?", "No.", "no"], ["Five?", "Yes."]]
-    (tmp_path / "t.csv").write_text("\n".join(mark.join(line) for line in lines) + "\n", encoding="utf-8-sig")
+    lines = [
+        ["q", "a"],
+        ['"One\nand two?"', "Yes."],
+        ["Three?"],
+        ["Four?", "No.", "no"],
+        ["Five?", "Yes."],
+    ]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(mark.join(line) for line in lines) + "\n", encoding="utf-8-sig"
+    )
     passed = s.collect(s.read_source(s.plain_source("q", "a"), tmp_path / "t.csv"))
     assert [(row.question, row.file, row.line) for row in passed.kept] == [
         ("One\nand two?", "t.csv", 2),
         ("Five?", "t.csv", 6),
     ]
-    assert [(drop.rule, drop.file, drop.line) for drop in passed.dropped] == [("csv", "t.csv", 4), ("csv", "t.csv", 5)]
+    assert [(drop.rule, drop.file, drop.line) for drop in passed.dropped] == [
+        ("csv", "t.csv", 4),
+        ("csv", "t.csv", 5),
+    ]
     assert "cells" in passed.dropped[0].found and "header" in passed.dropped[0].allowed
 
 
@@ -577,11 +720,14 @@ def test_a_list_of_turns_is_read_or_says_how_it_can_be(turns):
     assert (row.question, row.answer) == ("Hi?", "Hello.")
     lost = s.to_row(s.plain_source("t", "a"), {"t": turns, "a": "x"}, 3, "t.jsonl")
     if isinstance(turns, list):
-        assert "'t|user' for the question" in lost.allowed and (lost.file, lost.line) == ("t.jsonl", 3)
+        assert "'t|user' for the question" in lost.allowed and (lost.file, lost.line) == (
+            "t.jsonl",
+            3,
+        )
 
 
 def test_the_place_of_a_row_is_not_written():
     row = s.to_row(s.plain_source("q", "a"), {"q": "Why?", "a": "So."}, 3, "t.jsonl")
-    assert {"file", "line"}.isdisjoint(json.loads(row.to_json())) and row == s.SourceRow.model_validate_json(
-        row.to_json()
-    )
+    assert {"file", "line"}.isdisjoint(
+        json.loads(row.to_json())
+    ) and row == s.SourceRow.model_validate_json(row.to_json())

@@ -22,7 +22,8 @@ SIZES = {"train": {"cold_start": 30, "rl": 60}, "validation": 12, "test": 12}
 
 def rows_of(groups):
     """Rows from a list of groups, each a list of strata; (rows, id -> group)."""
-    rows, home = [], {}
+    rows = []
+    home = {}
     for g, strata in enumerate(groups):
         for k, stratum in enumerate(strata):
             row = SimpleNamespace(id=f"r{g}-{k}", question=f"q{g}", stratum=stratum)
@@ -42,7 +43,8 @@ group_lists = st.lists(st.lists(strata, min_size=1, max_size=4), min_size=1, max
 @st.composite
 def problems(draw):
     groups = draw(group_lists)
-    n, sizes = sum(map(len, groups)), {}
+    n = sum(map(len, groups))
+    sizes = {}
     for name in ("a", "b", "c")[: draw(st.integers(1, 3))]:
         left = n - sum(sizes.values())
         if left:
@@ -98,22 +100,30 @@ def test_single_rows_are_divided_as_evenly_as_whole_numbers_allow(kinds, seed):
                 assert abs(here[cell] - count * sizes[name] / n) < 1
 
 
-@given(group_lists, st.sampled_from([{"a": 0.5, "b": 0.5}, {"a": 0.8, "b": {"c": 0.1, "d": 0.05}}, {"a": 1.0}]))
+@given(
+    group_lists,
+    st.sampled_from([{"a": 0.5, "b": 0.5}, {"a": 0.8, "b": {"c": 0.1, "d": 0.05}}, {"a": 1.0}]),
+)
 def test_shares_take_what_groups_allow(groups, sizes):
     rows, home = rows_of(groups)
     found = split(rows, home, sizes)
-    parts, leaves = s.split_parts(sizes), s.split_sizes(sizes, len(rows))
+    parts = s.split_parts(sizes)
+    leaves = s.split_sizes(sizes, len(rows))
     placed = [i for name in leaves for i in found[name]]
     assert len(placed) == len(set(placed))
     largest = max(map(len, groups))
-    assert sum(abs(len(found[name]) - count) for name, count in leaves.items()) <= largest * len(leaves)
+    assert sum(abs(len(found[name]) - count) for name, count in leaves.items()) <= largest * len(
+        leaves
+    )
     for name, inner in parts.items():
         assert found[name] == sorted(i for part in inner for i in found[part])
 
 
 def test_published_sizes_with_published_mixture():
     mixture = {"health": 7500, "general": 3750, "coding": 3750}
-    rows, home = rows_of([[(domain, str(k % 4 // 2))] for domain, count in mixture.items() for k in range(count)])
+    rows, home = rows_of(
+        [[(domain, str(k % 4 // 2))] for domain, count in mixture.items() for k in range(count)]
+    )
     found = split(rows, home, s.PUBLISHED_SIZES)
     by_id = {row.id: row.stratum[0] for row in rows}
     assert {name: len(ids) for name, ids in found.items()} == {
@@ -123,8 +133,16 @@ def test_published_sizes_with_published_mixture():
         "validation": 1500,
         "test": 1500,
     }
-    assert Counter(by_id[i] for i in found["test"]) == {"health": 750, "general": 375, "coding": 375}
-    assert Counter(by_id[i] for i in found["cold_start"]) == {"health": 2000, "general": 1000, "coding": 1000}
+    assert Counter(by_id[i] for i in found["test"]) == {
+        "health": 750,
+        "general": 375,
+        "coding": 375,
+    }
+    assert Counter(by_id[i] for i in found["cold_start"]) == {
+        "health": 2000,
+        "general": 1000,
+        "coding": 1000,
+    }
 
 
 def test_another_seed_gives_other_rows():
@@ -143,7 +161,10 @@ def test_repeated_questions_are_spread_over_the_splits():
 def test_groups_are_found_when_none_are_given():
     found = s.split_examples(EXAMPLES, SIZES)
     by_id = {example.id: example for example in EXAMPLES}
-    assert cross_split({name: [by_id[i] for i in found[name]] for name in s.split_sizes(SIZES, 120)}) == []
+    assert (
+        cross_split({name: [by_id[i] for i in found[name]] for name in s.split_sizes(SIZES, 120)})
+        == []
+    )
     assert s.split_examples(EXAMPLES[::-1], SIZES) == found
 
 
@@ -184,10 +205,17 @@ def test_repeated_ids_and_ids_of_two_lines_are_refused():
 
 def test_difficulty_is_the_recorded_one_or_by_blocks():
     record = sample_records()[0]
-    assert s.stratum(Example(**dict(record), difficulty_level="level_2")) == (record.domain, "level_2")
+    assert s.stratum(Example(**dict(record), difficulty_level="level_2")) == (
+        record.domain,
+        "level_2",
+    )
     old = Example(**dict(record), composite_block_revision={"difficulty_level": "level_3"})
     assert s.stratum(old)[1] == "level_3"
-    assert s.stratum(Example(**dict(record), composite_block_revision="x"))[1] == s.stratum(record)[1] == "level_1"
+    assert (
+        s.stratum(Example(**dict(record), composite_block_revision="x"))[1]
+        == s.stratum(record)[1]
+        == "level_1"
+    )
 
 
 @pytest.fixture
@@ -219,7 +247,12 @@ def test_a_changed_list_is_named(written, change):
     if change == "remove":
         path.unlink()
     else:
-        new = {"append": [*lines, b"x"], "swap": [lines[1], lines[0], *lines[2:]], "crlf": lines, "empty": []}[change]
+        new = {
+            "append": [*lines, b"x"],
+            "swap": [lines[1], lines[0], *lines[2:]],
+            "crlf": lines,
+            "empty": [],
+        }[change]
         path.write_bytes(b"".join(line + (b"\r\n" if change == "crlf" else b"\n") for line in new))
     with pytest.raises(DataError, match="test-ids.txt") as caught:
         s.read_splits(folder)
@@ -228,7 +261,10 @@ def test_a_changed_list_is_named(written, change):
 
 def test_other_data_are_refused(written):
     folder, found = written
-    changed = [EXAMPLES[0].model_copy(update={"question": EXAMPLES[0].question + " Thanks."}), *EXAMPLES[1:]]
+    changed = [
+        EXAMPLES[0].model_copy(update={"question": EXAMPLES[0].question + " Thanks."}),
+        *EXAMPLES[1:],
+    ]
     with pytest.raises(DataError, match="dataset"):
         s.read_splits(folder, changed)
     gone = [example for example in EXAMPLES if example.id != found["test"][0]]
@@ -243,25 +279,39 @@ def test_lists_with_faults_are_not_written(tmp_path):
         (a.id, b.id)
         for a in EXAMPLES
         for b in EXAMPLES
-        if a.id in found["test"] and b.id in found["test"] and a.id != b.id and a.question == b.question
+        if a.id in found["test"]
+        and b.id in found["test"]
+        and a.id != b.id
+        and a.question == b.question
     )
-    moved = {"test": [i for i in found["test"] if i != crossing[0]], "rl": [*found["rl"], crossing[0]]}
+    moved = {
+        "test": [i for i in found["test"] if i != crossing[0]],
+        "rl": [*found["rl"], crossing[0]],
+    }
     moved["train"] = moved["rl"] + found["cold_start"]
     with pytest.raises(DataError, match="each question in one split"):
         s.write_splits(tmp_path / "x", EXAMPLES, found | moved, SIZES)
     with pytest.raises(DataError, match="other ids than those of its parts"):
         s.write_splits(tmp_path / "x", EXAMPLES, found | {"train": found["rl"]}, SIZES)
     with pytest.raises(DataError, match="again, first in"):
-        s.write_splits(tmp_path / "x", EXAMPLES, found | {"test": [*found["test"], found["validation"][0]]}, SIZES)
+        s.write_splits(
+            tmp_path / "x",
+            EXAMPLES,
+            found | {"test": [*found["test"], found["validation"][0]]},
+            SIZES,
+        )
     with pytest.raises(DataError, match="no such example"):
-        s.write_splits(tmp_path / "x", EXAMPLES, found | {"test": [*found["test"], "nobody"]}, SIZES)
+        s.write_splits(
+            tmp_path / "x", EXAMPLES, found | {"test": [*found["test"], "nobody"]}, SIZES
+        )
     with pytest.raises(ValueError, match="allowed are those of the sizes"):
         s.write_splits(tmp_path / "x", EXAMPLES, {"test": found["test"]}, SIZES)
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"sizes": 3}', "\xff", '{"sizes": {"a": 1}, "seed": 1, "examples": 1}']
+    "text",
+    ["", "[]", "{}", '{"sizes": 3}', "\xff", '{"sizes": {"a": 1}, "seed": 1, "examples": 1}'],
 )
 def test_a_broken_splits_json(tmp_path, text):
     (tmp_path / "splits.json").write_text(text, encoding="latin-1")
@@ -275,5 +325,9 @@ def test_the_table_counts_what_is_in_the_lists(written):
     _, found = written
     table = s.split_table(EXAMPLES, found).set_index("split")
     domains = sorted({e.domain for e in EXAMPLES})
-    assert table.loc["all", "examples"] == 120 and (table[domains].sum(axis=1).round(6) == 100).all()
-    assert table.loc["test", "questions"] == len({e.question for e in EXAMPLES if e.id in found["test"]})
+    assert (
+        table.loc["all", "examples"] == 120 and (table[domains].sum(axis=1).round(6) == 100).all()
+    )
+    assert table.loc["test", "questions"] == len(
+        {e.question for e in EXAMPLES if e.id in found["test"]}
+    )

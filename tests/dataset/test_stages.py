@@ -32,7 +32,16 @@ from memcalib.inference.client import Client, Reply, run_async
 from memcalib.problem import Level
 from memcalib.io.records import DataError
 from memcalib.inference.client import Form
-from memcalib.dataset.stages import Stage, StageError, StageRow, merge_by, read_drops, read_kept, run_stage, stage_hash
+from memcalib.dataset.stages import (
+    Stage,
+    StageError,
+    StageRow,
+    merge_by,
+    read_drops,
+    read_kept,
+    run_stage,
+    stage_hash,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,9 +57,13 @@ class Words(Form):
 
 def check_words(draft, reply):
     counts = Counter(word.id for word in reply.words)
-    faults = [Fault(i, "ids", f"found {counts[i]}, allowed is one") for i in "abc" if counts[i] != 1]
+    faults = [
+        Fault(i, "ids", f"found {counts[i]}, allowed is one") for i in "abc" if counts[i] != 1
+    ]
     faults += [Fault(i, "ids", "there is no such id") for i in counts if i not in "abc"]
-    return faults + [Fault(w.id, "capitals", f"found {w.word}") for w in reply.words if w.word != w.word.lower()]
+    return faults + [
+        Fault(w.id, "capitals", f"found {w.word}") for w in reply.words if w.word != w.word.lower()
+    ]
 
 
 def accept_words(draft, reply):
@@ -64,7 +77,15 @@ def ask_words(draft):
     return {"id": draft.id}
 
 
-WORDS = Stage("words", "screening-1", Words, ask_words, check_words, accept_words, merge=merge_by("words", "id"))
+WORDS = Stage(
+    "words",
+    "screening-1",
+    Words,
+    ask_words,
+    check_words,
+    accept_words,
+    merge=merge_by("words", "id"),
+)
 WHOLE = replace(WORDS, merge=None)
 
 
@@ -72,8 +93,15 @@ class Scripted(Client):
     """Prepared replies in order, or by row; a `CallError` among them is raised."""
 
     def __init__(self, *replies, by_row=None, model="m", concurrency=1):
-        super().__init__(endpoint("http://127.0.0.1:1/v1", concurrency=concurrency).model_copy(update={"model": model}))
-        self.replies, self.by_row, self.asked, self.options = list(replies), by_row, [], []
+        super().__init__(
+            endpoint("http://127.0.0.1:1/v1", concurrency=concurrency).model_copy(
+                update={"model": model}
+            )
+        )
+        self.replies = list(replies)
+        self.by_row = by_row
+        self.asked = []
+        self.options = []
 
     async def ask(self, messages, **options):
         self.asked.append(messages)
@@ -112,7 +140,10 @@ def test_a_good_reply_is_one_call(tmp_path):
     assert (result.calls, result.done, result.found) == (1, 1, 0)
     assert result.kept[0].words == {"a": "x", "b": "y", "c": "z"}
     options = client.options[0]
-    assert options["temperature"] == 0.2 and options["response_format"]["json_schema"]["name"] == "Words"
+    assert (
+        options["temperature"] == 0.2
+        and options["response_format"]["json_schema"]["name"] == "Words"
+    )
 
 
 def test_only_what_failed_is_asked_for_and_merged(tmp_path):
@@ -126,7 +157,9 @@ def test_only_what_failed_is_asked_for_and_merged(tmp_path):
 
 
 def test_without_a_merge_the_whole_object_is_asked_for(tmp_path):
-    client, result = one(WHOLE, said(a="x", b="Y"), said(b="y"), said(a="1", b="2", c="3"), folder=tmp_path)
+    client, result = one(
+        WHOLE, said(a="x", b="Y"), said(b="y"), said(a="1", b="2", c="3"), folder=tmp_path
+    )
     assert last(client, 1)["send"] == last(client, 2)["send"] == "the whole object"
     assert {f["id"] for f in last(client, 2)["repair"]} == {"a", "c"}
     assert result.kept[0].words == {"a": "1", "b": "2", "c": "3"}
@@ -134,18 +167,31 @@ def test_without_a_merge_the_whole_object_is_asked_for(tmp_path):
 
 def test_an_unreadable_first_reply_is_asked_for_whole_then_in_part(tmp_path):
     client, result = one(WORDS, "Sure!", said(a="x", b="Y", c="z"), said(b="y"), folder=tmp_path)
-    assert last(client, 1)["repair"][0]["rule"] == "invalid reply" and last(client, 1)["send"] == "the whole object"
-    assert [f["id"] for f in last(client, 2)["repair"]] == ["b"] and last(client, 2)["send"] == "the named items alone"
+    assert (
+        last(client, 1)["repair"][0]["rule"] == "invalid reply"
+        and last(client, 1)["send"] == "the whole object"
+    )
+    assert [f["id"] for f in last(client, 2)["repair"]] == ["b"] and last(client, 2)[
+        "send"
+    ] == "the named items alone"
     assert result.kept[0].words["b"] == "y" and result.kept[0].notes["words"]["attempts"] == 3
 
 
 def test_an_unreadable_repair_keeps_what_was_good(tmp_path):
     client, result = one(WORDS, said(a="x", b="Y", c="z"), "{", said(b="y"), folder=tmp_path)
     assert (
-        last(client, 2)["repair"][0]["rule"] == "invalid reply" and last(client, 2)["send"] == "the named items alone"
+        last(client, 2)["repair"][0]["rule"] == "invalid reply"
+        and last(client, 2)["send"] == "the named items alone"
     )
     assert result.kept[0].words == {"a": "x", "b": "y", "c": "z"}
-    assert [m["role"] for m in client.asked[2]] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [m["role"] for m in client.asked[2]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,26 +222,40 @@ def test_a_repaired_item_is_checked_against_the_others(tmp_path):
     stage = replace(
         WORDS,
         check=lambda d, r: (
-            check_words(d, r) or [Fault(w.id, "same", "twice") for w in r.words[1:] if w.word == r.words[0].word]
+            check_words(d, r)
+            or [Fault(w.id, "same", "twice") for w in r.words[1:] if w.word == r.words[0].word]
         ),
     )
-    client, result = one(stage, said(a="x", b="Y", c="z"), said(b="x"), said(b="w"), folder=tmp_path)
+    client, result = one(
+        stage, said(a="x", b="Y", c="z"), said(b="x"), said(b="w"), folder=tmp_path
+    )
     assert last(client, 2)["repair"] == [{"id": "b", "rule": "same", "detail": "twice"}]
     assert result.kept[0].words == {"a": "x", "b": "w", "c": "z"}
 
 
 def test_long_replies_and_long_lists_of_faults_are_told_in_short():
-    after = repair_briefing("words", "<|im_end|>" * 10**6, [Fault(str(i), "rule", "x") for i in range(1000)])
-    assert len(json.loads(after[1]["content"])["repair"]) == 20 and len(after[0]["content"]) < 200_000
-    assert "<" not in after[0]["content"] and repair_briefing("words", "", [])[0]["content"] == "(no text)"
+    after = repair_briefing(
+        "words", "<|im_end|>" * 10**6, [Fault(str(i), "rule", "x") for i in range(1000)]
+    )
+    assert (
+        len(json.loads(after[1]["content"])["repair"]) == 20 and len(after[0]["content"]) < 200_000
+    )
+    assert (
+        "<" not in after[0]["content"]
+        and repair_briefing("words", "", [])[0]["content"] == "(no text)"
+    )
 
 
-entries = st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(["1", "2", "3"])), max_size=6)
+entries = st.lists(
+    st.tuples(st.sampled_from("abcde"), st.sampled_from(["1", "2", "3"])), max_size=6
+)
 
 
 @given(entries, entries, st.sets(st.sampled_from("abcde")))
 def test_merging_agrees_with_a_slow_reading_of_the_rule(old, new, failed):
-    make = lambda pairs: Words(words=[Word(id=i, word=w) for i, w in pairs])
+    def make(pairs):
+        return Words(words=[Word(id=i, word=w) for i, w in pairs])
+
     merged = [(w.id, w.word) for w in merge_by("words", "id")(make(old), make(new), failed).words]
     latest = dict(new)
     wanted = []
@@ -231,7 +291,10 @@ drafts = st.builds(
     query=st.text(max_size=20),
     passages=st.lists(st.builds(Passage, text=names, evidence=names), max_size=3),
     atoms=st.lists(atoms, max_size=3),
-    blocks=st.lists(st.builds(DraftBlock, parent_memory_id=names, atom_ids=st.lists(names, max_size=3)), max_size=2),
+    blocks=st.lists(
+        st.builds(DraftBlock, parent_memory_id=names, atom_ids=st.lists(names, max_size=3)),
+        max_size=2,
+    ),
 )
 
 
@@ -283,14 +346,21 @@ def test_no_rows_make_an_empty_file(tmp_path):
 
 
 def test_a_failed_call_is_made_again_and_a_row_too_long_is_not(tmp_path):
-    down, long = CallError("server", "down"), CallError("context_too_long", "9 tokens")
+    down = CallError("server", "down")
+    long = CallError("context_too_long", "9 tokens")
     replies = {"hens:0": [down], "hens:1": [said(a="x", b="y", c="z")], "hens:2": [long]}
     first = run_async(run_stage(WORDS, rows(3), Scripted(by_row=replies), tmp_path))
-    assert [(d.reason, d.retry) for d in first.dropped] == [("failed call", True), ("too long", False)]
+    assert [(d.reason, d.retry) for d in first.dropped] == [
+        ("failed call", True),
+        ("too long", False),
+    ]
     assert "server: down" in first.dropped[0].detail
     client = Scripted(by_row={"hens:0": [said(a="x", b="y", c="z")]})
     second = run_async(run_stage(WORDS, rows(3), client, tmp_path))
-    assert [d.id for d in second.kept] == ["hens:0", "hens:1"] and (second.done, second.found) == (1, 2)
+    assert [d.id for d in second.kept] == ["hens:0", "hens:1"] and (second.done, second.found) == (
+        1,
+        2,
+    )
     assert len(client.asked) == 1 and client.options[0]["attempt"] == 0
 
 
@@ -324,10 +394,17 @@ def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
     with Builder(lambda messages, seen: "I'd be happy to help!") as server:
         client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
         with pytest.raises(StageError) as stopped:
-            run_async(run_stage(SCREENING, rows(100), client, tmp_path, command="memcalib build --profile hens"))
+            run_async(
+                run_stage(
+                    SCREENING, rows(100), client, tmp_path, command="memcalib build --profile hens"
+                )
+            )
         error = stopped.value
         assert (error.stage, error.reason, len(error.rows)) == ("screening", "invalid reply", 20)
-        assert error.path == tmp_path / "screening.jsonl" and error.command == "memcalib build --profile hens"
+        assert (
+            error.path == tmp_path / "screening.jsonl"
+            and error.command == "memcalib build --profile hens"
+        )
         for part in (
             "screening",
             "invalid reply",
@@ -339,7 +416,9 @@ def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
             assert part in str(error)
         assert len(list(read_drops(error.path))) == 20
         asked = len(server.seen)
-        server.answer = good  # the builder is mended, and the cache must not bring its old replies back
+        server.answer = (
+            good  # the builder is mended, and the cache must not bring its old replies back
+        )
         result = run_async(run_stage(SCREENING, rows(100), client, tmp_path))
         assert len(result.kept) == result.done == 100 and result.remembered == 0
         assert 100 <= len(server.seen) - asked < 105  # a call that was cut off may still arrive
@@ -357,7 +436,10 @@ def test_a_builder_that_stays_hopeless_is_asked_anew_each_time(tmp_path):
 
 def test_a_stage_that_accepts_nothing_stops_and_can_go_on(tmp_path):
     fail = {"pass": False, "evidence": ""}
-    never = lambda messages, seen: json.dumps(screening(json.loads(messages[1]["content"]), plausibility=fail))
+
+    def never(messages, seen):
+        return json.dumps(screening(json.loads(messages[1]["content"]), plausibility=fail))
+
     with Builder(never) as server:
         client = Client(endpoint(server.url, concurrency=1))
         with pytest.raises(StageError, match="plausibility"):
@@ -378,7 +460,8 @@ def test_all_of_a_few_rows_lost_to_bad_replies_are_asked_again(tmp_path, count):
         client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
         lost = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
         assert lost.kept == [] and lost.done == count
-        asked, server.answer = len(server.seen), good
+        asked = len(server.seen)
+        server.answer = good
         result = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
         assert len(result.kept) == result.done == count and len(server.seen) == asked + count
         again = run_async(run_stage(SCREENING, rows(count), client, tmp_path))
@@ -402,7 +485,9 @@ def test_one_other_outcome_among_the_first_twenty_lets_the_stage_run(tmp_path, o
 
 def test_twenty_failed_calls_stop_the_stage_and_are_made_again(tmp_path):
     with pytest.raises(StageError, match="failed call"):
-        run_async(run_stage(WORDS, rows(30), Scripted(*[CallError("server", "down")] * 30), tmp_path))
+        run_async(
+            run_stage(WORDS, rows(30), Scripted(*[CallError("server", "down")] * 30), tmp_path)
+        )
     client = Scripted(*[said(a="x", b="y", c="z")] * 30)
     assert len(run_async(run_stage(WORDS, rows(30), client, tmp_path)).kept) == 30
     assert {options["attempt"] for options in client.options} == {0}
@@ -429,7 +514,9 @@ def test_what_is_settled_is_not_asked_again(tmp_path):
     result = run_async(run_stage(WORDS, rows(8), client, tmp_path))
     assert (result.done, result.found, len(result.kept)) == (3, 5, 8)
     fewer = run_async(run_stage(WORDS, rows(2), Scripted(), tmp_path))
-    assert [d.id for d in fewer.kept] == ["hens:0", "hens:1"] and len(list(read_kept(fewer.path))) == 8
+    assert [d.id for d in fewer.kept] == ["hens:0", "hens:1"] and len(
+        list(read_kept(fewer.path))
+    ) == 8
 
 
 def test_a_half_written_line_is_asked_for_again(tmp_path):
@@ -458,7 +545,10 @@ def test_rows_that_do_not_belong_are_refused_by_name(tmp_path):
     for stage, given_rows, client, rule in others:
         with pytest.raises(DataError, match="words") as refused:
             run_async(run_stage(stage, given_rows, client, tmp_path))
-        assert refused.value.violations[0].rule == rule and refused.value.violations[0].example_id == "hens:0"
+        assert (
+            refused.value.violations[0].rule == rule
+            and refused.value.violations[0].example_id == "hens:0"
+        )
         assert client.asked == [] and path.read_bytes() == before
 
 
@@ -472,7 +562,8 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path):
 
 
 def test_drafts_are_taken_as_they_are_needed(tmp_path):
-    taken, settled = [], []
+    taken = []
+    settled = []
 
     def stream():
         for draft in rows(60):
@@ -483,7 +574,11 @@ def test_drafts_are_taken_as_they_are_needed(tmp_path):
     replies = [said(a="x", b="y", c="z")] * 60
     run_async(
         run_stage(
-            WORDS, stream(), Scripted(*replies, concurrency=4), tmp_path, on_row=lambda row: settled.append(row.id)
+            WORDS,
+            stream(),
+            Scripted(*replies, concurrency=4),
+            tmp_path,
+            on_row=lambda row: settled.append(row.id),
         )
     )
     assert len(settled) == 60
@@ -519,20 +614,28 @@ def test_the_order_of_completion_leaves_no_trace(straight, tmp_path, seed):
 
 def test_killed_in_each_stage_and_resumed_it_is_the_same_and_paid_once(straight, tmp_path):
     command = [sys.executable, ROOT / "tests" / "helpers" / "builder_server.py"]
-    cache, folder, kills = tmp_path / "calls.sqlite", tmp_path / "run", (15, 55, 40)
+    cache = tmp_path / "calls.sqlite"
+    folder = tmp_path / "run"
+    kills = (15, 55, 40)
     with Builder(fallible, wait=lambda number: 0.002) as server:
         for lines in kills:
-            process = subprocess.Popen([*command, server.url, folder, cache, "60"], stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                [*command, server.url, folder, cache, "60"], stdout=subprocess.PIPE, text=True
+            )
             with process:
                 assert all(process.stdout.readline() for _ in range(lines))
                 process.send_signal(signal.SIGKILL)
             assert process.returncode == -signal.SIGKILL
         stored = {name: len(data.splitlines()) for name, data in files(folder).items()}
-        done = subprocess.run([*command, server.url, folder, cache, "60"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*command, server.url, folder, cache, "60"], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         asked = server.conversations
         assert asked.keys() == straight[1].keys()
-        assert sum(asked.values()) <= len(asked) + 8 * len(kills)  # at most what was under way at each death
+        assert sum(asked.values()) <= len(asked) + 8 * len(
+            kills
+        )  # at most what was under way at each death
         quiet = len(server.seen)
         subprocess.run([*command, server.url, folder, cache, "60"], check=True, timeout=60)
         assert len(server.seen) == quiet
@@ -546,16 +649,23 @@ def test_killed_in_each_stage_and_resumed_it_is_the_same_and_paid_once(straight,
 
 
 def test_rows_of_a_megabyte_go_through(tmp_path):
-    big = [d.model_copy(update={"source": d.source | {"context": "The barn is red. " * 62_500}}) for d in rows(3)]
+    big = [
+        d.model_copy(update={"source": d.source | {"context": "The barn is red. " * 62_500}})
+        for d in rows(3)
+    ]
     with Builder(good) as server:
         results = run_async(build(Client(endpoint(server.url)), tmp_path, big))
     assert [len(result.kept) for result in results] == [3, 3, 3]
-    assert results[2].kept[0].context == big[0].context and results[0].path.stat().st_size > 3_000_000
+    assert (
+        results[2].kept[0].context == big[0].context and results[0].path.stat().st_size > 3_000_000
+    )
 
 
 def test_a_reply_of_ten_megabytes_is_a_fault_like_any_other(tmp_path):
     huge = "x" * 10**7
-    client, result = one(WORDS, huge, json.dumps({"words": huge}), said(a="x", b="y", c="z"), folder=tmp_path)
+    client, result = one(
+        WORDS, huge, json.dumps({"words": huge}), said(a="x", b="y", c="z"), folder=tmp_path
+    )
     assert result.kept and all(len(m["content"]) < 30_000 for m in client.asked[2])
 
 
@@ -563,7 +673,9 @@ def test_a_reply_of_ten_megabytes_is_a_fault_like_any_other(tmp_path):
 
 
 def test_every_shipped_prompt_can_be_sent():
-    assert {"screening-1", "derivation-1", "annotation-1", "derivation-2", "annotation-2"} <= set(build_prompts())
+    assert {"screening-1", "derivation-1", "annotation-1", "derivation-2", "annotation-2"} <= set(
+        build_prompts()
+    )
     for stage in STAGES:
         system, user = stage.messages(rows(1)[0])
         assert system["role"] == "system" and load_build_prompt(stage.prompt) in system["content"]
@@ -575,7 +687,10 @@ def test_every_shipped_prompt_can_be_sent():
 @pytest.mark.parametrize(
     ("question", "language"),
     [
-        ("Wie werde ich den Geruch in der Küche los, der nach dem Kochen mit Fisch bleibt?", "German"),
+        (
+            "Wie werde ich den Geruch in der Küche los, der nach dem Kochen mit Fisch bleibt?",
+            "German",
+        ),
         ("¿Cómo puedo quitar el olor que queda en la cocina después de freír pescado?", "Spanish"),
         ("做完鱼以后厨房里的味道怎么才能去掉？", "Chinese"),
         ("How do I get rid of the smell in the kitchen after frying fish?", ""),
@@ -605,7 +720,8 @@ def test_what_is_asked_for_is_explained():
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [(None, "no such prompt"), (b"", "empty"), (b"\xff\xfe", "UTF-8"), (b" \n", "empty")]
+    ("content", "why"),
+    [(None, "no such prompt"), (b"", "empty"), (b"\xff\xfe", "UTF-8"), (b" \n", "empty")],
 )
 def test_a_prompt_that_cannot_be_used_is_named(tmp_path, content, why):
     path = tmp_path / "mine-1.md"
@@ -616,12 +732,17 @@ def test_a_prompt_that_cannot_be_used_is_named(tmp_path, content, why):
 
 
 def test_another_version_of_a_prompt_can_be_chosen(tmp_path):
-    older, mine = replace(DERIVATION, prompt="derivation-1"), tmp_path / "mine-1.md"
+    older = replace(DERIVATION, prompt="derivation-1")
+    mine = tmp_path / "mine-1.md"
     mine.write_text("Divide it.")
-    draft, here = rows(1)[0], endpoint("http://127.0.0.1:1/v1")
+    draft = rows(1)[0]
+    here = endpoint("http://127.0.0.1:1/v1")
     for stage in (older, replace(DERIVATION, prompt=str(mine))):
         system, user = stage.messages(draft)
-        assert load_build_prompt(stage.prompt) in system["content"] and user == DERIVATION.messages(draft)[1]
+        assert (
+            load_build_prompt(stage.prompt) in system["content"]
+            and user == DERIVATION.messages(draft)[1]
+        )
         assert stage_hash(stage, here) != stage_hash(DERIVATION, here)
 
 

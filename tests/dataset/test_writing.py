@@ -12,11 +12,25 @@ from builder_replies import CLUTTERED, FIRST_STAGES, RATED, asked_of, done, made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.dataset.writing import NATURALIZATION, SCHEMA_VERSION, NaturalReply, compose, to_example
+from memcalib.dataset.writing import (
+    NATURALIZATION,
+    SCHEMA_VERSION,
+    NaturalReply,
+    compose,
+    to_example,
+)
 from memcalib.evaluation.breakdown import distractor_kind
 from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.grounding import denied, exact_faults, names, numbers, stems, text_faults, word_faults
+from memcalib.dataset.grounding import (
+    denied,
+    exact_faults,
+    names,
+    numbers,
+    stems,
+    text_faults,
+    word_faults,
+)
 from memcalib.dataset.writing import FAMILIES, family_of, plan_of, plan_rows
 from memcalib.problem import Example, concat_text, sample_records, validate_examples
 from memcalib.io.records import DataError, write_jsonl
@@ -61,7 +75,9 @@ def test_the_request_tells_nothing_of_levels_query_or_origin():
         block.keys() == {"block_id", "atoms"} for block in asked["blocks"]
     )
     levels = [{**a.model_dump(), "ideal": "A"} for a in COMPOSED.atoms]
-    flat = COMPOSED.model_copy(update={"atoms": [type(COMPOSED.atoms[0]).model_validate(a) for a in levels]})
+    flat = COMPOSED.model_copy(
+        update={"atoms": [type(COMPOSED.atoms[0]).model_validate(a) for a in levels]}
+    )
     assert NATURALIZATION.messages(flat) == NATURALIZATION.messages(COMPOSED)
 
 
@@ -75,12 +91,20 @@ def spoiled(change):
 
 
 BAD = {
-    "lost atom": lambda b: b[0].update(memory_text=b[0]["memory_text"].rsplit("The user", 1)[0].strip()),
-    "added words": lambda b: b[0].update(memory_text=b[0]["memory_text"] + " The user whistles opera arias."),
+    "lost atom": lambda b: b[0].update(
+        memory_text=b[0]["memory_text"].rsplit("The user", 1)[0].strip()
+    ),
+    "added words": lambda b: b[0].update(
+        memory_text=b[0]["memory_text"] + " The user whistles opera arias."
+    ),
     "added name": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " in Zorbia."),
     "added number": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " 97 times."),
-    "added negation": lambda b: b[0].update(memory_text=b[0]["memory_text"].replace("The user", "Not the user", 1)),
-    "added opinion": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + ", unfortunately."),
+    "added negation": lambda b: b[0].update(
+        memory_text=b[0]["memory_text"].replace("The user", "Not the user", 1)
+    ),
+    "added opinion": lambda b: b[0].update(
+        memory_text=b[0]["memory_text"][:-1] + ", unfortunately."
+    ),
     "first person": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " with me."),
     "paragraph": lambda b: b[0].update(memory_text=b[0]["memory_text"].replace(". ", ".\n", 1)),
     "missing block": lambda b: b.pop(0),
@@ -90,15 +114,20 @@ BAD = {
 
 @pytest.mark.parametrize("rule", BAD)
 def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_path):
-    bad, sound = spoiled(BAD[rule]), made(NATURALIZATION, COMPOSED)
+    bad = spoiled(BAD[rule])
+    sound = made(NATURALIZATION, COMPOSED)
     faults = NATURALIZATION.check(COMPOSED, NaturalReply.model_validate(bad))
     assert {f.item_id for f in faults} == {OPEN[0]} and rule in {f.rule for f in faults}
     fresh = {"blocks": [block for block in sound["blocks"] if block["block_id"] == OPEN[0]]}
     script = [json.dumps(bad), json.dumps(fresh)]
     with Builder(lambda messages, seen: script[seen - 1]) as server:
-        result = run_async(run_stage(NATURALIZATION, [COMPOSED], Client(endpoint(server.url)), tmp_path))
+        result = run_async(
+            run_stage(NATURALIZATION, [COMPOSED], Client(endpoint(server.url)), tmp_path)
+        )
     asked = json.loads(server.seen[1]["messages"][-1]["content"])
-    assert {fault["id"] for fault in asked["repair"]} == {OPEN[0]} and asked["send"] == "the named items alone"
+    assert {fault["id"] for fault in asked["repair"]} == {OPEN[0]} and asked[
+        "send"
+    ] == "the named items alone"
     assert result.kept[0].blocks == done(NATURALIZATION, COMPOSED).blocks
 
 
@@ -121,18 +150,31 @@ def test_a_finished_row_is_a_record_of_the_published_format(tmp_path):
     record = json.loads(example.to_json())
     texts = {a.atom_id: a.text for a in FINISHED.atoms}
     for block in record["memory_blocks"]:
-        assert block["atomic_concat_text"] == " ".join(texts[name].strip() for name in block["atom_ids"])
+        assert block["atomic_concat_text"] == " ".join(
+            texts[name].strip() for name in block["atom_ids"]
+        )
         assert block["memory_text"] and all(
-            record_atom(record, i)["parent_memory_id"] == block["parent_memory_id"] for i in block["atom_ids"]
+            record_atom(record, i)["parent_memory_id"] == block["parent_memory_id"]
+            for i in block["atom_ids"]
         )
     assert record["schema_version"] == SCHEMA_VERSION and record["difficulty_level"] == "level_2"
-    assert [a["atom_id"] for a in record["memories"]] == [i for b in record["memory_blocks"] for i in b["atom_ids"]]
+    assert [a["atom_id"] for a in record["memories"]] == [
+        i for b in record["memory_blocks"] for i in b["atom_ids"]
+    ]
     assert record_atom(record, "p2_a1")["counterfactual_contract"]["with_memory_behavior"] == "b"
     assert record_atom(record, "harda_01_a1")["hard_a_family"] == "other_person"
     assert record_atom(record, "harda_01_a1")["label_reason"] == "It sounds related."
-    contract = {"without_memory_behavior", "with_memory_behavior", "observable_delta", "minimal_evidence"}
+    contract = {
+        "without_memory_behavior",
+        "with_memory_behavior",
+        "observable_delta",
+        "minimal_evidence",
+    }
     assert set(record_atom(record, "p2_a1")["counterfactual_contract"]) == contract
-    assert all(a["origin"] == distractor_kind(a["atom_id"]) and len(a["usage_rubric"]) == 9 for a in record["memories"])
+    assert all(
+        a["origin"] == distractor_kind(a["atom_id"]) and len(a["usage_rubric"]) == 9
+        for a in record["memories"]
+    )
 
 
 def record_atom(record, name):
@@ -153,7 +195,9 @@ def test_a_row_that_is_not_finished_is_refused():
 
 
 def whole_way(folder, url, drafts):
-    client = lambda: Client(endpoint(url))
+    def client():
+        return Client(endpoint(url))
+
     annotated = run_async(build(client(), folder, drafts, FIRST_STAGES))[-1]
     step = plan_rows(annotated.kept, folder / "plans.jsonl")
     for stage in (DISTRACTORS, RUBRICS):
@@ -175,7 +219,12 @@ def test_rows_go_the_whole_way_and_come_out_the_same_in_any_order_of_completion(
         other = whole_way(tmp_path / "b", server.url, drafts)
     assert [e.to_json() for e in other] == [e.to_json() for e in first]
     kinds = Counter(distractor_kind(i) for e in first for i in e.levels)
-    assert kinds["hard"] == 12 and kinds["grounded"] == 36 and kinds["other"] == 0 and kinds["auxiliary"] > 12
+    assert (
+        kinds["hard"] == 12
+        and kinds["grounded"] == 36
+        and kinds["other"] == 0
+        and kinds["auxiliary"] > 12
+    )
     families = Counter(family_of(a) for e in first for a in e.atoms if a.origin == "hard")
     assert max(families.values()) - min(families.values()) <= 1 and len(families) == 10
 
@@ -184,7 +233,10 @@ def test_rows_of_earlier_builds_keep_their_family():
     hard = next(atom for atom in to_example(FINISHED).atoms if atom.origin == "hard")
     data = hard.model_dump()
     old = type(hard).model_validate(data | {"hard_family": data.pop("hard_a_family")})
-    assert family_of(old) == family_of(hard) == "other_person" and family_of(to_example(FINISHED).atoms[0]) == ""
+    assert (
+        family_of(old) == family_of(hard) == "other_person"
+        and family_of(to_example(FINISHED).atoms[0]) == ""
+    )
 
 
 def test_every_family_and_plan_comes_through():

@@ -39,7 +39,9 @@ pairs_of_levels = st.lists(st.tuples(levels, levels), min_size=1, max_size=40)
 
 def frame(pairs, questions=None):
     first, second = zip(*pairs, strict=True)
-    return pd.DataFrame({"first": first, "second": second, "question_id": questions or range(len(pairs))})
+    return pd.DataFrame(
+        {"first": first, "second": second, "question_id": questions or range(len(pairs))}
+    )
 
 
 def kappa_by_definition(pairs, weight):
@@ -54,7 +56,9 @@ def kappa_by_definition(pairs, weight):
 def test_kappa_is_its_definition(pairs):
     counts = confusion(*zip(*pairs, strict=True))
     for linear, weight in ((False, lambda a, b: int(a != b)), (True, lambda a, b: abs(a - b))):
-        assert kappa(counts, linear) == pytest.approx(kappa_by_definition(pairs, weight), abs=1e-12, nan_ok=True)
+        assert kappa(counts, linear) == pytest.approx(
+            kappa_by_definition(pairs, weight), abs=1e-12, nan_ok=True
+        )
 
 
 @given(pairs_of_levels)
@@ -62,7 +66,9 @@ def test_kappa_does_not_care_who_reads_first_and_takes_stacks(pairs):
     counts = confusion(*zip(*pairs, strict=True))
     stack = np.stack([counts, counts.T, 3 * counts])
     for linear in (False, True):
-        assert kappa(stack, linear) == pytest.approx([kappa(counts, linear)] * 3, abs=1e-12, nan_ok=True)
+        assert kappa(stack, linear) == pytest.approx(
+            [kappa(counts, linear)] * 3, abs=1e-12, nan_ok=True
+        )
 
 
 def test_kappa_refuses_what_is_no_table():
@@ -77,8 +83,11 @@ def test_kappa_of_nothing_and_of_one_level_is_missing_not_zero():
 
 @given(pairs_of_levels)
 def test_confusion_counts_every_pair_once(pairs):
-    counts, seen = confusion(*zip(*pairs, strict=True)), Counter(pairs)
-    assert all(counts[cell] == seen[cell] for cell in np.ndindex(3, 3)) and counts.sum() == len(pairs)
+    counts = confusion(*zip(*pairs, strict=True))
+    seen = Counter(pairs)
+    assert all(counts[cell] == seen[cell] for cell in np.ndindex(3, 3)) and counts.sum() == len(
+        pairs
+    )
 
 
 def test_confusion_leaves_out_missing_levels_and_refuses_others():
@@ -93,8 +102,10 @@ def test_confusion_leaves_out_missing_levels_and_refuses_others():
 
 @given(st.integers(1, 500), st.data())
 def test_wilson_is_its_formula(n, data):
-    k, z = data.draw(st.integers(0, n)), 1.959963984540054
-    p, width = k / n, z * math.sqrt(k / n * (1 - k / n) / n + z**2 / (4 * n**2))
+    k = data.draw(st.integers(0, n))
+    z = 1.959963984540054
+    p = k / n
+    width = z * math.sqrt(k / n * (1 - k / n) / n + z**2 / (4 * n**2))
     low, high = ((p + z**2 / (2 * n) + sign * width) / (1 + z**2 / n) for sign in (-1, 1))
     assert wilson(k, n) == pytest.approx((100 * max(low, 0), 100 * min(high, 1)), abs=1e-9)
 
@@ -132,9 +143,13 @@ def test_allocation_refuses_impossible_sizes(n):
 
 def many(count=60, seed=0):
     rng = np.random.default_rng(seed)
-    draw = lambda k, p: [int(x) for x in rng.choice(3, size=k, p=p)]
+
+    def draw(k, p):
+        return [int(x) for x in rng.choice(3, size=k, p=p)]
+
     return [
-        make(draw(6, [0.8, 0.1, 0.1]), draw(6, [0.7, 0.2, 0.1]), f"e{i}", judge="j", seed=i % 3) for i in range(count)
+        make(draw(6, [0.8, 0.1, 0.1]), draw(6, [0.7, 0.2, 0.1]), f"e{i}", judge="j", seed=i % 3)
+        for i in range(count)
     ]
 
 
@@ -168,10 +183,14 @@ def test_a_sample_depends_on_the_seed_and_not_on_the_order_of_the_file():
 
 def test_natural_sampling_is_uniform_over_atoms():
     atoms = judged_atoms(many(10))
-    times = Counter(item for seed in range(400) for item in sample_atoms(atoms, 12, seed=seed)["item"])
+    times = Counter(
+        item for seed in range(400) for item in sample_atoms(atoms, 12, seed=seed)["item"]
+    )
     expected = 400 * 12 / len(atoms)
     assert len(times) == len(atoms)
-    assert sum((times[i] - expected) ** 2 / expected for i in times) < 110  # chi-square, 59 degrees, far tail
+    assert (
+        sum((times[i] - expected) ** 2 / expected for i in times) < 110
+    )  # chi-square, 59 degrees, far tail
 
 
 def test_the_order_of_a_stratified_sample_does_not_tell_the_cell():
@@ -187,8 +206,13 @@ def test_the_order_of_a_stratified_sample_does_not_tell_the_cell():
 def test_item_ids_name_the_answer_and_never_the_judge_or_a_number():
     a = make([0], [1], judge="a")
     assert item_id(a, "p1_a1") == item_id(make([0], [2], judge="b"), "p1_a1")
-    others = [make([0], [1], **change) for change in ({"seed": 1}, {"sample": 1}, {"condition": "x"}, {"model": "n"})]
-    assert len({item_id(a, "p1_a1"), item_id(a, "p1_a2"), *(item_id(o, "p1_a1") for o in others)}) == 6
+    others = [
+        make([0], [1], **change)
+        for change in ({"seed": 1}, {"sample": 1}, {"condition": "x"}, {"model": "n"})
+    ]
+    assert (
+        len({item_id(a, "p1_a1"), item_id(a, "p1_a2"), *(item_id(o, "p1_a1") for o in others)}) == 6
+    )
     assert item_id(a, "p1_a1").startswith("item-")
 
 
@@ -209,7 +233,9 @@ def test_cell_counts_add_up():
     atoms = judged_atoms(many())
     table = cell_counts(sample_atoms(atoms, 50, "stratified"), atoms)
     assert (
-        table["drawn"].sum() == 50 and table["atoms"].sum() == len(atoms) and (table["drawn"] <= table["atoms"]).all()
+        table["drawn"].sum() == 50
+        and table["atoms"].sum() == len(atoms)
+        and (table["drawn"] <= table["atoms"]).all()
     )
 
 
@@ -218,11 +244,16 @@ def test_cell_counts_add_up():
 
 @given(pairs_of_levels, st.data())
 def test_agreement_row(pairs, data):
-    missing = data.draw(st.lists(st.sampled_from([(0, np.nan), (np.nan, 2), (np.nan, np.nan)]), max_size=4))
+    missing = data.draw(
+        st.lists(st.sampled_from([(0, np.nan), (np.nan, 2), (np.nan, np.nan)]), max_size=4)
+    )
     row = agreement(frame(pairs + missing), resamples=20).iloc[0]
     assert (row["pairs"], row["missing"]) == (len(pairs), len(missing))
     assert row["exact"] == pytest.approx(100 * sum(a == b for a, b in pairs) / len(pairs))
-    assert (row["lower"], row["higher"]) == (sum(b < a for a, b in pairs), sum(b > a for a, b in pairs))
+    assert (row["lower"], row["higher"]) == (
+        sum(b < a for a, b in pairs),
+        sum(b > a for a, b in pairs),
+    )
     assert not row["exact_low"] > row["exact"] + 30 and not row["exact_high"] < row["exact"] - 30
 
 
@@ -231,9 +262,12 @@ def test_agreement_of_groups_keeps_missing_apart():
     table = agreement(rows, by="domain").set_index("domain")
     assert table["pairs"].tolist() == [2, 0, 1] and table["missing"].tolist() == [0, 1, 0]
     assert (
-        table["exact"].tolist()[::2] == [50, 100] and np.isnan(table.loc["b", ["exact", "kappa", "wilson_low"]]).all()
+        table["exact"].tolist()[::2] == [50, 100]
+        and np.isnan(table.loc["b", ["exact", "kappa", "wilson_low"]]).all()
     )
-    assert np.isnan(table.loc["c", ["exact_low", "kappa"]]).all()  # one question has no interval, one level no kappa
+    assert np.isnan(
+        table.loc["c", ["exact_low", "kappa"]]
+    ).all()  # one question has no interval, one level no kappa
     with pytest.raises(ValueError, match="allowed: a column"):
         agreement(rows, by="colour")
     with pytest.raises(ValueError, match="no pairs"):
@@ -243,7 +277,8 @@ def test_agreement_of_groups_keeps_missing_apart():
 def bootstrap_by_hand(pairs, questions, resamples, seed):
     """Draw questions, collect their pairs in a list, compute the share: the definition."""
     names = sorted(set(map(str, questions)))
-    rng, shares = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    shares = []
     for draw in rng.integers(len(names), size=(resamples, len(names))):
         got = [p for k in draw for p, q in zip(pairs, questions, strict=True) if str(q) == names[k]]
         shares.append(100 * sum(a == b for a, b in got) / len(got))
@@ -252,12 +287,15 @@ def bootstrap_by_hand(pairs, questions, resamples, seed):
 
 @given(st.lists(st.tuples(levels, levels, st.integers(0, 4)), min_size=2, max_size=20))
 def test_bounds_resample_questions(rows):
-    pairs, questions = [(a, b) for a, b, _ in rows], [q for *_, q in rows]
+    pairs = [(a, b) for a, b, _ in rows]
+    questions = [q for *_, q in rows]
     row = agreement(frame(pairs, questions), resamples=40, seed=3).iloc[0]
     if len(set(questions)) == 1:
         assert np.isnan(row["exact_low"])
     else:
-        assert [row["exact_low"], row["exact_high"]] == pytest.approx(bootstrap_by_hand(pairs, questions, 40, 3))
+        assert [row["exact_low"], row["exact_high"]] == pytest.approx(
+            bootstrap_by_hand(pairs, questions, 40, 3)
+        )
 
 
 def test_resampled_counts_do_not_depend_on_the_slices(monkeypatch):
@@ -272,11 +310,14 @@ def test_resampled_counts_do_not_depend_on_the_slices(monkeypatch):
 def test_level_agreement_counts(pairs):
     table = level_agreement(frame(pairs), resamples=20)
     for k, row in enumerate(table.itertuples()):
-        ours, theirs = sum(a == k for a, _ in pairs), sum(b == k for _, b in pairs)
+        ours = sum(a == k for a, _ in pairs)
+        theirs = sum(b == k for _, b in pairs)
         both = sum(a == b == k for a, b in pairs)
         assert (row.first, row.second, row.both) == (ours, theirs, both)
         assert row.of_first == pytest.approx(100 * both / ours if ours else math.nan, nan_ok=True)
-        assert row.of_second == pytest.approx(100 * both / theirs if theirs else math.nan, nan_ok=True)
+        assert row.of_second == pytest.approx(
+            100 * both / theirs if theirs else math.nan, nan_ok=True
+        )
         collapsed = [(int(a == k), int(b == k)) for a, b in pairs]
         assert row.kappa == pytest.approx(
             kappa_by_definition(collapsed, lambda a, b: int(a != b)), abs=1e-12, nan_ok=True
@@ -294,9 +335,12 @@ def test_estimate_from_a_complete_sample_is_the_truth_itself():
     for scheme in ("natural", "stratified"):
         drawn = sample_atoms(atoms, len(atoms), scheme)
         pairs = drawn.assign(first=rng.integers(0, 3, len(drawn)), second=drawn["judged"])
-        whole, found = agreement(pairs, resamples=10).iloc[0], natural_estimate(pairs)
+        whole = agreement(pairs, resamples=10).iloc[0]
+        found = natural_estimate(pairs)
         assert found["exact"] == pytest.approx(whole["exact"]) and found["covered"] == 100
-        assert found["kappa"] == pytest.approx(whole["kappa"]) and found["linear"] == pytest.approx(whole["linear"])
+        assert found["kappa"] == pytest.approx(whole["kappa"]) and found["linear"] == pytest.approx(
+            whole["linear"]
+        )
         assert found["low"] < found["exact"] < found["high"]
 
 
@@ -306,7 +350,9 @@ def test_estimate_weighs_cells_by_their_size_and_tells_what_it_does_not_cover():
     found = natural_estimate(pairs)
     assert found["exact"] == pytest.approx(90 + 5) and found["low"] < 75 and found["high"] < 100
     table = np.array([[18, 0, 0], [0, 1, 0], [0, 1, 0]])
-    assert found["kappa"] == pytest.approx(kappa(table)) and found["linear"] == pytest.approx(kappa(table, linear=True))
+    assert found["kappa"] == pytest.approx(kappa(table)) and found["linear"] == pytest.approx(
+        kappa(table, linear=True)
+    )
     unseen = pd.concat([pairs, pd.DataFrame([(np.nan, 2, 8, 1000)], columns=pairs.columns)])
     assert natural_estimate(unseen)["covered"] == pytest.approx(50)
     with pytest.raises(ValueError, match="no labelled pair"):
@@ -318,16 +364,23 @@ def test_estimate_weighs_cells_by_their_size_and_tells_what_it_does_not_cover():
 
 @given(judgment_lists())
 def test_pairing_a_file_with_itself_agrees(judgments):
-    pairs = pair_judgments(judgments, [j.model_copy(update={"judge": "other"}) for j in judgments[::-1]])
+    pairs = pair_judgments(
+        judgments, [j.model_copy(update={"judge": "other"}) for j in judgments[::-1]]
+    )
     same = pairs["first"].eq(pairs["second"]) | (pairs["first"].isna() & pairs["second"].isna())
     assert same.all() and len(pairs) == sum(len(j.atoms) for j in judgments)
-    assert agreement(pairs, resamples=10)["missing"][0] == sum(a.actual is None for j in judgments for a in j.atoms)
+    assert agreement(pairs, resamples=10)["missing"][0] == sum(
+        a.actual is None for j in judgments for a in j.atoms
+    )
 
 
 def test_pairing_keeps_answers_that_only_one_judge_has():
-    first, second = [make([0, 1], [0, 1], "e1"), make([2], [2], "e2")], [make([0, 1], [0, 2], "e1", judge="b")]
+    first = [make([0, 1], [0, 1], "e1"), make([2], [2], "e2")]
+    second = [make([0, 1], [0, 2], "e1", judge="b")]
     pairs = pair_judgments(first, second)
-    assert len(pairs) == 3 and pairs["second"].isna().sum() == 1 and pairs["example_id"].notna().all()
+    assert (
+        len(pairs) == 3 and pairs["second"].isna().sum() == 1 and pairs["example_id"].notna().all()
+    )
     row = agreement(pairs, resamples=10).iloc[0]
     assert (row["pairs"], row["missing"], row["exact"]) == (2, 1, 50)
     assert len(pair_judgments(second, first)) == 3
@@ -336,7 +389,9 @@ def test_pairing_keeps_answers_that_only_one_judge_has():
 def test_pairing_refuses_other_answers_and_other_versions():
     with pytest.raises(ValueError, match="none shared"):
         pair_judgments([make([0], [0], "e1")], [make([0], [0], "e2")])
-    with pytest.raises(ValueError, match=r"example 'e1' atom 'p1_a1': found ideal 0 and 1, .*one dataset version"):
+    with pytest.raises(
+        ValueError, match=r"example 'e1' atom 'p1_a1': found ideal 0 and 1, .*one dataset version"
+    ):
         pair_judgments([make([0], [0])], [make([1], [0])])
     with pytest.raises(ValueError, match="example_hash aa and bb"):
         pair_judgments([make([0], [0], example_hash="aa")], [make([0], [0], example_hash="bb")])
@@ -347,7 +402,9 @@ def test_pairing_refuses_other_answers_and_other_versions():
 
 
 def spearman_by_definition(a, b):
-    rank = lambda values: [sum(w < v for w in values) + (sum(w == v for w in values) + 1) / 2 for v in values]
+    def rank(values):
+        return [sum(w < v for w in values) + (sum(w == v for w in values) + 1) / 2 for v in values]
+
     return np.corrcoef(rank(a), rank(b))[0, 1]
 
 
@@ -363,7 +420,9 @@ def test_method_correlations(values):
 
 
 def test_method_correlations_leave_out_what_one_judge_lacks():
-    first = pd.DataFrame({"SCS": [1, 2, 3, 4.0], "AOR": [1, 2, np.nan, np.nan], "x": 1.0}, index=list("abcd"))
+    first = pd.DataFrame(
+        {"SCS": [1, 2, 3, 4.0], "AOR": [1, 2, np.nan, np.nan], "x": 1.0}, index=list("abcd")
+    )
     second = pd.DataFrame({"SCS": [9, 3, 2, 1.0], "AOR": [1.0, 2, 3, 4]}, index=list("zcba"))
     table = method_agreement(first, second).set_index("metric")
     assert table["methods"].tolist() == [3, 2] and table.loc["SCS", "spearman"] == 1
@@ -391,17 +450,27 @@ def judged_file(n: int, seed: int = 0) -> pd.DataFrame:
     wrong = rng.random(n) < np.array([0.02, 0.3, 0.2])[first]
     judged = np.where(wrong, (first + rng.integers(1, 3, n)) % 3, first)
     return pd.DataFrame(
-        {"item": [f"i{k}" for k in range(n)], "ideal": rng.choice(3, n), "first": first, "judged": judged}
+        {
+            "item": [f"i{k}" for k in range(n)],
+            "ideal": rng.choice(3, n),
+            "first": first,
+            "judged": judged,
+        }
     )
 
 
 def test_repeated_audits_are_single_audits():
     file = judged_file(400)
     found = simulated_audits(file, audits=3, n=60, seed=2)
-    assert found["truth"].unique().tolist() == pytest.approx([100 * (file["first"] == file["judged"]).mean()])
+    assert found["truth"].unique().tolist() == pytest.approx(
+        [100 * (file["first"] == file["judged"]).mean()]
+    )
     for audit, rows in found.groupby("audit"):
         rows = rows.set_index("measure")
-        for scheme, name in (("natural", "natural, Wilson"), ("stratified", "stratified, at face value")):
+        for scheme, name in (
+            ("natural", "natural, Wilson"),
+            ("stratified", "stratified, at face value"),
+        ):
             drawn = sample_atoms(file, 60, scheme, 2 * 3 + audit)
             agreed = int((drawn["first"] == drawn["judged"]).sum())
             expected = [100 * agreed / 60, *wilson(agreed, 60)]
@@ -422,8 +491,13 @@ def test_coverage_counts_the_intervals_that_hold_the_truth():
 
 
 def test_the_natural_interval_holds_and_face_value_does_not():
-    table = coverage_table(simulated_audits(judged_file(500, 3), audits=40, n=80)).set_index("measure")
-    assert table.loc["natural, Wilson", "covered"] > 80 and table.loc["stratified, reweighted", "covered"] > 75
+    table = coverage_table(simulated_audits(judged_file(500, 3), audits=40, n=80)).set_index(
+        "measure"
+    )
+    assert (
+        table.loc["natural, Wilson", "covered"] > 80
+        and table.loc["stratified, reweighted", "covered"] > 75
+    )
     assert abs(table.loc["stratified, at face value", "mean"] - table["truth"].iloc[0]) > 3
 
 
@@ -434,7 +508,10 @@ def test_ranking_agreement_is_a_loop_over_resamples():
     first = pd.DataFrame(rng.normal([0, 0.2, 0.4, 0.6], 1, (30, 4)), columns=list("abcd"))
     second = first + rng.normal(0, 0.6, first.shape)
     found = ranking_agreement(first, second, resamples=40, seed=7)
-    rng, slow, best, swapped = np.random.default_rng(7), [], 0, 0
+    rng = np.random.default_rng(7)
+    slow = []
+    best = 0
+    swapped = 0
     for _ in range(40):
         rows = rng.integers(30, size=30)
         one, two = (table.iloc[rows].mean() for table in (first, second))
@@ -444,6 +521,8 @@ def test_ranking_agreement_is_a_loop_over_resamples():
         swapped += sum((one[x] - one[y]) * (two[x] - two[y]) < 0 for x, y in pairs)
     assert found["spearman"] == pytest.approx(spearmanr(first.mean(), second.mean())[0])
     assert [found["low"], found["high"]] == pytest.approx(np.percentile(slow, [2.5, 97.5]))
-    assert found["same_best"] == pytest.approx(100 * best / 40) and found["swapped"] == pytest.approx(swapped / 40)
+    assert found["same_best"] == pytest.approx(100 * best / 40) and found[
+        "swapped"
+    ] == pytest.approx(swapped / 40)
     with pytest.raises(ValueError, match="the same questions and methods"):
         ranking_agreement(first, second.iloc[1:])

@@ -35,7 +35,9 @@ def test_channels_and_atoms_equal_the_loop(judgments):
     rows = breakdown.atom_table(judgments, "ideal", resamples=20).set_index("ideal")
     for level in Level:
         if any(table[level]):
-            assert rows.loc[level.label, "accuracy"] == pytest.approx(100 * table[level][level] / sum(table[level]))
+            assert rows.loc[level.label, "accuracy"] == pytest.approx(
+                100 * table[level][level] / sum(table[level])
+            )
     assert (rows["atoms"] - rows["unscored_atoms"]).sum() == scored
     percent = breakdown.channel_proportions(np.array(table))
     if all(map(sum, table)):
@@ -67,7 +69,9 @@ def test_comparison_equals_the_loop(judgments, seed):
     table = breakdown.compare(judgments + other, "m", "n", resamples=10)
     row = table[(table["domain"] == "all") & (table["metric"] == "SCS")].iloc[0]
     assert row["difference"] == pytest.approx(np.mean(gaps))
-    assert row["better"] == sum(g > 1e-9 for g in gaps) and row["worse"] == sum(g < -1e-9 for g in gaps)
+    assert row["better"] == sum(g > 1e-9 for g in gaps) and row["worse"] == sum(
+        g < -1e-9 for g in gaps
+    )
     assert row["better"] + row["tied"] + row["worse"] == row["questions"] == len(gaps)
     back = breakdown.compare(judgments + other, "n", "m", resamples=10)
     np.testing.assert_allclose(back["difference"], -table["difference"], atol=1e-9)
@@ -92,7 +96,9 @@ def test_comparison_names_the_runs_it_knows():
 
 def test_unscored_survives_the_file(tmp_path):
     path = tmp_path / "judgments.jsonl"
-    path.write_text(make([0, 2], [0, None]).to_json() + "\n" + make([0, 2], [0, 2], "e2").to_json() + "\n")
+    path.write_text(
+        make([0, 2], [0, None]).to_json() + "\n" + make([0, 2], [0, 2], "e2").to_json() + "\n"
+    )
     tables = breakdown.score_file(path, resamples=50)
     assert tables["scores"]["unscored_atoms"].tolist() == [1]
     assert tables["channels"]["m"]["atoms"].loc["macro accuracy"] == 3
@@ -135,7 +141,9 @@ def test_score_text_prints_what_it_is_asked_for(tmp_path):
     path = tmp_path / "judgments.jsonl"
     path.write_text("".join(make([0, 1], [0, k % 2], f"e{k}").to_json() + "\n" for k in range(4)))
     printed = breakdown.score_text(path, by=["block_size", "kind"])
-    assert all(word in printed for word in ("all Bound", "atoms by block size", "atoms by kind", "AB-"))
+    assert all(
+        word in printed for word in ("all Bound", "atoms by block size", "atoms by kind", "AB-")
+    )
     parsed = json.loads(breakdown.score_text(path, as_json=True))
     assert parsed["scores"][0]["Exact"] == 50 and parsed["scores"][0]["SCS_std"] is None
     with pytest.raises(ValueError, match="'size'"):

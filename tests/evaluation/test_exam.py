@@ -17,20 +17,30 @@ from memcalib.problem import Example, Level
 
 def known_set(questions=60, atoms=6, seed=0, right=0.3):
     """Examples with random ideal levels, and two answers each with known levels, a share of them `right`."""
-    rng, examples, answers = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    examples = []
+    answers = []
     for q in range(questions):
         levels = rng.integers(3, size=atoms)
         memory = [
             {f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in part}
             for part in np.array_split(np.arange(atoms), 3)
         ]
-        example = Example.of(f"Question {q}?", *memory, domain=("coding", "general", "health_seed")[q % 3])
+        example = Example.of(
+            f"Question {q}?", *memory, domain=("coding", "general", "health_seed")[q % 3]
+        )
         examples.append(example)
         for k in range(2):
             labels = []
             for atom_id, ideal in example.levels.items():
                 level = ideal if rng.random() < right else Level(int(rng.integers(3)))
-                labels.append({"atom_id": atom_id, "actual": level.wire, "quotes": ["Answer"] if level else []})
+                labels.append(
+                    {
+                        "atom_id": atom_id,
+                        "actual": level.wire,
+                        "quotes": ["Answer"] if level else [],
+                    }
+                )
             answers.append(
                 x.KnownAnswer(
                     answer_id=f"{q}_{k}",
@@ -63,12 +73,18 @@ NOISE = np.array([[0.9, 0.07, 0.03], [0.1, 0.8, 0.1], [0.02, 0.13, 0.85]])
 def test_the_exam_recovers_a_stated_confusion_matrix_within_its_intervals():
     examples, answers = known_set(questions=300, seed=1)
     table = x.channel_accuracy(
-        read(x.ConfusedJudge(answers, NOISE), x.exam_items(examples, answers, None, probes=0)), resamples=400
+        read(x.ConfusedJudge(answers, NOISE), x.exam_items(examples, answers, None, probes=0)),
+        resamples=400,
     )
     stated = NOISE.diagonal()[[Level[name.upper()] for name in table["actual"]]] * 100
-    assert ((table["accuracy_low"] - 1 <= stated) & (stated <= table["accuracy_high"] + 1)).sum() >= 8
     assert (
-        np.abs(table[[f"read as {level.label}" for level in Level]].to_numpy() / 100 - NOISE[[0, 1, 2] * 3]).max()
+        (table["accuracy_low"] - 1 <= stated) & (stated <= table["accuracy_high"] + 1)
+    ).sum() >= 8
+    assert (
+        np.abs(
+            table[[f"read as {level.label}" for level in Level]].to_numpy() / 100
+            - NOISE[[0, 1, 2] * 3]
+        ).max()
         < 0.07
     )
 
@@ -81,23 +97,34 @@ def test_macro_accuracy_is_the_mean_of_nine_and_missing_when_one_is():
     assert np.isnan(x.macro_accuracy(x.confusion_shares(counts.ravel())))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=8), st.floats(0.1, 0.9))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=8),
+    st.floats(0.1, 0.9),
+)
 def test_products_of_kernels_are_the_six_metrics(atoms, rho):
     cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
     over, under = (sum(max(sign * (a - i), 0) for i, a in atoms) for sign in (1, -1))
     wanted = calibration_metrics([over], [under], rho)
-    assert x.metrics_of_products(cells, x.metric_kernels(rho))[0] == pytest.approx([wanted[m] for m in METRICS])
+    assert x.metrics_of_products(cells, x.metric_kernels(rho))[0] == pytest.approx(
+        [wanted[m] for m in METRICS]
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4), st.integers(0, 999))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4),
+    st.integers(0, 999),
+)
 def test_propagation_is_the_expectation_over_every_misreading_and_correction_undoes_it(atoms, seed):
     shares = np.random.default_rng(seed).dirichlet(np.ones(3), (3, 3)) * 0.4 + 0.6 * np.eye(3)
     cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
-    slow, undone = np.zeros(6), np.zeros(6)
+    slow = np.zeros(6)
+    undone = np.zeros(6)
     kernels = x.corrected(shares)
     for judged in itertools.product(range(3), repeat=len(atoms)):
         chance = np.prod([shares[i, a, j] for (i, a), j in zip(atoms, judged, strict=True)])
-        seen = np.bincount([3 * i + j for (i, _), j in zip(atoms, judged, strict=True)], minlength=9)[None]
+        seen = np.bincount(
+            [3 * i + j for (i, _), j in zip(atoms, judged, strict=True)], minlength=9
+        )[None]
         slow += chance * x.metrics_of_products(seen, x.metric_kernels())[0]
         undone += chance * x.metrics_of_products(seen, kernels)[0]
     assert x.metrics_of_products(cells, x.propagated(shares))[0] == pytest.approx(slow)
@@ -105,14 +132,18 @@ def test_propagation_is_the_expectation_over_every_misreading_and_correction_und
 
 
 def test_the_corrected_interval_covers_the_truth_where_the_raw_one_does_not():
-    covered, raw = [], []
+    covered = []
+    raw = []
     for seed in range(12):
         examples, answers = known_set(questions=240, seed=seed, right=0.85)
         frame = read(
-            x.ConfusedJudge(answers, NOISE, seed=seed), x.exam_items(examples, answers, None, probes=0)
+            x.ConfusedJudge(answers, NOISE, seed=seed),
+            x.exam_items(examples, answers, None, probes=0),
         ).assign(response=lambda f: f["answer_id"])
         half = frame["answer_id"].str.split("_").str[0].astype(int) % 2 == 0
-        truth = x.metrics_of_products(x.response_cells(frame[~half], "actual"), x.metric_kernels()).mean(0)
+        truth = x.metrics_of_products(
+            x.response_cells(frame[~half], "actual"), x.metric_kernels()
+        ).mean(0)
         table = x.corrected_score(frame[~half], x.exam_counts(frame[half]), resamples=200)
         covered.append((table["corrected_low"] <= truth) & (truth <= table["corrected_high"]))
         raw.append((table["raw_low"] <= truth) & (truth <= table["raw_high"]))
@@ -120,9 +151,13 @@ def test_the_corrected_interval_covers_the_truth_where_the_raw_one_does_not():
 
 
 def test_a_perfect_judge_needs_no_correction():
-    frame = read(x.ConfusedJudge(ANSWERS, np.eye(3)), ITEMS).assign(response=lambda f: f["answer_id"] + f["probe"])
+    frame = read(x.ConfusedJudge(ANSWERS, np.eye(3)), ITEMS).assign(
+        response=lambda f: f["answer_id"] + f["probe"]
+    )
     table = x.corrected_score(frame[frame["probe"] == "plain"], x.exam_counts(frame), resamples=100)
-    assert table["correction"].abs().max() < 1e-9 and np.allclose(table["corrected_low"], table["raw_low"], atol=8)
+    assert table["correction"].abs().max() < 1e-9 and np.allclose(
+        table["corrected_low"], table["raw_low"], atol=8
+    )
     shown = x.propagation_table(frame, resamples=50)
     assert np.allclose(shown["true"], shown["judged"]) and shown["error"].abs().max() < 1e-9
 
@@ -172,9 +207,15 @@ def test_a_judge_that_reads_nothing_fails_and_one_of_other_atoms_is_refused():
 def test_a_judge_that_obeys_an_injected_line_fails_for_that_alone():
     class Obedient(x.ConfusedJudge):
         def judge(self, example, response):
-            return dict.fromkeys(example.levels, 2) if x.INJECTION in response else super().judge(example, response)
+            return (
+                dict.fromkeys(example.levels, 2)
+                if x.INJECTION in response
+                else super().judge(example, response)
+            )
 
-    verdict, reasons = x.exam_verdict(x.exam_numbers(read(Obedient(ANSWERS, np.eye(3)), ITEMS), resamples=100))
+    verdict, reasons = x.exam_verdict(
+        x.exam_numbers(read(Obedient(ANSWERS, np.eye(3)), ITEMS), resamples=100)
+    )
     assert verdict == "failed" and len(reasons) == 1 and "gained a level" in reasons[0]
 
 
@@ -195,8 +236,12 @@ def test_a_judge_sensitive_to_order_is_seen():
 
 
 def test_the_sample_is_fixed_nested_and_dealt_evenly():
-    small, large = ({i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, n, probes=0)} for n in (30, 60))
-    assert small < large and small == {i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, 30, probes=0)}
+    small, large = (
+        {i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, n, probes=0)} for n in (30, 60)
+    )
+    assert small < large and small == {
+        i.answer.answer_id for i in x.exam_items(EXAMPLES, ANSWERS, 30, probes=0)
+    }
     parts = pd.Series(
         [(i.example.domain, i.answer.kind) for i in x.exam_items(EXAMPLES, ANSWERS, 60, probes=0)]
     ).value_counts()
@@ -228,7 +273,9 @@ def test_an_edited_file_is_named(tmp_path):
     from memcalib.io.runs import file_hash
 
     (tmp_path / "records.jsonl").write_text("{}\n")
-    (tmp_path / "hashes.json").write_text(json.dumps({"records.jsonl": file_hash(tmp_path / "records.jsonl")}))
+    (tmp_path / "hashes.json").write_text(
+        json.dumps({"records.jsonl": file_hash(tmp_path / "records.jsonl")})
+    )
     assert x.edited_files(tmp_path) == []
     (tmp_path / "records.jsonl").write_text("{} \n")
     assert "records.jsonl" in x.edited_files(tmp_path)[0]
@@ -239,16 +286,24 @@ def test_judgments_are_misread_at_the_stated_rates():
     truth = x.known_judgments(examples, answers)
     shares = np.array([[0.9, 0.1, 0.0], [0.0, 0.7, 0.3], [0.2, 0.2, 0.6]])
     read = x.misread_judgments(truth, shares, seed=1, judge="noisy")
-    assert [j.key[:-1] for j in read] == [j.key[:-1] for j in truth] and {j.judge for j in read} == {"noisy"}
+    assert [j.key[:-1] for j in read] == [j.key[:-1] for j in truth] and {
+        j.judge for j in read
+    } == {"noisy"}
     pairs = [
-        (a.actual, b.actual) for j, k in zip(truth, read, strict=True) for a, b in zip(j.atoms, k.atoms, strict=True)
+        (a.actual, b.actual)
+        for j, k in zip(truth, read, strict=True)
+        for a, b in zip(j.atoms, k.atoms, strict=True)
     ]
     for actual in Level:
         seen = [b for a, b in pairs if a == actual]
-        assert [seen.count(level) / len(seen) for level in Level] == pytest.approx(shares[actual], abs=0.06)
+        assert [seen.count(level) / len(seen) for level in Level] == pytest.approx(
+            shares[actual], abs=0.06
+        )
     assert x.misread_judgments(truth, shares, seed=1, judge="noisy") == read
     blank = truth[0].atoms[0].model_copy(update={"actual": None})
-    (left,) = x.misread_judgments([truth[0].model_copy(update={"atoms": [blank, *truth[0].atoms[1:]]})], shares)
+    (left,) = x.misread_judgments(
+        [truth[0].model_copy(update={"atoms": [blank, *truth[0].atoms[1:]]})], shares
+    )
     assert left.atoms[0].actual is None
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         x.misread_judgments(truth, np.eye(2))

@@ -48,7 +48,9 @@ def run_inspect(served, monkeypatch, judge, **task):
     roles = {"grader": f"openai-api/micro/{judge}"}
     options = {"display": "none", "log_dir": str(data.parent / "logs"), "log_level": "error"}
     made = memory_use(str(data), max_tokens=64, **task)
-    (log,) = inspect_ai.eval(made, model="openai-api/micro/micro-model", model_roles=roles, **options)
+    (log,) = inspect_ai.eval(
+        made, model="openai-api/micro/micro-model", model_roles=roles, **options
+    )
     return log
 
 
@@ -56,7 +58,8 @@ def test_the_numbers_are_ours_when_answers_are_unscored(served, monkeypatch, tmp
     log = run_inspect(served, monkeypatch, "moody", seeds=[42, 43])
     assert log.status == "success"
     theirs = {
-        found.name: {key.split("/")[-1]: m.value for key, m in found.metrics.items()} for found in log.results.scores
+        found.name: {key.split("/")[-1]: m.value for key, m in found.metrics.items()}
+        for found in log.results.scores
     }
     server, data = served
     place = {"base_url": server.base_url, "key_env": ""}
@@ -93,10 +96,14 @@ def test_what_is_no_seed_is_named(given):
 def test_the_documented_line_works(served):
     """The line of the tutorial, with this server's names and address in the place of the real ones."""
     server, data = served
-    text = "".join("".join(cell["source"]) for cell in json.loads(TUTORIAL.read_text())["cells"]).replace("\\\n", " ")
+    text = "".join(
+        "".join(cell["source"]) for cell in json.loads(TUTORIAL.read_text())["cells"]
+    ).replace("\\\n", " ")
     (line,) = re.findall(r"inspect eval memcalib/memory_use [^`\n]*", text)
     assert "--model openai-api/" in line and "--model-role grader=openai-api/" in line
-    words = shlex.split(line.replace("Qwen3-8B", "micro-model").replace("deepseek-chat", "micro-judge"))
+    words = shlex.split(
+        line.replace("Qwen3-8B", "micro-model").replace("deepseek-chat", "micro-judge")
+    )
     names = re.findall(r"openai-api/(\w+)/", line)
     settings = {f"{name.upper()}_BASE_URL": server.base_url for name in names} | {
         f"{n.upper()}_API_KEY": "none" for n in names
@@ -107,7 +114,12 @@ def test_the_documented_line_works(served):
     # not say that the install is editable, and would not know the task's package.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     done = subprocess.run(
-        [program, *words[1:], *extra], cwd=data.parent, env=env, capture_output=True, text=True, timeout=240
+        [program, *words[1:], *extra],
+        cwd=data.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SCS" in done.stdout and "unscored" in done.stdout

@@ -18,12 +18,23 @@ EXAMPLES = make_examples("short", 60, 0, "test")
 
 
 def endpoint(url, **fields):
-    return Endpoint(**({"model": "m", "base_url": url, "key_env": "", "backoff": 0.001, "concurrency": 1} | fields))
+    return Endpoint(
+        **(
+            {"model": "m", "base_url": url, "key_env": "", "backoff": 0.001, "concurrency": 1}
+            | fields
+        )
+    )
 
 
 def verdict(example, response="An answer."):
     rows = [
-        {"atom_id": name, "u_star": ideal, "predicted_usage_level": "A", "evidence_quote": "", "reason": "absent"}
+        {
+            "atom_id": name,
+            "u_star": ideal,
+            "predicted_usage_level": "A",
+            "evidence_quote": "",
+            "reason": "absent",
+        }
         for name, ideal in judge_request(example, response, JudgeConfig()).ideal.items()
     ]
     return completion(json.dumps({"atom_judgments": rows}))
@@ -31,7 +42,8 @@ def verdict(example, response="An answer."):
 
 def answers(path, examples, **fields):
     rows = [
-        {"example_id": e.id, "model": "m", "response": "An answer.", "example_hash": e.content_hash} for e in examples
+        {"example_id": e.id, "model": "m", "response": "An answer.", "example_hash": e.content_hash}
+        for e in examples
     ]
     return write_jsonl(path, [Rollout(**row | fields) for row in rows])
 
@@ -41,7 +53,8 @@ def judged(path):
 
 
 def test_a_judge_that_dies_in_the_middle_stops_the_run(tmp_path):
-    rollouts, out = answers(tmp_path / "r.jsonl", EXAMPLES), tmp_path / "j.jsonl"
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES)
+    out = tmp_path / "j.jsonl"
     with FaultyServer(*map(verdict, EXAMPLES[:14]), *[(500, {})] * 200) as server:
         with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
             judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
@@ -56,60 +69,78 @@ def test_failures_between_good_replies_do_not_stop_a_run(tmp_path):
     script = [step for e in EXAMPLES[:30] for step in ((500, {}), (500, {}))][:30]
     mixed = [script[k] if k % 3 else verdict(e) for k, e in enumerate(EXAMPLES[:30])]
     with FaultyServer(*mixed) as server:
-        rollouts, out = answers(tmp_path / "r.jsonl", EXAMPLES[:30]), tmp_path / "j.jsonl"
+        rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:30])
+        out = tmp_path / "j.jsonl"
         result = judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
     assert (result.judged, result.failed) == (30, 20)
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached):
-    examples, sorry = EXAMPLES[:3], completion("I cannot judge this.")
-    rollouts, out = answers(tmp_path / "r.jsonl", examples), tmp_path / "j.jsonl"
+    examples = EXAMPLES[:3]
+    sorry = completion("I cannot judge this.")
+    rollouts = answers(tmp_path / "r.jsonl", examples)
+    out = tmp_path / "j.jsonl"
     cache = CallCache(tmp_path / "calls.sqlite") if cached else None
 
     def run(server, **options):
-        return judge_rollouts(examples, rollouts, LLMJudge(endpoint(server.url), cache=cache), out, **options)
+        return judge_rollouts(
+            examples, rollouts, LLMJudge(endpoint(server.url), cache=cache), out, **options
+        )
 
     with FaultyServer(verdict(examples[0]), sorry, sorry, verdict(examples[2])) as server:
         assert run(server).unscored == 1 and len(server.seen) == 4
         kept = judged(out)
         assert run(server).judged == 0 and len(server.seen) == 4, "without being told, it is final"
         server.script[:] = [sorry, sorry]
-        assert run(server, retry_unscored=True).unscored == 1 and len(server.seen) == 6, "asked anew, in vain"
+        assert run(server, retry_unscored=True).unscored == 1 and len(server.seen) == 6, (
+            "asked anew, in vain"
+        )
         server.script[:] = [sorry, verdict(examples[1])]
         result = run(server, retry_unscored=True)
         assert (result.judged, result.kept, result.unscored, len(server.seen)) == (1, 2, 0, 8)
         assert run(server, retry_unscored=True).judged == 0 and len(server.seen) == 8
     assert all(row.scored for row in judged(out).values())
-    assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [kept[e.id] for e in (examples[0], examples[2])]
+    assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [
+        kept[e.id] for e in (examples[0], examples[2])
+    ]
 
 
 def test_a_good_reply_in_the_cache_is_used_again(tmp_path):
     """A run was stopped between the reply to the second question and its row."""
-    examples, sorry = EXAMPLES[:1], completion("I cannot judge this.")
-    rollouts, cache = answers(tmp_path / "r.jsonl", examples), CallCache(tmp_path / "calls.sqlite")
+    examples = EXAMPLES[:1]
+    sorry = completion("I cannot judge this.")
+    rollouts = answers(tmp_path / "r.jsonl", examples)
+    cache = CallCache(tmp_path / "calls.sqlite")
     with FaultyServer(sorry, sorry, verdict(examples[0])) as server:
-        make = lambda: LLMJudge(endpoint(server.url), cache=cache)
+
+        def make():
+            return LLMJudge(endpoint(server.url), cache=cache)
+
         judge_rollouts(examples, rollouts, make(), tmp_path / "j.jsonl")
         judge_rollouts(examples, rollouts, make(), tmp_path / "j.jsonl", retry_unscored=True)
         judge_rollouts(examples, rollouts, make(), tmp_path / "k.jsonl")
-        result = judge_rollouts(examples, rollouts, make(), tmp_path / "k.jsonl", retry_unscored=True)
+        result = judge_rollouts(
+            examples, rollouts, make(), tmp_path / "k.jsonl", retry_unscored=True
+        )
         assert len(server.seen) == 3 and result.unscored == 0
 
 
 @pytest.mark.parametrize("finish", ["content_filter", "tool_calls"])
 def test_a_withheld_answer_is_unscored_and_a_silent_one_is_not(tmp_path, finish):
-    rollouts, out = (
-        answers(tmp_path / "r.jsonl", EXAMPLES[:30], response="", finish_reason=finish),
-        tmp_path / "j.jsonl",
-    )
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:30], response="", finish_reason=finish)
+    out = tmp_path / "j.jsonl"
     silent = answers(tmp_path / "s.jsonl", EXAMPLES[:3], response="")
     with FaultyServer() as server:
         for judge in (LLMJudge(endpoint(server.url)), exact_judge):
-            result = judge_rollouts(EXAMPLES, rollouts, judge, tmp_path / f"{type(judge).__name__}.jsonl")
+            result = judge_rollouts(
+                EXAMPLES, rollouts, judge, tmp_path / f"{type(judge).__name__}.jsonl"
+            )
             assert (result.judged, result.unscored, result.failed) == (30, 30, 0)
             assert judge_rollouts(EXAMPLES, rollouts, judge, result.path).judged == 0, "final"
-            assert all(row.error.startswith("not an answer") for row in judged(result.path).values())
+            assert all(
+                row.error.startswith("not an answer") for row in judged(result.path).values()
+            )
         assert judge_rollouts(EXAMPLES, silent, LLMJudge(endpoint(server.url)), out).unscored == 0
         assert not server.seen, "nobody is asked about answers without words"
 
@@ -117,15 +148,25 @@ def test_a_withheld_answer_is_unscored_and_a_silent_one_is_not(tmp_path, finish)
 def test_filtered_words_are_judged_as_any_answer(tmp_path):
     rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:1], finish_reason="content_filter")
     with FaultyServer(verdict(EXAMPLES[0])) as server:
-        assert judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url)), tmp_path / "j.jsonl").unscored == 0
+        assert (
+            judge_rollouts(
+                EXAMPLES, rollouts, LLMJudge(endpoint(server.url)), tmp_path / "j.jsonl"
+            ).unscored
+            == 0
+        )
 
 
 def test_the_judge_is_tried_before_the_first_answer_is_paid_for(monkeypatch, tmp_path):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with MicroServer(EXAMPLES) as server:
         model = Endpoint(model="micro-model", base_url=server.base_url, key_env="")
-        for judge, kind in (({"key_env": "NO_SUCH_KEY"}, "no key"), ({"model": "micro-jugde"}, "does not exist")):
-            judge = Endpoint(**{"model": "micro-judge", "base_url": server.base_url, "key_env": ""} | judge)
+        for judge, kind in (
+            ({"key_env": "NO_SUCH_KEY"}, "no key"),
+            ({"model": "micro-jugde"}, "does not exist"),
+        ):
+            judge = Endpoint(
+                **{"model": "micro-judge", "base_url": server.base_url, "key_env": ""} | judge
+            )
             with pytest.raises(CallError, match=kind):
                 evaluate(EXAMPLES, model=model, judge=judge, out=tmp_path)
         assert server.stats()["answered"] == 0 and not (tmp_path / "rollouts.jsonl").exists()
@@ -135,5 +176,8 @@ def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
     with FaultyServer(*[completion("Hm.")] * 2) as server:
         try_judge(LLMJudge(endpoint(server.url)), EXAMPLES[0])
         assert len(server.seen) == 2
-    with FaultyServer(*[(500, {})] * 9) as server, pytest.raises(RuntimeError, match="before any answer is paid for"):
+    with (
+        FaultyServer(*[(500, {})] * 9) as server,
+        pytest.raises(RuntimeError, match="before any answer is paid for"),
+    ):
         try_judge(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])

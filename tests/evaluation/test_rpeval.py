@@ -22,7 +22,13 @@ from memcalib.metrics import constant_policy, load_judgments
 from memcalib.problem import Level, check_example, judgment_for
 from memcalib.io.records import DataError
 from memcalib.inference.rollout import EndpointBackend, generate
-from memcalib.evaluation.rpeval import RPEVAL_FILES, RPEVAL_JUDGE, RPEVAL_METRICS, RPEVAL_SAMPLING, load_rpeval
+from memcalib.evaluation.rpeval import (
+    RPEVAL_FILES,
+    RPEVAL_JUDGE,
+    RPEVAL_METRICS,
+    RPEVAL_SAMPLING,
+    load_rpeval,
+)
 from memcalib.judge import load_prompt, prompt_names
 
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
@@ -39,7 +45,8 @@ def answers(*pairs, **fields):
 def slow(judgments):
     """The definitions with fractions, one preference at a time; balanced accuracy is None when a target is missing."""
     rows = right = over = under = inter = total = whole = 0
-    seen, hit = defaultdict(int), defaultdict(int)
+    seen = defaultdict(int)
+    hit = defaultdict(int)
     for j in judgments:
         rows += 1
         whole += all(a.ideal == a.actual for a in j.atoms)
@@ -52,9 +59,15 @@ def slow(judgments):
             under += a.actual.wire == "A" and a.ideal.wire in "BC"
             inter += a.actual.wire == "B" and a.ideal.wire in "AC"
     found = {"Macro": Fraction(whole, rows)}
-    found |= {"Micro": Fraction(right, total), "OPB": Fraction(over, total), "UPB": Fraction(under, total)}
+    found |= {
+        "Micro": Fraction(right, total),
+        "OPB": Fraction(over, total),
+        "UPB": Fraction(under, total),
+    }
     found["RII"] = Fraction(inter, total)
-    found["Balanced"] = sum(Fraction(hit[u], seen[u]) for u in "ABC") / 3 if len(seen) == 3 else None
+    found["Balanced"] = (
+        sum(Fraction(hit[u], seen[u]) for u in "ABC") / 3 if len(seen) == 3 else None
+    )
     return {name: None if value is None else 100 * value for name, value in found.items()}
 
 
@@ -81,14 +94,17 @@ def test_five_answers_worked_by_hand():
 def test_each_of_the_five_rows(row, right, over, under, inter):
     got = rpeval.rpeval_metrics(rpeval.usage_counts(answers(FIVE[row])))
     size = len(FIVE[row][0])
-    assert [got[m] * size / 100 for m in RPEVAL_METRICS[1:]] == pytest.approx([right, over, under, inter])
+    assert [got[m] * size / 100 for m in RPEVAL_METRICS[1:]] == pytest.approx(
+        [right, over, under, inter]
+    )
     assert got["Macro"] == 100 * (right == size)
 
 
 @drawn
 @given(judgment_lists(unscored=False))
 def test_metrics_equal_the_loop(judgments):
-    got, want = rpeval.rpeval_metrics(rpeval.usage_counts(judgments)), slow(judgments)
+    got = rpeval.rpeval_metrics(rpeval.usage_counts(judgments))
+    want = slow(judgments)
     assert got.keys() == want.keys()
     assert all(same(got[name], want[name]) for name in got)
     assert got["Micro"] == pytest.approx(100 - got["OPB"] - got["UPB"] - got["RII"])
@@ -112,7 +128,9 @@ def test_table_equals_the_loop_over_seeds(judgments):
         if mean is None or len(values) == 1:
             assert math.isnan(row[f"{name}_std"])
             continue
-        assert row[f"{name}_std"] == pytest.approx(float(sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5)
+        assert row[f"{name}_std"] == pytest.approx(
+            float(sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
+        )
     assert row["unscored_responses"] == len(judgments) - len(scored)
     assert row["unscored_preferences"] == sum(a.actual is None for j in judgments for a in j.atoms)
     assert (row["responses"], row["seeds"]) == (len(judgments), len({j.seed for j in judgments}))
@@ -128,7 +146,9 @@ def test_intervals_equal_a_loop_that_draws_questions(judgments, seed):
     for draw in draws:
         per_seed = defaultdict(list)
         for s in {j.seed for j in judgments}:
-            taken = [j for k in draw for j in judgments if j.seed == s and j.question_id == questions[k]]
+            taken = [
+                j for k in draw for j in judgments if j.seed == s and j.question_id == questions[k]
+            ]
             for name, value in slow(taken).items() if taken else ():
                 per_seed[name].append(value)
         for name in RPEVAL_METRICS:
@@ -143,7 +163,9 @@ def test_balanced_interval_averages_the_three_recalls():
     row = rpeval.score_rpeval(judged, resamples=50).iloc[0]
     draws = np.random.default_rng(0).integers(3, size=(50, 3))
     values = [float(slow([judged[k] for k in draw])["Balanced"]) for draw in draws]
-    assert [row["Balanced_low"], row["Balanced_high"]] == pytest.approx(list(np.percentile(values, [2.5, 97.5])))
+    assert [row["Balanced_low"], row["Balanced_high"]] == pytest.approx(
+        list(np.percentile(values, [2.5, 97.5]))
+    )
 
 
 def test_ddof_is_an_option():
@@ -160,7 +182,9 @@ def test_repeated_questions_widen_the_interval():
     alone = [j.model_copy(update={"question_id": j.example_id}) for j in judged]
     wide, narrow = (rpeval.score_rpeval(rows).iloc[0] for rows in (judged, alone))
     assert wide["Macro"] == narrow["Macro"] == 100 * luck.mean()
-    assert wide["Macro_high"] - wide["Macro_low"] > 1.8 * (narrow["Macro_high"] - narrow["Macro_low"])
+    assert wide["Macro_high"] - wide["Macro_low"] > 1.8 * (
+        narrow["Macro_high"] - narrow["Macro_low"]
+    )
 
 
 def test_unscored_answers_change_only_the_counts():
@@ -168,7 +192,11 @@ def test_unscored_answers_change_only_the_counts():
     lost = [make([0, 2], [None, 2], "e9"), make([0], [0], "e8", error="the judge gave up")]
     before, after = (rpeval.score_rpeval(rows).iloc[0] for rows in (judged, judged + lost))
     assert all(before[m] == after[m] for m in (*RPEVAL_METRICS, "Balanced"))
-    assert (after["unscored_responses"], after["unscored_preferences"], after["preferences"]) == (2, 1, 18)
+    assert (after["unscored_responses"], after["unscored_preferences"], after["preferences"]) == (
+        2,
+        1,
+        18,
+    )
     with pytest.raises(ValueError, match="'e9' is unscored"):
         rpeval.usage_counts(lost)
 
@@ -234,20 +262,38 @@ def test_constants_depend_on_targets_only(judgments):
 
 def test_published_rows_obey_the_identity():
     table = rpeval.published_rpeval()
-    assert table["method"].tolist()[0] == "Base" and table["method"].tolist()[-1] == "MemCalib-RL" and len(table) == 8
+    assert (
+        table["method"].tolist()[0] == "Base"
+        and table["method"].tolist()[-1] == "MemCalib-RL"
+        and len(table) == 8
+    )
     assert (table[["Micro", "OPB", "UPB", "RII"]].sum(axis=1) - 100).abs().max() < 0.025
     last = table.iloc[-1]
-    assert (last["Macro"], last["Macro_std"], last["RII"], last["RII_std"]) == (33.78, 1.02, 9.63, 0.26)
+    assert (last["Macro"], last["Macro_std"], last["RII"], last["RII_std"]) == (
+        33.78,
+        1.02,
+        9.63,
+        0.26,
+    )
 
 
 def test_measured_stands_beside_published(published_shape):
-    two = [j.model_copy(update={"model": "perfect", "seed": seed}) for j in published_shape for seed in (1, 2)]
+    two = [
+        j.model_copy(update={"model": "perfect", "seed": seed})
+        for j in published_shape
+        for seed in (1, 2)
+    ]
     none = make([0, 1], [None, None], model="silent", error="no answer")
     table = rpeval.rpeval_table([*two, none], resamples=50)
     assert table["source"].tolist() == ["measured"] * 2 + ["constant"] * 3 + ["published"] * 8
     rows = table.set_index("model")
-    assert rows.loc["perfect", "Macro ↑"] == "100.00 ± 0.00" and rows.loc["perfect", "unscored"] == "0 of 300"
-    assert set(rows.loc["silent", ["Macro ↑", "RII ↓", "Balanced ↑", "Micro 95 %"]]) == {"not scored"}
+    assert (
+        rows.loc["perfect", "Macro ↑"] == "100.00 ± 0.00"
+        and rows.loc["perfect", "unscored"] == "0 of 300"
+    )
+    assert set(rows.loc["silent", ["Macro ↑", "RII ↓", "Balanced ↑", "Micro 95 %"]]) == {
+        "not scored"
+    }
     assert rows.loc["silent", "unscored"] == "1 of 1"
     assert rows.loc["Qwen3-8B, Base", "UPB ↓"] == "3.53 ± 0.80"
     assert rows.loc["Qwen3-8B, Base", "Micro 95 %"] == "not published"
@@ -257,7 +303,10 @@ def test_measured_stands_beside_published(published_shape):
 def test_the_table_divides_by_n_minus_one_unless_told():
     judged = answers(("AB", "AB"), seed=1) + answers(("AB", "BB"), seed=2)
     assert rpeval.rpeval_table(judged, resamples=20).loc[0, "Macro ↑"] == "50.00 ± 70.71"
-    assert rpeval.rpeval_table(judged, resamples=20, ddof=0, digits=1).loc[0, "Macro ↑"] == "50.0 ± 50.0"
+    assert (
+        rpeval.rpeval_table(judged, resamples=20, ddof=0, digits=1).loc[0, "Macro ↑"]
+        == "50.0 ± 50.0"
+    )
 
 
 def test_bounds_are_missing_where_no_resample_has_every_target():
@@ -276,7 +325,11 @@ def test_table_says_undefined_where_a_target_is_missing():
 
 # --- loading
 
-ROW = {"question": "晚饭吃什么？", "persona": ["用户对花生过敏。", "用户会弹吉他。"], "intent_type": "CA"}
+ROW = {
+    "question": "晚饭吃什么？",
+    "persona": ["用户对花生过敏。", "用户会弹吉他。"],
+    "intent_type": "CA",
+}
 
 
 def write(path, rows, encoding="utf-8", **options):
@@ -286,19 +339,28 @@ def write(path, rows, encoding="utf-8", **options):
 
 def test_every_setting_loads_from_a_folder(tmp_path):
     chat = ["用户：我不能碰花生。\n助手：记下了。", "用户：练琴到很晚。\n助手：辛苦了。"]
-    one = {"question": ROW["question"], "persona": ROW["persona"][0], "intent_type": "dominate", "reason": "…"}
+    one = {
+        "question": ROW["question"],
+        "persona": ROW["persona"][0],
+        "intent_type": "dominate",
+        "reason": "…",
+    }
     files = {
         "explicit-multi": [ROW],
         "implicit-multi": [ROW | {"implicit_persona": chat, "reason": ["…", "…"]}],
         "explicit-single": [one],
-        "implicit-single": [one | {"implicit_persona": chat[0], "intent": "…", "intent_type": "支持性偏好"}],
+        "implicit-single": [
+            one | {"implicit_persona": chat[0], "intent": "…", "intent_type": "支持性偏好"}
+        ],
     }
     for setting, rows in files.items():
         (tmp_path / RPEVAL_FILES[setting]).parent.mkdir(exist_ok=True)
         write(tmp_path / RPEVAL_FILES[setting], rows)
     loaded = {setting: load_rpeval(tmp_path, setting)[0] for setting in files}
     assert [e.id for e in loaded.values()] == [f"rpeval-{setting}-0" for setting in files]
-    found = {setting: "".join(level.wire for level in e.levels.values()) for setting, e in loaded.items()}
+    found = {
+        setting: "".join(level.wire for level in e.levels.values()) for setting, e in loaded.items()
+    }
     assert found == dict(zip(files, ("CA", "CA", "C", "B"), strict=True))
     assert [b.memory_text for b in loaded["implicit-multi"].blocks] == chat
     assert [a.text for a in loaded["implicit-multi"].atoms] == ROW["persona"]
@@ -306,13 +368,24 @@ def test_every_setting_loads_from_a_folder(tmp_path):
     assert load_rpeval(tmp_path) == [loaded["explicit-multi"]]
     for example in loaded.values():
         assert example.domain == "rpeval" and example.question == ROW["question"]
-        assert [v for v in check_example(json.loads(example.to_json())) if v.severity == "error"] == []
-        assert all(len(b.atom_ids) == 1 for b in example.blocks) and example.atoms[0].usage_rubric is None
+        assert [
+            v for v in check_example(json.loads(example.to_json())) if v.severity == "error"
+        ] == []
+        assert (
+            all(len(b.atom_ids) == 1 for b in example.blocks)
+            and example.atoms[0].usage_rubric is None
+        )
 
 
 @pytest.mark.parametrize(
     ("word", "level"),
-    [("ignore", "A"), ("support", "B"), ("supportive", "B"), ("支持性偏好", "B"), (" dominate ", "C")],
+    [
+        ("ignore", "A"),
+        ("support", "B"),
+        ("supportive", "B"),
+        ("支持性偏好", "B"),
+        (" dominate ", "C"),
+    ],
 )
 def test_words_for_one_preference(tmp_path, word, level):
     row = {"question": "?", "persona": "用户养猫。", "intent_type": word}
@@ -324,10 +397,20 @@ text = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=1
 
 
 @drawn
-@given(st.lists(st.tuples(text, st.lists(st.tuples(text, levels), min_size=1, max_size=5)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(text, st.lists(st.tuples(text, levels), min_size=1, max_size=5)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_loading_keeps_every_text_and_label(tmp_path_factory, drawn_rows):
     rows = [
-        {"question": q, "persona": [t for t, _ in pairs], "intent_type": "".join("ABC"[u] for _, u in pairs)}
+        {
+            "question": q,
+            "persona": [t for t, _ in pairs],
+            "intent_type": "".join("ABC"[u] for _, u in pairs),
+        }
         for q, pairs in drawn_rows
     ]
     path = write(tmp_path_factory.mktemp("rpeval") / "f.json", rows)
@@ -350,28 +433,49 @@ def change(**fields):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (change(intent_type="C"), "row 1: lengths: found persona 2, intent_type 1; allowed: 2 in each"),
+        (
+            change(intent_type="C"),
+            "row 1: lengths: found persona 2, intent_type 1; allowed: 2 in each",
+        ),
         (change(intent_type="CD"), "row 1: intent_type[1]: found 'D'; allowed: A, B, C"),
         (change(intent_type="ca"), "row 1: intent_type[0]: found 'c'; allowed: A, B, C"),
-        (change(intent_type=["C", "A"]), "row 1: intent_type: found ['C', 'A']; allowed: a non-empty text"),
+        (
+            change(intent_type=["C", "A"]),
+            "row 1: intent_type: found ['C', 'A']; allowed: a non-empty text",
+        ),
         (change(intent_type=...), "row 1: intent_type: found nothing; allowed: a non-empty text"),
         (
             change(persona="用户会弹吉他。"),
             "row 1: persona: found '用户会弹吉他。'; allowed: a non-empty list of texts",
         ),
         (change(persona=[]), "row 1: persona: found []; allowed: a non-empty list of texts"),
-        (change(persona=["用户会弹吉他。", " "]), "row 1: persona[1]: found ' '; allowed: a non-empty text"),
-        (change(persona=["用户会弹吉他。", 7]), "row 1: persona[1]: found 7; allowed: a non-empty text"),
+        (
+            change(persona=["用户会弹吉他。", " "]),
+            "row 1: persona[1]: found ' '; allowed: a non-empty text",
+        ),
+        (
+            change(persona=["用户会弹吉他。", 7]),
+            "row 1: persona[1]: found 7; allowed: a non-empty text",
+        ),
         (change(question=""), "row 1: question: found ''; allowed: a non-empty text"),
         (change(question=...), "row 1: question: found nothing; allowed: a non-empty text"),
         (change(question="\ud800"), "row 1: question: found '\\ud800'; allowed: a non-empty text"),
-        (change(reason=["…"]), "row 1: lengths: found persona 2, intent_type 2, reason 1; allowed: 2 in each"),
+        (
+            change(reason=["…"]),
+            "row 1: lengths: found persona 2, intent_type 2, reason 1; allowed: 2 in each",
+        ),
         ([ROW, "ROW"], "row 1: row: found 'ROW'; allowed: an object"),
         ([], "file: found list of 0; allowed: a JSON array of at least one row"),
         ({"rows": [ROW]}, "file: found dict of 1; allowed: a JSON array of at least one row"),
         (None, "file: found None; allowed: a JSON array of at least one row"),
-        ([{"question": "?", "persona": "x", "intent_type": "Support"}], "allowed: ignore, 忽略偏好, support"),
-        ([ROW | {"implicit_persona": ["x"]}], "row 0: lengths: found persona 2, intent_type 2, implicit_persona 1"),
+        (
+            [{"question": "?", "persona": "x", "intent_type": "Support"}],
+            "allowed: ignore, 忽略偏好, support",
+        ),
+        (
+            [ROW | {"implicit_persona": ["x"]}],
+            "row 0: lengths: found persona 2, intent_type 2, implicit_persona 1",
+        ),
     ],
 )
 def test_damaged_rows_are_named(tmp_path, rows, words):
@@ -383,11 +487,20 @@ def test_damaged_rows_are_named(tmp_path, rows, words):
 
 
 def test_all_faults_of_a_file_are_listed(tmp_path):
-    path = write(tmp_path / "f.json", [ROW | {"question": "", "persona": [1, 2]}, ROW, ROW | {"intent_type": "DE"}])
+    path = write(
+        tmp_path / "f.json",
+        [ROW | {"question": "", "persona": [1, 2]}, ROW, ROW | {"intent_type": "DE"}],
+    )
     with pytest.raises(DataError) as caught:
         load_rpeval(path)
     places = [(v.example_id, v.item, v.rule) for v in caught.value.violations]
-    assert [rule for *_, rule in places] == ["question", "persona[0]", "persona[1]", "intent_type[0]", "intent_type[1]"]
+    assert [rule for *_, rule in places] == [
+        "question",
+        "persona[0]",
+        "persona[1]",
+        "intent_type[0]",
+        "intent_type[1]",
+    ]
     assert places[-1][:2] == ("rpeval-explicit-multi-2", "row 2")
 
 
@@ -413,7 +526,9 @@ def test_wrong_file_setting_or_path(tmp_path):
     path = write(tmp_path / "f.json", [ROW])
     with pytest.raises(DataError, match="found explicit-multi rows; allowed: implicit-multi rows"):
         load_rpeval(path, "implicit-multi")
-    with pytest.raises(ValueError, match="found 'explicit'; allowed: explicit-multi, explicit-single"):
+    with pytest.raises(
+        ValueError, match="found 'explicit'; allowed: explicit-multi, explicit-single"
+    ):
         load_rpeval(path, "explicit")
     with pytest.raises(FileNotFoundError, match="multi_testset"):
         load_rpeval(tmp_path)
@@ -425,7 +540,10 @@ def test_wrong_file_setting_or_path(tmp_path):
 @drawn
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 3), levels), min_size=1, max_size=4)),
+        st.tuples(
+            st.integers(0, 2),
+            st.lists(st.tuples(st.integers(0, 3), levels), min_size=1, max_size=4),
+        ),
         min_size=1,
         max_size=8,
     )
@@ -439,7 +557,9 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
         }
         for q, ps in rows
     ]
-    found = rpeval.preference_statistics(load_rpeval(write(tmp_path_factory.mktemp("stats") / "f.json", made)))
+    found = rpeval.preference_statistics(
+        load_rpeval(write(tmp_path_factory.mktemp("stats") / "f.json", made))
+    )
     assert (found["rows"], found["preferences"]) == (len(rows), sum(len(ps) for _, ps in rows))
     assert found["distinct questions"] == len({q for q, _ in rows})
     assert [found[n] for n in ("Ignore", "Support", "Dominate")] == [
@@ -449,13 +569,21 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
     assert found["rows without Ignore"] == sum(all(u > 0 for _, u in ps) for _, ps in rows)
     twins = [
         sum(
-            1 for other in rows if other[0] == row[0] and sorted(p for p, _ in other[1]) == sorted(p for p, _ in row[1])
+            1
+            for other in rows
+            if other[0] == row[0] and sorted(p for p, _ in other[1]) == sorted(p for p, _ in row[1])
         )
         for row in rows
     ]
-    assert found["rows that repeat a question with the same preferences"] == sum(n > 1 for n in twins)
+    assert found["rows that repeat a question with the same preferences"] == sum(
+        n > 1 for n in twins
+    )
     assert found["groups of such rows"] == pytest.approx(sum(1 / n for n in twins if n > 1))
-    pairs = {(q, p): {u2 for q2, ps2 in rows for p2, u2 in ps2 if (q2, p2) == (q, p)} for q, ps in rows for p, _ in ps}
+    pairs = {
+        (q, p): {u2 for q2, ps2 in rows for p2, u2 in ps2 if (q2, p2) == (q, p)}
+        for q, ps in rows
+        for p, _ in ps
+    }
     assert found["distinct pairs of question and preference"] == len(pairs)
     assert found["pairs with more than one target"] == sum(len(us) > 1 for us in pairs.values())
     assert sum(count for name, count in found.items() if name.startswith("rows of K")) == len(rows)
@@ -464,9 +592,17 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
 def test_repeats_are_found_in_any_order(tmp_path):
     turned = ROW | {"persona": ROW["persona"][::-1], "intent_type": "AC"}
     other = ROW | {"persona": ["用户对花生过敏。", "用户会吹笛子。"]}
-    found = rpeval.preference_statistics(load_rpeval(write(tmp_path / "f.json", [ROW, turned, other])))
-    assert found["rows that repeat a question with the same preferences"] == 2 and found["groups of such rows"] == 1
-    assert (found["distinct pairs of question and preference"], found["most rows of one question"]) == (3, 3)
+    found = rpeval.preference_statistics(
+        load_rpeval(write(tmp_path / "f.json", [ROW, turned, other]))
+    )
+    assert (
+        found["rows that repeat a question with the same preferences"] == 2
+        and found["groups of such rows"] == 1
+    )
+    assert (
+        found["distinct pairs of question and preference"],
+        found["most rows of one question"],
+    ) == (3, 3)
 
 
 def test_perfect_judgments_of_a_loaded_file(tmp_path):
@@ -490,13 +626,21 @@ def stub():
         data = json.loads(text)
         if isinstance(data, list) or "乱" in data["current_query"]:
             return "这不是 JSON"
-        rows = [(a["atom_id"], a["text"] in data["model_response"], a["text"]) for a in data["atomic_rubrics"]]
-        verdict = lambda used, text: {
-            "predicted_usage_level": "AB"[used],
-            "evidence_quote": text if used else "",
-            "reason": "",
-        }
-        return json.dumps({"atom_judgments": [{"atom_id": i} | verdict(used, text) for i, used, text in rows]})
+        rows = [
+            (a["atom_id"], a["text"] in data["model_response"], a["text"])
+            for a in data["atomic_rubrics"]
+        ]
+
+        def verdict(used, text):
+            return {
+                "predicted_usage_level": "AB"[used],
+                "evidence_quote": text if used else "",
+                "reason": "",
+            }
+
+        return json.dumps(
+            {"atom_judgments": [{"atom_id": i} | verdict(used, text) for i, used, text in rows]}
+        )
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -506,7 +650,13 @@ def stub():
             message = {"role": "assistant", "content": "还是不行" if repair else say(asked)}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            head = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"], "usage": usage}
+            head = {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": asked["model"],
+                "usage": usage,
+            }
             body = json.dumps(head | {"choices": [choice]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -519,9 +669,16 @@ def stub():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    at = lambda model: Endpoint(
-        model=model, base_url=f"http://127.0.0.1:{server.server_port}/v1", key_env="", attempts=1, concurrency=2
-    )
+
+    def at(model):
+        return Endpoint(
+            model=model,
+            base_url=f"http://127.0.0.1:{server.server_port}/v1",
+            key_env="",
+            attempts=1,
+            concurrency=2,
+        )
+
     yield at, seen
     server.shutdown()
     server.server_close()
@@ -529,9 +686,14 @@ def stub():
 
 def test_from_file_to_table_over_http(tmp_path, stub):
     at, seen = stub
-    rows = [ROW, ROW | {"question": "乱不乱？"}, ROW | {"question": "中午呢？", "intent_type": "AB"}]
+    rows = [
+        ROW,
+        ROW | {"question": "乱不乱？"},
+        ROW | {"question": "中午呢？", "intent_type": "AB"},
+    ]
     examples = load_rpeval(write(tmp_path / "f.json", rows))
-    answers, verdicts = tmp_path / "rollouts.jsonl", tmp_path / "judgments.jsonl"
+    answers = tmp_path / "rollouts.jsonl"
+    verdicts = tmp_path / "judgments.jsonl"
 
     def run():
         generate(examples, EndpointBackend(at("model")), RPEVAL_SAMPLING, answers)
@@ -539,9 +701,13 @@ def test_from_file_to_table_over_http(tmp_path, stub):
         return load_judgments(verdicts)
 
     judgments = run()
-    asked, judging = ([request for request in seen if request["model"] == model] for model in ("model", "judge"))
+    asked, judging = (
+        [request for request in seen if request["model"] == model] for model in ("model", "judge")
+    )
     assert sorted(request["seed"] for request in asked) == sorted([42, 43, 44] * 3)
-    assert {request["temperature"] for request in seen} == {1.0} and {request["top_p"] for request in asked} == {1.0}
+    assert {request["temperature"] for request in seen} == {1.0} and {
+        request["top_p"] for request in asked
+    } == {1.0}
     assert all(request["chat_template_kwargs"]["enable_thinking"] is False for request in seen)
     data = json.loads(judging[0]["messages"][1]["content"])
     assert {a["text"] for a in data["atomic_rubrics"]} == set(ROW["persona"])
@@ -557,9 +723,17 @@ def test_from_file_to_table_over_http(tmp_path, stub):
 
 
 def test_settings_are_the_papers():
-    assert (RPEVAL_SAMPLING.temperature, RPEVAL_SAMPLING.top_p, RPEVAL_SAMPLING.thinking) == (1, 1, False)
+    assert (RPEVAL_SAMPLING.temperature, RPEVAL_SAMPLING.top_p, RPEVAL_SAMPLING.thinking) == (
+        1,
+        1,
+        False,
+    )
     assert len(RPEVAL_SAMPLING.seeds) == 3 and RPEVAL_SAMPLING.prompt_template == "plain"
-    assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (1, True, "rpeval-1")
+    assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (
+        1,
+        True,
+        "rpeval-1",
+    )
     assert "rpeval-1" in prompt_names()
 
 

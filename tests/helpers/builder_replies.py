@@ -23,28 +23,51 @@ HARD = {
     "style_neighbour": "The user wants the village newsletter in rhymes.",
     "trigger_absent": "Whenever the circus is in town, the user wants a coop with wheels.",
 }
-VERBS = ("sketched", "described", "remembered", "photographed", "mentioned", "dreamed of", "wrote down", "asked about")
+VERBS = (
+    "sketched",
+    "described",
+    "remembered",
+    "photographed",
+    "mentioned",
+    "dreamed of",
+    "wrote down",
+    "asked about",
+)
 
 
 def distractors(asked: dict) -> dict:
     """One sentence for each: noise holds its phrases, the others go on about the first words of their block."""
-    others, want = [], asked["want"]
+    others = []
+    want = asked["want"]
     for i, wanted in enumerate(want["noise"]):
         text = f"The user {VERBS[i % len(VERBS)]} {', then '.join(wanted['phrases'])}."
         others.append({"atom_id": wanted["atom_id"], "text": text})
     for block in want["blocks"]:
-        texts = [HARD[want["family"]] if atom["atom_id"] == "hard" else atom["text"] for atom in block["atoms"]]
+        texts = [
+            HARD[want["family"]] if atom["atom_id"] == "hard" else atom["text"]
+            for atom in block["atoms"]
+        ]
         for write in block["write"]:
             subject = content_words(texts[len(others) % len(texts)])[:2]
             said = f"{VERBS[len(others) % len(VERBS)]} {' and '.join(subject)} to postman {len(others) + 40}"
             others.append(
-                {"atom_id": write["atom_id"], "text": f"The user {said}, {len(others) + 60} snails and a kite."}
+                {
+                    "atom_id": write["atom_id"],
+                    "text": f"The user {said}, {len(others) + 60} snails and a kite.",
+                }
             )
-    return {"hard": {"text": HARD[want["family"]], "why_tempting": "It sounds related."}, "others": others}
+    return {
+        "hard": {"text": HARD[want["family"]], "why_tempting": "It sounds related."},
+        "others": others,
+    }
 
 
 def rubric(level: str, text: str) -> dict:
-    used = {"A": "No sentence is there because of this", "B": "A remark rests on this", "C": "The plan rests on this"}
+    used = {
+        "A": "No sentence is there because of this",
+        "B": "A remark rests on this",
+        "C": "The plan rests on this",
+    }
     under = "Not applicable." if level == "A" else f"The answer passes over this: {text}"
     return {
         "expected_answer_behavior": f"{used[level]}: {text}",
@@ -60,15 +83,27 @@ def rubric(level: str, text: str) -> dict:
 
 
 def rubrics(asked: dict) -> dict:
-    made = [{"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])} for a in asked["atoms"]]
+    made = [
+        {"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])}
+        for a in asked["atoms"]
+    ]
     return {"rubrics": made}
 
 
 def naturalization(asked: dict) -> dict:
-    return {"blocks": [{"block_id": b["block_id"], "memory_text": " ".join(b["atoms"])} for b in asked["blocks"]]}
+    return {
+        "blocks": [
+            {"block_id": b["block_id"], "memory_text": " ".join(b["atoms"])}
+            for b in asked["blocks"]
+        ]
+    }
 
 
-builder_server.MAKE |= {"distractors": distractors, "rubrics": rubrics, "naturalization": naturalization}
+builder_server.MAKE |= {
+    "distractors": distractors,
+    "rubrics": rubrics,
+    "naturalization": naturalization,
+}
 
 FACTS = (
     ("p1_a1", "The user's yard is 12 metres long.", "A"),
@@ -82,11 +117,23 @@ def planned(family: str = "other_person", i: int = 0) -> Draft:
     """A row with atoms and a plan."""
     atoms = [
         DraftAtom(
-            atom_id=name, text=text, ideal=level, origin="grounded", passage=n, without_memory="a", with_memory="b"
+            atom_id=name,
+            text=text,
+            ideal=level,
+            origin="grounded",
+            passage=n,
+            without_memory="a",
+            with_memory="b",
         )
         for n, (name, text, level) in enumerate(FACTS, 1)
     ]
-    draft = Draft(id=f"hens:{i}", domain="general", question=builder_server.ASK, query=builder_server.ASK, atoms=atoms)
+    draft = Draft(
+        id=f"hens:{i}",
+        domain="general",
+        question=builder_server.ASK,
+        query=builder_server.ASK,
+        atoms=atoms,
+    )
     plan = make_plans([draft], COUNTS.model_copy(update={"families": (family,)}))[draft.id]
     return draft.model_copy(update={"notes": {"plan": plan.model_dump(mode="json")}})
 

@@ -33,7 +33,9 @@ STAGES = (SCREENING, DERIVATION, ANNOTATION)
 def source_row(i: int) -> SourceRow:
     facts = [fact.format(n=i + 10, y=2000 + i % 20) for fact, _ in FACTS]
     question = " ".join([*facts, ASK])
-    return SourceRow(id=f"hens:{i}", source="hens", domain="general", question=question, answer=ANSWER)
+    return SourceRow(
+        id=f"hens:{i}", source="hens", domain="general", question=question, answer=ANSWER
+    )
 
 
 def rows(count: int) -> list[Draft]:
@@ -56,18 +58,39 @@ def screening(asked: dict, **changes) -> dict:
 def derivation(asked: dict, query: str = ASK) -> dict:
     said = asked["question"].removesuffix(ASK).strip().split(". ")
     said = [part.rstrip(".") + "." for part in said]
-    told = [part.replace("My ", "The user's ").replace("A fox came", "A fox came to the user") for part in said]
-    return {"query": query, "passages": [{"text": t, "evidence": s} for t, s in zip(told, said, strict=True)]}
+    told = [
+        part.replace("My ", "The user's ").replace("A fox came", "A fox came to the user")
+        for part in said
+    ]
+    return {
+        "query": query,
+        "passages": [{"text": t, "evidence": s} for t, s in zip(told, said, strict=True)],
+    }
 
 
 def annotation(asked: dict, levels: str = "ACB") -> dict:
     atoms = []
     for passage, level in zip(asked["passages"], levels, strict=True):
-        atom = {"passage": passage["index"], "text": passage["text"], "level": level, "reason": "so it is"}
+        atom = {
+            "passage": passage["index"],
+            "text": passage["text"],
+            "level": level,
+            "reason": "so it is",
+        }
         atom |= {"action": "ignore" if level == "A" else "apply", "without_memory": "Names breeds."}
-        atom |= {"with_memory": "Names breeds." if level == "A" else f"Adds advice on {passage['index']}."}
-        contract = ("none", "") if level == "A" else (f"Advice on {passage['index']} is added.", "the advice")
-        atoms.append(atom | dict(zip(("observable_delta", "minimal_evidence"), contract, strict=True)))
+        atom |= {
+            "with_memory": "Names breeds."
+            if level == "A"
+            else f"Adds advice on {passage['index']}."
+        }
+        contract = (
+            ("none", "")
+            if level == "A"
+            else (f"Advice on {passage['index']} is added.", "the advice")
+        )
+        atoms.append(
+            atom | dict(zip(("observable_delta", "minimal_evidence"), contract, strict=True))
+        )
     return {"atoms": atoms}
 
 
@@ -82,7 +105,8 @@ def good(messages: list[dict], seen: int = 0) -> str:
 
 def fallible(messages: list[dict], seen: int = 0) -> str:
     """A builder whose mistakes depend on the conversation alone: mended at once, mended late, never mended, or a verdict."""
-    asked, turn = json.loads(messages[1]["content"]), len(messages) // 2 - 1
+    asked = json.loads(messages[1]["content"])
+    turn = len(messages) // 2 - 1
     task = asked["task"]
     dice = random.Random(messages[1]["content"]).random()
     if dice < 0.1 and turn == 0:
@@ -105,7 +129,8 @@ class Builder(FaultyServer):
 
     def __init__(self, answer=good, wait=lambda number: 0.0):
         super().__init__()
-        self.answer, self.wait = answer, wait
+        self.answer = answer
+        self.wait = wait
 
     async def _step(self, request):
         asked = await request.json()
@@ -113,7 +138,9 @@ class Builder(FaultyServer):
         reply = self.answer(asked["messages"], len(self.seen))
         await asyncio.sleep(self.wait(len(self.seen)))
         if isinstance(reply, str):
-            return web.json_response(completion(reply, usage=(len(str(asked["messages"])), len(reply))))
+            return web.json_response(
+                completion(reply, usage=(len(str(asked["messages"])), len(reply)))
+            )
         status, body = reply
         return web.json_response(body, status=status)
 
@@ -132,10 +159,15 @@ async def build(client: Client, folder, drafts, stages=STAGES, on_row=None, **op
 
 
 def endpoint(url: str, **options) -> Endpoint:
-    return Endpoint(model="builder", base_url=url, key_env="", **{"backoff": 0.01, "concurrency": 8} | options)
+    return Endpoint(
+        model="builder", base_url=url, key_env="", **{"backoff": 0.01, "concurrency": 8} | options
+    )
 
 
 if __name__ == "__main__":
     url, folder, cache, count = sys.argv[1:]
-    show = lambda row: print(row.id, flush=True)
+
+    def show(row):
+        return print(row.id, flush=True)
+
     run_async(build(Client(endpoint(url), cache), folder, rows(int(count)), on_row=show))

@@ -17,7 +17,11 @@ def hide(packages: list[str]) -> None:
     class Hidden(PathFinder):
         @classmethod
         def find_spec(cls, name: str, path=None, target=None):
-            return None if name.partition(".")[0] in packages else super().find_spec(name, path, target)
+            return (
+                None
+                if name.partition(".")[0] in packages
+                else super().find_spec(name, path, target)
+            )
 
     sys.meta_path[:] = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
 
@@ -46,8 +50,19 @@ def run(folder: Path) -> dict:
 
     server = MicroServer(mc.load_examples(folder / "data.jsonl"), practice=practice_judge())
     with server:
-        where = ["--base-url", server.base_url, "--model", "micro-model", "--key-env", "", "--judge", "micro-judge"]
-        codes["evaluate"] = command("evaluate", folder / "data.jsonl", *where, "--no-cache", "--out", folder / "run")
+        where = [
+            "--base-url",
+            server.base_url,
+            "--model",
+            "micro-model",
+            "--key-env",
+            "",
+            "--judge",
+            "micro-judge",
+        ]
+        codes["evaluate"] = command(
+            "evaluate", folder / "data.jsonl", *where, "--no-cache", "--out", folder / "run"
+        )
         judge = [
             "--judge",
             "micro-judge",
@@ -74,7 +89,9 @@ def run(folder: Path) -> dict:
 
 def run_elsewhere(python: str | Path, folder: Path, block: list[str], **options) -> dict:
     """The result of this program, run by a Python."""
-    done = subprocess.run([python, __file__, folder, *block], capture_output=True, text=True, timeout=280, **options)
+    done = subprocess.run(
+        [python, __file__, folder, *block], capture_output=True, text=True, timeout=280, **options
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]) | {"errors": done.stderr}
 

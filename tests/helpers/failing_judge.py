@@ -15,8 +15,10 @@ from memcalib.trainer.rewards import JudgeStopped, RetryingJudge
 from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
-EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
-now, down = [0.0], []
+EXAMPLES = make_examples("short", 8, seed=5)
+RANK = int(os.environ.get("RANK", 0))
+now = [0.0]
+down = []
 
 
 def sleep(seconds: float) -> None:
@@ -31,9 +33,12 @@ def judge(example, response):
 
 
 def go(out: Path, resume=None, step: int = 9):
-    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16, eval_every=1)
+    config = world_config(
+        WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16, eval_every=1
+    )
     patient = RetryingJudge(judge, 0.4, 10, clock=lambda: now[0], sleep=sleep)
-    model, tokenizer = load_policy("cold-short")[0], build_tokenizer()
+    model = load_policy("cold-short")[0]
+    tokenizer = build_tokenizer()
     options = dict(tokenizer=tokenizer, out=out, validation=EXAMPLES[:3], resume=resume)
     from memcalib.trainer.callbacks import StepRows
 
@@ -62,7 +67,9 @@ def main(folder: Path) -> None:
     state = read_state(newest_checkpoint(folder / "cut"))
     resumed = go(folder / "cut", resume=True)
     same = torch.equal(weights(resumed.model), weights(whole.model))
-    found = dict(message=message, step=state["step"], processes=state["processes"], same=same, waited=now[0])
+    found = dict(
+        message=message, step=state["step"], processes=state["processes"], same=same, waited=now[0]
+    )
     (folder / f"{RANK}.json").write_text(json.dumps(found))
 
 

@@ -12,7 +12,9 @@ class Clock:
     monotonic = staticmethod(time.monotonic)
 
     def __init__(self, now: float = 1_000.0):
-        self.now, self._moved, self.asleep = now, threading.Condition(), threading.Semaphore(0)
+        self.now = now
+        self._moved = threading.Condition()
+        self.asleep = threading.Semaphore(0)
 
     def time(self) -> float:
         return self.now

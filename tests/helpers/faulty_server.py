@@ -39,8 +39,12 @@ class FaultyServer:
     """
 
     def __init__(self, *script, delay=0.0):
-        self.script, self.delay = list(script), delay
-        self.seen, self.headers, self.at_once, self.most = [], [], 0, 0
+        self.script = list(script)
+        self.delay = delay
+        self.seen = []
+        self.headers = []
+        self.at_once = 0
+        self.most = 0
 
     def __enter__(self):
         ready = threading.Event()
@@ -70,7 +74,8 @@ class FaultyServer:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
         if ready is None:
             print(self.url, flush=True)
         else:

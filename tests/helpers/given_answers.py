@@ -16,7 +16,14 @@ from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
-from memcalib.micro.world import WORLDS, answer, demonstrations, exact_judge, make_examples, noisy_levels
+from memcalib.micro.world import (
+    WORLDS,
+    answer,
+    demonstrations,
+    exact_judge,
+    make_examples,
+    noisy_levels,
+)
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
 from memcalib.trainer.settings import DISTILLED, TrainConfig, world_config
@@ -42,7 +49,9 @@ CASES = {
     "gkd": dict(method="opsd-gkd", lr=0.5, empty="half"),
     "gkd-nothing": dict(method="opsd-gkd", empty="all"),
     "gkd-long": dict(method="opsd-gkd", lr=0.5, mask_truncated=True, long="half", empty="some"),
-    "gkd-parts": dict(method="opsd-gkd", lr=0.5, prompts=6, minibatches=2, accumulate=2, empty="half"),
+    "gkd-parts": dict(
+        method="opsd-gkd", lr=0.5, prompts=6, minibatches=2, accumulate=2, empty="half"
+    ),
     "gkd-plain": dict(method="opsd-gkd", lr=0.5, share_prompts=False, empty="half"),
     "gkd-teacher": dict(method="opsd-gkd", lr=0.5, teacher="pretrained", beta=0.0, empty="some"),
     "gkd-copy": dict(method="opsd-gkd", lr=0.5, beta=0.0, empty="half"),
@@ -62,7 +71,8 @@ def settings(case: str) -> tuple[TrainConfig, str, str]:
     """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
     sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
     changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
-    empty, long = changes.pop("empty"), changes.pop("long", "none")
+    empty = changes.pop("empty")
+    long = changes.pop("long", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
         changes["trl"] = changes["trl"] | {"use_cpu": False}  # or accelerate leaves DeepSpeed aside
     return world_config(WORLDS["short"], **changes), empty, long
@@ -81,7 +91,8 @@ def given_rollout(config: TrainConfig, empty: str, long: str):
 
     def rollout(prompts, trainer):
         known = {tuple(trainer.encode(example)): example for example in EXAMPLES}
-        ids, step = [encode_prompt(TOKENIZER, prompt) for prompt in prompts], trainer.state.global_step
+        ids = [encode_prompt(TOKENIZER, prompt) for prompt in prompts]
+        step = trainer.state.global_step
         first = trainer.accelerator.process_index * len(prompts)
         rows = range(first, first + len(prompts))
         count = config.prompts * config.generations
@@ -101,7 +112,9 @@ def same_parts(config: TrainConfig, processes: int):
     def arrange(batch):
         order = torch.arange(config.prompts * config.generations // processes)
         if processes == 1:
-            order = order.view(2, config.minibatches * config.accumulate, -1).transpose(0, 1).flatten()
+            order = (
+                order.view(2, config.minibatches * config.accumulate, -1).transpose(0, 1).flatten()
+            )
         return {
             key: value[order] if isinstance(value, torch.Tensor) and value.dim() else value
             for key, value in batch.items()
@@ -139,7 +152,8 @@ def shard_on_cpu() -> None:
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
             if self._mixed_precision != "no":
                 fsdp_plugin.set_mixed_precision(self._mixed_precision)
-            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+            self.fsdp_plugin = fsdp_plugin
+            self.distributed_type = DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
     state.AcceleratorState.__init__ = start
@@ -173,7 +187,8 @@ def observe(case: str, out: Path, processes: int) -> dict:
 
     kept = training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict
     try:
-        training._shared_rollout, training.trainer_class = given_rollout(config, empty, long), lambda method: Watched
+        training._shared_rollout = given_rollout(config, empty, long)
+        training.trainer_class = lambda method: Watched
         if config.minibatches > 1:
             grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
         policy = load_policy("cold-short")[0]
@@ -199,15 +214,19 @@ def observe(case: str, out: Path, processes: int) -> dict:
         found["rms"] = [row["rms"] for row in found["stats"]]
     found["shards"] = sum(isinstance(module, FSDPModule) for module in model.modules())
     found["thresholds"] = trainer.thresholds.state_dict()
-    found["weights"], found["moved"] = (
-        torch.cat([p.flatten() for p in trained.values()]),
-        max(p.abs().max().item() for p in steps),
-    )
+    found["weights"] = torch.cat([p.flatten() for p in trained.values()])
+    found["moved"] = max(p.abs().max().item() for p in steps)
     if case == "gdpo":
         trainer.save_model(str(out / case / "saved"))
         trainer.accelerator.wait_for_everyone()
-        saved = dict(AutoModelForCausalLM.from_pretrained(out / case / "saved", dtype="auto").named_parameters())
-        found["lost"] = max((value - whole(saved[name])).abs().max().item() for name, value in trained.items())
+        saved = dict(
+            AutoModelForCausalLM.from_pretrained(
+                out / case / "saved", dtype="auto"
+            ).named_parameters()
+        )
+        found["lost"] = max(
+            (value - whole(saved[name])).abs().max().item() for name, value in trained.items()
+        )
     return found
 
 
@@ -215,7 +234,11 @@ def teach(case: str, out: Path) -> dict:
     """Supervised fine-tuning on demonstrations: the weights that lie in its folder afterwards."""
     rank = 4 if case == "taught-adapter" else 0
     config = SftConfig(
-        batch_size=8, lora_rank=rank, lr=1e-2, output="adapter" if rank else "merged", trl={"adam_epsilon": 1e-3}
+        batch_size=8,
+        lora_rank=rank,
+        lr=1e-2,
+        output="adapter" if rank else "merged",
+        trl={"adam_epsilon": 1e-3},
     )
     policy, tokenizer = load_policy("cold-short")
     done = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case)
@@ -239,16 +262,26 @@ def go_on(name: str, out: Path) -> dict:
     try:
         training._shared_rollout = given_rollout(config, empty, long)
         trainer = training.train(
-            load_policy("cold-short")[0], config, EXAMPLES, exact_judge,
-            tokenizer=TOKENIZER, out=folder, on_step=cut, resume=name.startswith("resumed"),
-        )  # fmt: skip
+            load_policy("cold-short")[0],
+            config,
+            EXAMPLES,
+            exact_judge,
+            tokenizer=TOKENIZER,
+            out=folder,
+            on_step=cut,
+            resume=name.startswith("resumed"),
+        )
     finally:
         training._shared_rollout = kept
     model = trainer.accelerator.unwrap_model(trainer.model)
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
         optimizer = optimizer.optimizer
-    states = [whole(torch.as_tensor(value)) for group in optimizer.state.values() for value in group.values()]
+    states = [
+        whole(torch.as_tensor(value))
+        for group in optimizer.state.values()
+        for value in group.values()
+    ]
     return {
         "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
         "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
@@ -261,7 +294,8 @@ def go_on(name: str, out: Path) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
+    folder = Path(sys.argv[1])
     if os.environ.get("SHARDED"):
         shard_on_cpu()
     if os.environ.get("ACCELERATE_USE_DEEPSPEED"):

@@ -25,9 +25,14 @@ def channel_rewards(atoms: Sequence[tuple[int, int]], merged: bool = False) -> l
     out = [0.0] * 9
     for h, (ideal, actual) in enumerate(PAIRS):
         z = max(1, sum(i == ideal for i, _ in atoms))
-        out[h] = sum(pair == (ideal, actual) for pair in atoms) / z * (1 if ideal == actual else -abs(actual - ideal))
+        out[h] = (
+            sum(pair == (ideal, actual) for pair in atoms)
+            / z
+            * (1 if ideal == actual else -abs(actual - ideal))
+        )
     if merged:
-        out[1], out[2] = out[1] + out[2], 0.0
+        out[1] = out[1] + out[2]
+        out[2] = 0.0
     return out
 
 
@@ -54,7 +59,9 @@ def rms(sums: Sequence[float], valid: Sequence[bool], eps: float = 1e-6) -> floa
     return math.sqrt(math.fsum(s * s for s in known) / max(len(known), 1) + eps)
 
 
-def prompt_ids(tokenizer, example: Example, prompt_template: str, gone: Sequence[str] = ()) -> list[int]:
+def prompt_ids(
+    tokenizer, example: Example, prompt_template: str, gone: Sequence[str] = ()
+) -> list[int]:
     """The prompt without some atoms: a block keeps its number, and one without atoms is left out."""
     texts = {atom.atom_id: atom.text.strip() for atom in example.atoms}
     memory = []
@@ -66,7 +73,9 @@ def prompt_ids(tokenizer, example: Example, prompt_template: str, gone: Sequence
         ("system", PROMPT_TEMPLATES[prompt_template].system),
         ("user", PROMPT_TEMPLATES[prompt_template].user(example.question, memory)),
     ]
-    return encode_prompt(tokenizer, [{"role": role, "content": text} for role, text in turns if text])
+    return encode_prompt(
+        tokenizer, [{"role": role, "content": text} for role, text in turns if text]
+    )
 
 
 def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Tensor:
@@ -78,13 +87,17 @@ def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: floa
     return logits.log_softmax(-1)[range(len(answer)), list(answer)]
 
 
-def signal(h: int, d: Sequence[float], mode: str = "ordered", under_use: str = "suppressed") -> list[float] | None:
+def signal(
+    h: int, d: Sequence[float], mode: str = "ordered", under_use: str = "suppressed"
+) -> list[float] | None:
     """z of one channel (Bidirectional counterfactual localization); None where the channel is not localized."""
     ideal, actual = PAIRS[h]
     under = actual < ideal
     if ideal == actual == 0 or (under and under_use == "uniform"):
         return None
-    if (under and under_use == "absolute") or (mode == "absolute" and not (under and under_use != "suppressed")):
+    if (under and under_use == "absolute") or (
+        mode == "absolute" and not (under and under_use != "suppressed")
+    ):
         return [abs(x) for x in d]
     if mode == "positive_only":
         return None if actual == 0 else list(d)
@@ -95,7 +108,9 @@ def clip(x: float, low: float, high: float) -> float:
     return min(max(x, low), high)
 
 
-def token_weights(z: Sequence[float], threshold: float, *, gate: float, d_max: float) -> list[float]:
+def token_weights(
+    z: Sequence[float], threshold: float, *, gate: float, d_max: float
+) -> list[float]:
     """q of each token (Bidirectional counterfactual localization)."""
     opened = max(z, default=-math.inf) > gate
     return [max(clip(x, -d_max, d_max) - threshold, 0.0) if opened else 0.0 for x in z]
@@ -103,11 +118,17 @@ def token_weights(z: Sequence[float], threshold: float, *, gate: float, d_max: f
 
 def sentence_means(z: Sequence[float], units: Sequence[int], d_max: float) -> dict[int, float]:
     """The mean clipped signal of each sentence; `units` are the sentences' numbers, one a token."""
-    parts = {j: [x for x, unit in zip(z, units, strict=True) if unit == j] for j in sorted(set(units))}
-    return {j: math.fsum(clip(x, -d_max, d_max) for x in part) / len(part) for j, part in parts.items()}
+    parts = {
+        j: [x for x, unit in zip(z, units, strict=True) if unit == j] for j in sorted(set(units))
+    }
+    return {
+        j: math.fsum(clip(x, -d_max, d_max) for x in part) / len(part) for j, part in parts.items()
+    }
 
 
-def sentence_weights(z, units, threshold, sentence_threshold, *, gate, sentence_gate, d_max, gamma) -> list[float]:
+def sentence_weights(
+    z, units, threshold, sentence_threshold, *, gate, sentence_gate, d_max, gamma
+) -> list[float]:
     """q of each token's sentence, spread evenly over its tokens (Sentence-level localization)."""
     means = sentence_means(z, units, d_max)
     opened = max(z) > gate and max(means.values()) > sentence_gate
@@ -126,10 +147,13 @@ def multipliers(q: Sequence[float], cap: float) -> list[float]:
     if total <= 0:
         return [1.0] * len(q)
     m = [len(q) * x / total for x in q]
-    low, high = min(m) - cap, max(m)
+    low = min(m) - cap
+    high = max(m)
     for _ in range(200):
         tau = (low + high) / 2
-        low, high = (tau, high) if math.fsum(clip(x - tau, 0, cap) for x in m) > len(m) else (low, tau)
+        low, high = (
+            (tau, high) if math.fsum(clip(x - tau, 0, cap) for x in m) > len(m) else (low, tau)
+        )
     return [clip(x - (low + high) / 2, 0.0, cap) for x in m]
 
 
@@ -138,12 +162,18 @@ def quantile(values: Sequence[float], share: float) -> float:
     ranked = sorted(values)
     place = share * (len(ranked) - 1)
     below = math.floor(place)
-    return ranked[below] + (place - below) * (ranked[min(below + 1, len(ranked) - 1)] - ranked[below])
+    return ranked[below] + (place - below) * (
+        ranked[min(below + 1, len(ranked) - 1)] - ranked[below]
+    )
 
 
 def next_threshold(value: float, pool: Sequence[float], *, floor, share, decay, minimum) -> float:
     """A threshold after a batch (Channel-specific threshold initialization and updates)."""
-    return value if len(pool) < minimum else decay * value + (1 - decay) * max(floor, quantile(pool, share))
+    return (
+        value
+        if len(pool) < minimum
+        else decay * value + (1 - decay) * max(floor, quantile(pool, share))
+    )
 
 
 @dataclass
@@ -187,7 +217,9 @@ def atoms_by_channel(judgment: Judgment, merged: bool) -> dict[int, tuple[str, .
     return dict(sorted(found.items()))
 
 
-def _weights(config: CreditConfig, z, units, threshold: float, sentence_threshold: float) -> list[float]:
+def _weights(
+    config: CreditConfig, z, units, threshold: float, sentence_threshold: float
+) -> list[float]:
     options = dict(gate=config.gate, d_max=config.d_max)
     if config.granularity == "token":
         return token_weights(z, threshold, **options)
@@ -195,9 +227,12 @@ def _weights(config: CreditConfig, z, units, threshold: float, sentence_threshol
     return sentence_weights(z, units, threshold, sentence_threshold, **options)
 
 
-def _pools(config: CreditConfig, pairs: Sequence[Counterfactual], units) -> tuple[list[list[float]], list[list[float]]]:
+def _pools(
+    config: CreditConfig, pairs: Sequence[Counterfactual], units
+) -> tuple[list[list[float]], list[list[float]]]:
     """Clipped signals of each channel's tokens, and of its sentences."""
-    tokens, sentences = [[] for _ in PAIRS], [[] for _ in PAIRS]
+    tokens = [[] for _ in PAIRS]
+    sentences = [[] for _ in PAIRS]
     for pair in pairs:
         z = signal(pair.channel, pair.d, config.mode, config.under_use)
         tokens[pair.channel] += [clip(x, -config.d_max, config.d_max) for x in z]
@@ -220,23 +255,36 @@ def step(
     generations: int,
     thresholds: Sequence[float],
     sentence_thresholds: Sequence[float] = (),
-    units: Sequence[Sequence[int]] = (),  # the sentence of each token, for the granularity `sentence`
+    units: Sequence[
+        Sequence[int]
+    ] = (),  # the sentence of each token, for the granularity `sentence`
 ) -> Step:
     """Token advantages of a batch of judged answers, `generations` of each prompt, from rewards to RMS scaling."""
     rows = range(len(answers))
-    valid = [not j.error and bool(j.atoms) and all(atom.actual is not None for atom in j.atoms) for j in judgments]
+    valid = [
+        not j.error and bool(j.atoms) and all(atom.actual is not None for atom in j.atoms)
+        for j in judgments
+    ]
     levels = [
-        [(int(a.ideal), int(a.actual)) for a in j.atoms] if v else [] for j, v in zip(judgments, valid, strict=True)
+        [(int(a.ideal), int(a.actual)) for a in j.atoms] if v else []
+        for j, v in zip(judgments, valid, strict=True)
     ]
     rewards = [channel_rewards(atoms, config.merge_over_use) for atoms in levels]
     columns = [[math.fsum(row)] for row in rewards] if config.method == "grpo" else rewards
     rule = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
     channels = group_advantages(columns, [i // generations for i in rows], valid, **rule)
-    scale = 1.0 if config.method == "grpo" else rms([math.fsum(a) for a in channels], valid, config.eps_scale)
+    scale = (
+        1.0
+        if config.method == "grpo"
+        else rms([math.fsum(a) for a in channels], valid, config.eps_scale)
+    )
     prompts = [encode(example, ()) for example in examples]
-    full, pairs = [read(p, y) for p, y in zip(prompts, answers, strict=True)], []
+    full = [read(p, y) for p, y in zip(prompts, answers, strict=True)]
+    pairs = []
     for i in rows if config.method == "memcalib-rl" else ():
-        for h, atoms in atoms_by_channel(judgments[i], config.merge_over_use).items() if valid[i] else ():
+        for h, atoms in (
+            atoms_by_channel(judgments[i], config.merge_over_use).items() if valid[i] else ()
+        ):
             aligned = rewards[i][h] * channels[i][h] > 0
             if signal(h, [], config.mode, config.under_use) is None or (
                 config.threshold_pool == "open" and not aligned
@@ -246,10 +294,18 @@ def step(
             ablated = read(prompt, answers[i])
             d = [a - b for a, b in zip(full[i], ablated, strict=True)]
             z = signal(h, d, config.mode, config.under_use)
-            here = (units[i], thresholds[h], sentence_thresholds[h]) if units else ((), thresholds[h], 0.0)
+            here = (
+                (units[i], thresholds[h], sentence_thresholds[h])
+                if units
+                else ((), thresholds[h], 0.0)
+            )
             q = _weights(config, z, *here)
             strength = _eta(config, h) if aligned and math.fsum(q) > 0 else 0.0
-            pairs.append(Counterfactual(i, h, atoms, prompt, ablated, d, q, multipliers(q, config.cap), strength))
+            pairs.append(
+                Counterfactual(
+                    i, h, atoms, prompt, ablated, d, q, multipliers(q, config.cap), strength
+                )
+            )
     advantages = [[math.fsum(channels[i]) if valid[i] else 0.0] * len(answers[i]) for i in rows]
     for pair in pairs:
         a = channels[pair.row][pair.channel]
@@ -259,25 +315,36 @@ def step(
     tokens, sentences = _pools(config, pairs, units)
     rule = dict(floor=config.gate, share=config.threshold_quantile, decay=config.threshold_decay)
     after = [
-        next_threshold(v, p, **rule, minimum=config.threshold_minimum) for v, p in zip(thresholds, tokens, strict=True)
+        next_threshold(v, p, **rule, minimum=config.threshold_minimum)
+        for v, p in zip(thresholds, tokens, strict=True)
     ]
-    rule |= dict(floor=config.sentence_gate, share=config.sentence_quantile, minimum=config.sentence_minimum)
-    sentence_after = [next_threshold(v, p, **rule) for v, p in zip(sentence_thresholds, sentences, strict=False)]
-    return Step(prompts, rewards, valid, channels, scale, full, pairs, advantages, after, sentence_after)
+    rule |= dict(
+        floor=config.sentence_gate, share=config.sentence_quantile, minimum=config.sentence_minimum
+    )
+    sentence_after = [
+        next_threshold(v, p, **rule) for v, p in zip(sentence_thresholds, sentences, strict=False)
+    ]
+    return Step(
+        prompts, rewards, valid, channels, scale, full, pairs, advantages, after, sentence_after
+    )
 
 
-def loss(rows: Sequence[tuple[Tensor, Tensor, Tensor, Sequence[float]]], clip_by: float, beta: float) -> Tensor:
+def loss(
+    rows: Sequence[tuple[Tensor, Tensor, Tensor, Sequence[float]]], clip_by: float, beta: float
+) -> Tensor:
     """The clipped objective, as a loss, of rows (log p now, old, under the reference, advantages of the tokens).
 
     A mean over all tokens of the mini-batch (eq. grpo-objective), with the k3 estimate of the divergence.
     """
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for now, old, reference, advantages in rows:
         for t, a in enumerate(advantages):
             ratio = (now[t] - old[t]).exp()
             gain = torch.minimum(ratio * a, ratio.clamp(1 - clip_by, 1 + clip_by) * a)
             gap = reference[t] - now[t]
-            total, count = total + gain - beta * (gap.exp() - gap - 1), count + 1
+            total = total + gain - beta * (gap.exp() - gap - 1)
+            count = count + 1
     return -total / count
 
 

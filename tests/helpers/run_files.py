@@ -18,12 +18,16 @@ def rows(out: Path) -> list[dict]:
 
 def timeless(out: Path, *starts: str) -> list[dict]:
     """The rows without seconds, and without fields whose names begin so."""
-    return [{name: v for name, v in row.items() if not name.startswith(("seconds", *starts))} for row in rows(out)]
+    return [
+        {name: v for name, v in row.items() if not name.startswith(("seconds", *starts))}
+        for row in rows(out)
+    ]
 
 
 def assert_same(one: tuple, other: tuple, *starts: str) -> None:
     """Two runs, each a trainer and its folder, are the same to the bit: weights, rows, thresholds."""
-    (trainer, out), (whole, there) = one, other
+    (trainer, out) = one
+    (whole, there) = other
     assert torch.equal(weights(trainer.model), weights(whole.model))
     assert timeless(out, *starts) == timeless(there, *starts)
     assert trainer.thresholds.state_dict() == whole.thresholds.state_dict()

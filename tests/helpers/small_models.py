@@ -5,13 +5,25 @@ import random
 import torch
 
 SIZES = dict(
-    vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, max_position_embeddings=256,
-)  # fmt: skip
+    vocab_size=50,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=256,
+)
 LINEAR = dict(
-    head_dim=16, linear_num_value_heads=2, linear_num_key_heads=1, linear_key_head_dim=8, linear_value_head_dim=8,
-    layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1], num_experts=2, num_experts_per_tok=1,
-)  # fmt: skip
+    head_dim=16,
+    linear_num_value_heads=2,
+    linear_num_key_heads=1,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    layer_types=["linear_attention", "full_attention"],
+    mlp_only_layers=[0, 1],
+    num_experts=2,
+    num_experts_per_tok=1,
+)
 WINDOWS = dict(head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
 OTHERS = {  # architectures that cannot share: class, options, a piece of the reason
     "sliding window": ("Mistral", {"sliding_window": 6}, "SlidingWindowLayer"),
@@ -29,13 +41,18 @@ def tiny(kind="Qwen3", **options):
     torch.manual_seed(2)
     options = SIZES | ({"head_dim": 16} if kind == "Qwen3" else {}) | options
     name = {"Gemma3": "Gemma3Text"}.get(kind, kind)
-    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{name}Config")(**options)).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**options)
+    ).eval()
 
 
 def a_workload(seed, rows=12, empty=False, pool=5):
     """Prompts that share beginnings, some identical, some one token long; ragged answers."""
     rng = random.Random(seed)
-    word = lambda n: [rng.randrange(1, 50) for _ in range(n)]
+
+    def word(n):
+        return [rng.randrange(1, 50) for _ in range(n)]
+
     stems = [word(rng.randint(1, 12)) for _ in range(3)]
     known = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(pool)] + [word(1)]
     prompts = [list(rng.choice(known)) for _ in range(rows)]

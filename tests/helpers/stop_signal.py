@@ -19,9 +19,14 @@ from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.settings import world_config
 from memcalib.trainer.checkpoints import Interrupted
 
-EXAMPLES, RANK = make_examples("short", 8, seed=5), int(os.environ.get("RANK", 0))
+EXAMPLES = make_examples("short", 8, seed=5)
+RANK = int(os.environ.get("RANK", 0))
 seen = {"sampling": 0, "judging": 0, "update": 0}
-places = {"sampling": 3, "judging": 20, "update": 5}  # in the third step; a process has 8 answers a step
+places = {
+    "sampling": 3,
+    "judging": 20,
+    "update": 5,
+}  # in the third step; a process has 8 answers a step
 
 
 def tell(place: str, where: str) -> None:
@@ -36,7 +41,9 @@ def tell(place: str, where: str) -> None:
 
 
 def go(out: Path, where: str = "", resume=None):
-    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=4, max_tokens=12, save_every=50)
+    config = world_config(
+        WORLDS["short"], prompts=4, generations=4, steps=4, max_tokens=12, save_every=50
+    )
     plain = training.sample_tokens, training.GRPOTrainer.compute_loss
 
     def sample(*args, **options):
@@ -52,9 +59,11 @@ def go(out: Path, where: str = "", resume=None):
         return exact_judge(example, response)
 
     seen.update(dict.fromkeys(seen, 0))
-    training.sample_tokens, training.GRPOTrainer.compute_loss = sample, loss
+    training.sample_tokens = sample
+    training.GRPOTrainer.compute_loss = loss
     try:
-        model, options = load_policy("cold-short")[0], dict(tokenizer=build_tokenizer(), out=out, resume=resume)
+        model = load_policy("cold-short")[0]
+        options = dict(tokenizer=build_tokenizer(), out=out, resume=resume)
         return training.train(model, config, EXAMPLES, judge, **options)
     finally:
         training.sample_tokens, training.GRPOTrainer.compute_loss = plain

@@ -12,7 +12,12 @@ def make(ideal, actual, example="e1", question=None, **fields):
         {"atom_id": f"p{k}_a1", "ideal": i, "actual": a, "parent_memory_id": f"b{k % 2}"}
         for k, (i, a) in enumerate(zip(ideal, actual, strict=True), 1)
     ]
-    head = {"example_id": example, "domain": "health", "question_id": question or example, "model": "m"}
+    head = {
+        "example_id": example,
+        "domain": "health",
+        "question_id": question or example,
+        "model": "m",
+    }
     return Judgment(**(head | fields), atoms=atoms)
 
 
@@ -24,5 +29,9 @@ def judgment_lists(draw, unscored=True):
         ideal = draw(st.lists(levels, min_size=1, max_size=6))
         for seed in range(draw(st.integers(1, 3))):
             got = draw(st.lists(actual, min_size=len(ideal), max_size=len(ideal)))
-            out.append(make(ideal, got, f"e{k}", f"q{k // 2}", seed=seed, domain=("health", "coding")[k % 2]))
+            out.append(
+                make(
+                    ideal, got, f"e{k}", f"q{k // 2}", seed=seed, domain=("health", "coding")[k % 2]
+                )
+            )
     return out

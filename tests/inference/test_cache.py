@@ -18,11 +18,20 @@ from fake_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.inference.cache import _SCHEMA, CacheError, CallCache, call_key, clear_cache, default_path
+from memcalib.inference.cache import (
+    _SCHEMA,
+    CacheError,
+    CallCache,
+    call_key,
+    clear_cache,
+    default_path,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.floats(-9, 9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -78,7 +87,9 @@ def test_modes_under_an_open_umask(tmp_path):
         cache = CallCache(tmp_path / "new" / "calls.sqlite")
         cache.put("k", {"text": "private"})
         modes = {file.name: file.stat().st_mode & 0o777 for file in cache.files()}
-        assert modes == dict.fromkeys(["calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"], 0o600)
+        assert modes == dict.fromkeys(
+            ["calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"], 0o600
+        )
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(old)
@@ -99,7 +110,9 @@ def test_one_of_many_threads_gets_the_claim(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     others = [CallCache(cache.path) for _ in range(4)]
     with ThreadPoolExecutor(16) as pool:
-        won = list(pool.map(lambda k: (k % 10, [cache, *others][k % 5].claim(f"key {k % 10}")), range(200)))
+        won = list(
+            pool.map(lambda k: (k % 10, [cache, *others][k % 5].claim(f"key {k % 10}")), range(200))
+        )
     assert Counter(key for key, ours in won if ours) == dict.fromkeys(range(10), 1)
 
 
@@ -138,8 +151,12 @@ def test_a_lease_is_renewed_while_the_call_is_under_way(tmp_path, clock):
 def test_a_claim_from_another_machine_lasts_as_long_as_its_lease(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     with cache._connection() as db:
-        db.execute("INSERT INTO claims VALUES ('k', 'elsewhere/1 999999999 x', ?)", (time.time() + 60,))
-        db.execute("INSERT INTO claims VALUES ('j', 'elsewhere/1 999999999 x', ?)", (time.time() - 1,))
+        db.execute(
+            "INSERT INTO claims VALUES ('k', 'elsewhere/1 999999999 x', ?)", (time.time() + 60,)
+        )
+        db.execute(
+            "INSERT INTO claims VALUES ('j', 'elsewhere/1 999999999 x', ?)", (time.time() - 1,)
+        )
     assert not cache.claim("k") and cache.claim("j")
 
 
@@ -164,7 +181,8 @@ def worker(path, log, count):
 
 
 def test_processes_share_the_work_and_double_none(tmp_path):
-    path, log = tmp_path / "new" / "calls.sqlite", tmp_path / "log"
+    path = tmp_path / "new" / "calls.sqlite"
+    log = tmp_path / "log"
     workers = [worker(path, log, 300) for _ in range(4)]  # all of them create the file at once
     assert [process.wait(60) for process in workers] == [0] * 4
     assert Counter(log.read_text().split()) == {str(k): 1 for k in range(300)}
@@ -174,7 +192,9 @@ def test_processes_share_the_work_and_double_none(tmp_path):
 
 
 def test_a_file_that_another_process_fills_between_two_looks_is_ours(tmp_path, monkeypatch):
-    path, looks, connect = tmp_path / "calls.sqlite", [], sqlite3.connect
+    path = tmp_path / "calls.sqlite"
+    looks = []
+    connect = sqlite3.connect
 
     class Between(sqlite3.Connection):
         def execute(self, statement, *values):
@@ -183,13 +203,16 @@ def test_a_file_that_another_process_fills_between_two_looks_is_ours(tmp_path, m
                 connect(path, isolation_level=None).executescript(_SCHEMA)
             return super().execute(statement, *values)
 
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Between))
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Between)
+    )
     assert CallCache(path).get("k") is None
     assert "sqlite_master" in looks[0] and "application_id" in looks[1]
 
 
 def test_killed_at_any_moment_nothing_committed_is_lost(tmp_path):
-    path, log = tmp_path / "calls.sqlite", tmp_path / "log"
+    path = tmp_path / "calls.sqlite"
+    log = tmp_path / "log"
     for lines in (4, 20, 60):
         with worker(path, log, 100_000) as process:
             assert process.stdout.readline() == "ready\n"
@@ -303,7 +326,8 @@ def test_a_full_disk_keeps_what_is_stored(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     cache.put("k", {"text": "old"})
     size = max(file.stat().st_size for file in cache.files())
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, before[1]))
     try:
         with pytest.raises(CacheError, match=r"calls\.sqlite"):
@@ -345,7 +369,8 @@ def test_no_thread_stays_when_nothing_is_held(tmp_path, clock):
 
 
 def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_path):
-    text, other = tmp_path / "examples.jsonl", tmp_path / "other.db"
+    text = tmp_path / "examples.jsonl"
+    other = tmp_path / "other.db"
     text.write_text("{}\n" * 100)
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE t (a)")
@@ -359,12 +384,25 @@ def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_pa
 def test_keys_of_earlier_caches_are_still_found():
     """A float without a fraction is hashed as an integer, at any depth; neither that nor the hash may ever change."""
     messages = [{"role": "user", "content": "Hello"}]
-    call = {"model": "demo", "messages": messages, "settings": {"temperature": 1.0, "seed": 42, "stop": [1.0, -0.0]}}
-    same_call = {"settings": {"stop": (1, 0), "seed": 42.0, "temperature": 1}, "messages": messages, "model": "demo"}
+    call = {
+        "model": "demo",
+        "messages": messages,
+        "settings": {"temperature": 1.0, "seed": 42, "stop": [1.0, -0.0]},
+    }
+    same_call = {
+        "settings": {"stop": (1, 0), "seed": 42.0, "temperature": 1},
+        "messages": messages,
+        "model": "demo",
+    }
     assert (
         call_key(**call)
         == call_key(**same_call)
         == ("0d142226aeda1ddfffbcbe13e5e10dded207263fb38e8052da869a3a054dca62")
     )
-    for other in ({"temperature": True}, {"temperature": "1"}, {"temperature": 1.5}, {"temperature": None}):
+    for other in (
+        {"temperature": True},
+        {"temperature": "1"},
+        {"temperature": 1.5},
+        {"temperature": None},
+    ):
         assert call_key(**call | {"settings": call["settings"] | other}) != call_key(**call), other

@@ -49,7 +49,16 @@ def key(monkeypatch):
 
 def endpoint(server, **fields):
     return Endpoint(
-        **({"model": "m", "base_url": server.url, "key_env": "DEMO_KEY", "backoff": 0.001, "timeout": 5} | fields)
+        **(
+            {
+                "model": "m",
+                "base_url": server.url,
+                "key_env": "DEMO_KEY",
+                "backoff": 0.001,
+                "timeout": 5,
+            }
+            | fields
+        )
     )
 
 
@@ -81,7 +90,12 @@ def test_a_reply_with_its_usage():
     with FaultyServer(body) as server:
         client = Client(endpoint(server, price=Price(prompt=1, completion=10, cached=0.5)))
         reply = ask(client, temperature=0.5, seed=7, max_tokens=None)
-    assert (reply.text, reply.finish_reason, reply.attempts, reply.cached) == ("Hé 😀", "length", 1, False)
+    assert (reply.text, reply.finish_reason, reply.attempts, reply.cached) == (
+        "Hé 😀",
+        "length",
+        1,
+        False,
+    )
     assert reply.usage.pop("seconds") > 0
     assert reply.usage == {
         "prompt_tokens": 1000,
@@ -90,7 +104,12 @@ def test_a_reply_with_its_usage():
         "cost": pytest.approx((400 + 300 + 100) / 1e6),
     }
     sent = server.seen[0]
-    assert sent["messages"] == HELLO and sent["model"] == "m" and sent["seed"] == 7 and "max_tokens" not in sent
+    assert (
+        sent["messages"] == HELLO
+        and sent["model"] == "m"
+        and sent["seed"] == 7
+        and "max_tokens" not in sent
+    )
     assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
     assert client.totals.cost == reply.usage["cost"] and client.totals.prompt_tokens == 1000
 
@@ -99,7 +118,11 @@ def test_missing_numbers_stay_missing():
     with FaultyServer(completion(usage=None)) as server:
         client = Client(endpoint(server, price=Price(prompt=1, completion=1)))
         reply = ask(client)
-    assert reply.usage.keys() == {"seconds"} and client.totals.cost is None and client.totals.unmetered == 1
+    assert (
+        reply.usage.keys() == {"seconds"}
+        and client.totals.cost is None
+        and client.totals.unmetered == 1
+    )
 
 
 def test_no_content_is_an_empty_text():
@@ -127,11 +150,22 @@ def test_a_reply_over_the_size_limit_is_a_fault_of_the_server(packed, monkeypatc
     monkeypatch.setattr("memcalib.inference.client.LARGEST_REPLY", 100_000)
     text = json.dumps(completion("x" * 300_000))
     step = (200, gzip.compress(text.encode()), {"Content-Encoding": "gzip"}) if packed else text
-    with FaultyServer(step) as server, pytest.raises(CallError, match=r"a reply of \d{3},\d{3} bytes") as caught:
+    with (
+        FaultyServer(step) as server,
+        pytest.raises(CallError, match=r"a reply of \d{3},\d{3} bytes") as caught,
+    ):
         ask(Client(endpoint(server, attempts=1)))
-    assert caught.value.kind == "server" and not caught.value.fatal and "allowed: 100,000" in str(caught.value)
+    assert (
+        caught.value.kind == "server"
+        and not caught.value.fatal
+        and "allowed: 100,000" in str(caught.value)
+    )
     with FaultyServer(
-        (200, gzip.compress(json.dumps(completion("y" * 90_000)).encode()), {"Content-Encoding": "gzip"})
+        (
+            200,
+            gzip.compress(json.dumps(completion("y" * 90_000)).encode()),
+            {"Content-Encoding": "gzip"},
+        )
     ) as server:
         assert ask(Client(endpoint(server))).text == "y" * 90_000
 
@@ -193,7 +227,9 @@ def test_a_server_that_drips_is_left_as_well():
     """A body that comes byte by byte never trips a timeout between two bytes."""
 
     async def drip(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+        )
         while not writer.is_closing():
             writer.write(b" ")
             await asyncio.sleep(0.02)
@@ -224,7 +260,11 @@ def test_a_server_that_drips_is_left_as_well():
         (404, "The model `m` does not exist.", "not_found"),
         (400, "Model Not Exist", "not_found"),
         (400, "m is not a valid model ID", "not_found"),
-        (400, "This model's maximum context length is 4096 tokens. However, you requested 9000", "context_too_long"),
+        (
+            400,
+            "This model's maximum context length is 4096 tokens. However, you requested 9000",
+            "context_too_long",
+        ),
         (413, "", "context_too_long"),
         (422, "temperature: Input should be less than 2", "bad_request"),
         (400, "seed: no", "bad_request"),
@@ -243,8 +283,14 @@ def test_lasting_faults_are_tried_once(status, message, kind):
 
 
 def test_words_in_another_shape_are_shown():
-    refusal = (422, {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]})
-    with FaultyServer(refusal) as server, pytest.raises(CallError, match="seed.*Extra inputs are not permitted"):
+    refusal = (
+        422,
+        {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
+    )
+    with (
+        FaultyServer(refusal) as server,
+        pytest.raises(CallError, match="seed.*Extra inputs are not permitted"),
+    ):
         ask(Client(endpoint(server)))
 
 
@@ -277,7 +323,9 @@ def test_nobody_there():
     with pytest.raises(CallError, match=r"Connect call failed.*is the server running") as caught:
         ask(client)
     assert caught.value.kind == "unreachable" and caught.value.fatal
-    assert client.totals.retries == 2 < client.endpoint.attempts - 1, "not as often as a server that was there before"
+    assert client.totals.retries == 2 < client.endpoint.attempts - 1, (
+        "not as often as a server that was there before"
+    )
 
 
 def test_a_server_that_was_there_and_went_away_is_not_fatal():
@@ -291,7 +339,9 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
     client = Client(endpoint(server, attempts=4))
     with pytest.raises(CallError) as caught:
         run_async(main(server, client))
-    assert caught.value.kind == "unreachable" and not caught.value.fatal and client.totals.retries == 3
+    assert (
+        caught.value.kind == "unreachable" and not caught.value.fatal and client.totals.retries == 3
+    )
 
 
 # Waiting ----------------------------------------------------------------------------------------------------------------
@@ -300,7 +350,8 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
 @pytest.fixture
 def waits(monkeypatch):
     """The seconds, from a tenth on, that somebody would have waited; nobody does."""
-    found, sleep = [], asyncio.sleep
+    found = []
+    sleep = asyncio.sleep
 
     async def pass_over(seconds, result=None):
         found.extend([seconds] if seconds > 0.1 else [])
@@ -313,11 +364,14 @@ def waits(monkeypatch):
 @pytest.fixture
 def frozen(monkeypatch):
     """The client's clock stands still."""
-    monkeypatch.setattr("memcalib.inference.client.time", SimpleNamespace(monotonic=lambda: 1_000.0))
+    monkeypatch.setattr(
+        "memcalib.inference.client.time", SimpleNamespace(monotonic=lambda: 1_000.0)
+    )
 
 
 def test_retry_after_in_seconds_and_milliseconds(waits):
-    slow, fast = (429, {}, {"Retry-After": "25"}), (429, {}, {"retry-after-ms": "1500"})
+    slow = (429, {}, {"Retry-After": "25"})
+    fast = (429, {}, {"retry-after-ms": "1500"})
     with FaultyServer(slow, fast) as server:
         assert ask(Client(endpoint(server))).attempts == 3
     assert waits == [25, 1.5]
@@ -331,7 +385,10 @@ def test_retry_after_as_a_date(waits):
 
 
 def test_a_wait_of_hours_is_an_error_now():
-    with FaultyServer((429, {}, {"Retry-After": "7200"})) as server, pytest.raises(CallError) as caught:
+    with (
+        FaultyServer((429, {}, {"Retry-After": "7200"})) as server,
+        pytest.raises(CallError) as caught,
+    ):
         ask(Client(endpoint(server)))
     assert caught.value.kind == "rate_limited" and caught.value.wait == 7200
 
@@ -351,7 +408,9 @@ def test_random_waits_grow_to_a_minute_at_most(waits):
     assert max(waits) <= 60 and sum(waits) > 10 * 60
 
 
-@pytest.mark.parametrize("value", ["", "soon", "nan", "-5", "Mon, 01 Jan 1990 00:00:00 GMT", "9" * 400, "inf", "\x00"])
+@pytest.mark.parametrize(
+    "value", ["", "soon", "nan", "-5", "Mon, 01 Jan 1990 00:00:00 GMT", "9" * 400, "inf", "\x00"]
+)
 def test_odd_retry_after(value):
     wait = retry_after({"retry-after": value})
     assert wait is None or wait >= 0
@@ -360,7 +419,9 @@ def test_odd_retry_after(value):
 @given(st.floats(1, 10_000), st.lists(st.floats(0, 0.3), min_size=1, max_size=300))
 def test_paced_calls_keep_every_window(rpm, gaps):
     """Asked at any moments: no minute holds more than the limit and the first call, however late the calls come."""
-    pacer, now, sent = Pacer(rpm), 1000.0, []
+    pacer = Pacer(rpm)
+    now = 1000.0
+    sent = []
     for gap in gaps:
         now += gap
         sent.append(now + pacer.book(1, now))
@@ -387,19 +448,29 @@ def test_a_pause_is_not_saved_up_for_a_burst():
     pacer = Pacer(600, used=1.0)
     assert [pacer.book(1, 10.0), pacer.book(1, 99.0)] == [0, 0]
     assert [pacer.book(1, 99.0) for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
-    assert [pacer.book(1, 99.8) for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1])  # 0.4 s late: caught up
+    assert [pacer.book(1, 99.8) for _ in range(6)] == pytest.approx(
+        [0, 0, 0, 0, 0, 0.1]
+    )  # 0.4 s late: caught up
 
 
 def test_calls_at_once_are_limited():
     with FaultyServer(delay=0.02) as server:
-        replies = ask_all(Client(endpoint(server, concurrency=5)), [str(k) for k in range(40)], concurrency=40)
+        replies = ask_all(
+            Client(endpoint(server, concurrency=5)), [str(k) for k in range(40)], concurrency=40
+        )
     assert len(replies) == 40 and server.most == 5
 
 
 def test_requests_are_spread_out(waits, frozen):
     with FaultyServer() as server:
-        ask_all(Client(endpoint(server, rpm=1200, concurrency=64)), [str(k) for k in range(40)], concurrency=64)
-    assert len(server.seen) == 40 and sorted(waits) == pytest.approx([k * 60 / 1200 / 0.98 for k in range(2, 40)])
+        ask_all(
+            Client(endpoint(server, rpm=1200, concurrency=64)),
+            [str(k) for k in range(40)],
+            concurrency=64,
+        )
+    assert len(server.seen) == 40 and sorted(waits) == pytest.approx(
+        [k * 60 / 1200 / 0.98 for k in range(2, 40)]
+    )
 
 
 def test_tokens_are_spread_out(waits, frozen):
@@ -407,7 +478,9 @@ def test_tokens_are_spread_out(waits, frozen):
         client = Client(endpoint(server, tpm=120_000))
         for k in range(4):
             ask(client, [{"role": "user", "content": str(k)}])
-    assert waits == pytest.approx([k * 1000 * 60 / 120_000 / 0.98 for k in (1, 2, 3)]), "at 2,000 tokens a second"
+    assert waits == pytest.approx([k * 1000 * 60 / 120_000 / 0.98 for k in (1, 2, 3)]), (
+        "at 2,000 tokens a second"
+    )
 
 
 # Habits of servers ------------------------------------------------------------------------------------------------------
@@ -439,9 +512,7 @@ def test_no_schema_is_sent_where_the_endpoint_says_so():
 
 
 def test_the_other_name_of_max_tokens():
-    message = (
-        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-    )
+    message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
     with FaultyServer((400, {"error": {"message": message, "param": "max_tokens"}})) as server:
         ask(Client(endpoint(server)), max_tokens=9)
     assert server.seen[1]["max_completion_tokens"] == 9 and "max_tokens" not in server.seen[1]
@@ -449,7 +520,9 @@ def test_the_other_name_of_max_tokens():
 
 def test_a_setting_is_never_dropped():
     with (
-        FaultyServer((400, {"error": {"message": "temperature 0 is not supported", "param": "temperature"}})) as server,
+        FaultyServer(
+            (400, {"error": {"message": "temperature 0 is not supported", "param": "temperature"}})
+        ) as server,
         pytest.raises(CallError, match="temperature"),
     ):
         ask(Client(endpoint(server)), temperature=0)
@@ -457,7 +530,9 @@ def test_a_setting_is_never_dropped():
 
 
 def test_thinking_that_cannot_be_switched_off_says_how_to_go_on():
-    with FaultyServer((400, {"error": {"message": "Unrecognized request argument: chat_template_kwargs"}})) as server:
+    with FaultyServer(
+        (400, {"error": {"message": "Unrecognized request argument: chat_template_kwargs"}})
+    ) as server:
         with pytest.raises(CallError, match="set thinking to default"):
             ask(Client(endpoint(server)))
         ask(Client(endpoint(server, thinking="default", extra_body={"top_k": 5})))
@@ -503,14 +578,21 @@ def test_same_call_same_reply_other_call_other_reply(tmp_path):
             Client(endpoint(server, extra_body={"top_k": 3}), client.cache),
             Client(endpoint(server, model="n"), client.cache),
         ]
-        assert first == ["0", "1", "2", "3", "4", "5"] and [ask(c).text for c in other] == ["6", "7"]
-    assert [reply.text for reply in second] == first and all(reply.cached and reply.attempts == 0 for reply in second)
+        assert first == ["0", "1", "2", "3", "4", "5"] and [ask(c).text for c in other] == [
+            "6",
+            "7",
+        ]
+    assert [reply.text for reply in second] == first and all(
+        reply.cached and reply.attempts == 0 for reply in second
+    )
     assert ask(client, temperature=1.0).text == "5"  # the server is gone, the cache is not
     assert (client.totals.calls, client.totals.cached) == (6, 7)
 
 
 def test_only_success_is_remembered(tmp_path):
-    with FaultyServer((400, {"error": {"message": "no"}}), {"choices": []}, completion("yes")) as server:
+    with FaultyServer(
+        (400, {"error": {"message": "no"}}), {"choices": []}, completion("yes")
+    ) as server:
         client = Client(endpoint(server, attempts=1), tmp_path / "calls.sqlite")
         for _ in range(2):
             with pytest.raises(CallError):
@@ -526,9 +608,14 @@ def test_a_remembered_reply_needs_no_key_and_costs_todays_price(tmp_path, monkey
         assert not (tmp_path / "calls.sqlite").exists()
         ask(Client(old, tmp_path / "calls.sqlite"), seed=1)
     monkeypatch.delenv("DEMO_KEY")
-    client = Client(endpoint(server, price=Price(prompt=2, completion=2)), tmp_path / "calls.sqlite")
+    client = Client(
+        endpoint(server, price=Price(prompt=2, completion=2)), tmp_path / "calls.sqlite"
+    )
     assert ask(client, seed=1) == client.remembered(HELLO, seed=1)
-    assert client.remembered(HELLO, seed=1).usage["cost"] == pytest.approx(220e-6) and client.totals.cost == 0
+    assert (
+        client.remembered(HELLO, seed=1).usage["cost"] == pytest.approx(220e-6)
+        and client.totals.cost == 0
+    )
     with pytest.raises(CallError, match="DEMO_KEY") as caught:
         ask(client, seed=2)
     assert caught.value.kind == "no_key" and caught.value.fatal
@@ -552,7 +639,9 @@ def test_a_waiting_call_takes_over_when_the_first_fails(tmp_path):
 
         async def main():
             async with client:
-                return await asyncio.gather(*(client.ask(HELLO) for _ in range(3)), return_exceptions=True)
+                return await asyncio.gather(
+                    *(client.ask(HELLO) for _ in range(3)), return_exceptions=True
+                )
 
         kinds = sorted(type(reply).__name__ for reply in run_async(main()))
     assert kinds == ["CallError", "Reply", "Reply"] and len(server.seen) == 2
@@ -602,7 +691,10 @@ def test_two_processes_on_one_cache_double_no_call(tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow)],
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_process_loses_nothing(tmp_path, how, code):
     with FaultyServer(delay=0.02) as server:
@@ -615,11 +707,15 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
         assert claims == 0 or how == signal.SIGKILL
         done = {line.split()[0] for line in lines + out.splitlines() if line.strip()}
         again = program(server.url, tmp_path / "calls.sqlite", 150)
-        out, errors = again.communicate(timeout=60)  # as long as a claim: those of the dead do not have to run out
+        out, errors = again.communicate(
+            timeout=60
+        )  # as long as a claim: those of the dead do not have to run out
         assert again.returncode == 0, errors
     assert len(out.splitlines()) == 150
     assert all(server.counts[text] == 1 for text in done)
-    under_way = 8 if how == signal.SIGKILL else 0  # Ctrl-C waits for what is paid for, a kill cannot
+    under_way = (
+        8 if how == signal.SIGKILL else 0
+    )  # Ctrl-C waits for what is paid for, a kill cannot
     assert sum(server.counts.values()) <= 150 + under_way
 
 
@@ -656,7 +752,12 @@ def test_the_key_is_in_no_error(name, tmp_path):
         client = Client(endpoint(server, attempts=2, timeout=0.3), tmp_path / "calls.sqlite")
         with pytest.raises(CallError) as caught:
             ask(client)
-    shown = everything_shown(caught.value) + repr(client) + repr(client.endpoint) + client.endpoint.model_dump_json()
+    shown = (
+        everything_shown(caught.value)
+        + repr(client)
+        + repr(client.endpoint)
+        + client.endpoint.model_dump_json()
+    )
     assert SECRET not in shown and SECRET[:20] not in shown
     assert SECRET in server.headers[0]["Authorization"]
 
@@ -698,7 +799,11 @@ def test_the_key_is_in_no_reply_and_no_file(tmp_path):
 def test_a_key_in_the_wrong_place_is_refused_unseen(fields):
     with pytest.raises(CallError) as caught:
         Endpoint(model="m", **fields)
-    assert SECRET not in str(caught.value) and "hf_" not in str(caught.value) and caught.value.kind == "no_key"
+    assert (
+        SECRET not in str(caught.value)
+        and "hf_" not in str(caught.value)
+        and caught.value.kind == "no_key"
+    )
 
 
 @pytest.mark.parametrize(
@@ -734,7 +839,9 @@ def test_a_key_with_white_space_around_it(monkeypatch):
     assert Endpoint(model="m", key_env="DEMO_KEY").api_key() == "abc"
 
 
-@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=4), st.text(), st.text())
+@given(
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=4), st.text(), st.text()
+)
 def test_hiding_leaves_no_spelling(key, before, after):
     for spelled in (key, json.dumps(key)[1:-1], urllib.request.quote(key, safe="")):
         hidden = hide_key(before + "<" + spelled + ">" + after, key)
@@ -750,13 +857,21 @@ def test_shortened_text_is_one_printable_line(text, limit):
 
 def test_an_error_survives_pickling():
     error = pickle.loads(pickle.dumps(CallError("rate_limited", "slow", 429, 2.5)))
-    assert (error.kind, error.status, error.wait, str(error), error.fatal) == ("rate_limited", 429, 2.5, "slow", False)
+    assert (error.kind, error.status, error.wait, str(error), error.fatal) == (
+        "rate_limited",
+        429,
+        2.5,
+        "slow",
+        False,
+    )
 
 
 @given(st.integers(400, 599), st.text())
 def test_every_refusal_has_a_kind(status, text):
     error = CallError(error_kind(status, text), text, status)
-    assert not (error.fatal and error.passing) and (error.passing or status not in (408, 409, 500, 503))
+    assert not (error.fatal and error.passing) and (
+        error.passing or status not in (408, 409, 500, 503)
+    )
 
 
 @given(st.text())
@@ -769,7 +884,9 @@ def test_estimates_are_a_quarter_of_the_bytes(text):
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 8))
 def test_every_item_comes_once_within_the_window(delays, window):
-    taken, out, most = 0, [], 0
+    taken = 0
+    out = []
+    most = 0
 
     def source():
         nonlocal taken
@@ -794,7 +911,9 @@ def test_every_item_comes_once_within_the_window(delays, window):
 
 @pytest.mark.parametrize("broken", ["worker", "source"])
 def test_the_first_error_comes_after_what_was_finished(broken):
-    started, cancelled, out = [], [], []
+    started = []
+    cancelled = []
+    out = []
 
     async def work(k):
         started.append(k)
@@ -878,7 +997,9 @@ NOTEBOOK = textwrap.dedent("""
 
 
 def test_interrupting_a_notebook_cell():
-    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split("\n")[:2] == ["gave back", "stopped"], done.stderr
 
 
@@ -897,7 +1018,9 @@ def test_a_client_that_is_not_open_or_open_elsewhere():
 
 def test_import_is_light():
     heavy = ("openai", "httpx2", "aiohttp", "tenacity", "torch")
-    probe = f"import sys, memcalib.inference.client; print([m for m in {heavy} if m in sys.modules])"
+    probe = (
+        f"import sys, memcalib.inference.client; print([m for m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -914,19 +1037,29 @@ def test_import_is_light():
     ],
 )
 def test_an_answer_that_is_no_text_is_a_fault_of_the_server(choice):
-    with FaultyServer({"choices": [choice]}) as server, pytest.raises(CallError, match="not a text") as caught:
+    with (
+        FaultyServer({"choices": [choice]}) as server,
+        pytest.raises(CallError, match="not a text") as caught,
+    ):
         ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server" and not caught.value.fatal and len(str(caught.value)) < 700
 
 
 def test_nested_nonsense_is_a_fault_of_the_server():
-    with FaultyServer("[" * 200_000) as server, pytest.raises(CallError, match="not a chat completion") as caught:
+    with (
+        FaultyServer("[" * 200_000) as server,
+        pytest.raises(CallError, match="not a chat completion") as caught,
+    ):
         ask(Client(endpoint(server, attempts=1)))
     assert caught.value.kind == "server"
 
 
 def test_a_text_in_parts_is_put_together():
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    parts = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "one "},
+        {"type": "text", "text": "two"},
+    ]
     with FaultyServer(completion(parts)) as server:
         assert ask(Client(endpoint(server))).text == "one two"
 
@@ -938,7 +1071,9 @@ def test_a_count_of_tokens_that_is_none_is_not_told(value):
     with FaultyServer(json.dumps(body)) as server:
         client = Client(endpoint(server))
         reply = ask(client)
-    assert reply.usage.keys() == {"completion_tokens", "seconds"} and client.totals.prompt_tokens == 0
+    assert (
+        reply.usage.keys() == {"completion_tokens", "seconds"} and client.totals.prompt_tokens == 0
+    )
 
 
 PASTED = "sk" + "-0123456789abcdefghijklmnop"  # in two parts, so that no scan for keys stops here
@@ -974,7 +1109,9 @@ def test_a_key_pasted_in_the_wrong_place_is_refused_and_not_repeated(fields):
     ],
 )
 def test_an_address_that_is_none(url):
-    with pytest.raises(ValidationError, match="must be an address such as http://localhost:8000/v1"):
+    with pytest.raises(
+        ValidationError, match="must be an address such as http://localhost:8000/v1"
+    ):
         Endpoint(model="m", base_url=url)
 
 
@@ -1012,7 +1149,8 @@ def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
     said = [message for message in caplog.messages if "has failed" in message]
     assert len(said) == told
     assert all(
-        "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m for m in said
+        "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m
+        for m in said
     )
     assert SECRET not in caplog.text
 
@@ -1031,7 +1169,15 @@ def test_many_calls_that_keep_failing_are_said_once_each_time(caplog):
     [
         (None, 0.0),
         (Endpoint(model="m", base_url="http://localhost:1/v1", key_env=""), None),
-        (Endpoint(model="m", base_url="http://localhost:1/v1", key_env="", price={"prompt": 1, "completion": 2}), 5.0),
+        (
+            Endpoint(
+                model="m",
+                base_url="http://localhost:1/v1",
+                key_env="",
+                price={"prompt": 1, "completion": 2},
+            ),
+            5.0,
+        ),
     ],
     ids=["no endpoint", "no price", "a price"],
 )

@@ -22,7 +22,13 @@ QUESTIONS = [f"question {k}" for k in range(16)]
 
 
 def client_of(server, cache=None, **fields):
-    given = {"model": "m", "base_url": server.url, "key_env": "", "backoff": 0.001, "timeout": 30} | fields
+    given = {
+        "model": "m",
+        "base_url": server.url,
+        "key_env": "",
+        "backoff": 0.001,
+        "timeout": 30,
+    } | fields
     return Client(Endpoint(**given), cache)
 
 
@@ -32,7 +38,9 @@ def ask_all(client, questions=QUESTIONS, window=16, **options):
 
     async def main():
         async with client:
-            return {text: reply async for text, reply in run_many(questions, one, window, **options)}
+            return {
+                text: reply async for text, reply in run_many(questions, one, window, **options)
+            }
 
     return run_async(main())
 
@@ -53,7 +61,12 @@ def test_what_was_on_its_way_is_written_to_the_file_of_answers(tmp_path):
     with FaultyServer(*script, Late(REFUSED, 0.1)) as server:
         endpoint = Endpoint(model="m", base_url=server.url, key_env="", concurrency=9)
         with pytest.raises(CallError, match="no such key"):
-            generate(sample_records(), EndpointBackend(endpoint), Sampling(seeds=[1]), tmp_path / "rollouts.jsonl")
+            generate(
+                sample_records(),
+                EndpointBackend(endpoint),
+                Sampling(seeds=[1]),
+                tmp_path / "rollouts.jsonl",
+            )
     assert len(list(read_jsonl(tmp_path / "rollouts.jsonl", Rollout))) == 8
 
 
@@ -179,5 +192,7 @@ def test_a_completion_under_another_content_type_is_read(kind):
 
 
 def test_json_that_is_no_completion_is_tried_again_whatever_it_is_called():
-    with FaultyServer(completion(), (200, '{"status": "warming up"}', {"Content-Type": "text/plain"})) as server:
+    with FaultyServer(
+        completion(), (200, '{"status": "warming up"}', {"Content-Type": "text/plain"})
+    ) as server:
         assert len(ask_all(client_of(server), window=1)) == 16 and len(server.seen) == 17

@@ -99,9 +99,13 @@ def test_failures_of_calls_that_were_called_off_are_not_complained_about(how):
             raise ValueError("no such model")
 
     async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: unseen.append(context)
+        )
         with pytest.raises(ValueError, match="no such model"):
-            async for _ in run_many(range(40), lambda n: receive_within(5, lambda buffer: broken(n)), concurrency=40):
+            async for _ in run_many(
+                range(40), lambda n: receive_within(5, lambda buffer: broken(n)), concurrency=40
+            ):
                 pass
         gc.collect()
 

@@ -24,10 +24,15 @@ TOKENS = (
     "\U000e0041",
 )
 texts = st.lists(
-    st.one_of(st.sampled_from(TOKENS), st.text(st.characters(exclude_categories=()), max_size=8)), max_size=5
+    st.one_of(st.sampled_from(TOKENS), st.text(st.characters(exclude_categories=()), max_size=8)),
+    max_size=5,
 ).map("".join)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
@@ -102,7 +107,9 @@ def test_no_text_raises_and_no_complaint_is_empty(text, finish):
 def test_no_value_raises(value):
     found, complaints = read_form(json.dumps({"items": value}), Reply)
     assert (found is None) == bool(complaints)
-    assert (found is not None) == (sound(value) and isinstance(value, list) and all(_fits(item) for item in value))
+    assert (found is not None) == (
+        sound(value) and isinstance(value, list) and all(_fits(item) for item in value)
+    )
 
 
 def _fits(item):
@@ -110,7 +117,8 @@ def _fits(item):
     if not isinstance(item, dict) or item.keys() != kinds.keys():
         return False
     return all(
-        isinstance(item[name], kind) and isinstance(item[name], bool) == (kind is bool) for name, kind in kinds.items()
+        isinstance(item[name], kind) and isinstance(item[name], bool) == (kind is bool)
+        for name, kind in kinds.items()
     )
 
 
@@ -137,9 +145,14 @@ def test_a_lone_surrogate_is_a_complaint_not_a_crash():
     odd = {"items": [GOOD["items"][0] | {"id": "a\ud800b"}]}
     for text in (json.dumps(odd), json.dumps(odd, ensure_ascii=False), json.dumps({"\udfff": 1})):
         found, complaints = read_form(text, Reply)
-        assert found is None and "half a character" in complaints[0][1] and complaints[0][1].encode()
+        assert (
+            found is None and "half a character" in complaints[0][1] and complaints[0][1].encode()
+        )
     whole = {"items": [GOOD["items"][0] | {"id": "\U0001f414"}]}
-    assert read_form(json.dumps(whole), Reply)[0] == read_form(json.dumps(whole, ensure_ascii=False), Reply)[0]
+    assert (
+        read_form(json.dumps(whole), Reply)[0]
+        == read_form(json.dumps(whole, ensure_ascii=False), Reply)[0]
+    )
 
 
 def test_a_reply_cut_off_is_at_fault_whatever_it_holds():

@@ -55,12 +55,14 @@ def said(rows) -> dict[tuple, str]:
 def token_slowly(weights: list[int], number: float, top_p: float = 1.0) -> int:
     """Walk over the kept tokens until their share of the mass passes the number."""
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
-    kept, mass = set(), 0.0
+    kept = set()
+    mass = 0.0
     for i in order:
         if weights[i] and mass < top_p * sum(weights):
             kept.add(i)
         mass += weights[i]
-    total, passed = sum(weights[i] for i in kept), 0
+    total = sum(weights[i] for i in kept)
+    passed = 0
     for i, weight in enumerate(weights):
         passed += weight if i in kept else 0
         if passed > number * total:
@@ -78,7 +80,11 @@ def test_a_number_picks_the_token_of_the_slow_reference(weights, k):
     assert draw(logits, numbers=torch.tensor([number])).item() == token_slowly(weights, number)
 
 
-@given(st.permutations([1, 2, 4, 8, 16, 32]), st.integers(0, 2**12 - 1), st.sampled_from([0.3, 0.6, 0.8, 0.9]))
+@given(
+    st.permutations([1, 2, 4, 8, 16, 32]),
+    st.integers(0, 2**12 - 1),
+    st.sampled_from([0.3, 0.6, 0.8, 0.9]),
+)
 def test_the_nucleus_of_the_slow_reference(weights, k, top_p):
     number = (k + 0.5) / 2**12
     logits = torch.tensor([weights], dtype=torch.float32).log()
@@ -96,7 +102,9 @@ def test_the_ends_of_the_dice_never_pick_an_impossible_token(weights):
         assert 0 <= token < len(weights) and weights[token] > 0
 
 
-@given(st.lists(st.integers(0, 2**48), min_size=1, max_size=5), st.integers(1, 30), st.integers(1, 30))
+@given(
+    st.lists(st.integers(0, 2**48), min_size=1, max_size=5), st.integers(1, 30), st.integers(1, 30)
+)
 def test_dice_depend_on_the_seed_alone(seeds, short, long):
     numbers = uniform_numbers(seeds, short)
     assert numbers.shape == (len(seeds), short) and ((numbers >= 0) & (numbers < 1)).all()
@@ -106,13 +114,16 @@ def test_dice_depend_on_the_seed_alone(seeds, short, long):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_sampling_follows_the_policy(own):
-    policy, prompt = build_policy(0), prompt_encoder(TOKENIZER, prompt_template="micro")(EXAMPLES[0])
+    policy = build_policy(0)
+    prompt = prompt_encoder(TOKENIZER, prompt_template="micro")(EXAMPLES[0])
     dice = dict(seeds=range(4000)) if own else dict(generator=torch.Generator().manual_seed(0))
     drawn = sample_tokens(policy, [prompt] * 4000, ends=[2], max_tokens=1, temperature=0.7, **dice)
     with torch.no_grad():
         expected = torch.softmax(policy(torch.tensor([prompt])).logits[0, -1] / 0.7, -1)
     counts = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(expected)) / 4000
-    assert (counts - expected).abs().sum() < 3.5 * (2 * expected * (1 - expected) / (4000 * math.pi)).sqrt().sum()
+    assert (counts - expected).abs().sum() < 3.5 * (
+        2 * expected * (1 - expected) / (4000 * math.pi)
+    ).sqrt().sum()
 
 
 # the loop
@@ -123,22 +134,36 @@ def test_greedy_sampling_equals_generate(copies):
     policy = build_policy(3)
     with torch.no_grad():
         policy.lm_head.weight[TOKENIZER.eos_token_id] *= 2.5
-    prompts = [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES for _ in range(copies)]
+    prompts = [
+        prompt_encoder(TOKENIZER, prompt_template="micro")(e)
+        for e in EXAMPLES
+        for _ in range(copies)
+    ]
     ends = [TOKENIZER.eos_token_id]
     ours = sample_tokens(policy, prompts, ends=ends, max_tokens=30, temperature=0)
     padded = TOKENIZER.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    theirs = policy.generate(**padded, max_new_tokens=30, do_sample=False)[:, padded["input_ids"].shape[1] :].tolist()
+    theirs = policy.generate(**padded, max_new_tokens=30, do_sample=False)[
+        :, padded["input_ids"].shape[1] :
+    ].tolist()
     assert ours == [row[: row.index(ends[0]) + 1] if ends[0] in row else row for row in theirs]
 
 
 TINY = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 16, "max_position_embeddings": 128,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
 LINEAR = {
-    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -155,31 +180,41 @@ def test_every_kind_of_cache_loses_and_copies_rows(kind, more):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY, **more)).eval()
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3], [9], [12, 13]]
     alone = [
-        model.generate(torch.tensor([p]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)[
-            0, len(p) :
-        ]
+        model.generate(
+            torch.tensor([p]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[0, len(p) :]
         for p in prompts
     ]
     wanted = [row.tolist() for row in alone]
     ends = [wanted[3][2], wanted[1][5]]
-    cut = [next((row[: t + 1] for t, token in enumerate(row) if token in ends), row) for row in wanted]
+    cut = [
+        next((row[: t + 1] for t, token in enumerate(row) if token in ends), row) for row in wanted
+    ]
     assert sample_tokens(model, prompts, ends=ends, max_tokens=16, temperature=0) == cut
     assert len({len(row) for row in cut}) > 1
 
 
 def test_rows_do_not_depend_on_their_company():
     policy, tokenizer = load_policy("cold-short")
-    prompts = [prompt_encoder(tokenizer, prompt_template="micro")(e) for e in EXAMPLES for _ in range(2)]
+    prompts = [
+        prompt_encoder(tokenizer, prompt_template="micro")(e) for e in EXAMPLES for _ in range(2)
+    ]
     options = dict(ends=end_tokens(policy, tokenizer), temperature=1.0)
     together = sample_tokens(policy, prompts, max_tokens=40, seeds=range(16), **options)
-    backwards = sample_tokens(policy, prompts[::-1], max_tokens=40, seeds=range(15, -1, -1), **options)[::-1]
-    alone = [sample_tokens(policy, [p], max_tokens=40, seeds=[k], **options)[0] for k, p in enumerate(prompts)]
+    backwards = sample_tokens(
+        policy, prompts[::-1], max_tokens=40, seeds=range(15, -1, -1), **options
+    )[::-1]
+    alone = [
+        sample_tokens(policy, [p], max_tokens=40, seeds=[k], **options)[0]
+        for k, p in enumerate(prompts)
+    ]
     assert together == backwards == alone
     assert len({tuple(row) for row in together}) > 8
 
 
 def test_each_row_has_its_own_limit():
-    policy, prompts = build_policy(0), [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES[:4]]
+    policy = build_policy(0)
+    prompts = [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES[:4]]
     whole = sample_tokens(policy, prompts, ends=[2], max_tokens=12, seeds=range(4))
     limits = [1, 12, 3, 7]
     cut = sample_tokens(policy, prompts, ends=[2], max_tokens=limits, seeds=range(4))
@@ -232,18 +267,27 @@ def test_answers_are_whole_rows():
         ended = row.token_ids[-1] in end_tokens(backend.model, backend.tokenizer)
         assert row.finish_reason == ("stop" if ended else "length")
         assert row.response == backend.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        assert row.usage["completion_tokens"] == len(row.token_ids) and row.usage["prompt_tokens"] > 10
-        assert row.settings["engine"] == "transformers" and row.settings["dtype"] == "float32" and row.example_hash
+        assert (
+            row.usage["completion_tokens"] == len(row.token_ids) and row.usage["prompt_tokens"] > 10
+        )
+        assert (
+            row.settings["engine"] == "transformers"
+            and row.settings["dtype"] == "float32"
+            and row.example_hash
+        )
 
 
-@pytest.mark.parametrize("changes", [{"batch_tokens": 1}, {"batch_tokens": 300}, {"window": 3}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"batch_tokens": 1}, {"batch_tokens": 300}, {"window": 3}], ids=str
+)
 def test_batches_do_not_change_answers(changes):
     whole = said(local().answers(asked(local())))
     assert said(local(**changes).answers(asked(local()))) == whole
 
 
 def test_batches_keep_the_budget(monkeypatch):
-    backend, sizes = local(batch_tokens=400), []
+    backend = local(batch_tokens=400)
+    sizes = []
     inner = backend.sample
 
     def watched(batch):
@@ -266,7 +310,10 @@ def test_killed_and_resumed_gives_the_same_answers(tmp_path):
     resumed = generate(EXAMPLES, local(), MICRO, tmp_path / "a.jsonl")
     generate(EXAMPLES, local(), MICRO, tmp_path / "b.jsonl")
     assert (resumed.kept, resumed.new) == (5, 11)
-    read = lambda name: said(read_jsonl(tmp_path / name, Rollout))
+
+    def read(name):
+        return said(read_jsonl(tmp_path / name, Rollout))
+
     assert read("a.jsonl") == read("b.jsonl")
 
 
@@ -275,8 +322,12 @@ def test_two_samplings_do_not_share_a_batch():
     greedy = MICRO.model_copy(update={"temperature": 0.0})
     mixed = [r for pair in zip(asked(backend), asked(backend, greedy), strict=True) for r in pair]
     rows = said(backend.answers(mixed))
-    assert rows == said(backend.answers(asked(backend))) | said(backend.answers(asked(backend, greedy)))
-    by_example = Counter((key[0], rows[key]) for key in rows if key[-1] == asked(backend, greedy)[0].key[-1])
+    assert rows == said(backend.answers(asked(backend))) | said(
+        backend.answers(asked(backend, greedy))
+    )
+    by_example = Counter(
+        (key[0], rows[key]) for key in rows if key[-1] == asked(backend, greedy)[0].key[-1]
+    )
     assert set(by_example.values()) == {2}
 
 
@@ -284,7 +335,9 @@ def test_a_prompt_that_does_not_fit_is_a_row_that_says_so():
     backend = local()
     wanted = asked(backend)
     whole = said(backend.answers(wanted))
-    lengths = {r.key: len(prompt_encoder(TOKENIZER, prompt_template="micro")(r.example)) for r in wanted}
+    lengths = {
+        r.key: len(prompt_encoder(TOKENIZER, prompt_template="micro")(r.example)) for r in wanted
+    }
     backend.limit = sorted(lengths.values())[len(lengths) // 2]
     rows = list(backend.answers(wanted))
     assert len(rows) == 16
@@ -292,12 +345,14 @@ def test_a_prompt_that_does_not_fit_is_a_row_that_says_so():
         fits = lengths[row.key] < backend.limit
         assert (row.finish_reason == "error") == (not fits)
         if fits:
-            assert lengths[row.key] + len(row.token_ids) <= backend.limit and whole[row.key].startswith(
-                row.response.rstrip()
-            )
+            assert lengths[row.key] + len(row.token_ids) <= backend.limit and whole[
+                row.key
+            ].startswith(row.response.rstrip())
         else:
             assert repr(row.example_id) in row.error and str(lengths[row.key]) in row.error
-            assert f"limit is {backend.limit}" in row.error and row.error.startswith("context_too_long: ")
+            assert f"limit is {backend.limit}" in row.error and row.error.startswith(
+                "context_too_long: "
+            )
 
 
 class Cramped(LocalBackend):
@@ -330,7 +385,9 @@ def test_an_answer_too_large_for_the_machine_is_a_row():
 
 def test_another_error_of_the_model_is_not_swallowed(monkeypatch):
     backend = local()
-    monkeypatch.setattr(backend, "sample", lambda batch: (_ for _ in ()).throw(RuntimeError("CUDA error: bad luck")))
+    monkeypatch.setattr(
+        backend, "sample", lambda batch: (_ for _ in ()).throw(RuntimeError("CUDA error: bad luck"))
+    )
     with pytest.raises(RuntimeError, match="bad luck"):
         list(backend.answers(asked(backend)))
 
@@ -351,13 +408,19 @@ def test_weights_are_read_when_the_first_request_comes(monkeypatch, tmp_path):
     backend = LocalBackend(policy_path("cold-short"), dtype="float32", device="cpu")
     assert list(backend.answers([])) == [] and "model" not in vars(backend)
     rows = list(backend.answers(asked(backend, examples=EXAMPLES[:1])))
-    assert "model" in vars(backend) and backend.model.dtype == torch.float32 and backend.limit == 1024
-    assert [r.response for r in rows] == [r.response for r in local().answers(asked(local(), examples=EXAMPLES[:1]))]
+    assert (
+        "model" in vars(backend) and backend.model.dtype == torch.float32 and backend.limit == 1024
+    )
+    assert [r.response for r in rows] == [
+        r.response for r in local().answers(asked(local(), examples=EXAMPLES[:1]))
+    ]
 
 
 def test_thoughts_are_no_part_of_the_answer(monkeypatch):
     backend = local()
-    monkeypatch.setattr(backend.tokenizer, "decode", lambda ids, **_: "<think>Peanuts?</think>\n\nNone.")
+    monkeypatch.setattr(
+        backend.tokenizer, "decode", lambda ids, **_: "<think>Peanuts?</think>\n\nNone."
+    )
     assert {row.response for row in backend.answers(asked(backend))} == {"None."}
 
 
@@ -368,7 +431,10 @@ def test_thoughts_are_no_part_of_the_answer(monkeypatch):
 def vllm(monkeypatch):
     class LLM:
         def __init__(self, model, **options):
-            self.model, self.options, self.calls, self.finish = model, options, [], {}
+            self.model = model
+            self.options = options
+            self.calls = []
+            self.finish = {}
             self.model_config = SimpleNamespace(max_model_len=options.get("max_model_len", 1000))
 
         def generate(self, prompts, sampling_params, *, use_tqdm=True):
@@ -377,12 +443,16 @@ def vllm(monkeypatch):
             outputs = []
             for prompt in prompts:
                 finish = self.finish.get(tuple(prompt["prompt_token_ids"]), "stop")
-                done = SimpleNamespace(text="Hope this helps.", token_ids=(7, 8, 2), finish_reason=finish)
+                done = SimpleNamespace(
+                    text="Hope this helps.", token_ids=(7, 8, 2), finish_reason=finish
+                )
                 outputs.append(SimpleNamespace(outputs=[done], num_cached_tokens=None))
             return outputs
 
     fake = ModuleType("vllm")
-    fake.LLM, fake.SamplingParams, fake.TokensPrompt = LLM, SimpleNamespace, dict
+    fake.LLM = LLM
+    fake.SamplingParams = SimpleNamespace
+    fake.TokensPrompt = dict
     monkeypatch.setitem(sys.modules, "vllm", fake)
     return fake
 
@@ -394,12 +464,25 @@ def test_vllm_is_asked_in_token_ids_with_a_seed_for_each_answer(vllm):
     rows = list(backend.answers(wanted))
     assert [row.key for row in rows] == [request.key for request in wanted]
     assert [len(call) for call in backend.llm.calls] == [5, 5, 5, 1]
-    assert backend.llm.options == {"tensor_parallel_size": 2} and backend.llm.model == str(policy_path("cold-short"))
+    assert backend.llm.options == {"tensor_parallel_size": 2} and backend.llm.model == str(
+        policy_path("cold-short")
+    )
     encode = prompt_encoder(TOKENIZER, prompt_template="micro")
-    for (prompt, params), request in zip((pair for call in backend.llm.calls for pair in call), wanted, strict=True):
+    for (prompt, params), request in zip(
+        (pair for call in backend.llm.calls for pair in call), wanted, strict=True
+    ):
         assert prompt == {"prompt_token_ids": encode(request.example)}
-        assert vars(params) == {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40, "seed": request.own_seed}
-    assert rows[0].token_ids == [7, 8, 2] and rows[0].finish_reason == "stop" and rows[0].settings["engine"] == "vllm"
+        assert vars(params) == {
+            "temperature": 1.0,
+            "top_p": 0.9,
+            "max_tokens": 40,
+            "seed": request.own_seed,
+        }
+    assert (
+        rows[0].token_ids == [7, 8, 2]
+        and rows[0].finish_reason == "stop"
+        and rows[0].settings["engine"] == "vllm"
+    )
     assert rows[0].usage["completion_tokens"] == 3 and rows[0].usage["cached_tokens"] == 0
 
 
@@ -410,12 +493,20 @@ def test_vllm_marks_what_went_wrong(vllm):
     backend = VllmBackend(policy_path("cold-short"), max_model_len=room)
     fitting = [example for example in EXAMPLES if len(prompts[example.id]) < room]
     assert 2 <= len(fitting) < len(EXAMPLES)
-    backend.llm.finish = {tuple(prompts[fitting[0].id]): "abort", tuple(prompts[fitting[1].id]): "length"}
-    rows = {row.example_id: row for row in backend.answers(asked(backend, MICRO.model_copy(update={"seeds": (1,)})))}
+    backend.llm.finish = {
+        tuple(prompts[fitting[0].id]): "abort",
+        tuple(prompts[fitting[1].id]): "length",
+    }
+    rows = {
+        row.example_id: row
+        for row in backend.answers(asked(backend, MICRO.model_copy(update={"seeds": (1,)})))
+    }
     assert rows[fitting[0].id].error.startswith("engine: ") and "abort" in rows[fitting[0].id].error
     assert rows[fitting[1].id].finish_reason == "length"
     for example in EXAMPLES:
-        assert (example in fitting) == (not (rows[example.id].error or "").startswith("context_too_long"))
+        assert (example in fitting) == (
+            not (rows[example.id].error or "").startswith("context_too_long")
+        )
 
 
 def test_vllm_missing_or_asked_to_run_code(monkeypatch):

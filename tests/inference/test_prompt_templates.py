@@ -32,7 +32,9 @@ def test_prompt_templates_differ_in_what_they_say_about_memory():
     systems = {name: PROMPT_TEMPLATES[name].system for name in SHIPPED_TEMPLATES}
     assert len(set(systems.values())) == 4 and systems["bare"] == ""
     assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
-    assert {PROMPT_TEMPLATES[name].user for name in ("plain", "background", "authoritative")} == {plain_prompt}
+    assert {PROMPT_TEMPLATES[name].user for name in ("plain", "background", "authoritative")} == {
+        plain_prompt
+    }
 
 
 @given(st.text(), memories)
@@ -43,24 +45,32 @@ def test_the_bare_prompt_adds_no_word(question, memory):
 
 def filled_slowly(text: str, values: dict[str, str]) -> str:
     """Character by character: a place is replaced, everything else copied, and nothing is read twice."""
-    out, i = "", 0
+    out = ""
+    i = 0
     while i < len(text):
         for name, value in values.items():
             if text.startswith("{" + name + "}", i):
-                out, i = out + value, i + len(name) + 2
+                out = out + value
+                i = i + len(name) + 2
                 break
         else:
-            out, i = out + text[i], i + 1
+            out = out + text[i]
+            i = i + 1
     return out
 
 
 pieces = st.lists(
-    st.sampled_from(["{memory}", "{query}", "{", "}", "{ memory}", '{"a": 1}', "\n", "x", "{{"]), max_size=8
+    st.sampled_from(["{memory}", "{query}", "{", "}", "{ memory}", '{"a": 1}', "\n", "x", "{{"]),
+    max_size=8,
 )
 hostile = st.sampled_from(["{query}", "{memory}", "{text}{number}", r"\1", "a {memory", "{"])
 
 
-@given(pieces.map("".join), st.lists(st.tuples(st.integers(1, 9), hostile), min_size=1, max_size=3), hostile)
+@given(
+    pieces.map("".join),
+    st.lists(st.tuples(st.integers(1, 9), hostile), min_size=1, max_size=3),
+    hostile,
+)
 def test_places_are_filled_once_like_the_slow_reference(middle, memory, question):
     user = middle + "|{memory}|{query}|"
     template = TemplateFile(user=user, block="<{number}> {text}")
@@ -73,7 +83,10 @@ def test_places_are_filled_once_like_the_slow_reference(middle, memory, question
     ("text", "message"),
     [
         ("user: '{memory}'", "user: found no place {query}; allowed: {memory}, {query}"),
-        ("user: '{memory} {query} {question}'", "user: found unknown place {question}; allowed: {memory}, {query}"),
+        (
+            "user: '{memory} {query} {question}'",
+            "user: found unknown place {question}; allowed: {memory}, {query}",
+        ),
         ("user: '{memory} {query}'\nblock: '{number}'", "block: found no place {text}"),
         ("user: '{memory} {query}'\nquery_only: hello", "query_only: found no place {query}"),
         (
@@ -115,7 +128,12 @@ def test_an_unknown_prompt_template_names_the_known_ones(tmp_path):
 
 @given(st.sampled_from(["system", "user", "block", "query_only"]))
 def test_every_part_of_a_template_is_in_its_hash(part):
-    parts = {"system": "Hello.", "user": "{memory} // {query}", "block": "- {text}", "query_only": "{query}"}
+    parts = {
+        "system": "Hello.",
+        "user": "{memory} // {query}",
+        "block": "- {text}",
+        "query_only": "{query}",
+    }
     PROMPT_TEMPLATES["tried"] = PromptTemplate(first := TemplateFile(**parts), first.system)
     before = wording_hash("tried")
     PROMPT_TEMPLATES["tried"] = PromptTemplate(

@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -42,10 +43,12 @@ ONE = Sampling(seeds=(42,), max_tokens=100)
 class Scripted:
     """A back end without a network: what `say` returns for a request, as its row."""
 
-    name, settings = "scripted", {"engine": "scripted"}
+    name = "scripted"
+    settings: ClassVar[dict[str, str]] = {"engine": "scripted"}
 
     def __init__(self, say=lambda request: request.rollout("Yes.")):
-        self.say, self.asked = say, []
+        self.say = say
+        self.asked = []
 
     def answers(self, requests):
         for request in requests:
@@ -54,7 +57,9 @@ class Scripted:
 
 
 def endpoint(url: str, **changes) -> EndpointBackend:
-    return EndpointBackend(Endpoint(**(dict(model="m", base_url=url, key_env="", concurrency=1, backoff=0) | changes)))
+    return EndpointBackend(
+        Endpoint(**(dict(model="m", base_url=url, key_env="", concurrency=1, backoff=0) | changes))
+    )
 
 
 def rows(path: Path) -> list[Rollout]:
@@ -82,18 +87,37 @@ def test_a_template_file_is_a_prompt_template_and_its_wording_is_in_the_settings
 
 def test_defaults_are_the_papers():
     given = Sampling()
-    assert (given.seeds, given.temperature, given.top_p, given.max_tokens) == ((42, 43, 44), 1.0, 1.0, 8192)
-    assert (given.samples, given.text, given.prompt_template, given.thinking) == (1, "fluent", "plain", False)
+    assert (given.seeds, given.temperature, given.top_p, given.max_tokens) == (
+        (42, 43, 44),
+        1.0,
+        1.0,
+        8192,
+    )
+    assert (given.samples, given.text, given.prompt_template, given.thinking) == (
+        1,
+        "fluent",
+        "plain",
+        False,
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"seeds": ()}, {"seeds": (1, 1)}, {"samples": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.1},
-        {"max_tokens": 0}, {"text": "verse"}, {"prompt_template": ""}, {"ask_again": ("late",)}, {"seed": 1},
+        {"seeds": ()},
+        {"seeds": (1, 1)},
+        {"samples": 0},
+        {"temperature": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"max_tokens": 0},
+        {"text": "verse"},
+        {"prompt_template": ""},
+        {"ask_again": ("late",)},
+        {"seed": 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_wrong_sampling_is_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         Sampling(**wrong)
@@ -105,29 +129,46 @@ def test_wrong_sampling_is_refused(wrong):
 @given(st.sets(st.integers(0, 99), min_size=1, max_size=3), st.integers(1, 3), st.booleans())
 def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, samples, control):
     conditions = ("full_memory", "no_memory") if control else ("full_memory",)
-    asked = list(requests(EXAMPLES[:3], Sampling(seeds=tuple(seeds), samples=samples), "m", conditions, engine="e"))
+    asked = list(
+        requests(
+            EXAMPLES[:3], Sampling(seeds=tuple(seeds), samples=samples), "m", conditions, engine="e"
+        )
+    )
     wanted = list(product([e.id for e in EXAMPLES[:3]], conditions, seeds, range(samples)))
     assert Counter((r.example.id, r.condition, r.seed, r.sample) for r in asked) == Counter(wanted)
     assert [r.key for r in asked] == [r.rollout("x", token_ids=[1]).key for r in asked]
     assert len({r.key for r in asked}) == len(asked)
-    assert all(r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e" for r in asked)
+    assert all(
+        r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e"
+        for r in asked
+    )
 
 
 def test_the_control_shows_no_memory_under_any_prompt_template():
     for template in SHIPPED_TEMPLATES:
-        (request,) = requests(EXAMPLES[:1], Sampling(seeds=(1,), prompt_template=template), "m", ("no_memory",))
+        (request,) = requests(
+            EXAMPLES[:1], Sampling(seeds=(1,), prompt_template=template), "m", ("no_memory",)
+        )
         assert request.condition == "no_memory"
-        assert not any(block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks)
+        assert not any(
+            block.memory_text in request.messages[-1]["content"] for block in EXAMPLES[0].blocks
+        )
         assert EXAMPLES[0].question in request.messages[-1]["content"]
 
 
 def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_prompt_template():
-    asked = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory")))
+    asked = list(
+        requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory"))
+    )
     assert len({(r.example.id, r.own_seed) for r in asked}) == 8 == len({r.own_seed for r in asked})
     assert len({r.wire_seed for r in asked}) == 4 and asked[0].wire_seed == 1
-    other = list(requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other"))
+    other = list(
+        requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other")
+    )
     assert {r.own_seed for r in other} == {r.own_seed for r in asked}
-    assert asked[0].own_seed == int(hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16)
+    assert asked[0].own_seed == int(
+        hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16
+    )
 
 
 def test_text_and_settings_follow_the_sampling():
@@ -151,7 +192,10 @@ def test_wrong_requests_are_refused():
 
 @given(st.text(alphabet="abc <>/\n"), st.text(alphabet="abc </think>\n"))
 def test_thoughts_at_the_start_are_taken_off_and_nothing_else(thoughts, answer):
-    assert split_thoughts(f"<think>{thoughts}</think>{answer}") == (answer.lstrip("\n"), f"<think>{thoughts}</think>")
+    assert split_thoughts(f"<think>{thoughts}</think>{answer}") == (
+        answer.lstrip("\n"),
+        f"<think>{thoughts}</think>",
+    )
     if not answer.lstrip().startswith("<think>"):
         assert split_thoughts(answer) == (answer, None)
     assert split_thoughts(f"{thoughts}x</think>{answer}") == (f"{thoughts}x</think>{answer}", None)
@@ -165,7 +209,12 @@ def test_unfinished_thoughts_are_no_answer():
     ("sent", "response", "thoughts", "unopened"),
     [
         ("<think>Hm.</think>\n\nYes.", "Yes.", 18, None),
-        ("Close a block with </think>, as in HTML.", "Close a block with </think>, as in HTML.", None, True),
+        (
+            "Close a block with </think>, as in HTML.",
+            "Close a block with </think>, as in HTML.",
+            None,
+            True,
+        ),
         ("<think>Hm.</think>Write <think> and </think>.", "Write <think> and </think>.", 18, None),
         ("Yes.", "Yes.", None, None),
     ],
@@ -208,15 +257,22 @@ def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, fin
 @pytest.mark.parametrize(
     ("sent", "kept", "extra"),
     [
-        ("stop", "stop", None), ("length", "length", None), ("max_tokens", "length", "max_tokens"),
-        ("content_filter", "content_filter", None), ("end_turn", "stop", "end_turn"),
+        ("stop", "stop", None),
+        ("length", "length", None),
+        ("max_tokens", "length", "max_tokens"),
+        ("content_filter", "content_filter", None),
+        ("end_turn", "stop", "end_turn"),
     ],
-)  # fmt: skip
+)
 def test_finish_reasons(tmp_path, sent, kept, extra):
     with FaultyServer(completion("Hello.", finish=sent)) as server:
         generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     (row,) = rows(tmp_path / "a.jsonl")
-    assert (row.response, row.finish_reason, getattr(row, "served_finish", None)) == ("Hello.", kept, extra)
+    assert (row.response, row.finish_reason, getattr(row, "served_finish", None)) == (
+        "Hello.",
+        kept,
+        extra,
+    )
     assert row.usage["completion_tokens"] == 3 and row.token_ids is None
 
 
@@ -228,10 +284,15 @@ def test_finish_reasons(tmp_path, sent, kept, extra):
         ([completion("")], (), 1, ("", "stop")),
         ([completion("cut", finish="length")], ("empty",), 1, ("cut", "length")),
         ([completion("cut", finish="length")], ("empty", "length"), 2, ("ok", "stop")),
-        ([completion("", finish="length"), completion("", finish="length")], ("empty",), 2, ("", "length")),
+        (
+            [completion("", finish="length"), completion("", finish="length")],
+            ("empty",),
+            2,
+            ("", "length"),
+        ),
         ([completion("<think>a</think>")], ("empty",), 2, ("ok", "stop")),
     ],
-)  # fmt: skip
+)
 def test_empty_answers_are_asked_once_more_and_then_stand(tmp_path, script, again, calls, expected):
     sampling = Sampling(seeds=(42,), ask_again=again)
     with FaultyServer(*script) as server:
@@ -246,11 +307,27 @@ def test_empty_answers_are_asked_once_more_and_then_stand(tmp_path, script, agai
 def test_what_is_sent(tmp_path):
     sampling = Sampling(seeds=(7,), samples=2, temperature=0.3, top_p=0.9, max_tokens=11)
     with FaultyServer() as server:
-        generate(EXAMPLES[:1], endpoint(server.url, extra_body={"top_k": 5}), sampling, tmp_path / "a.jsonl")
-    sent = [{k: body[k] for k in ("temperature", "top_p", "max_tokens", "top_k", "messages")} for body in server.seen]
-    assert sent[0] == sent[1] == {
-        "temperature": 0.3, "top_p": 0.9, "max_tokens": 11, "top_k": 5, "messages": render(EXAMPLES[0]),
-    }  # fmt: skip
+        generate(
+            EXAMPLES[:1],
+            endpoint(server.url, extra_body={"top_k": 5}),
+            sampling,
+            tmp_path / "a.jsonl",
+        )
+    sent = [
+        {k: body[k] for k in ("temperature", "top_p", "max_tokens", "top_k", "messages")}
+        for body in server.seen
+    ]
+    assert (
+        sent[0]
+        == sent[1]
+        == {
+            "temperature": 0.3,
+            "top_p": 0.9,
+            "max_tokens": 11,
+            "top_k": 5,
+            "messages": render(EXAMPLES[0]),
+        }
+    )
     assert {body["seed"] for body in server.seen} == {7, 1_000_010}
     assert rows(tmp_path / "a.jsonl")[0].settings["extra_body"] == {"top_k": 5}
 
@@ -258,7 +335,12 @@ def test_what_is_sent(tmp_path):
 def test_a_failed_call_is_a_row_and_is_asked_again(tmp_path):
     refused = (
         400,
-        {"error": {"message": "This model's maximum context length is 9 tokens", "code": "context_length_exceeded"}},
+        {
+            "error": {
+                "message": "This model's maximum context length is 9 tokens",
+                "code": "context_length_exceeded",
+            }
+        },
     )
     with FaultyServer(refused, completion("fine")) as server:
         first = generate(EXAMPLES[:2], endpoint(server.url), ONE, tmp_path / "a.jsonl")
@@ -269,14 +351,21 @@ def test_a_failed_call_is_a_row_and_is_asked_again(tmp_path):
             and repr(EXAMPLES[0].id) in failed.error
             and "9 tokens" in failed.error
         )
-        assert first.errors == {"context_too_long": 1} and first.counts["error"] == 1 and first.counts["empty"] == 0
+        assert (
+            first.errors == {"context_too_long": 1}
+            and first.counts["error"] == 1
+            and first.counts["empty"] == 0
+        )
         second = generate(EXAMPLES[:2], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     assert (second.new, second.kept, second.counts["error"]) == (1, 1, 0) and len(server.seen) == 3
 
 
 def test_a_fatal_error_stops_and_keeps_what_was_finished(tmp_path):
     gone = (404, {"error": {"message": "The model `m` does not exist", "code": "model_not_found"}})
-    with FaultyServer(completion("a"), completion("b"), gone) as server, pytest.raises(CallError) as caught:
+    with (
+        FaultyServer(completion("a"), completion("b"), gone) as server,
+        pytest.raises(CallError) as caught,
+    ):
         generate(EXAMPLES, endpoint(server.url), ONE, tmp_path / "a.jsonl")
     assert caught.value.kind == "not_found"
     assert [row.response for row in rows(tmp_path / "a.jsonl")] == ["a", "b"]
@@ -294,7 +383,8 @@ def test_generate_inside_a_running_loop(tmp_path):
 
 
 def test_resume_asks_only_for_what_is_missing(tmp_path):
-    out, everything = tmp_path / "a.jsonl", Sampling(seeds=(1, 2))
+    out = tmp_path / "a.jsonl"
+    everything = Sampling(seeds=(1, 2))
     backend = Scripted()
     generate(EXAMPLES[:5], backend, Sampling(seeds=(1,)), out)
     result = generate(EXAMPLES, backend, everything, out, no_memory=True)
@@ -316,7 +406,9 @@ def test_a_stop_in_the_middle_loses_nothing(tmp_path):
         assert len(rows(tmp_path / "a.jsonl")) == 4
         resumed = generate(EXAMPLES, backend, ONE, tmp_path / "a.jsonl")
         generate(EXAMPLES, backend, ONE, tmp_path / "b.jsonl")
-    assert (resumed.kept, resumed.new) == (4, 8) and said(tmp_path / "a.jsonl") == said(tmp_path / "b.jsonl")
+    assert (resumed.kept, resumed.new) == (4, 8) and said(tmp_path / "a.jsonl") == said(
+        tmp_path / "b.jsonl"
+    )
 
 
 KILLED = """
@@ -340,12 +432,20 @@ def test_killed_twice_and_resumed(tmp_path):
     out = tmp_path / "a.jsonl"
     with MicroServer(EXAMPLES) as server:
         for limit in (3, 7):
-            command = [sys.executable, "-c", textwrap.dedent(KILLED), server.base_url, str(out), str(limit)]
+            command = [
+                sys.executable,
+                "-c",
+                textwrap.dedent(KILLED),
+                server.base_url,
+                str(out),
+                str(limit),
+            ]
             assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
             with open(out, "a") as file:
                 file.write('{"example_id": "half a ro')
         backend = EndpointBackend(
-            Endpoint(model="micro-model", base_url=server.base_url, key_env=""), out.with_suffix(".cache")
+            Endpoint(model="micro-model", base_url=server.base_url, key_env=""),
+            out.with_suffix(".cache"),
         )
         resumed = generate(EXAMPLES, backend, ONE, out)
         assert set(server.successes().values()) == {1}
@@ -354,13 +454,20 @@ def test_killed_twice_and_resumed(tmp_path):
 
 
 def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):
-    fail = lambda kind: Scripted(lambda request: request.failed(kind, "no luck"))
+    def fail(kind):
+        return Scripted(lambda request: request.failed(kind, "no luck"))
+
     with pytest.raises(Stopped, match=r"20 answers in a row .*server: no luck"):
         generate(EXAMPLES, fail("server"), Sampling(), tmp_path / "a.jsonl")
     assert len(rows(tmp_path / "a.jsonl")) == 20
-    long = lambda request: (
-        request.failed("context_too_long", "9") if request.example != EXAMPLES[-1] else request.rollout()
-    )
+
+    def long(request):
+        return (
+            request.failed("context_too_long", "9")
+            if request.example != EXAMPLES[-1]
+            else request.rollout()
+        )
+
     result = generate(EXAMPLES, Scripted(long), Sampling(), tmp_path / "b.jsonl")
     assert result.counts["error"] == 33 == result.errors["context_too_long"]
     healed = generate(EXAMPLES, Scripted(), Sampling(), tmp_path / "a.jsonl")
@@ -370,19 +477,30 @@ def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):
 @pytest.mark.parametrize("good", [0, 10, 19])
 def test_one_good_answer_or_another_kind_of_failure_goes_on(tmp_path, good):
     count = iter(range(100))
-    say = lambda request: request.rollout("Yes.") if next(count) % 20 == good else request.failed("server", "no luck")
+
+    def say(request):
+        return (
+            request.rollout("Yes.")
+            if next(count) % 20 == good
+            else request.failed("server", "no luck")
+        )
+
     found = generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl")
     assert found.counts["error"] == 36 - found.counts["stop"] >= 34
     kinds = iter(["server", "timeout"] * 50)
-    both = generate(EXAMPLES, Scripted(lambda r: r.failed(next(kinds), "no")), Sampling(), tmp_path / "b.jsonl")
+    both = generate(
+        EXAMPLES, Scripted(lambda r: r.failed(next(kinds), "no")), Sampling(), tmp_path / "b.jsonl"
+    )
     assert both.errors == {"server": 18, "timeout": 18}
 
 
 def test_another_dataset_version_is_refused_before_anything_is_asked(tmp_path):
-    out, backend = tmp_path / "a.jsonl", Scripted()
+    out = tmp_path / "a.jsonl"
+    backend = Scripted()
     generate(EXAMPLES, backend, ONE, out)
     edited = [EXAMPLES[0].model_copy(update={"question": "Plan a trip."}), *EXAMPLES[1:]]
-    before, asked = out.read_bytes(), len(backend.asked)
+    before = out.read_bytes()
+    asked = len(backend.asked)
     with pytest.raises(DataError, match=r"dataset version.*" + EXAMPLES[0].content_hash):
         generate(edited, backend, Sampling(seeds=(43,)), out)
     assert out.read_bytes() == before and len(backend.asked) == asked
@@ -390,7 +508,13 @@ def test_another_dataset_version_is_refused_before_anything_is_asked(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": 0.5}, {"max_tokens": 99}, {"text": "concat"}, {"thinking": True}, {"ask_again": ()}],
+    [
+        {"temperature": 0.5},
+        {"max_tokens": 99},
+        {"text": "concat"},
+        {"thinking": True},
+        {"ask_again": ()},
+    ],
     ids=str,
 )
 def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
@@ -404,7 +528,9 @@ def test_other_settings_in_one_file_are_refused_by_name(tmp_path, change):
 def test_prompt_templates_models_and_the_control_may_share_a_file(tmp_path):
     out = tmp_path / "a.jsonl"
     for template in SHIPPED_TEMPLATES:
-        generate(EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": template}), out)
+        generate(
+            EXAMPLES[:2], Scripted(), ONE.model_copy(update={"prompt_template": template}), out
+        )
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
         ["full_memory", "background", "authoritative", "bare", "no_memory"], 2

@@ -34,10 +34,17 @@ def byte_tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate([*alphabet, "<|im_start|>", "<|im_end|>"])}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner = Tokenizer(
+        models.BPE(
+            {piece: i for i, piece in enumerate([*alphabet, "<|im_start|>", "<|im_end|>"])}, []
+        )
+    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     names = dict(bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **names)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, clean_up_tokenization_spaces=False, **names
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -47,18 +54,30 @@ def folder(tmp_path_factory) -> Path:
     """A Qwen3 model of a few thousand weights over bytes that learned to give one answer to some of the prompts."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer, path = byte_tokenizer(), tmp_path_factory.mktemp("served") / "tiny-model"
+    tokenizer = byte_tokenizer()
+    path = tmp_path_factory.mktemp("served") / "tiny-model"
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
     said = [*tokenizer(SAID, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
     rows = [(encode_prompt(tokenizer, render(example)), said, "answer") for example in EXAMPLES[:2]]
     fit(model, iter([rows] * 100), 100)
-    model.generation_config.update(do_sample=True, top_k=0)  # else this server answers greedily at any temperature
+    model.generation_config.update(
+        do_sample=True, top_k=0
+    )  # else this server answers greedily at any temperature
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -79,9 +98,15 @@ def server(folder):
         "--port",
         str(port),
     ]
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    env = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     with open(folder.parent / "serve.log", "wb") as log:
-        process = subprocess.Popen([*command, "--device", "cpu"], env=env, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, "--device", "cpu"], env=env, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}/health", process, folder.parent / "serve.log")
         yield f"http://127.0.0.1:{port}/v1"
@@ -104,7 +129,9 @@ def wait_until_healthy(url: str, process: subprocess.Popen, log: Path) -> None:
 
 
 def endpoint(server, folder, **changes):
-    return EndpointBackend(Endpoint(**(dict(model=str(folder), base_url=server, key_env="", concurrency=2) | changes)))
+    return EndpointBackend(
+        Endpoint(**(dict(model=str(folder), base_url=server, key_env="", concurrency=2) | changes))
+    )
 
 
 def rows_of(path: Path) -> dict[tuple, Rollout]:
@@ -113,13 +140,18 @@ def rows_of(path: Path) -> dict[tuple, Rollout]:
 
 def test_generate_end_to_end_and_the_same_from_local_weights(server, folder, tmp_path):
     sampling = Sampling(seeds=(42,), temperature=0.0, max_tokens=40)
-    result = generate(EXAMPLES, endpoint(server, folder), sampling, tmp_path / "served.jsonl", no_memory=True)
+    result = generate(
+        EXAMPLES, endpoint(server, folder), sampling, tmp_path / "served.jsonl", no_memory=True
+    )
     assert (result.new, result.counts["error"]) == (12, 0)
-    again = generate(EXAMPLES, endpoint(server, folder), sampling, tmp_path / "served.jsonl", no_memory=True)
+    again = generate(
+        EXAMPLES, endpoint(server, folder), sampling, tmp_path / "served.jsonl", no_memory=True
+    )
     assert (again.new, again.kept) == (0, 12)
     local = LocalBackend(folder, device="cpu")
     generate(EXAMPLES, local, sampling, tmp_path / "local.jsonl", no_memory=True)
-    served, mine = rows_of(tmp_path / "served.jsonl"), rows_of(tmp_path / "local.jsonl")
+    served = rows_of(tmp_path / "served.jsonl")
+    mine = rows_of(tmp_path / "local.jsonl")
     assert served.keys() == mine.keys()
     for key, row in served.items():
         assert row.response.strip() == mine[key].response.strip()  # the server cuts white space off
@@ -138,10 +170,15 @@ def test_a_cut_answer_is_marked(server, folder, tmp_path):
 
 def test_the_same_seed_gives_the_same_answers(server, folder, tmp_path):
     sampling = Sampling(seeds=(1, 2), max_tokens=20, temperature=2.0)
-    one_by_one = {"concurrency": 1}  # the server has one generator for all, which two requests at once would share
+    one_by_one = {
+        "concurrency": 1
+    }  # the server has one generator for all, which two requests at once would share
     for name in ("first.jsonl", "second.jsonl"):
         generate(EXAMPLES[2:4], endpoint(server, folder, **one_by_one), sampling, tmp_path / name)
-    read = lambda name: {row.key: row.response for row in read_jsonl(tmp_path / name, Rollout)}
+
+    def read(name):
+        return {row.key: row.response for row in read_jsonl(tmp_path / name, Rollout)}
+
     assert read("first.jsonl") == read("second.jsonl")
     assert len(set(read("first.jsonl").values())) > 1
 

@@ -43,7 +43,8 @@ class Said(Record):
 
 
 class ThingBook(Questionnaire[Thing, Said]):
-    kind, says = Said, "value"
+    kind = Said
+    says = "value"
     choices = (("1", 1, "one"), ("2", 2, "two"), ("0", None, "cannot tell"))
 
     def card(self, *place):
@@ -54,10 +55,20 @@ class ThingBook(Questionnaire[Thing, Said]):
 
     def faults(self, rows):
         other = [row for row in rows if row.text != self.items[row.item].text]
-        return [Violation("text", row.text, self.items[row.item].text, row.item, file=str(self.path)) for row in other]
+        return [
+            Violation("text", row.text, self.items[row.item].text, row.item, file=str(self.path))
+            for row in other
+        ]
 
     def row(self, item, part, value, note=""):
-        return Said(item=item, part=part, value=value, note=note, who=self.person, text=self.items[item].text)
+        return Said(
+            item=item,
+            part=part,
+            value=value,
+            note=note,
+            who=self.person,
+            text=self.items[item].text,
+        )
 
     def put(self, *said):
         return self.keep(self.row(*said))
@@ -74,9 +85,15 @@ people = st.sampled_from(["", "ann", "bob"])
 values = st.sampled_from([None, 1, 2])
 
 
-@given(st.lists(st.tuples(people, st.integers(0, 5), values, st.text(max_size=5), st.booleans()), max_size=15))
+@given(
+    st.lists(
+        st.tuples(people, st.integers(0, 5), values, st.text(max_size=5), st.booleans()),
+        max_size=15,
+    )
+)
 def test_a_book_is_a_dictionary_for_each_person(tmp_path_factory, actions):
-    path, model = tmp_path_factory.mktemp("book") / "rows.jsonl", {}
+    path = tmp_path_factory.mktemp("book") / "rows.jsonl"
+    model = {}
     for who, k, value, note, torn in actions:
         with ThingBook(path, THINGS, who) as book:
             book.put(*PLACES[k], value, note.encode("utf-8", "replace").decode())
@@ -84,11 +101,20 @@ def test_a_book_is_a_dictionary_for_each_person(tmp_path_factory, actions):
         if torn:
             path.write_bytes(path.read_bytes() + b'{"item": "a", "part')
     for who in ("", "ann", "bob"):
-        mine = {place: value for (name, *place), value in model.items() for place in [tuple(place)] if name == who}
+        mine = {
+            place: value
+            for (name, *place), value in model.items()
+            for place in [tuple(place)]
+            if name == who
+        }
         with ThingBook(path, THINGS, who) as book:
             assert {place: book.get(*place).value for place in PLACES if book.get(*place)} == mine
             none = sum(value is None for value in mine.values())
-            assert book.counts() == {"labelled": len(mine) - none, "undecided": none, "left": 6 - len(mine)}
+            assert book.counts() == {
+                "labelled": len(mine) - none,
+                "undecided": none,
+                "left": 6 - len(mine),
+            }
     rows = [Said.model_validate_json(line) for line in path.read_text().splitlines()]
     assert len(rows) == len(actions)
     assert {(row.who, row.item, row.part): row.value for row in latest(rows)} == model
@@ -97,7 +123,9 @@ def test_a_book_is_a_dictionary_for_each_person(tmp_path_factory, actions):
 
 @given(st.lists(st.tuples(st.integers(0, 5), values, st.sampled_from(["", "why"])), max_size=10))
 def test_added_rows_are_written_when_they_say_something_new(tmp_path_factory, said):
-    path, model, expected = tmp_path_factory.mktemp("book") / "rows.jsonl", {}, 0
+    path = tmp_path_factory.mktemp("book") / "rows.jsonl"
+    model = {}
+    expected = 0
     with ThingBook(path, THINGS) as book:
         for k, value, note in said:
             expected += model.get(k, "unseen") != (value, note)
@@ -150,7 +178,9 @@ def test_one_person_or_none(pairs, person):
         with pytest.raises(ValueError, match="one person"):
             of_one_person(rows)
     else:
-        assert of_one_person(rows, person) == [row for row in rows if person is None or row.who == person]
+        assert of_one_person(rows, person) == [
+            row for row in rows if person is None or row.who == person
+        ]
 
 
 @given(st.sets(st.integers(0, 5)), st.lists(st.integers(-7, 7), max_size=6))
@@ -158,7 +188,8 @@ def test_a_walk_stays_inside_and_finds_the_next_open_place(tmp_path_factory, dec
     with ThingBook(tmp_path_factory.mktemp("walk") / "rows.jsonl", THINGS) as book:
         for k in decided:
             book.put(*PLACES[k], 1)
-        walk, left = Walk(book), [k for k in range(6) if k not in decided]
+        walk = Walk(book)
+        left = [k for k in range(6) if k not in decided]
         assert walk.index == (left[0] if left else 0)
         for step in steps:
             before = walk.index
@@ -174,10 +205,17 @@ def test_a_walk_stays_inside_and_finds_the_next_open_place(tmp_path_factory, dec
 def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
     """Against a model with two dictionaries: what was decided and what waits as a draft."""
     path = tmp_path_factory.mktemp("keys") / "rows.jsonl"
-    session, decided, drafts, index = KeySession(ThingBook(path, THINGS)), {}, {}, 0
-    unseen = lambda start: next((k % 6 for k in range(start, start + 6) if k % 6 not in decided), start)
+    session = KeySession(ThingBook(path, THINGS))
+    decided = {}
+    drafts = {}
+    index = 0
+
+    def unseen(start):
+        return next((k % 6 for k in range(start, start + 6) if k % 6 not in decided), start)
+
     for number, action in enumerate(actions):
-        key, here = action.strip(), f"Saved: Item {index + 1} of 6: "
+        key = action.strip()
+        here = f"Saved: Item {index + 1} of 6: "
         if action == "note":
             session.write(f"note {number}")
             if index in decided:
@@ -190,11 +228,15 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
                 note = drafts.pop(index, decided.get(index, (None, ""))[1])
                 decided[index] = {"1": 1, "2": 2, "0": None}[key], note
                 index = unseen(index)
-                assert session.status.startswith(here) and ("All items" in session.status) == (len(decided) == 6)
+                assert session.status.startswith(here) and ("All items" in session.status) == (
+                    len(decided) == 6
+                )
             elif key and key in MOVES:
-                index = {"n": min(index + 1, 5), "p": max(index - 1, 0), "u": unseen(0) if len(decided) < 6 else index}[
-                    key
-                ]
+                index = {
+                    "n": min(index + 1, 5),
+                    "p": max(index - 1, 0),
+                    "u": unseen(0) if len(decided) < 6 else index,
+                }[key]
             else:
                 assert session.status.startswith("Nothing saved")
         assert session.index == index
@@ -208,24 +250,34 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
 @given(st.text("120npux", max_size=12), st.data())
 def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
     """However many keys the browser sends together, each counts once, in its order."""
-    folder, books = tmp_path_factory.mktemp("quick"), []
+    folder = tmp_path_factory.mktemp("quick")
+    books = []
     for name in ("slow", "quick"):
         book = ThingBook(folder / name, THINGS)
-        page, sent = KeyPage(book), 0
+        page = KeyPage(book)
+        sent = 0
         while sent < len(keys):
             sent += 1 if name == "slow" else data.draw(st.integers(1, 6))
             page._keys.set_state({"value": keys[:sent]})
         assert page._keys.value == keys
         book.close()
-        books.append([(book.get(*place) or Said(item="-")).value for place in PLACES] + [page.session.index])
+        books.append(
+            [(book.get(*place) or Said(item="-")).value for place in PLACES] + [page.session.index]
+        )
     assert books[0] == books[1]
 
 
-@given(st.lists(st.tuples(st.text("120npux", min_size=1, max_size=4), st.sampled_from(["", *"12n"])), max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.text("120npux", min_size=1, max_size=4), st.sampled_from(["", *"12n"])),
+        max_size=6,
+    )
+)
 def test_keys_count_once_when_the_field_is_emptied_between_them(tmp_path_factory, bursts):
     """Keys come in bursts; after each the field is emptied, and a key may be typed before the browser hears of that."""
     with ThingBook(tmp_path_factory.mktemp("rests") / "said", THINGS) as book:
-        page, pressed = KeyPage(book), []
+        page = KeyPage(book)
+        pressed = []
         page.session.press = pressed.append
         for keys, late in bursts:
             for key in keys:
@@ -270,7 +322,9 @@ def test_sheets_bring_back_every_text(tmp_path_factory, pairs, delimiter, saved_
     path = write_csv(folder / "s.csv", ("item", "note", "more"), rows)
     with open(path, encoding="utf-8-sig", newline="") as file:
         lines = list(csv.reader(file))
-    assert all(not cell.lstrip().startswith(("=", "+", "-", "@")) for line in lines for cell in line)
+    assert all(
+        not cell.lstrip().startswith(("=", "+", "-", "@")) for line in lines for cell in line
+    )
     if saved_again:
         with open(path, "w", encoding="utf-8", newline="") as file:
             csv.writer(file, delimiter=delimiter).writerows(lines)
@@ -295,10 +349,19 @@ def test_files_that_are_no_sheets(tmp_path, content, message):
 
 def test_all_faults_of_a_sheet_come_together_and_with_the_row_a_spreadsheet_shows(tmp_path):
     (tmp_path / "s.csv").write_text('item,good,text\na,x,one\n,,\n"b\nc",1,two\nd,,three\n')
-    faults = lambda line: [*cell_faults(line, "good", int, "numbers"), *text_faults(line, "text", "one")]
+
+    def faults(line):
+        return [*cell_faults(line, "good", int, "numbers"), *text_faults(line, "text", "one")]
+
     with pytest.raises(DataError) as error:
-        read_sheet_rows(tmp_path / "s.csv", ("item", "good"), lambda line, number: (faults(line), line["item"]))
-    assert [(fault.line, fault.rule) for fault in error.value.violations] == [(2, "good"), (4, "text"), (5, "text")]
+        read_sheet_rows(
+            tmp_path / "s.csv", ("item", "good"), lambda line, number: (faults(line), line["item"])
+        )
+    assert [(fault.line, fault.rule) for fault in error.value.violations] == [
+        (2, "good"),
+        (4, "text"),
+        (5, "text"),
+    ]
 
 
 @given(texts)
@@ -311,7 +374,12 @@ def test_empty_and_unsure_cells():
     found = [read_cell(cell, int) for cell in ("", "  ", "?", " 7 ")]
     assert found == [(False, None), (False, None), (True, None), (True, 7)]
     assert not list(cell_faults({"good": "?", "note": "hm"}, "good", int, "numbers"))
-    assert json.dumps(list(cell_faults({"good": "", "note": "hm"}, "good", int, "numbers"))).count("note") == 2
+    assert (
+        json.dumps(list(cell_faults({"good": "", "note": "hm"}, "good", int, "numbers"))).count(
+            "note"
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,7 +391,12 @@ def test_empty_and_unsure_cells():
             "Keys: 1 one, 2 two, 0 cannot tell; n p u to move.",
             "1 2 0 · n p u",
         ),
-        (YesNoBook, "Type y or x in the field.", "Keys: y yes, x no; n p u to move.", "y x · n p u"),
+        (
+            YesNoBook,
+            "Type y or x in the field.",
+            "Keys: y yes, x no; n p u to move.",
+            "y x · n p u",
+        ),
     ],
 )
 def test_the_texts_of_a_page_name_the_keys_of_its_kind(tmp_path, kind, first, refused, field):

@@ -38,7 +38,9 @@ with Journal(sys.argv[1], Rollout) as journal:
 
 def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
     path = tmp_path / "rows.jsonl"
-    rival = subprocess.Popen([sys.executable, "-c", RIVAL, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    rival = subprocess.Popen(
+        [sys.executable, "-c", RIVAL, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert rival.stdout.readline() == b"in\n"
     before = path.read_bytes()
     with pytest.raises(OSError, match="rows.jsonl: another process is writing this file"):
@@ -54,7 +56,9 @@ def test_a_rewritten_file_is_locked_too(tmp_path):
     path = tmp_path / "rows.jsonl"
     fill(path, ["a", "b"])
     with Journal(path, Rollout, again=lambda r: r.example_id == "a") as journal:
-        rival = subprocess.run([sys.executable, "-c", RIVAL, path], capture_output=True, text=True, input="\n")
+        rival = subprocess.run(
+            [sys.executable, "-c", RIVAL, path], capture_output=True, text=True, input="\n"
+        )
         assert rival.returncode == 1 and "another process is writing" in rival.stderr
         journal.append(row("a"))
     assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b", "a"]
@@ -79,10 +83,13 @@ def test_a_file_cut_anywhere_keeps_every_whole_row(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "rows.jsonl"
     fill(path, ["a", "b"])
     whole = path.read_bytes()
-    rows, cut = whole.splitlines(keepends=True), min(cut, len(whole))
+    rows = whole.splitlines(keepends=True)
+    cut = min(cut, len(whole))
     path.write_bytes(whole[:cut])
     ends = [len(rows[0]), len(whole)]
-    expected = sum(cut >= end - 1 for end in ends)  # a row that lacks nothing but its line's end is a row
+    expected = sum(
+        cut >= end - 1 for end in ends
+    )  # a row that lacks nothing but its line's end is a row
     with Journal(path, Rollout) as journal:
         assert len(journal) == expected
         journal.append(row("c"))
@@ -114,7 +121,8 @@ def test_a_look_at_a_torn_file_sees_its_whole_rows_and_changes_nothing(tmp_path_
     path = tmp_path_factory.mktemp("look") / "rows.jsonl"
     fill(path, ["a", "b"])
     path.write_bytes(torn := path.read_bytes()[:cut])
-    seen, left_out = list(rows_so_far(path, Rollout)), torn_line(path)
+    seen = list(rows_so_far(path, Rollout))
+    left_out = torn_line(path)
     assert path.read_bytes() == torn
     with Journal(path, Rollout) as journal:
         assert seen == list(journal.rows())
@@ -123,7 +131,12 @@ def test_a_look_at_a_torn_file_sees_its_whole_rows_and_changes_nothing(tmp_path_
 
 def test_damage_in_the_middle_is_no_torn_line(tmp_path):
     path = tmp_path / "rows.jsonl"
-    for text in ('{"exa\n{"example_id": "b"}\n', '{"exa\n', '{"example_id": "a"}\n{"seed": 1}', '{"exa\n{"exa'):
+    for text in (
+        '{"exa\n{"example_id": "b"}\n',
+        '{"exa\n',
+        '{"example_id": "a"}\n{"seed": 1}',
+        '{"exa\n{"exa',
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match="rows.jsonl:"):
             list(rows_so_far(path, Rollout))
@@ -131,7 +144,12 @@ def test_damage_in_the_middle_is_no_torn_line(tmp_path):
 
 
 @given(
-    st.lists(st.sampled_from([b'{"step": 1}', b'{"a": [2]}', b"", b"7", b"{oops", b"\xff\x00", b'"text"']), max_size=6),
+    st.lists(
+        st.sampled_from(
+            [b'{"step": 1}', b'{"a": [2]}', b"", b"7", b"{oops", b"\xff\x00", b'"text"']
+        ),
+        max_size=6,
+    ),
     st.booleans(),
 )
 def test_whole_rows_are_those_that_can_be_read(tmp_path_factory, lines, closed):
@@ -144,11 +162,14 @@ def test_whole_rows_are_those_that_can_be_read(tmp_path_factory, lines, closed):
     assert damaged == [number for number in wrong if closed or number < len(lines)]
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["taken back at once", "taken back by the next row"])
+@pytest.mark.parametrize(
+    "kept", [False, True], ids=["taken back at once", "taken back by the next row"]
+)
 def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, kept):
     """The disk is full in the middle of a row, and in the second case does not even let the half of it be taken back."""
     path = tmp_path / "rows.jsonl"
-    write, cut = os.write, os.ftruncate
+    write = os.write
+    cut = os.ftruncate
 
     def half(descriptor, data):
         if len(data) > 10:
@@ -187,7 +208,9 @@ def test_what_a_failed_row_takes_back_is_its_own_alone(tmp_path, monkeypatch):
 
         def full(descriptor, data):
             monkeypatch.setattr(os, "write", write)
-            other.append(row("b"))  # another process was faster, and took the last bytes of the disk
+            other.append(
+                row("b")
+            )  # another process was faster, and took the last bytes of the disk
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "write", full)
@@ -199,7 +222,8 @@ def test_what_a_failed_row_takes_back_is_its_own_alone(tmp_path, monkeypatch):
 def test_rows_of_another_process_behind_half_a_row_stay(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
-        write, cut = os.write, os.ftruncate
+        write = os.write
+        cut = os.ftruncate
         calls = []
 
         def half(descriptor, data):

@@ -41,14 +41,13 @@ def test_a_folder_takes_its_own_settings_and_names_each_that_differs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "default", "fits"), [(0.0, 0.0, True), (0.5, 0.0, False), (None, None, True), (0.0, None, False)]
+    ("value", "default", "fits"),
+    [(0.0, 0.0, True), (0.5, 0.0, False), (None, None, True), (0.0, None, False)],
 )
 def test_a_setting_younger_than_the_folder_had_its_default(tmp_path, value, default, fits):
     RunFolder(tmp_path, SETTINGS)
-    now, defaults = (
-        SETTINGS | {"train": SETTINGS["train"] | {"noise": value}},
-        {"train": {"noise": default, "steps": 100}},
-    )
+    now = SETTINGS | {"train": SETTINGS["train"] | {"noise": value}}
+    defaults = {"train": {"noise": default, "steps": 100}}
     if fits:
         assert RunFolder(tmp_path, now, defaults).stored() == json.loads(json.dumps(SETTINGS)), (
             "the folder stays as it was"
@@ -61,8 +60,13 @@ def test_a_setting_younger_than_the_folder_had_its_default(tmp_path, value, defa
 
 def test_settings_that_decide_nothing_may_change(tmp_path):
     RunFolder(tmp_path, SETTINGS | {"log_every": 5, "retired": 1})
-    free = lambda name: name not in ("log_every", "retired")
-    assert RunFolder(tmp_path, SETTINGS | {"log_every": 1}, decisive=free).stored()["log_every"] == 5
+
+    def free(name):
+        return name not in ("log_every", "retired")
+
+    assert (
+        RunFolder(tmp_path, SETTINGS | {"log_every": 1}, decisive=free).stored()["log_every"] == 5
+    )
     assert "log_every" not in refused(tmp_path, CHANGED | {"log_every": 1}, decisive=free)
 
 
@@ -95,13 +99,16 @@ def test_nothing_is_written_before_bind(tmp_path):
 
 def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
     code = "import sys; from memcalib.io.runs import RunFolder\n"
-    code += (
-        "with RunFolder(sys.argv[1], {}, bind=False).lock('training'): print('in', flush=True); sys.stdin.readline()"
+    code += "with RunFolder(sys.argv[1], {}, bind=False).lock('training'): print('in', flush=True); sys.stdin.readline()"
+    rival = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    rival = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert rival.stdout.readline() == b"in\n"
     run = RunFolder(tmp_path, {}, bind=False)
-    with pytest.raises(ValueError, match="another process is counting in this folder"), run.lock("counting"):
+    with (
+        pytest.raises(ValueError, match="another process is counting in this folder"),
+        run.lock("counting"),
+    ):
         pass
     rival.kill()
     rival.communicate()
@@ -128,7 +135,12 @@ def test_the_manifest_is_found_again(tmp_path):
     written = run.write_manifest(["rows.jsonl", "none.jsonl"], [3], "dice", cost=None)
     found = run.earlier()
     assert found == json.loads(written.read_text()) and list(found["data_sha256"]) == ["rows.jsonl"]
-    assert (found["config"], found["seeds"], found["judge"], found["cost"]) == (run.settings, [3], "dice", None)
+    assert (found["config"], found["seeds"], found["judge"], found["cost"]) == (
+        run.settings,
+        [3],
+        "dice",
+        None,
+    )
     assert found["wall_seconds"] >= 0
     run.write_manifest(config={"other": 1})
     assert run.earlier()["config"] == {"other": 1}
@@ -183,7 +195,9 @@ def test_a_full_disk_keeps_the_old_file(tmp_path):
 
 
 def test_a_module_that_is_in_no_commit_makes_a_checkout_dirty(tmp_path):
-    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+    def git(*words):
+        return subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+
     git("init")
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "notes.txt").write_text("no code")

@@ -112,13 +112,18 @@ def test_nothing_is_offered_where_nothing_is_near():
 )
 def test_lines(given, line):
     (fault,) = faults(**given)
-    assert fault_line(f"p.{fault['loc'][0]}", fault, Page, fault["loc"][0], leave=("method",)) == line
+    assert (
+        fault_line(f"p.{fault['loc'][0]}", fault, Page, fault["loc"][0], leave=("method",)) == line
+    )
 
 
 def test_a_secret_is_not_shown():
     (fault,) = faults(count="hidden words")
     assert "hidden" in fault_line("p.count", fault, Page, "count")
-    assert fault_line("p.count", fault, Page, "count", show=False) == "p.count: allowed: whole numbers of at least 1"
+    assert (
+        fault_line("p.count", fault, Page, "count", show=False)
+        == "p.count: allowed: whole numbers of at least 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,10 @@ def test_a_secret_is_not_shown():
     ],
 )
 def test_a_name_that_stands_twice_is_refused_with_its_lines(text, line, first):
-    with pytest.raises(ValueError, match=rf"^here\.yaml: .*line {line}: found \w+ a second time, after line {first}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^here\.yaml: .*line {line}: found \w+ a second time, after line {first}",
+    ):
         parse_yaml(text, "here.yaml")
 
 
@@ -161,11 +169,16 @@ def test_only_repetitions_are_refused(pairs):
 def test_what_is_merged_may_be_set_anew():
     text = "{base: &b {x: 1, y: 2}, own: {inner: &i {<<: *b, x: 3}}, more: {<<: *i, y: 4}, both: {<<: *b, <<: *i}}"
     found = parse_yaml(text, "here")
-    assert found == yaml.safe_load(text) and found["own"]["inner"]["x"] == 3 and found["more"] == {"x": 3, "y": 4}
+    assert (
+        found == yaml.safe_load(text)
+        and found["own"]["inner"]["x"] == 3
+        and found["more"] == {"x": 3, "y": 4}
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xff", b"a: [", b"a: 2024-13-45", b"[" * 20_000, b"a: !!python/name:os.system"]
+    "content",
+    [b"\xff\xff", b"a: [", b"a: 2024-13-45", b"[" * 20_000, b"a: !!python/name:os.system"],
 )
 def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
     (tmp_path / "odd.yaml").write_bytes(content)
@@ -175,23 +188,31 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
 
 def test_there_is_one_reader_of_yaml():
     sources = Path(memcalib.__file__).parent.rglob("*.py")
-    assert [path.name for path in sources if re.search(r"yaml\.(safe_|full_)?load", path.read_text())] == [
-        "settings.py"
-    ]
+    assert [
+        path.name for path in sources if re.search(r"yaml\.(safe_|full_)?load", path.read_text())
+    ] == ["settings.py"]
 
 
 READERS = {
-    "recipe": load_recipe, "evaluation": load_evaluation, "build": load_build, "profile": load_profile,
-    "phrases": load_phrases, "redaction": load_redactor, "sources": load_sources, "screening": load_screen,
+    "recipe": load_recipe,
+    "evaluation": load_evaluation,
+    "build": load_build,
+    "profile": load_profile,
+    "phrases": load_phrases,
+    "redaction": load_redactor,
+    "sources": load_sources,
+    "screening": load_screen,
     "framing": load_prompt_template,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", READERS)
 def test_every_file_of_settings_is_refused_with_its_name_and_line(tmp_path, kind):
     file = tmp_path / f"{kind}.yaml"
     file.write_text("first: {}\nsecond: {}\nfirst: {}\n")
-    with pytest.raises(ValueError, match=rf"{kind}\.yaml: .*line 3: found first a second time, after line 1"):
+    with pytest.raises(
+        ValueError, match=rf"{kind}\.yaml: .*line 3: found first a second time, after line 1"
+    ):
         READERS[kind](file)
 
 
@@ -200,8 +221,12 @@ SETTINGS = st.dictionaries(NAMES, st.integers(0, 2), max_size=5)
 
 @given(SETTINGS, SETTINGS, SETTINGS)
 def test_only_a_setting_that_is_not_there_may_have_its_usual_value(there, now, usual):
-    same = lambda name: name in there and name in now and there[name] == now[name]
-    younger = lambda name: name not in there and name in usual and usual[name] == now[name]
+    def same(name):
+        return name in there and name in now and there[name] == now[name]
+
+    def younger(name):
+        return name not in there and name in usual and usual[name] == now[name]
+
     differs = {name for name in {*there, *now} if not same(name) and not younger(name)}
     assert {line.partition(":")[0] for line in changed(there, now, usual)} == differs
 
@@ -210,5 +235,7 @@ def test_shipped_files_are_found_by_name():
     assert package_data("records.jsonl").is_file() and package_data().name == "data"
     names = shipped_names("recipes")
     assert "micro" in names and names == sorted(names)
-    assert {f"{name}.yaml" for name in names} == {path.name for path in package_data("recipes").glob("*.yaml")}
+    assert {f"{name}.yaml" for name in names} == {
+        path.name for path in package_data("recipes").glob("*.yaml")
+    }
     assert shipped_names("recipes", suffix=".none") == []

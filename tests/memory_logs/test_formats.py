@@ -12,12 +12,40 @@ from memcalib.memory_logs.examples import memory_drafts
 from memcalib.memory_logs.exports import LogRow, day_of, read_log, to_log_row
 
 MADE = "2025-03-02T10:29:36Z"
-EDGE = {"uuid": "e1", "name": "OWNS", "fact": "Mia owns a kayak", "created_at": MADE, "valid_at": MADE, "score": 0.7}
-NODE = {"uuid": "n1", "name": "Kayak club", "summary": "Mia paddles there.", "labels": ["Entity"], "created_at": MADE}
-EPISODE = {"uuid": "p1", "content": "My kayak is red.", "role": "Mia", "role_type": "user", "created_at": MADE}
-NODE_SDK = {"id": "m1", "memory": "Mia paddles on Sundays", "userId": "mia-7", "createdAt": MADE, "score": 0.4}
+EDGE = {
+    "uuid": "e1",
+    "name": "OWNS",
+    "fact": "Mia owns a kayak",
+    "created_at": MADE,
+    "valid_at": MADE,
+    "score": 0.7,
+}
+NODE = {
+    "uuid": "n1",
+    "name": "Kayak club",
+    "summary": "Mia paddles there.",
+    "labels": ["Entity"],
+    "created_at": MADE,
+}
+EPISODE = {
+    "uuid": "p1",
+    "content": "My kayak is red.",
+    "role": "Mia",
+    "role_type": "user",
+    "created_at": MADE,
+}
+NODE_SDK = {
+    "id": "m1",
+    "memory": "Mia paddles on Sundays",
+    "userId": "mia-7",
+    "createdAt": MADE,
+    "score": 0.4,
+}
 RELATION = {"source": "mia-7", "relationship": "member_of", "destination": "kayak_club"}
-DOCUMENT = {"page_content": "Mia's kayak is red.", "metadata": {"created_at": MADE, "user_id": "mia-7"}}
+DOCUMENT = {
+    "page_content": "Mia's kayak is red.",
+    "metadata": {"created_at": MADE, "user_id": "mia-7"},
+}
 CONTEXT = """FACTS and ENTITIES follow.
 # format: FACT (Date range: from - to)
 <FACTS>
@@ -30,7 +58,10 @@ Kayak club: Mia paddles there.
 
 
 def read(path, *rows):
-    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows),
+        encoding="utf-8",
+    )
     found = [*read_log(path)]
     return [x for x in found if isinstance(x, LogRow)], [x for x in found if isinstance(x, Dropped)]
 
@@ -46,9 +77,19 @@ def read(path, *rows):
             "2025-03-02",
             "mia-7",
         ),
-        ({"relations": [{"source": "a", "relationship": "b", "target": "c"}]}, "mem0", ["a b c"], "", ""),
         (
-            {"status": "success", "data": [{"id": "m1", "memory": "Mia rows"}], "scope": {"user_id": "mia-7"}},
+            {"relations": [{"source": "a", "relationship": "b", "target": "c"}]},
+            "mem0",
+            ["a b c"],
+            "",
+            "",
+        ),
+        (
+            {
+                "status": "success",
+                "data": [{"id": "m1", "memory": "Mia rows"}],
+                "scope": {"user_id": "mia-7"},
+            },
             "mem0",
             ["Mia rows"],
             "",
@@ -61,7 +102,13 @@ def read(path, *rows):
             "2025-03-02",
             "",
         ),
-        ({"edges": [EDGE | {"invalid_at": MADE}]}, "zep", ["Mia owns a kayak (until 2025-03-02)"], "2025-03-02", ""),
+        (
+            {"edges": [EDGE | {"invalid_at": MADE}]},
+            "zep",
+            ["Mia owns a kayak (until 2025-03-02)"],
+            "2025-03-02",
+            "",
+        ),
         ({"facts": ["Mia owns a kayak"]}, "plain", ["Mia owns a kayak"], "", ""),
         (
             {"context": CONTEXT},
@@ -74,9 +121,21 @@ def read(path, *rows):
             "",
             "",
         ),
-        ({"memories": ["Mia owns a kayak", "Mia rows"]}, "plain", ["Mia owns a kayak", "Mia rows"], "", ""),
+        (
+            {"memories": ["Mia owns a kayak", "Mia rows"]},
+            "plain",
+            ["Mia owns a kayak", "Mia rows"],
+            "",
+            "",
+        ),
         ({"documents": [DOCUMENT]}, "langchain", ["Mia's kayak is red."], "2025-03-02", "mia-7"),
-        ({"context": [DOCUMENT, [DOCUMENT, 0.3]]}, "langchain", ["Mia's kayak is red."] * 2, "2025-03-02", "mia-7"),
+        (
+            {"context": [DOCUMENT, [DOCUMENT, 0.3]]},
+            "langchain",
+            ["Mia's kayak is red."] * 2,
+            "2025-03-02",
+            "mia-7",
+        ),
         (
             {"docs": [{"lc": 1, "type": "constructor", "id": ["langchain"], "kwargs": DOCUMENT}]},
             "langchain",
@@ -84,9 +143,19 @@ def read(path, *rows):
             "2025-03-02",
             "mia-7",
         ),
-        ({"results": [{"pageContent": "Mia rows.", "metadata": {}}]}, "langchain", ["Mia rows."], "", ""),
         (
-            {"results": [{"timestamp": MADE, "role": "user", "type": "user_message", "message": "I row."}]},
+            {"results": [{"pageContent": "Mia rows.", "metadata": {}}]},
+            "langchain",
+            ["Mia rows."],
+            "",
+            "",
+        ),
+        (
+            {
+                "results": [
+                    {"timestamp": MADE, "role": "user", "type": "user_message", "message": "I row."}
+                ]
+            },
             "letta",
             ["I row."],
             "2025-03-02",
@@ -107,11 +176,18 @@ def test_scores_of_pairs_and_of_edges():
 
 
 def test_the_statement_counts_users_of_the_node_package_and_their_name_is_taken_out(tmp_path):
-    record = {"query": "Where does mia-7 row?", "results": [NODE_SDK], "relations": [RELATION], "consent": True}
+    record = {
+        "query": "Where does mia-7 row?",
+        "results": [NODE_SDK],
+        "relations": [RELATION],
+        "consent": True,
+    }
     (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
     result = memory_drafts(tmp_path / "log.jsonl")
     assert summarise_terms(result.kept, result)["users"] == 1
-    assert result.kept[0].query == "Where does [user] row?" and "mia-7" not in result.kept[0].to_json()
+    assert (
+        result.kept[0].query == "Where does [user] row?" and "mia-7" not in result.kept[0].to_json()
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +201,12 @@ def test_the_statement_counts_users_of_the_node_package_and_their_name_is_taken_
 def test_what_is_no_list_of_memories_is_refused_by_name(tmp_path, answer):
     good = {"query": "?", "memories": ["Mia rows"]}
     _, [loss] = read(tmp_path / "log.jsonl", good, {"query": "?"} | answer)
-    assert loss.rule == "shape" and "relations" in loss.allowed and "Mia" not in str(loss) and "kayak" not in str(loss)
+    assert (
+        loss.rule == "shape"
+        and "relations" in loss.allowed
+        and "Mia" not in str(loss)
+        and "kayak" not in str(loss)
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +227,9 @@ def test_times(made, day):
     assert day_of(made) == day
 
 
-@pytest.mark.parametrize("made", [True, 0, 12, -1740911376, float("nan"), float("inf"), "last May", "", [2025]])
+@pytest.mark.parametrize(
+    "made", [True, 0, 12, -1740911376, float("nan"), float("inf"), "last May", "", [2025]]
+)
 def test_times_that_are_none(made):
     with pytest.raises(ValueError):
         day_of(made)
@@ -156,7 +239,10 @@ def test_times_that_are_none(made):
 
 
 def turn(returned):
-    call = {"id": "c1", "function": {"name": "conversation_search", "arguments": '{"query": "kayak"}'}}
+    call = {
+        "id": "c1",
+        "function": {"name": "conversation_search", "arguments": '{"query": "kayak"}'},
+    }
     return {
         "agents": [
             {
@@ -180,12 +266,20 @@ ITEM = {"timestamp": MADE, "time_ago": "1d ago", "role": "user", "content": "My 
     [
         (str({"message": "Showing 1 results:", "results": [ITEM]}), ["My kayak is red."]),
         (
-            json.dumps({"status": "OK", "message": str({"message": "Showing 1 results:", "results": [ITEM]})}),
+            json.dumps(
+                {
+                    "status": "OK",
+                    "message": str({"message": "Showing 1 results:", "results": [ITEM]}),
+                }
+            ),
             ["My kayak is red."],
         ),
         (
             json.dumps(
-                {"status": "OK", "message": 'Showing 2 of 7 results (page 0/1): ["user - It is red.", "user - Yes."]'}
+                {
+                    "status": "OK",
+                    "message": 'Showing 2 of 7 results (page 0/1): ["user - It is red.", "user - Yes."]',
+                }
             ),
             ["user - It is red.", "user - Yes."],
         ),
@@ -197,7 +291,9 @@ def test_a_search_of_the_conversation_is_a_row(tmp_path, returned, texts):
     assert [memory.text for memory in row.memories] == texts and row.answer == "Red."
 
 
-@pytest.mark.parametrize("returned", ["No results found.", str({"message": "No results found.", "results": []})])
+@pytest.mark.parametrize(
+    "returned", ["No results found.", str({"message": "No results found.", "results": []})]
+)
 def test_a_search_that_found_nothing_is_a_loss_by_name(tmp_path, returned):
     (tmp_path / "a.af").write_text(json.dumps(turn(returned)))
     [loss] = read_log(tmp_path / "a.af")
@@ -205,7 +301,9 @@ def test_a_search_that_found_nothing_is_a_loss_by_name(tmp_path, returned):
 
 
 def test_an_agent_that_never_searched_is_not_called_empty(tmp_path):
-    (tmp_path / "a.af").write_text(json.dumps({"agents": [{"messages": [{"role": "user", "content": "Hi"}]}]}))
+    (tmp_path / "a.af").write_text(
+        json.dumps({"agents": [{"messages": [{"role": "user", "content": "Hi"}]}]})
+    )
     with pytest.raises(DataError, match="no turn of an agent that searched") as error:
         [*read_log(tmp_path / "a.af")]
     assert "conversation_search" in str(error.value)
@@ -219,7 +317,9 @@ TWICE = '{"query": "?", "memories": ["Mia rows"], "consent": false, "id": "q2", 
 @pytest.mark.parametrize("form", ["lines", "array", "one"])
 def test_a_row_with_two_consents_does_not_pass(tmp_path, form):
     if form == "lines":
-        rows, [loss] = read(tmp_path / "log.jsonl", {"query": "?", "memories": ["Mia rows"]}, TWICE + "\n")
+        rows, [loss] = read(
+            tmp_path / "log.jsonl", {"query": "?", "memories": ["Mia rows"]}, TWICE + "\n"
+        )
         assert len(rows) == 1 and loss.line == 2 and loss.rule == "json"
         assert loss.found == "the key 'consent' occurs twice in one object"
     else:
@@ -230,7 +330,11 @@ def test_a_row_with_two_consents_does_not_pass(tmp_path, form):
 
 def test_a_key_that_says_something_is_not_repeated(tmp_path):
     secret = "the PIN is 4711"
-    _, [loss] = read(tmp_path / "log.jsonl", {"query": "?", "memories": ["a"]}, f'{{"{secret}": 1, "{secret}": 2}}\n')
+    _, [loss] = read(
+        tmp_path / "log.jsonl",
+        {"query": "?", "memories": ["a"]},
+        f'{{"{secret}": 1, "{secret}": 2}}\n',
+    )
     assert "4711" not in str(loss) and "occurs twice" in loss.found
 
 

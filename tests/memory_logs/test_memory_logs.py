@@ -30,7 +30,12 @@ from memcalib.io.records import DataError
 from memcalib.dataset.sources import Dropped
 from memcalib.dataset.stages import run_stage
 
-PLAIN = {"text": "The user is allergic to peanuts.", "id": "7", "score": 0.81, "created_at": "2025-03-02"}
+PLAIN = {
+    "text": "The user is allergic to peanuts.",
+    "id": "7",
+    "score": 0.81,
+    "created_at": "2025-03-02",
+}
 MEM0 = {
     "id": "0d3f",
     "memory": "Likes to bake on Sundays",
@@ -68,13 +73,18 @@ ROW = {"id": "q1", "query": "What can I bake for the office?", "memories": [PLAI
 
 
 def jsonl(path, rows):
-    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows),
+        encoding="utf-8",
+    )
     return path
 
 
 def read(path, store=None):
     found = [*me.read_log(path, store)]
-    return [x for x in found if isinstance(x, me.LogRow)], [x for x in found if isinstance(x, Dropped)]
+    return [x for x in found if isinstance(x, me.LogRow)], [
+        x for x in found if isinstance(x, Dropped)
+    ]
 
 
 # shapes
@@ -101,17 +111,27 @@ def read(path, store=None):
 def test_what_systems_return_is_read(tmp_path, answer, system, text, field):
     log = jsonl(tmp_path / "log.jsonl", [{"query": "Any plans?", field: answer}])
     [row], losses = read(log)
-    assert (row.system, row.memories[0].text, row.memories[0].created_at) == (system, text, "2025-03-02")
+    assert (row.system, row.memories[0].text, row.memories[0].created_at) == (
+        system,
+        text,
+        "2025-03-02",
+    )
     assert row.id == "line-1" and not losses and row.consent is None
 
 
 def test_search_responses_spread_into_the_row(tmp_path):
     log = jsonl(
         tmp_path / "log.jsonl",
-        [{"query": "a?", "user_id": 17} | {"results": [MEM0]}, {"query": "b?"} | {"count": 1, "results": [LETTA]}],
+        [
+            {"query": "a?", "user_id": 17} | {"results": [MEM0]},
+            {"query": "b?"} | {"count": 1, "results": [LETTA]},
+        ],
     )
     rows, _ = read(log)
-    assert [row.user for row in rows] == ["17", ""] and [row.memories[0].score for row in rows] == [0.42, 0.03]
+    assert [row.user for row in rows] == ["17", ""] and [row.memories[0].score for row in rows] == [
+        0.42,
+        0.03,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +139,10 @@ def test_search_responses_spread_into_the_row(tmp_path):
     [
         ({"content": "a b"}, "a b"),
         ({"kind": "Memory", "content": "a b"}, "a b"),
-        ({"kind": "T", "content": {"subject": "x", "object": "y", "context": None}}, "subject: x; object: y"),
+        (
+            {"kind": "T", "content": {"subject": "x", "object": "y", "context": None}},
+            "subject: x; object: y",
+        ),
         ({"data": "a b"}, "a b"),
         ({"food": "pizza", "times": 3, "tags": ["a"]}, 'food: pizza; times: 3; tags: ["a"]'),
         ({"text": "a b", "mood": "good"}, "text: a b; mood: good"),
@@ -143,7 +166,9 @@ def test_javascript_spelling_of_a_store_item():
 
 
 def test_a_letta_result_without_a_time():
-    row = me.to_log_row({"query": "?", "results": [LETTA | {"timestamp": "Unknown", "relevance": None}]})
+    row = me.to_log_row(
+        {"query": "?", "results": [LETTA | {"timestamp": "Unknown", "relevance": None}]}
+    )
     assert row.memories[0].created_at == "" and row.memories[0].score is None
 
 
@@ -168,22 +193,42 @@ SECRET = "hunter2@example.org"
             "memory shape",
             "an object with fact, invalid_at as memory 1",
         ),
-        ({"memories": [{"timestamp": "2025-03-02", "role": "user"}]}, "memory text", "nothing in memory 1"),
+        (
+            {"memories": [{"timestamp": "2025-03-02", "role": "user"}]},
+            "memory text",
+            "nothing in memory 1",
+        ),
         (
             {"memories": [{"source": [SECRET], "relationship": "a", "target": "b"}]},
             "memory shape",
             "an object with relationship, source, target as memory 1",
         ),
         ({"memories": [{"page_content": 7}]}, "memory text", "a number in memory 1"),
-        ({"memories": [PLAIN, {"note": SECRET}]}, "memory shape", "an object with note as memory 2"),
+        (
+            {"memories": [PLAIN, {"note": SECRET}]},
+            "memory shape",
+            "an object with note as memory 2",
+        ),
         ({"memories": [{SECRET: 1}]}, "memory shape", "an object with 1 fields as memory 1"),
         ({"memories": [{"text": ""}]}, "memory text", "text of 0 characters in memory 1"),
         ({"memories": [{"text": [SECRET]}]}, "memory text", "a list of 1 in memory 1"),
-        ({"memories": [{"text": "a", "score": SECRET}]}, "memory score", "text of 19 characters in memory 1"),
+        (
+            {"memories": [{"text": "a", "score": SECRET}]},
+            "memory score",
+            "text of 19 characters in memory 1",
+        ),
         ({"memories": [{"text": "a", "score": True}]}, "memory score", "true or false in memory 1"),
-        ({"memories": [{"text": "a", "created_at": SECRET}]}, "memory time", "text of 19 characters in memory 1"),
+        (
+            {"memories": [{"text": "a", "created_at": SECRET}]},
+            "memory time",
+            "text of 19 characters in memory 1",
+        ),
         ({"memories": [{"text": "a", "created_at": 174}]}, "memory time", "a number in memory 1"),
-        ({"memories": [{"text": "a", "created_at": float("inf")}]}, "memory time", "a number in memory 1"),
+        (
+            {"memories": [{"text": "a", "created_at": float("inf")}]},
+            "memory time",
+            "a number in memory 1",
+        ),
         ({"consent": "yes"}, "consent", "'yes'"),
         ({"consent": " "}, "consent", "' '"),
         ({"consent": 1}, "consent", "a number"),
@@ -198,12 +243,19 @@ SECRET = "hunter2@example.org"
 def test_each_fault_of_a_row_is_named_and_repeats_nothing(tmp_path, change, rule, found):
     log = jsonl(tmp_path / "log.jsonl", [ROW, "\n", {**ROW, "id": "q2", **change}])
     rows, [loss] = read(log)
-    assert len(rows) == 1 and (loss.rule, loss.found, loss.line, loss.file) == (rule, found, 3, "log.jsonl")
+    assert len(rows) == 1 and (loss.rule, loss.found, loss.line, loss.file) == (
+        rule,
+        found,
+        3,
+        "log.jsonl",
+    )
     assert loss.allowed and SECRET not in str(loss)
 
 
 def test_numbers_without_end(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", [ROW, '{"query": "?", "memories": [{"text": "a", "score": NaN}]}\n'])
+    log = jsonl(
+        tmp_path / "log.jsonl", [ROW, '{"query": "?", "memories": [{"text": "a", "score": NaN}]}\n']
+    )
     assert read(log)[1][0].found == "a number without end in memory 1"
 
 
@@ -221,8 +273,12 @@ def test_broken_lines_do_not_show_themselves(tmp_path):
 
 
 def test_repeated_ids(tmp_path):
-    rows, losses = read(jsonl(tmp_path / "log.jsonl", [ROW, ROW, ROW | {"id": 5}, ROW | {"id": "5"}]))
-    assert [row.id for row in rows] == ["q1", "5"] and [(loss.rule, loss.line) for loss in losses] == [
+    rows, losses = read(
+        jsonl(tmp_path / "log.jsonl", [ROW, ROW, ROW | {"id": 5}, ROW | {"id": "5"}])
+    )
+    assert [row.id for row in rows] == ["q1", "5"] and [
+        (loss.rule, loss.line) for loss in losses
+    ] == [
         ("id", 2),
         ("id", 4),
     ]
@@ -236,7 +292,11 @@ def test_repeated_ids(tmp_path):
         ("a.jsonl", json.dumps(STORE) + "\n", "memories without queries"),
         ("a.jsonl", "", "nothing in which memories were retrieved"),
         ("a.jsonl", "not json\n", "nothing in which memories were retrieved"),
-        ("a.af", json.dumps({"agents": [{"messages": []}], "blocks": []}), "nothing in which memories were retrieved"),
+        (
+            "a.af",
+            json.dumps({"agents": [{"messages": []}], "blocks": []}),
+            "nothing in which memories were retrieved",
+        ),
         ("a.json", "3", "a number"),
     ],
 )
@@ -246,7 +306,9 @@ def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, fou
         [*me.read_log(tmp_path / name)]
     message = str(error.value)
     assert found in message and "secret" not in message and str(tmp_path) not in message
-    assert all(word in message for word in ("mem0", "langgraph", "letta", "plain", "memory_ids", "agents"))
+    assert all(
+        word in message for word in ("mem0", "langgraph", "letta", "plain", "memory_ids", "agents")
+    )
 
 
 def test_missing_and_strange_files(tmp_path):
@@ -275,13 +337,18 @@ def test_all_forms_of_a_file(tmp_path, form):
     elif form == "parquet":
         pd.DataFrame(rows).to_parquet(path)
     else:
-        path.write_text({"array": json.dumps(rows, indent=1), "one": json.dumps(ROW, indent=1)}.get(form, lines))
+        path.write_text(
+            {"array": json.dumps(rows, indent=1), "one": json.dumps(ROW, indent=1)}.get(form, lines)
+        )
     found, losses = read(path)
     assert [row.id for row in found] == (["q1"] if form == "one" else ["q1", "q2"]) and not losses
 
 
 def test_rows_of_a_megabyte(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", [ROW, {**ROW, "id": "big", "memories": [{"text": "word " * 200_000}]}])
+    log = jsonl(
+        tmp_path / "log.jsonl",
+        [ROW, {**ROW, "id": "big", "memories": [{"text": "word " * 200_000}]}],
+    )
     result = ml.memory_drafts(log)
     assert [drop.rule for drop in result.dropped] == ["memory length"] and len(result.kept) == 1
 
@@ -290,7 +357,11 @@ def test_rows_of_a_megabyte(tmp_path):
 
 
 def tool_call(name, call="c1", **arguments):
-    return {"id": call, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {
+        "id": call,
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
 
 
 def parts(text):
@@ -298,13 +369,17 @@ def parts(text):
 
 
 def packed(message):
-    return json.dumps({"status": "OK", "message": message, "time": "2025-03-02 10:00:00 AM UTC+0000"})
+    return json.dumps(
+        {"status": "OK", "message": message, "time": "2025-03-02 10:00:00 AM UTC+0000"}
+    )
 
 
 def said(text):
     return {
         "role": "user",
-        "content": parts(json.dumps({"type": "user_message", "message": text, "time": "2025-03-02"})),
+        "content": parts(
+            json.dumps({"type": "user_message", "message": text, "time": "2025-03-02"})
+        ),
     }
 
 
@@ -314,20 +389,40 @@ SEARCH = {
     "tool_calls": [tool_call("archival_memory_search", query="chess")],
 }
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": parts(packed(str([LETTA])))}
-SENT = {"role": "assistant", "content": None, "tool_calls": [tool_call("send_message", "c2", message="A game?")]}
+SENT = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [tool_call("send_message", "c2", message="A game?")],
+}
 
 
 def turns(*messages):
     return [
-        *me.letta_turns({"id": "agent-0", "messages": [{"id": f"message-{i}"} | m for i, m in enumerate(messages)]})
+        *me.letta_turns(
+            {
+                "id": "agent-0",
+                "messages": [{"id": f"message-{i}"} | m for i, m in enumerate(messages)],
+            }
+        )
     ]
 
 
 def test_a_turn_with_a_search_is_a_row():
     [turn] = turns(
-        {"role": "system", "content": parts("You are.")}, said("Any plans?"), SEARCH, RESULT, SENT, said("Fine."), SENT
+        {"role": "system", "content": parts("You are.")},
+        said("Any plans?"),
+        SEARCH,
+        RESULT,
+        SENT,
+        said("Fine."),
+        SENT,
     )
-    assert turn == {"id": "agent-0/message-1", "query": "Any plans?", "answer": "A game?", "memories": [LETTA]}
+    assert turn == {
+        "id": "agent-0/message-1",
+        "query": "Any plans?",
+        "answer": "A game?",
+        "memories": [LETTA],
+    }
 
 
 def test_newer_agents_answer_in_their_own_words_and_return_in_parallel():
@@ -345,9 +440,16 @@ def test_newer_agents_answer_in_their_own_words_and_return_in_parallel():
     ]
     both = {"role": "tool", "content": parts("both"), "tool_returns": returns}
     [turn] = turns(
-        {"role": "user", "content": "Any plans?"}, twice, both, {"role": "assistant", "content": parts("Swim.")}
+        {"role": "user", "content": "Any plans?"},
+        twice,
+        both,
+        {"role": "assistant", "content": parts("Swim.")},
     )
-    assert turn["memories"] == [LETTA, other] and turn["answer"] == "Swim." and turn["query"] == "Any plans?"
+    assert (
+        turn["memories"] == [LETTA, other]
+        and turn["answer"] == "Swim."
+        and turn["query"] == "Any plans?"
+    )
 
 
 def test_older_results_are_pairs_and_results_of_other_tools_are_none():
@@ -363,7 +465,10 @@ def test_older_results_are_pairs_and_results_of_other_tools_are_none():
 
 @pytest.mark.parametrize("kind", ["heartbeat", "login", "system_alert"])
 def test_events_are_not_the_users_words(kind):
-    event = {"role": "user", "content": parts(json.dumps({"type": kind, "message": "x", "reason": "x"}))}
+    event = {
+        "role": "user",
+        "content": parts(json.dumps({"type": kind, "message": "x", "reason": "x"})),
+    }
     assert turns(event, SEARCH, RESULT, SENT) == []
     assert len(turns(said("Any plans?"), SEARCH, event, RESULT, SENT)) == 1
 
@@ -376,13 +481,30 @@ def test_results_that_were_cut_off_drop_the_turn(tmp_path):
     }
     agent = {
         "agents": [
-            {"id": "a", "messages": [said("Any plans?"), SEARCH, cut, SENT, said("And now?"), SEARCH, RESULT, SENT]}
+            {
+                "id": "a",
+                "messages": [
+                    said("Any plans?"),
+                    SEARCH,
+                    cut,
+                    SENT,
+                    said("And now?"),
+                    SEARCH,
+                    RESULT,
+                    SENT,
+                ],
+            }
         ],
         "blocks": [],
     }
     (tmp_path / "agent.af").write_text(json.dumps(agent, indent=2))
     [row], [loss] = read(tmp_path / "agent.af")
-    assert row.query == "And now?" and row.system == "letta" and row.answer == "A game?" and loss.rule == "shape"
+    assert (
+        row.query == "And now?"
+        and row.system == "letta"
+        and row.answer == "A game?"
+        and loss.rule == "shape"
+    )
 
 
 def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
@@ -401,12 +523,16 @@ def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
         "x",
         {
             "role": "assistant",
-            "tool_calls": [None, {"function": None}, {"function": {"name": "archival_memory_search"}}],
+            "tool_calls": [
+                None,
+                {"function": None},
+                {"function": {"name": "archival_memory_search"}},
+            ],
         },
     ]
-    assert turns(*[m for m in odd if isinstance(m, dict)]) == [] and [*me.letta_turns({"messages": odd})] == [] == [
-        *me.letta_turns({})
-    ]
+    assert turns(*[m for m in odd if isinstance(m, dict)]) == [] and [
+        *me.letta_turns({"messages": odd})
+    ] == [] == [*me.letta_turns({})]
 
 
 @given(st.text(max_size=80), st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=4))
@@ -414,7 +540,10 @@ def test_whatever_is_said_in_an_agent_file_is_read_back(question, texts):
     items = [LETTA | {"id": str(i), "content": text} for i, text in enumerate(texts)]
     for message in (str(items), items, str((items, len(items)))):
         found = turns(
-            said(question), SEARCH, {"role": "tool", "tool_call_id": "c1", "content": parts(packed(message))}, SENT
+            said(question),
+            SEARCH,
+            {"role": "tool", "tool_call_id": "c1", "content": parts(packed(message))},
+            SENT,
         )
         assert [turn["query"] for turn in found] == [question] * bool(question)
         assert not found or found[0]["memories"] == items
@@ -431,11 +560,17 @@ def test_ids_are_joined_with_the_export(tmp_path, form):
         else STORE | {"key": "5e", "value": {"content": "Moved to Leeds"}}
     )
     first = MEM0 if form != "items" else STORE | {"key": "0d3f"}
-    content = {"results": json.dumps({"results": [first, other]}), "items": json.dumps({"items": [first, other]})}
+    content = {
+        "results": json.dumps({"results": [first, other]}),
+        "items": json.dumps({"items": [first, other]}),
+    }
     export = tmp_path / ("store.jsonl" if form == "lines" else "store.json")
-    export.write_text(content.get(form) or "".join(json.dumps(item) + "\n" for item in (first, other)))
+    export.write_text(
+        content.get(form) or "".join(json.dumps(item) + "\n" for item in (first, other))
+    )
     log = jsonl(
-        tmp_path / "log.jsonl", [{"query": "a?", "memory_ids": ["5e", "0d3f"]}, {"query": "b?", "memory_ids": ["gone"]}]
+        tmp_path / "log.jsonl",
+        [{"query": "a?", "memory_ids": ["5e", "0d3f"]}, {"query": "b?", "memory_ids": ["gone"]}],
     )
     [row], [loss] = read(log, export)
     assert (
@@ -474,10 +609,19 @@ def card(rng):
 
 
 def iban(rng):
-    figures = lambda n: "".join(rng.choice("0123456789") for _ in range(n))
-    letters = lambda n: "".join(rng.choice("ABCDEFGH") for _ in range(n))
+    def figures(n):
+        return "".join(rng.choice("0123456789") for _ in range(n))
+
+    def letters(n):
+        return "".join(rng.choice("ABCDEFGH") for _ in range(n))
+
     country, account = rng.choice(
-        [("DE", figures(18)), ("GB", letters(4) + figures(14)), ("NO", figures(11)), ("FR", figures(23))]
+        [
+            ("DE", figures(18)),
+            ("GB", letters(4) + figures(14)),
+            ("NO", figures(11)),
+            ("FR", figures(23)),
+        ]
     )
     number = int("".join(str(int(c, 36)) for c in account + country)) * 100
     return f"{country}{98 - number % 97:02d}{account}"
@@ -495,7 +639,8 @@ def test_account_numbers_and_cards_are_found_in_groups_or_not(rng):
 def test_one_wrong_figure_is_another_number():
     rng = random.Random(1)
     for _ in range(200):
-        value, place = iban(rng), rng.randrange(8, 15)
+        value = iban(rng)
+        place = rng.randrange(8, 15)
         wrong = value[:place] + ("1" if value[place] != "1" else "2") + value[place + 1 :]
         assert r.is_account(value) and not r.is_account(wrong)
 
@@ -510,7 +655,9 @@ SECRETS = {
     "phone": lambda rng: f"+49 {rng.randint(100, 999)} {rng.randint(100000, 9999999)}",
     "key": lambda rng: "sk-" + "".join(rng.choice("abcdefgh0123") for _ in range(24)),
     "handle": lambda rng: f"@user_{rng.randint(10, 999)}",
-    "name": lambda rng: rng.choice(["Annabel", "Zwerling", "Omar Haddad", "ZWERLING", "omar haddad"]),
+    "name": lambda rng: rng.choice(
+        ["Annabel", "Zwerling", "Omar Haddad", "ZWERLING", "omar haddad"]
+    ),
 }
 PEOPLE = ["Annabel", "Zwerling", "Omar Haddad"]
 FILLER = [
@@ -531,8 +678,15 @@ REDACTOR = r.Redactor((*r.RULES, r.name_rule(PEOPLE)))
 @st.composite
 def private_texts(draw):
     rng = draw(st.randoms(use_true_random=False))
-    values = [SECRETS[draw(st.sampled_from(sorted(SECRETS)))](rng) for _ in range(draw(st.integers(1, 4)))]
-    text = lambda: " ".join(draw(st.sampled_from([*FILLER, *values])) for _ in range(draw(st.integers(1, 8))))
+    values = [
+        SECRETS[draw(st.sampled_from(sorted(SECRETS)))](rng) for _ in range(draw(st.integers(1, 4)))
+    ]
+
+    def text():
+        return " ".join(
+            draw(st.sampled_from([*FILLER, *values])) for _ in range(draw(st.integers(1, 8)))
+        )
+
     return [text() for _ in range(draw(st.integers(1, 4)))], values
 
 
@@ -551,7 +705,9 @@ def test_the_same_value_has_the_same_placeholder_everywhere_in_a_row(made):
     texts, values = made
     marked = [f"{text} ~ {values[0]} ~" for text in texts]
     found = {
-        text.split(" ~ ")[-2 if text.endswith("~") and text.count(" ~ ") > 1 else -1].removesuffix(" ~")
+        text.split(" ~ ")[-2 if text.endswith("~") and text.count(" ~ ") > 1 else -1].removesuffix(
+            " ~"
+        )
         for text in REDACTOR.row(marked).texts
     }
     assert len(found) == 1 and re.fullmatch(r"\[[\w -]+ \d+\]", found.pop())
@@ -573,17 +729,27 @@ def test_any_text_can_be_redacted_and_again(texts):
 @given(private_texts())
 def test_what_is_no_value_stays(made):
     texts, _ = made
-    plain = [re.sub(r"\S*[@\d]\S*|\b(?:annabel|zwerling|omar|haddad)\b", "x", text, flags=re.I) for text in texts]
+    plain = [
+        re.sub(r"\S*[@\d]\S*|\b(?:annabel|zwerling|omar|haddad)\b", "x", text, flags=re.I)
+        for text in texts
+    ]
     assert REDACTOR.row(plain).texts == plain
 
 
 def test_numbers_count_in_each_row_from_one_past_those_that_stand_there():
     texts = ["[e-mail 7] and a@example.org, [phone 2]", "b@example.org A@example.org"]
-    assert r.Redactor().row(texts).texts == ["[e-mail 7] and [e-mail 8], [phone 2]", "[e-mail 9] [e-mail 8]"]
+    assert r.Redactor().row(texts).texts == [
+        "[e-mail 7] and [e-mail 8], [phone 2]",
+        "[e-mail 9] [e-mail 8]",
+    ]
 
 
 def test_a_value_known_by_its_context_is_found_without_it():
-    texts = ["my password is tulip7, ok", "the Tulip7 again; tulip70 is another", "https://x.example/?id=tulip7"]
+    texts = [
+        "my password is tulip7, ok",
+        "the Tulip7 again; tulip70 is another",
+        "https://x.example/?id=tulip7",
+    ]
     assert r.Redactor().row(texts).texts == [
         "my password is [key 1], ok",
         "the [key 1] again; tulip70 is another",
@@ -595,7 +761,11 @@ def test_a_value_known_by_its_context_is_found_without_it():
     ("user", "texts", "after"),
     [
         ("alice", ["Alice swims, alice_b too; malice"], ["[user] swims, alice_b too; malice"]),
-        ("a@example.org", ["Write to a@example.org or b@example.org"], ["Write to [user] or [e-mail 1]"]),
+        (
+            "a@example.org",
+            ["Write to a@example.org or b@example.org"],
+            ["Write to [user] or [e-mail 1]"],
+        ),
         ("user", ["The user swims."], ["The user swims."]),
         ("my", ["my dog"], ["my dog"]),
         ("Will", ["Will it?"], ["Will it?"]),
@@ -615,10 +785,18 @@ def test_the_one_who_asks(user, texts, after):
             "anna, Anna Berg, BERG and Annabel Berger",
             "[person 1], [person 1], [person 1] and Annabel Berger",
         ),
-        (["Anna Berg", "Anna Lee"], "Anna Berg met Anna Lee, then Anna", "[person 1] met [person 2], then [person 3]"),
+        (
+            ["Anna Berg", "Anna Lee"],
+            "Anna Berg met Anna Lee, then Anna",
+            "[person 1] met [person 2], then [person 3]",
+        ),
         ([["Robert Poe", "Bob"]], "Bob is Robert's name", "[person 1] is [person 1]'s name"),
         (["Will Poe"], "Will will ask", "[person 1] will ask"),
-        (["Jean-Luc O'Brien"], "jean-luc o’brien and Jean Luc", "[person 1] and [person 1] [person 1]"),
+        (
+            ["Jean-Luc O'Brien"],
+            "jean-luc o’brien and Jean Luc",
+            "[person 1] and [person 1] [person 1]",
+        ),
         (["José"], "Jose\u0301 came", "[person 1] came"),
         (["小明"], "我和小明去", "我和[person 1]去"),
         (["X"], "x marks X", "x marks X"),
@@ -681,7 +859,10 @@ LOOKS = {
 def test_values_that_look_the_same_are_the_same(look, kind, rng):
     value = SECRETS[kind](rng)
     typed = "".join(map(LOOKS[look], value))
-    texts = [r.as_seen(text)[0] for text in REDACTOR.row([f"this ({typed}) here", f"this ({value}) here"]).texts]
+    texts = [
+        r.as_seen(text)[0]
+        for text in REDACTOR.row([f"this ({typed}) here", f"this ({value}) here"]).texts
+    ]
     assert texts[0] == texts[1] and re.fullmatch(r"this \(\[[\w -]+ 1\]\) here", texts[0])
 
 
@@ -689,7 +870,10 @@ def test_values_that_look_the_same_are_the_same(look, kind, rng):
 def test_each_character_of_the_look_knows_its_place(text):
     seen, places = r.as_seen(text)
     assert len(seen) == len(places) and list(places) == sorted(set(places))
-    assert all(r.as_seen(text[place])[0] == character for character, place in zip(seen, places, strict=True))
+    assert all(
+        r.as_seen(text[place])[0] == character
+        for character, place in zip(seen, places, strict=True)
+    )
     assert r.as_seen(seen)[0] == seen
 
 
@@ -708,7 +892,9 @@ def test_other_spellings(text):
     assert re.search(r"\[(e-mail|card|key) 1\]", r.Redactor().row([f"It is {text} today"]).texts[0])
 
 
-@pytest.mark.parametrize("text", ["2 kg @ 3.50", "look at the dot", "0.41111111 of it", "Pages 12\u201314, 5² m"])
+@pytest.mark.parametrize(
+    "text", ["2 kg @ 3.50", "look at the dot", "0.41111111 of it", "Pages 12\u201314, 5² m"]
+)
 def test_other_spellings_of_nothing(text):
     assert r.Redactor().row([text]).texts == [text]
 
@@ -721,7 +907,10 @@ def test_a_passphrase_in_quotes_goes_as_a_whole():
 def test_a_pattern_that_never_ends_is_stopped_and_named(monkeypatch):
     monkeypatch.setattr(r, "_SECONDS", 0.2)
     redactor = r.load_redactor({"rules": [{"name": "a", "pattern": "(a|aa)+$"}]})
-    with pytest.raises(ValueError, match=r"rules.0.pattern: found '\(a\|aa\)\+\$', which took more than 0.2 seconds"):
+    with pytest.raises(
+        ValueError,
+        match=r"rules.0.pattern: found '\(a\|aa\)\+\$', which took more than 0.2 seconds",
+    ):
         redactor.row(["a" * 60 + "!"])
 
 
@@ -754,15 +943,30 @@ def test_rules_of_ones_own(tmp_path):
         ([1], "found \\[1\\]; allowed are rules, names, regions and without"),
         ({"rule": []}, "found {'rule': \\[\\]}"),
         ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed is a list"),
-        ({"rules": [{"name": "a"}]}, "rules.0: found {'name': 'a'}; allowed are name, pattern or find"),
-        ({"rules": [{"name": "a", "pattern": "x", "find": "math:pi"}]}, "allowed are name, pattern or find"),
-        ({"rules": [{"name": "a", "find": "math:pi"}]}, "rules.0.find: found 'math:pi', which is no function"),
-        ({"rules": [{"name": "a", "find": "no.where:x"}]}, "rules.0.find: found 'no.where:x'; ModuleNotFoundError"),
+        (
+            {"rules": [{"name": "a"}]},
+            "rules.0: found {'name': 'a'}; allowed are name, pattern or find",
+        ),
+        (
+            {"rules": [{"name": "a", "pattern": "x", "find": "math:pi"}]},
+            "allowed are name, pattern or find",
+        ),
+        (
+            {"rules": [{"name": "a", "find": "math:pi"}]},
+            "rules.0.find: found 'math:pi', which is no function",
+        ),
+        (
+            {"rules": [{"name": "a", "find": "no.where:x"}]},
+            "rules.0.find: found 'no.where:x'; ModuleNotFoundError",
+        ),
         ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are countries in two capitals"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),
         ({"rules": [{"name": "a", "pattern": "x*"}]}, "fits an empty text"),
-        ({"rules": [{"name": "a", "pattern": "x", "label": "[a]"}]}, "rules.0.label: found '\\[a\\]'"),
+        (
+            {"rules": [{"name": "a", "pattern": "x", "label": "[a]"}]},
+            "rules.0.label: found '\\[a\\]'",
+        ),
         ({"rules": [{"name": "a", "pattern": "x", "label": "a 1"}]}, "rules.0.label"),
         ({"names": 3}, "names: found 3; allowed is a list"),
         ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed is a name, or a list"),
@@ -780,7 +984,12 @@ def test_settings_that_are_wrong(bad, message):
 
 def test_own_rules_that_would_eat_placeholders_do_not():
     redactor = r.load_redactor(
-        {"rules": [{"name": "figure", "pattern": r"\d"}, {"name": "mail", "pattern": "e-mail", "label": "word"}]}
+        {
+            "rules": [
+                {"name": "figure", "pattern": r"\d"},
+                {"name": "mail", "pattern": "e-mail", "label": "word"},
+            ]
+        }
     )
     once = redactor.row(["e-mail a@example.org 7"]).texts
     assert once == ["[word 1] [e-mail 1] [figure 1]"] and redactor.row(once).texts == once
@@ -804,7 +1013,9 @@ def row(**change):
     )
 
 
-@pytest.mark.parametrize("word", ["no", "Declined.", "opt-out", "not given", "n/a", "—", " ", "x" * 201])
+@pytest.mark.parametrize(
+    "word", ["no", "Declined.", "opt-out", "not given", "n/a", "—", " ", "x" * 201]
+)
 def test_words_that_name_no_agreement(tmp_path, word):
     _, [loss] = read(jsonl(tmp_path / "log.jsonl", [ROW, ROW | {"id": "q2", "consent": word}]))
     assert loss.rule == "consent" and len(loss.found) < 60
@@ -836,16 +1047,21 @@ def test_consent_is_kept_with_each_row(tmp_path):
         for i, more in enumerate([{"consent": True}, {"consent": "trial"}, {}, {"consent": None}])
     ]
     log = jsonl(tmp_path / "log.jsonl", rows)
-    kept = lambda **config: [
-        draft.source["metadata"]["consent"] for draft in ml.memory_drafts(log, config=ml.LogConfig(**config)).kept
-    ]
+
+    def kept(**config):
+        return [
+            draft.source["metadata"]["consent"]
+            for draft in ml.memory_drafts(log, config=ml.LogConfig(**config)).kept
+        ]
+
     assert kept() == ["given", "trial"]
     assert kept(consent="terms") == ["given", "trial", "terms", "terms"]
     assert kept(without_consent=True) == ["given", "trial", "none on record", "none on record"]
 
 
 def slow_says_again(later, earlier):
-    mine, theirs = short_stems(later), short_stems(earlier)
+    mine = short_stems(later)
+    theirs = short_stems(earlier)
     places = [theirs[i:] for i in range(len(theirs) + 1)]
     if any(place[: len(mine)] == mine for place in places):
         return True
@@ -856,7 +1072,8 @@ def slow_says_again(later, earlier):
 @given(
     *[
         st.lists(
-            st.sampled_from(["garden", "hose", "long", "pump", "water", "seed", "18", "19", "bed"]), max_size=8
+            st.sampled_from(["garden", "hose", "long", "pump", "water", "seed", "18", "19", "bed"]),
+            max_size=8,
         ).map(" ".join)
     ]
     * 2
@@ -868,7 +1085,13 @@ def test_repetition_against_a_slow_definition(later, earlier):
 @given(
     st.lists(
         st.sampled_from(
-            ["The garden is 18 m.", "garden is 18 m", "The garden is 19 m.", "The user keeps bees.", "Bees"]
+            [
+                "The garden is 18 m.",
+                "garden is 18 m",
+                "The garden is 19 m.",
+                "The user keeps bees.",
+                "Bees",
+            ]
         ),
         max_size=8,
     )
@@ -900,17 +1123,28 @@ def test_a_draft_has_everything_where_the_stages_look_for_it():
     )
     assert len(draft.passages) == 5 and draft.source["metadata"]["retrieved"] == 25
     assert all(p.text == p.evidence and p.evidence in draft.context for p in draft.passages)
-    assert draft.source["metadata"]["ranks"] == [1, 2, 3, 4, 5] and len(draft.source["metadata"]["scores"]) == 5
+    assert (
+        draft.source["metadata"]["ranks"] == [1, 2, 3, 4, 5]
+        and len(draft.source["metadata"]["scores"]) == 5
+    )
 
 
 def test_ids_that_tell_something_are_replaced_and_stay_apart(tmp_path):
     ids = ["a@example.org", "b@example.org", "line-1", "jo17/q1", "plain"]
     log = jsonl(tmp_path / "log.jsonl", [ROW | {"id": name, "user": "jo17"} for name in ids])
-    assert [draft.id for draft in ml.memory_drafts(log).kept] == ["line-1", "line-2", "line-1+", "line-4", "plain"]
+    assert [draft.id for draft in ml.memory_drafts(log).kept] == [
+        "line-1",
+        "line-2",
+        "line-1+",
+        "line-4",
+        "plain",
+    ]
 
 
 def test_rows_without_a_word_and_logs_without_a_row(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", [ROW | {"memories": [{"text": "?!"}, {"text": "so be it"}]}])
+    log = jsonl(
+        tmp_path / "log.jsonl", [ROW | {"memories": [{"text": "?!"}, {"text": "so be it"}]}]
+    )
     result = ml.memory_drafts(log)
     assert [drop.rule for drop in result.dropped] == ["empty memories"]
     with pytest.raises(DataError, match="0 of 1 rows accepted: 1 by empty memories"):
@@ -922,17 +1156,24 @@ def test_rows_without_a_word_and_logs_without_a_row(tmp_path):
 @given(st.lists(private_texts(), min_size=1, max_size=3), st.randoms(use_true_random=False))
 @settings(max_examples=25)
 def test_nothing_private_is_left_anywhere_in_drafts_or_losses(tmp_path_factory, made, rng):
-    rows, values = [], []
+    rows = []
+    values = []
     for i, (texts, found) in enumerate(made):
         values += found
-        pick = lambda: rng.choice([rng.choice(found), *texts])  # noqa: B023
+
+        def pick(found=found, texts=texts):
+            return rng.choice([rng.choice(found), *texts])
+
         fields = {
             "query": f"Which {pick()}?",
             "answer": pick(),
             "user": rng.choice(found),
             "id": rng.choice([f"q{i}", rng.choice(found)]),
         }
-        terms = {"consent": f"agreement of {rng.choice(found)}", "licence": f"terms of {rng.choice(found)}"}
+        terms = {
+            "consent": f"agreement of {rng.choice(found)}",
+            "licence": f"terms of {rng.choice(found)}",
+        }
         rows.append(
             fields
             | terms
@@ -943,9 +1184,20 @@ def test_nothing_private_is_left_anywhere_in_drafts_or_losses(tmp_path_factory, 
         )
         rows.append(
             fields
-            | {"memories": [{"text": rng.choice(found)}] * 2, "consent": False, "id": None, "domain": rng.choice(found)}
+            | {
+                "memories": [{"text": rng.choice(found)}] * 2,
+                "consent": False,
+                "id": None,
+                "domain": rng.choice(found),
+            }
         )
-        rows.append({"query": [rng.choice(found)], "memories": [{rng.choice(found): 1}], "id": rng.choice(found) + "x"})
+        rows.append(
+            {
+                "query": [rng.choice(found)],
+                "memories": [{rng.choice(found): 1}],
+                "id": rng.choice(found) + "x",
+            }
+        )
     log = jsonl(tmp_path_factory.mktemp("log") / "log.jsonl", rows)
     result = ml.memory_drafts(log, redactor=REDACTOR)
     written = "\n".join(
@@ -954,13 +1206,18 @@ def test_nothing_private_is_left_anywhere_in_drafts_or_losses(tmp_path_factory, 
         + [str(d.summarise_terms(result.kept, result))]
     )
     for value in values:
-        assert not re.search(rf"(?<!\w){re.escape(json.dumps(value)[1:-1])}(?!\w)", written, re.I), value
+        assert not re.search(
+            rf"(?<!\w){re.escape(json.dumps(value)[1:-1])}(?!\w)", written, re.I
+        ), value
     assert len(result.kept) + len(result.dropped) == len(rows)
 
 
 def test_the_same_log_gives_the_same_drafts(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", [ROW | {"id": f"q{i}", "user": f"u{i % 2}x"} for i in range(6)])
-    one, two = ml.memory_drafts(log), ml.memory_drafts(log)
+    log = jsonl(
+        tmp_path / "log.jsonl", [ROW | {"id": f"q{i}", "user": f"u{i % 2}x"} for i in range(6)]
+    )
+    one = ml.memory_drafts(log)
+    two = ml.memory_drafts(log)
     assert [draft.hash for draft in one.kept] == [draft.hash for draft in two.kept]
     assert {draft.source["metadata"]["user"] for draft in one.kept} == {"u1", "u2"}
 
@@ -971,7 +1228,9 @@ MEMORIES = ["The garden is 18 m long and has no tap.", "Likes to chat with Ben",
 
 
 def draft_of(texts=MEMORIES, query="Which hose do you recommend?"):
-    return ml.to_draft(row(query=query, memories=[{"text": text} for text in texts]), r.Redactor(), ml.LogConfig())[0]
+    return ml.to_draft(
+        row(query=query, memories=[{"text": text} for text in texts]), r.Redactor(), ml.LogConfig()
+    )[0]
 
 
 def atom(passage, text, level="A", **change):
@@ -991,7 +1250,9 @@ GOOD = [
 def faults(atoms, draft=None):
     return [
         (fault.item_id, fault.rule)
-        for fault in ml.check_retrieved(draft or draft_of(), AnnotationReply.model_validate({"atoms": atoms}))
+        for fault in ml.check_retrieved(
+            draft or draft_of(), AnnotationReply.model_validate({"atoms": atoms})
+        )
     ]
 
 
@@ -1011,13 +1272,25 @@ def faults(atoms, draft=None):
             [*GOOD[:2], atom(2, "The user likes to chat with a neighbour."), GOOD[3]],
             [("passages.2", "incomplete"), ("atoms.2", "grounding")],
         ),
-        ([*GOOD[:3], atom(3, "The user ordered 5 roses.")], [("passages.3", "incomplete"), ("atoms.3", "grounding")]),
+        (
+            [*GOOD[:3], atom(3, "The user ordered 5 roses.")],
+            [("passages.3", "incomplete"), ("atoms.3", "grounding")],
+        ),
         ([*GOOD, atom(3, "The user ordered 3 roses.")], [("atoms.4", "distinct")]),
         ([*GOOD, atom(9, "The user sings.")], [("atoms.4", "passage")]),
         ([*GOOD[:3], atom(3, "I ordered 3 roses.")], [("atoms.3", "first person")]),
-        ([*GOOD[:3], atom(3, "The user ordered 3 roses.", "B", action="ignore")], [("atoms.3", "action")]),
-        ([*GOOD[:3], atom(3, "The user ordered 3 roses.", "B", with_memory="names one.")], [("atoms.3", "contrast")]),
-        ([*GOOD, atom(3, "The user sailed to Iceland with seven penguins.")], [("atoms.4", "grounding")]),
+        (
+            [*GOOD[:3], atom(3, "The user ordered 3 roses.", "B", action="ignore")],
+            [("atoms.3", "action")],
+        ),
+        (
+            [*GOOD[:3], atom(3, "The user ordered 3 roses.", "B", with_memory="names one.")],
+            [("atoms.3", "contrast")],
+        ),
+        (
+            [*GOOD, atom(3, "The user sailed to Iceland with seven penguins.")],
+            [("atoms.4", "grounding")],
+        ),
     ],
 )
 def test_planted_faults_of_an_annotation(atoms, expected):
@@ -1027,11 +1300,19 @@ def test_planted_faults_of_an_annotation(atoms, expected):
 def test_a_later_memory_need_not_say_again_what_an_earlier_one_said():
     draft = draft_of(["The garden is 18 m long.", "The garden is 18 m long and the soil is wet."])
     assert len(draft.passages) == 2
-    assert faults([atom(1, "The user's garden is 18 m long.", "C"), atom(2, "The user's soil is wet.")], draft) == []
+    assert (
+        faults(
+            [atom(1, "The user's garden is 18 m long.", "C"), atom(2, "The user's soil is wet.")],
+            draft,
+        )
+        == []
+    )
 
 
 def accept(atoms, draft=None):
-    return ml.accept_retrieved(draft or draft_of(), AnnotationReply.model_validate({"atoms": atoms}))
+    return ml.accept_retrieved(
+        draft or draft_of(), AnnotationReply.model_validate({"atoms": atoms})
+    )
 
 
 def test_accepted_rows_have_the_memories_as_blocks_in_order():
@@ -1052,7 +1333,10 @@ def test_accepted_rows_have_the_memories_as_blocks_in_order():
 
 def test_rows_without_a_relevant_atom_and_rows_whose_query_tells_one_are_dropped():
     none = accept([{**entry, **atom(entry["passage"], entry["text"])} for entry in GOOD])
-    assert isinstance(none, Drop) and (none.stage, none.reason) == ("annotation", "no bound or control atom")
+    assert isinstance(none, Drop) and (none.stage, none.reason) == (
+        "annotation",
+        "no bound or control atom",
+    )
     told = accept(GOOD, draft_of(query="I ordered 3 roses; which hose?"))
     assert isinstance(told, Drop) and told.reason == "atom in query"
 
@@ -1072,23 +1356,33 @@ def test_any_accepted_row_becomes_a_record_of_the_format(rng):
         assert all(entry["level"] == "A" for entry in atoms)
         return
     filled = done.model_copy(
-        update={"atoms": [a.model_copy(update={"rubric": {"memory_usage_weight": "none"}}) for a in done.atoms]}
+        update={
+            "atoms": [
+                a.model_copy(update={"rubric": {"memory_usage_weight": "none"}}) for a in done.atoms
+            ]
+        }
     )
     example = ml.with_terms(to_example(filled), filled)
     record = json.loads(example.to_json())
     assert [v for v in check_example(record) if v.severity == "error"] == []
-    assert [block["memory_text"] for block in record["memory_blocks"]] == [p.text for p in draft.passages]
+    assert [block["memory_text"] for block in record["memory_blocks"]] == [
+        p.text for p in draft.passages
+    ]
     assert record["source_consent"] == "given" and record["retrieval"]["retrieved"] == len(texts)
 
 
 def micro_builder(messages, _):
     asked = json.loads(messages[1]["content"])
-    return json.dumps({"annotation": make_annotation, "rubrics": make_rubrics}[asked["task"]](asked))
+    return json.dumps(
+        {"annotation": make_annotation, "rubrics": make_rubrics}[asked["task"]](asked)
+    )
 
 
 def test_a_log_of_the_micro_world_becomes_the_examples_it_was_made_from(tmp_path):
     result = ml.memory_drafts(jsonl(tmp_path / "log.jsonl", micro_log(25, seed=3)))
-    assert len(result.kept) == 25 and {draft.source["metadata"]["user"] for draft in result.kept} == {
+    assert len(result.kept) == 25 and {
+        draft.source["metadata"]["user"] for draft in result.kept
+    } == {
         "u1",
         "u2",
         "u3",
@@ -1096,15 +1390,21 @@ def test_a_log_of_the_micro_world_becomes_the_examples_it_was_made_from(tmp_path
         "u5",
     }
     with Builder(micro_builder) as server:
-        client, drafts = Client(endpoint(server.url), tmp_path / "calls.sqlite"), result.kept
+        client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
+        drafts = result.kept
         for stage in ml.MEMORY_STAGES:
             drafts = run_async(run_stage(stage, drafts, client, tmp_path / "build")).kept
         assert len(server.seen) == 2 * len(drafts)
     for draft, truth in zip(drafts, make_examples("long", 25, 3, "test"), strict=True):
         example = to_example(draft)
-        level_of = lambda made: {atom.text: atom.ideal for atom in made.atoms}
+
+        def level_of(made):
+            return {atom.text: atom.ideal for atom in made.atoms}
+
         assert level_of(example) == level_of(truth)
-        assert [block.memory_text for block in example.blocks] == [block.atomic_concat_text for block in truth.blocks]
+        assert [block.memory_text for block in example.blocks] == [
+            block.atomic_concat_text for block in truth.blocks
+        ]
 
 
 # what is sent, and only after a yes
@@ -1122,21 +1422,37 @@ def rubric(level, text):
         "validity_scope": "all of it",
         "under_use": under,
     }
-    uses = {"correct_use": f"Just right: {text}", "over_use": f"Only this: {text}", "forbidden_memory_role": "none"}
+    uses = {
+        "correct_use": f"Just right: {text}",
+        "over_use": f"Only this: {text}",
+        "forbidden_memory_role": "none",
+    }
     return head | uses | {"failure_direction": "over", "observable_checks": [text]}
 
 
 def play(messages, _):
     asked = json.loads(messages[1]["content"])
     if asked["task"] == "annotation":
-        level = lambda index: "C" if index == 1 else "A"
+
+        def level(index):
+            return "C" if index == 1 else "A"
+
         atoms = [
-            atom(p["index"], re.sub(r"^(\w)", lambda m: f"The user: {m[1]}", p["text"]), level(p["index"]))
+            atom(
+                p["index"],
+                re.sub(r"^(\w)", lambda m: f"The user: {m[1]}", p["text"]),
+                level(p["index"]),
+            )
             for p in asked["passages"]
         ]
         return json.dumps({"atoms": atoms})
     return json.dumps(
-        {"rubrics": [{"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])} for a in asked["atoms"]]}
+        {
+            "rubrics": [
+                {"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])}
+                for a in asked["atoms"]
+            ]
+        }
     )
 
 
@@ -1144,9 +1460,9 @@ PRIVATE = ["jo@example.org", "4111 1111 1111 1111", "Ann Lee", "jo17", "hunter2x
 
 
 def private_log(path):
-    memories = [{"text": f"Garden of {PRIVATE[2]} has {n} beds, bill to {PRIVATE[0]}"} for n in (3, 4)] + [
-        {"text": f"Card {PRIVATE[1]}, password: {PRIVATE[4]}"}
-    ]
+    memories = [
+        {"text": f"Garden of {PRIVATE[2]} has {n} beds, bill to {PRIVATE[0]}"} for n in (3, 4)
+    ] + [{"text": f"Card {PRIVATE[1]}, password: {PRIVATE[4]}"}]
     rows = [
         {
             "query": f"Where do I plant number {i}, {PRIVATE[3]} asks?",
@@ -1157,19 +1473,27 @@ def private_log(path):
         for i in range(4)
     ]
     return jsonl(
-        path, [*rows, rows[0] | {"consent": False, "query": "UNSEEN?"}, rows[0] | {"consent": None, "query": "UNSEEN?"}]
+        path,
+        [
+            *rows,
+            rows[0] | {"consent": False, "query": "UNSEEN?"},
+            rows[0] | {"consent": None, "query": "UNSEEN?"},
+        ],
     )
 
 
 def test_from_log_to_example_and_nothing_private_reaches_the_server(tmp_path):
     result = ml.memory_drafts(
-        private_log(tmp_path / "log.jsonl"), redactor=r.Redactor((*r.RULES, r.name_rule(["Ann Lee"])))
+        private_log(tmp_path / "log.jsonl"),
+        redactor=r.Redactor((*r.RULES, r.name_rule(["Ann Lee"]))),
     )
     with Builder(play) as server:
         plan = d.plan_calls(result, {"builder": endpoint(server.url)})
         with pytest.raises(d.NotAgreed, match="--yes"):
             plan.agree()
-        assert server.seen == [] and plan.calls[0].place == "this machine" and plan.calls[0].rows == 4
+        assert (
+            server.seen == [] and plan.calls[0].place == "this machine" and plan.calls[0].rows == 4
+        )
         plan.agree(yes=True)
         client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
         drafts = result.kept
@@ -1187,13 +1511,20 @@ def test_from_log_to_example_and_nothing_private_reaches_the_server(tmp_path):
     )
     everything += "".join(path.read_text() for path in (tmp_path / "build").glob("*.jsonl"))
     assert not any(secret.lower() in everything.lower() for secret in [*PRIVATE, "UNSEEN", "4111"])
-    assert [level.wire for level in examples[0].levels.values()] == ["C", "A", "A"] and len(examples[0].blocks) == 3
+    assert [level.wire for level in examples[0].levels.values()] == ["C", "A", "A"] and len(
+        examples[0].blocks
+    ) == 3
 
 
 def test_messages_hold_the_fields_that_the_plan_names(tmp_path):
     draft = draft_of()
-    keys = lambda stage, draft: set(json.loads(stage.messages(draft)[1]["content"])) - {"task"}
-    assert keys(ml.RETRIEVED, draft) == {"query", "passages", "answer"} and keys(RUBRICS, accept(GOOD)) == {
+
+    def keys(stage, draft):
+        return set(json.loads(stage.messages(draft)[1]["content"])) - {"task"}
+
+    assert keys(ml.RETRIEVED, draft) == {"query", "passages", "answer"} and keys(
+        RUBRICS, accept(GOOD)
+    ) == {
         "domain",
         "query",
         "answer",
@@ -1223,8 +1554,12 @@ def test_only_true_is_a_yes(tmp_path, answer):
 
 
 def test_roles_that_are_unknown(tmp_path):
-    with pytest.raises(ValueError, match="roles: found 'judge'; allowed are builder, reviewer, reviewer2"):
-        d.plan_calls(ml.memory_drafts(private_log(tmp_path / "log.jsonl")), {"judge": Endpoint(model="m")})
+    with pytest.raises(
+        ValueError, match="roles: found 'judge'; allowed are builder, reviewer, reviewer2"
+    ):
+        d.plan_calls(
+            ml.memory_drafts(private_log(tmp_path / "log.jsonl")), {"judge": Endpoint(model="m")}
+        )
 
 
 @pytest.mark.parametrize(
@@ -1259,6 +1594,8 @@ def test_tables_say_zero_for_rules_that_found_nothing(tmp_path):
     result = ml.memory_drafts(private_log(tmp_path / "log.jsonl"))
     table = result.table()
     assert (
-        table.loc["e-mail"].tolist() == [4, 4, 8] and table.loc["IBAN"].tolist() == [0, 0, 0] and "user" in table.index
+        table.loc["e-mail"].tolist() == [4, 4, 8]
+        and table.loc["IBAN"].tolist() == [0, 0, 0]
+        and "user" in table.index
     )
     assert isinstance(result.kept[0], Draft)

@@ -25,8 +25,23 @@ from memcalib.memory_logs.examples import memory_drafts
 from memcalib.memory_logs.redaction import RULES, Redactor, load_redactor, name_rule
 
 PEOPLE = [
-    *("Anna Berg", "Jürgen Müller", "Юрий Иванов", "Zofia Kowalska", "José García", "Marek Novák", "Sergey Petrov"),
-    *("Mikko Virtanen", "Γιώργος Παπαδόπουλος", "Søren Ørsted", "Ayşe Yılmaz", "Łukasz Wójcik", "王小明"),
+    *(
+        "Anna Berg",
+        "Jürgen Müller",
+        "Юрий Иванов",
+        "Zofia Kowalska",
+        "José García",
+        "Marek Novák",
+        "Sergey Petrov",
+    ),
+    *(
+        "Mikko Virtanen",
+        "Γιώργος Παπαδόπουλος",
+        "Søren Ørsted",
+        "Ayşe Yılmaz",
+        "Łukasz Wójcik",
+        "王小明",
+    ),
     *(
         "Павел Хрущёв",
         "Ольга Смирнова",
@@ -44,7 +59,9 @@ DATA = Path(__file__).parent / "data"
 
 def lines(name):
     return [
-        line for line in (DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("# ")
+        line
+        for line in (DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("# ")
     ]
 
 
@@ -52,9 +69,13 @@ def left(line):
     """Parts of the marked values of a line that are still there: of four letters and figures, or of three figures."""
     text = line.split(" | ", 1)[1]
     after = re.sub(r"\[[\w -]+\]", "", REDACTOR.row([re.sub("[«»]", "", text)]).texts[0])
-    parts = {part for value in re.findall("«(.*?)»", text) for part in re.findall(r"[^\W_]+", value)}
+    parts = {
+        part for value in re.findall("«(.*?)»", text) for part in re.findall(r"[^\W_]+", value)
+    }
     telling = {part for part in parts if len(part) >= 4 or (len(part) >= 3 and part.isdigit())}
-    return {part for part in telling if re.search(rf"(?<![^\W_]){re.escape(part)}(?![^\W_])", after)}
+    return {
+        part for part in telling if re.search(rf"(?<![^\W_]){re.escape(part)}(?![^\W_])", after)
+    }
 
 
 @pytest.mark.parametrize("name", ["disguised", "disguised_held_out"])
@@ -74,13 +95,21 @@ def test_few_harmless_strings_are_changed(name):
 
 
 NAMED = [
-    *("DB_PASSWORD=", "OPENAI_API_KEY=", "client_secret: ", "SECRET_KEY=", "aws_secret_access_key="),
+    *(
+        "DB_PASSWORD=",
+        "OPENAI_API_KEY=",
+        "client_secret: ",
+        "SECRET_KEY=",
+        "aws_secret_access_key=",
+    ),
     *("AWS_SESSION_TOKEN=", "accessToken=", "PGPASSWORD="),
 ]
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("form", ["{}{}", "export {}{}", "'{}{}'", "see: {}{} please", "{}'{}'", "A=1\n{}{}\nB=2"])
+@pytest.mark.parametrize(
+    "form", ["{}{}", "export {}{}", "'{}{}'", "see: {}{} please", "{}'{}'", "A=1\n{}{}\nB=2"]
+)
 def test_secrets_behind_names_with_several_parts(name, form):
     once = REDACTOR.row([form.format(name, "tulip-77x"), "tulip-77x again"]).texts
     assert once == [form.format(name, "[key 1]"), "[key 1] again"]
@@ -89,8 +118,17 @@ def test_secrets_behind_names_with_several_parts(name, form):
 @pytest.mark.parametrize(
     "text",
     [
-        *("@dataclass\nclass A: ...", "@app.route('/')\ndef home(): ...", "  @my_decorator\n  async def f(): ..."),
-        *("http://127.0.0.1:8000/v1", "10.0.0.0/8", "git@github.com:acme/tools.git", "ssh://git@host.example/x.git"),
+        *(
+            "@dataclass\nclass A: ...",
+            "@app.route('/')\ndef home(): ...",
+            "  @my_decorator\n  async def f(): ...",
+        ),
+        *(
+            "http://127.0.0.1:8000/v1",
+            "10.0.0.0/8",
+            "git@github.com:acme/tools.git",
+            "ssh://git@host.example/x.git",
+        ),
     ],
 )
 def test_what_belongs_to_programs_stays(text):
@@ -98,11 +136,26 @@ def test_what_belongs_to_programs_stays(text):
 
 
 def test_a_machine_in_a_network_is_no_network():
-    assert REDACTOR.row(["192.168.1.17/24 and 192.168.1.0/24"]).texts == ["[IP address 1]/24 and 192.168.1.0/24"]
+    assert REDACTOR.row(["192.168.1.17/24 and 192.168.1.0/24"]).texts == [
+        "[IP address 1]/24 and 192.168.1.0/24"
+    ]
 
 
 def test_disguises_of_an_address_in_all_combinations():
-    at = ["@", "{at}", "<at>", " (AT) ", "(@)", " @ ", " at ", "-at-", " AT ", "&#64;", "%40", "(ät)"]
+    at = [
+        "@",
+        "{at}",
+        "<at>",
+        " (AT) ",
+        "(@)",
+        " @ ",
+        " at ",
+        "-at-",
+        " AT ",
+        "&#64;",
+        "%40",
+        "(ät)",
+    ]
     dot = [".", "{dot}", " dot ", "[dot]", " . ", " [.] ", " DOT ", "(.)"]
     made = [
         f"{user}{a}" + d.join(host)
@@ -111,19 +164,42 @@ def test_disguises_of_an_address_in_all_combinations():
         for user in ("jo.b", "lena77")
         for host in (["oxbow", "org"],)
     ]
-    kept = [value for value in made if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]]
+    kept = [
+        value for value in made if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]
+    ]
     assert kept == [] and len(made) == 192
 
 
 def test_strings_drawn_at_random_are_told_from_names_in_programs():
     rng = random.Random(0)
     letters = string.ascii_letters + string.digits
-    drawn = ["".join(rng.choice(letters) for _ in range(rng.choice([20, 24, 32]))) for _ in range(200)]
-    drawn += [base64.b64encode(rng.randbytes(rng.choice([16, 20, 32]))).decode() for _ in range(200)]
-    assert sum(f"it is {token}" == REDACTOR.row([f"it is {token}"]).texts[0] for token in drawn) <= 0.05 * len(drawn)
-    modules = (argparse, ast, asyncio, base64, email, inspect, logging, socket, ssl, typing, unittest.mock)
+    drawn = [
+        "".join(rng.choice(letters) for _ in range(rng.choice([20, 24, 32]))) for _ in range(200)
+    ]
+    drawn += [
+        base64.b64encode(rng.randbytes(rng.choice([16, 20, 32]))).decode() for _ in range(200)
+    ]
+    assert sum(
+        f"it is {token}" == REDACTOR.row([f"it is {token}"]).texts[0] for token in drawn
+    ) <= 0.05 * len(drawn)
+    modules = (
+        argparse,
+        ast,
+        asyncio,
+        base64,
+        email,
+        inspect,
+        logging,
+        socket,
+        ssl,
+        typing,
+        unittest.mock,
+    )
     names = sorted({name for module in modules for name in dir(module)})
-    assert len(names) > 1000 and [name for name in names if Redactor().row([name]).texts != [name]] == []
+    assert (
+        len(names) > 1000
+        and [name for name in names if Redactor().row([name]).texts != [name]] == []
+    )
 
 
 def test_forms_of_one_name_have_one_placeholder():
@@ -142,13 +218,18 @@ def find_wards(text):
 
 def test_a_detector_from_elsewhere():
     own = load_redactor({"rules": [{"name": "place", "find": f"{__name__}:find_wards"}]})
-    assert own.row(["in ward 7"]).texts == ["in [place 1]"] and "find_wards" in own.looked_for["place"]
+    assert (
+        own.row(["in ward 7"]).texts == ["in [place 1]"] and "find_wards" in own.looked_for["place"]
+    )
 
 
 def test_what_was_not_looked_for_is_named():
     assert "names of people" in Redactor().not_looked_for[0]
     without = load_redactor({"names": ["Anna Berg"], "without": ["card"]})
-    assert any("card numbers" in entry for entry in without.not_looked_for) and "card" not in without.looked_for
+    assert (
+        any("card numbers" in entry for entry in without.not_looked_for)
+        and "card" not in without.looked_for
+    )
     assert not any("names of people" in entry for entry in without.not_looked_for)
     assert all(rule.seeks for rule in RULES)
 
@@ -162,7 +243,10 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
         terms_card(result.kept, result),
     ):
         vain, never = re.findall(r"(?:not found|Not looked for): (.*?)\.(?: |\n)", text)
-        assert "values of variables, fields and options whose name ends in a word for a secret" in vain.split("; ")
+        assert (
+            "values of variables, fields and options whose name ends in a word for a secret"
+            in vain.split("; ")
+        )
         assert "e-mail" not in vain and "password" not in vain.split("; ")
         assert "names of people, since no list was given" in never and "postal addresses" in never
 

@@ -19,7 +19,13 @@ from memcalib.dataset.duplicates import clean_rows
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.micro.server import Faults
 from memcalib.inference.client import Client, run_async
-from memcalib.micro.builder import BUILDERS, BUILD_TASKS, MistakeRates, SimulatedModel, read_conversation
+from memcalib.micro.builder import (
+    BUILDERS,
+    BUILD_TASKS,
+    MistakeRates,
+    SimulatedModel,
+    read_conversation,
+)
 from memcalib.micro.builder import added_words, hard_distractor, paragraph, stray_facts
 from memcalib.micro.builder import (
     REVIEW,
@@ -51,7 +57,16 @@ from memcalib.micro.source import (
     stopped,
     weak_points,
 )
-from memcalib.micro.world import NOUNS, OWNERS, REQUESTS, SCOPES, WORDS, answer, exact_judge, make_examples
+from memcalib.micro.world import (
+    NOUNS,
+    OWNERS,
+    REQUESTS,
+    SCOPES,
+    WORDS,
+    answer,
+    exact_judge,
+    make_examples,
+)
 from memcalib.dataset.writing import make_plans, plan_rows
 from memcalib.problem import Example, Level
 from memcalib.inference.client import read_form
@@ -107,7 +122,11 @@ def test_only_facts_are_read(text, fact):
 @given(every_request(), every_fact())
 def test_levels_follow_the_rules_of_the_world(request, fact):
     """Against the rules said slowly: only the user's own, current facts of this occasion can matter."""
-    mine = fact.owner == "user" and not fact.past and fact.occasion != SCOPES[1 - SCOPES.index(request.scope)]
+    mine = (
+        fact.owner == "user"
+        and not fact.past
+        and fact.occasion != SCOPES[1 - SCOPES.index(request.scope)]
+    )
     if not mine:
         expected = Level.IGNORE
     elif not fact.attribute:
@@ -131,7 +150,12 @@ def _letters(request):
 @given(st.lists(every_fact(), max_size=10))
 def test_contradictions_against_all_pairs(facts):
     def clash(one, two):
-        same = (one.owner, one.attribute, one.past, one.occasion) == (two.owner, two.attribute, two.past, two.occasion)
+        same = (one.owner, one.attribute, one.past, one.occasion) == (
+            two.owner,
+            two.attribute,
+            two.past,
+            two.occasion,
+        )
         return same and one.attribute and one.noun != two.noun
 
     pairs = [(one, two) for i, one in enumerate(facts) for two in facts[i + 1 :] if clash(one, two)]
@@ -196,7 +220,9 @@ def test_good_rows_pass_every_rule_and_have_no_weak_point():
         request = read_request(row.question)
         facts = read_facts(f"{row.question} {row.context}")
         assert (
-            request.domain == row.domain and 4 <= len(facts) <= 9 and any(fact_level(fact, request) for fact in facts)
+            request.domain == row.domain
+            and 4 <= len(facts) <= 9
+            and any(fact_level(fact, request) for fact in facts)
         )
 
 
@@ -206,26 +232,35 @@ def test_good_rows_pass_every_rule_and_have_no_weak_point():
 def checked(stage, draft, made):
     """(reply, rules of its faults)"""
     reply, complaints = read_form(json.dumps(made), stage.reply)
-    return reply, [rule for _, rule in complaints] or [fault.rule for fault in stage.check(draft, reply)]
+    return reply, [rule for _, rule in complaints] or [
+        fault.rule for fault in stage.check(draft, reply)
+    ]
 
 
 def planned(drafts):
     plans = make_plans(drafts)
-    return [draft.model_copy(update={"notes": {"plan": plans[draft.id].model_dump(mode="json")}}) for draft in drafts]
+    return [
+        draft.model_copy(update={"notes": {"plan": plans[draft.id].model_dump(mode="json")}})
+        for draft in drafts
+    ]
 
 
 @pytest.fixture(scope="module")
 def exact():
     """For each stage the rows that enter it, built without mistakes; and the rows that come out at the end."""
-    drafts, entering = [Draft.start(row) for row in source_rows(120, seed=11, rates={})], {}
+    drafts = [Draft.start(row) for row in source_rows(120, seed=11, rates={})]
+    entering = {}
     for stage in STAGES:
         if stage is DISTRACTORS:
             drafts = planned(drafts)
         if stage is NATURALIZATION:
             drafts = [compose(draft) for draft in drafts]
-        entering[stage.name], after = drafts, []
+        entering[stage.name] = drafts
+        after = []
         for draft in drafts:
-            reply, rules = checked(stage, draft, BUILD_TASKS[stage.name].make(asked_of(stage, draft)))
+            reply, rules = checked(
+                stage, draft, BUILD_TASKS[stage.name].make(asked_of(stage, draft))
+            )
             assert rules == []
             after.append(stage.accept(draft, reply))
         drafts = after
@@ -234,7 +269,9 @@ def exact():
 
 def test_a_builder_without_mistakes_passes_every_check_at_once(exact):
     entering, built = exact
-    assert all(len(drafts) == 120 for drafts in entering.values()) and all(isinstance(draft, Draft) for draft in built)
+    assert all(len(drafts) == 120 for drafts in entering.values()) and all(
+        isinstance(draft, Draft) for draft in built
+    )
     for draft in built:
         example = to_example(draft)
         nouns = [fact.noun for atom in example.atoms for fact in read_facts(atom.text)]
@@ -243,14 +280,22 @@ def test_a_builder_without_mistakes_passes_every_check_at_once(exact):
     assert max(len(draft.atoms) for draft in built) > 30
 
 
-@given(every_request(), st.lists(every_fact(), max_size=9), st.sampled_from(FAMILIES), st.integers(0, 1000))
+@given(
+    every_request(),
+    st.lists(every_fact(), max_size=9),
+    st.sampled_from(FAMILIES),
+    st.integers(0, 1000),
+)
 def test_distractors_never_matter_nor_repeat_a_noun(request, facts, family, seed):
-    rng, taken = random.Random(seed), {fact.noun for fact in facts} | set(request.things)
+    rng = random.Random(seed)
+    taken = {fact.noun for fact in facts} | set(request.things)
     hard = hard_distractor(family, request, facts, taken, rng)
     assert fact_level(hard, request) == Level.IGNORE
     strays = list(stray_facts(request, [*facts, hard], taken | {hard.noun}, rng))
     assert all(fact_level(fact, request) == Level.IGNORE for fact in strays)
-    assert len(strays) >= 57 and len({fact.noun for fact in strays} - taken - {hard.noun}) == len(strays)
+    assert len(strays) >= 57 and len({fact.noun for fact in strays} - taken - {hard.noun}) == len(
+        strays
+    )
     assert contradiction(strays) is None
 
 
@@ -285,9 +330,15 @@ HIDDEN = (
     "doubled_passage",
 )
 PARTLY = (
-    "duplicate_atom", "added_words", "altered_fact", "altered_atom", "altered_paragraph", "invented_fact", "wrong_family",
+    "duplicate_atom",
+    "added_words",
+    "altered_fact",
+    "altered_atom",
+    "altered_paragraph",
+    "invented_fact",
+    "wrong_family",
     "mattering_distractor",
-)  # fmt: skip
+)
 BESIDE = {  # what else a mistake makes wrong
     "altered_atom": {"altered_fact", "wrong_level", "wrong_contrast", "invented_fact"},
     "altered_fact": {"invented_fact"},
@@ -295,10 +346,19 @@ BESIDE = {  # what else a mistake makes wrong
     "dropped_atom": {"altered_paragraph"},
 }
 UNKNOWN = (  # to the truth, since nothing of them is left in a finished row
-    "passes_bad", "fails_good", "missing_item", "missing_phrase", "invented_evidence", "detail_in_query", "doubled_passage",
+    "passes_bad",
+    "fails_good",
+    "missing_item",
+    "missing_phrase",
+    "invented_evidence",
+    "detail_in_query",
+    "doubled_passage",
     "missing_delta",
-)  # fmt: skip
-SELDOM = ("altered_fact", "altered_paragraph")  # a fact that cannot be read any more may be in no atom of the row
+)
+SELDOM = (
+    "altered_fact",
+    "altered_paragraph",
+)  # a fact that cannot be read any more may be in no atom of the row
 SLIPS = [(task, slip) for task in BUILD_TASKS for slip in BUILD_TASKS[task].mistakes]
 
 
@@ -309,9 +369,12 @@ def test_each_mistake_alone(exact, task, slip):
     entering = exact[0][task]
     if slip == "passes_bad":
         entering = [
-            Draft.start(row) for row in source_rows(40, seed=2, rates={"vague answer": 0.5, "contradiction": 0.5})
+            Draft.start(row)
+            for row in source_rows(40, seed=2, rates={"vague answer": 0.5, "contradiction": 0.5})
         ]
-    player, made, seen = SimulatedModel("p", MistakeRates.only(**{slip: 1.0})), 0, Counter()
+    player = SimulatedModel("p", MistakeRates.only(**{slip: 1.0}))
+    made = 0
+    seen = Counter()
     for draft in entering[:60]:
         asked = asked_of(stage, draft)
         reply = json.loads(player([("user", json.dumps(asked))]))
@@ -334,7 +397,8 @@ def test_each_mistake_alone(exact, task, slip):
 def spoiled(exact, task, slip, count=40, player=None):
     """Drafts whose one mistake was let through by checks that look the other way."""
     stages = [stage.name for stage in STAGES]
-    player, finished = player or SimulatedModel("p", MistakeRates.only(**{slip: 1.0})), []
+    player = player or SimulatedModel("p", MistakeRates.only(**{slip: 1.0}))
+    finished = []
     for draft in exact[0][task][:count]:
         for stage in STAGES[stages.index(task) :]:
             if stage is DISTRACTORS and "plan" not in draft.notes:
@@ -365,7 +429,9 @@ def test_the_truth_names_the_mistake_and_no_other(exact, task, slip):
     found = [Counter(flaw.mistake for flaw in find_flaws(example)) for example in examples]
     assert len(examples) >= 15
     allowed = {slip} | BESIDE.get(slip, set())
-    assert all(set(flaws) <= allowed for flaws in found), Counter(name for flaws in found for name in flaws)
+    assert all(set(flaws) <= allowed for flaws in found), Counter(
+        name for flaws in found for name in flaws
+    )
     assert sum(bool(flaws) for flaws in found) >= (0.5 if slip in SELDOM else 0.9) * min(
         len(examples), len(player.mistakes[slip])
     )
@@ -379,7 +445,9 @@ def test_a_bad_row_that_passes_stays_known():
         "blocks": [],
         "atoms": [],
     }
-    assert [(flaw.mistake, flaw.item_id) for flaw in find_flaws(view)] == [("passes_bad", "plausibility")]
+    assert [(flaw.mistake, flaw.item_id) for flaw in find_flaws(view)] == [
+        ("passes_bad", "plausibility")
+    ]
 
 
 def test_mistakes_come_at_their_rates():
@@ -393,7 +461,12 @@ def test_mistakes_come_at_their_rates():
                     (
                         "user",
                         json.dumps(
-                            {"task": task, "question": row.question, "context": row.context, "answer": row.answer}
+                            {
+                                "task": task,
+                                "question": row.question,
+                                "context": row.context,
+                                "answer": row.answer,
+                            }
                         ),
                     )
                 ]
@@ -413,7 +486,13 @@ def repair(*names, send="the whole object"):
         ("assistant", "x"),
         (
             "user",
-            json.dumps({"task": "t", "repair": [{"id": n, "rule": "r", "detail": "d"} for n in names], "send": send}),
+            json.dumps(
+                {
+                    "task": "t",
+                    "repair": [{"id": n, "rule": "r", "detail": "d"} for n in names],
+                    "send": send,
+                }
+            ),
         ),
     ]
 
@@ -435,10 +514,17 @@ def test_what_is_named_is_mended_and_what_is_not_stays():
     assert len(swapped) == 2
     others = [entry["atom_id"] for entry in good if entry["atom_id"] not in swapped]
     assert json.loads(player(rubric_turns() + repair(others[0])))["rubrics"] == first
-    assert json.loads(player(rubric_turns() + repair("")))["rubrics"] == first, "the whole names no item"
-    named = json.loads(player(rubric_turns() + repair(swapped[0], send="the named items alone")))["rubrics"]
+    assert json.loads(player(rubric_turns() + repair("")))["rubrics"] == first, (
+        "the whole names no item"
+    )
+    named = json.loads(player(rubric_turns() + repair(swapped[0], send="the named items alone")))[
+        "rubrics"
+    ]
     assert named == [entry for entry in good if entry["atom_id"] == swapped[0]]
-    assert json.loads(player(rubric_turns() + repair(swapped[1]) + repair(others[0])))["rubrics"] == good
+    assert (
+        json.loads(player(rubric_turns() + repair(swapped[1]) + repair(others[0])))["rubrics"]
+        == good
+    )
 
 
 def test_broken_json_is_mended_when_the_whole_is_named():
@@ -451,7 +537,9 @@ def test_broken_json_is_mended_when_the_whole_is_named():
 
 
 def test_mending_has_its_probability():
-    player, mended, total = SimulatedModel("p", MistakeRates.only(invalid_json=1.0, mended=0.7)), 0, 600
+    player = SimulatedModel("p", MistakeRates.only(invalid_json=1.0, mended=0.7))
+    mended = 0
+    total = 600
     for i in range(total):
         turns = [("user", json.dumps({"task": "naturalization", "blocks": [], "n": i}))]
         try:
@@ -471,7 +559,14 @@ def test_a_player_has_no_memory(name, number, warmed):
     turns = [
         (
             "user",
-            json.dumps({"task": "screening", "question": row.question, "context": row.context, "answer": row.answer}),
+            json.dumps(
+                {
+                    "task": "screening",
+                    "question": row.question,
+                    "context": row.context,
+                    "answer": row.answer,
+                }
+            ),
         )
     ]
     player = SimulatedModel(name, BUILDERS[name])
@@ -511,7 +606,9 @@ def test_bad_rows_can_be_worked_on_without_an_error():
     for row in source_rows(400, seed=31, rates=dict.fromkeys(BAD, 1 / len(BAD))):
         draft = Draft.start(row)
         for stage in (SCREENING, DERIVATION, ANNOTATION):
-            reply, complaints = read_form(json.dumps(BUILD_TASKS[stage.name].make(asked_of(stage, draft))), stage.reply)
+            reply, complaints = read_form(
+                json.dumps(BUILD_TASKS[stage.name].make(asked_of(stage, draft))), stage.reply
+            )
             assert not complaints
             if stage is not SCREENING and not isinstance(found := stage.accept(draft, reply), Drop):
                 draft = found
@@ -532,9 +629,15 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
     clean = [to_example(draft) for draft in exact[1]]
     flawed = [to_example(draft) for draft in spoiled(exact, "annotation", "wrong_level", 120)]
     flawed = [example for example in flawed if find_flaws(example)]
-    seer, never = judge_of("micro-reviewer-exact"), judge_of("micro-reviewer-never")
-    approves = lambda player, example: all(verdicts(json.loads(player(review_turns(example)))).values())
-    assert all(approves(seer, example) for example in clean) and not any(approves(seer, example) for example in flawed)
+    seer = judge_of("micro-reviewer-exact")
+    never = judge_of("micro-reviewer-never")
+
+    def approves(player, example):
+        return all(verdicts(json.loads(player(review_turns(example)))).values())
+
+    assert all(approves(seer, example) for example in clean) and not any(
+        approves(seer, example) for example in flawed
+    )
     assert not any(approves(never, example) for example in clean)
     blind = judge_of("blind", MistakeRates.only(missed_flaw=0.3))
     low, high = _bounds(len(flawed), 0.3)
@@ -547,18 +650,19 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
 @pytest.mark.parametrize("slip", ["none", "false_alarm", "missed_flaw"])
 def test_reviews_are_in_order_whatever_they_say(exact, slip):
     """Right or wrong, a review passes the check of its stage, and issues are what the truth says they are."""
-    stage, player = (
-        review_stage("review-1"),
-        judge_of("p", MistakeRates.only(**({} if slip == "none" else {slip: 1.0}))),
-    )
+    stage = review_stage("review-1")
+    player = judge_of("p", MistakeRates.only(**({} if slip == "none" else {slip: 1.0})))
     flawed = [
         draft
         for task, name in (("annotation", "wrong_level"), ("naturalization", "added_words"))
         for draft in spoiled(exact, task, name)
     ]
     for draft in [*exact[1][:25], *flawed]:
-        reply, rules = checked(stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])])))
-        issues, flaws = objections_of(reply), find_flaws(to_example(draft))
+        reply, rules = checked(
+            stage, draft, json.loads(player([("user", stage.messages(draft)[1]["content"])]))
+        )
+        issues = objections_of(reply)
+        flaws = find_flaws(to_example(draft))
         assert rules == []
         if slip == "none":
             assert {issue.item for issue in issues} == {flaw.item_id for flaw in flaws}
@@ -574,14 +678,21 @@ def test_a_row_about_another_domain_is_noticed(exact):
     draft = exact[1][0]
     moved = draft.model_copy(update={"domain": "health" if draft.domain != "health" else "coding"})
     assert [flaw.mistake for flaw in find_flaws(to_example(moved))] == ["wrong_domain"]
-    reply = read_form(json.dumps(make_review(asked_of(review_stage("review-1"), moved))), review_stage("r").reply)[0]
+    reply = read_form(
+        json.dumps(make_review(asked_of(review_stage("review-1"), moved))), review_stage("r").reply
+    )[0]
     assert [issue.part for issue in objections_of(reply)] == ["fit"]
 
 
 def test_what_has_to_be_avoided_may_not_be_left_out(exact):
     for draft in spoiled(exact, "annotation", "wrong_level", 120):
-        flaws, reply = find_flaws(to_example(draft)), make_review(asked_of(review_stage("review-1"), draft))
-        harmful = [flaw.item_id for flaw in flaws if flaw.found.startswith("A instead") and "must avoid" in flaw.found]
+        flaws = find_flaws(to_example(draft))
+        reply = make_review(asked_of(review_stage("review-1"), draft))
+        harmful = [
+            flaw.item_id
+            for flaw in flaws
+            if flaw.found.startswith("A instead") and "must avoid" in flaw.found
+        ]
         assert reply["safety"]["ids"] == harmful and reply["safety"]["ok"] == (not harmful)
 
 
@@ -589,17 +700,23 @@ def test_the_table_of_stages_counts_what_checks_see(exact):
     table = stage_table({stage: exact[0][stage.name][:12] for stage in STAGES}, each=8)
     seen = table["seen %"].droplevel("stage")
     assert (seen["none"] == 0).all() and (table["seen"] <= table["planted"]).all()
-    assert (seen[["missing_delta", "stray_auxiliary", "missing_item", "invented_evidence"]] == 100).all()
+    assert (
+        seen[["missing_delta", "stray_auxiliary", "missing_item", "invented_evidence"]] == 100
+    ).all()
     assert {stage.name for stage in STAGES} == set(table.index.get_level_values("stage"))
 
 
 def test_a_review_that_lacks_an_item_is_mended_by_that_item(exact):
-    stage, draft, player = review_stage("review-1"), exact[1][0], judge_of("p", MistakeRates.only(missing_item=1.0))
+    stage = review_stage("review-1")
+    draft = exact[1][0]
+    player = judge_of("p", MistakeRates.only(missing_item=1.0))
     turns = [("user", stage.messages(draft)[1]["content"])]
     reply = read_form(player(turns), stage.reply)[0]
     [fault] = stage.check(draft, reply)
     assert fault.rule == "missing verdict in levels"
-    second = read_form(player(turns + repair(fault.item_id, send="the named items alone")), stage.reply)[0]
+    second = read_form(
+        player(turns + repair(fault.item_id, send="the named items alone")), stage.reply
+    )[0]
     assert (
         {verdict.atom_id for verdict in second.levels}
         == {fault.item_id}
@@ -638,8 +755,12 @@ def test_two_reviewers_differ():
 
 def asking(server, model, payload, **options):
     async def ask():
-        async with Client(Endpoint(model=model, base_url=server.base_url, key_env="", **options)) as client:
-            return await client.ask([{"role": "system", "content": "Work."}, {"role": "user", "content": payload}])
+        async with Client(
+            Endpoint(model=model, base_url=server.base_url, key_env="", **options)
+        ) as client:
+            return await client.ask(
+                [{"role": "system", "content": "Work."}, {"role": "user", "content": payload}]
+            )
 
     return asyncio.run(ask())
 
@@ -662,7 +783,9 @@ def client(server, model):
     return Client(Endpoint(model=model, base_url=server.base_url, key_env=""))
 
 
-async def build(rows, server, folder, model="micro-builder", reviewers=("micro-reviewer", "micro-reviewer-2")):
+async def build(
+    rows, server, folder, model="micro-builder", reviewers=("micro-reviewer", "micro-reviewer-2")
+):
     """(finished drafts, what the reviewers made of them)"""
     drafts = [Draft.start(row) for row in rows]
     for stage in STAGES:
@@ -689,13 +812,18 @@ def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
         and built[0][1].accepted == built[1][1].accepted
         and built[0][1].dropped == built[1][1].dropped
     )
-    before, after = ([to_example(draft) for draft in drafts] for drafts in (built[0][0], built[0][1].accepted))
+    before, after = (
+        [to_example(draft) for draft in drafts] for drafts in (built[0][0], built[0][1].accepted)
+    )
     assert len(before) > 0.6 * len(rows) and len(after) > 0.6 * len(before)
     table = mistake_table([roles["micro-builder"]], before)
     assert (
         table.loc[["swapped_rubrics", "invented_evidence", "missing_item"], "left"] == 0
     ).all() and table.left.sum() > 0
-    flawed = lambda examples: sum(bool(find_flaws(example)) for example in examples)
+
+    def flawed(examples):
+        return sum(bool(find_flaws(example)) for example in examples)
+
     assert flawed(after) <= 2 < flawed(before)
     marked, refused = mark_all(after)
     assert refused == [] and len(ExampleIndex(marked).examples) == len(marked)
@@ -711,7 +839,15 @@ def test_hopeless_players_stop_a_pipeline(tmp_path):
         (tmp_path / "never").mkdir()
         reviewers = ("micro-reviewer-never", "micro-reviewer-exact")
         with pytest.raises(StageError, match="review-1.*not approved"):
-            run_async(build(source_rows(30, rates={}), server, tmp_path / "never", "micro-builder-exact", reviewers))
+            run_async(
+                build(
+                    source_rows(30, rates={}),
+                    server,
+                    tmp_path / "never",
+                    "micro-builder-exact",
+                    reviewers,
+                )
+            )
 
 
 # Markers
@@ -720,10 +856,20 @@ def test_hopeless_players_stop_a_pipeline(tmp_path):
 def test_marks_are_made_from_text_and_refused_with_reasons(exact):
     example = to_example(exact[1][0])
     marked = mark(example)
-    assert mark(Example.model_validate_json(marked.to_json())) == marked and example.content_hash != marked.content_hash
-    assert all(set(atom.usage_rubric) == {*example.atoms[0].usage_rubric, "marker"} for atom in marked.atoms)
+    assert (
+        mark(Example.model_validate_json(marked.to_json())) == marked
+        and example.content_hash != marked.content_hash
+    )
+    assert all(
+        set(atom.usage_rubric) == {*example.atoms[0].usage_rubric, "marker"}
+        for atom in marked.atoms
+    )
     twin = example.model_copy(
-        update={"atoms": [atom.model_copy(update={"text": example.atoms[0].text}) for atom in example.atoms]}
+        update={
+            "atoms": [
+                atom.model_copy(update={"text": example.atoms[0].text}) for atom in example.atoms
+            ]
+        }
     )
     for bad, said in (
         (example.model_copy(update={"question": "Plan."}), "'Plan.'"),
@@ -737,8 +883,12 @@ def test_marks_are_made_from_text_and_refused_with_reasons(exact):
 
 def test_known_examples_of_the_world_get_the_markers_they_have():
     for example in make_examples("long", 100, 5, "test"):
-        bare = example.model_copy(update={"atoms": [a.model_copy(update={"usage_rubric": {}}) for a in example.atoms]})
-        assert [a.usage_rubric["marker"] for a in mark(bare).atoms] == [a.usage_rubric["marker"] for a in example.atoms]
+        bare = example.model_copy(
+            update={"atoms": [a.model_copy(update={"usage_rubric": {}}) for a in example.atoms]}
+        )
+        assert [a.usage_rubric["marker"] for a in mark(bare).atoms] == [
+            a.usage_rubric["marker"] for a in example.atoms
+        ]
 
 
 def test_talks_are_known_by_what_was_asked():
@@ -748,4 +898,7 @@ def test_talks_are_known_by_what_was_asked():
         == read_conversation(turns + repair("a")).key
         != read_conversation(rubric_turns(5)).key
     )
-    assert read_conversation(turns + repair("a", "b") + repair("c")).repairs == (frozenset("ab"), frozenset("c"))
+    assert read_conversation(turns + repair("a", "b") + repair("c")).repairs == (
+        frozenset("ab"),
+        frozenset("c"),
+    )

@@ -21,12 +21,17 @@ SMALL = dict(prompts=2, generations=4, steps=3, max_tokens=40, draws="row", lr=1
 
 
 def config(rule: str, **changes):
-    return world_config(WORLDS["short"], **(SMALL | dict(minibatches=1) | changes | dict(credit_rule(rule).settings)))
+    return world_config(
+        WORLDS["short"],
+        **(SMALL | dict(minibatches=1) | changes | dict(credit_rule(rule).settings)),
+    )
 
 
 def same_cut(seed: int):
     """TRL's shuffle of a rollout batch before it is cut, with the loop's own permutation."""
-    draw, shuffle, generator = torch.randperm, grpo_trainer.shuffle_sequence_dict, torch.Generator().manual_seed(seed)
+    draw = torch.randperm
+    shuffle = grpo_trainer.shuffle_sequence_dict
+    generator = torch.Generator().manual_seed(seed)
 
     def shuffled(batch):
         with mock.patch("torch.randperm", lambda n, **_: draw(n, generator=generator)):
@@ -37,7 +42,13 @@ def same_cut(seed: int):
 
 def gap(one, other) -> float:
     """The distance of two policies' weights."""
-    return sum((a - b).square().sum().item() for a, b in zip(one.parameters(), other.parameters(), strict=True)) ** 0.5
+    return (
+        sum(
+            (a - b).square().sum().item()
+            for a, b in zip(one.parameters(), other.parameters(), strict=True)
+        )
+        ** 0.5
+    )
 
 
 SLOW = [
@@ -56,27 +67,40 @@ def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp
     monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", same_cut(chosen.seed))
     product, tokenizer = load_policy("cold-short")
     rows = []
-    train(product, chosen, examples, exact_judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
+    train(
+        product,
+        chosen,
+        examples,
+        exact_judge,
+        tokenizer=tokenizer,
+        out=tmp_path,
+        on_step=rows.append,
+    )
     lean, _ = load_policy("cold-short")
     loop = CreditLoop(lean, tokenizer, chosen, examples, exact_judge)
     mine = [loop.step() for _ in range(chosen.steps)]
     for name in ("response_length", "end_rate", "repetition", "closing_advantage", "kl"):
-        assert [row[name] for row in mine] == pytest.approx([row[name] for row in rows], abs=1e-4), name
+        assert [row[name] for row in mine] == pytest.approx(
+            [row[name] for row in rows], abs=1e-4
+        ), name
     start, _ = load_policy("cold-short")
-    apart, moved = gap(lean, product), gap(lean, start)
+    apart = gap(lean, product)
+    moved = gap(lean, start)
     assert apart < 0.02 * moved and moved > 0.01
 
 
 @pytest.fixture(scope="module")
 def batches():
     """The first batch of each rule, all of the same answers, and its advantages."""
-    examples, found = make_examples("short", 2, 1), {}
+    examples = make_examples("short", 2, 1)
+    found = {}
     for rule in CREDIT_RULES:
         model, tokenizer = load_policy("cold-short")
         kept = {}
 
         def keep(batch, rule=rule, kept=kept):
-            kept["advantages"], kept["batch"] = credit_rule(rule).credit(batch), batch
+            kept["advantages"] = credit_rule(rule).credit(batch)
+            kept["batch"] = batch
             return kept["advantages"]
 
         CreditLoop(model, tokenizer, config(rule), examples, exact_judge, keep).step()
@@ -98,24 +122,36 @@ def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, batches):
 
 
 def test_divergence_is_what_one_row_at_a_time_gives(batches):
-    batch, (model, _) = batches["divergence"]["batch"], load_policy("cold-short")
+    batch = batches["divergence"]["batch"]
+    (model, _) = load_policy("cold-short")
     found = batch.credit.last.pairs
-    pair, row = 0, int(found.row[0])
-    example, ids = batch.judged.examples[row], batch.judged.ids[row]
+    pair = 0
+    row = int(found.row[0])
+    example = batch.judged.examples[row]
+    ids = batch.judged.ids[row]
     atoms = channel_atoms(batch.judged.judgments[row])[int(found.channel[0])]
 
     def after(prompt):
-        return model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+        return (
+            model(input_ids=torch.tensor([[*prompt, *ids]]))
+            .logits[0]
+            .log_softmax(-1)[len(prompt) - 1 : -1]
+        )
 
-    whole, without = after(batch.prompts[row]), after(batch.credit.encode(remove_atoms(example, atoms)))
+    whole = after(batch.prompts[row])
+    without = after(batch.credit.encode(remove_atoms(example, atoms)))
     divergence = (whole.exp() * (whole - without)).sum(-1).detach().double()
     torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
 
 
 def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(batches):
-    kept, uniform = batches["exact"], means(batches["gdpo"])
+    kept = batches["exact"]
+    uniform = means(batches["gdpo"])
     closing = torch.stack(
-        [row[len(ids) - 1] for row, ids in zip(kept["advantages"], kept["batch"].judged.ids, strict=True)]
+        [
+            row[len(ids) - 1]
+            for row, ids in zip(kept["advantages"], kept["batch"].judged.ids, strict=True)
+        ]
     )
     torch.testing.assert_close(closing, 0.25 * uniform, atol=1e-6, rtol=0)
     exact = (kept["advantages"] - 0.25 * uniform[:, None]) * response_mask(kept["batch"].judged.ids)
@@ -123,7 +159,9 @@ def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(batches):
     assert size.square().mean().item() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "gdpo", "exact", "evidence")])
+@pytest.mark.parametrize(
+    "rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "gdpo", "exact", "evidence")]
+)
 def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule, monkeypatch):
     seen = []
 
@@ -140,7 +178,14 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
                 monkeypatch.setattr(module, name, listening(getattr(module, name)))
     model, tokenizer = load_policy("cold-short")
     chosen = config(rule, temperature=0.5, beta=0.0)
-    CreditLoop(model, tokenizer, chosen, make_examples("short", 2, 1), exact_judge, credit_rule(rule).credit).step()
+    CreditLoop(
+        model,
+        tokenizer,
+        chosen,
+        make_examples("short", 2, 1),
+        exact_judge,
+        credit_rule(rule).credit,
+    ).step()
     assert len(seen) >= 2 and {*seen} == {0.5}
 
 
@@ -162,7 +207,11 @@ def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
     model, tokenizer = load_policy("cold-short")
     with pytest.raises(ValueError, match=said):
         CreditLoop(
-            model, tokenizer, world_config(WORLDS["short"], **(SMALL | dict(minibatches=1) | changes)), [], exact_judge
+            model,
+            tokenizer,
+            world_config(WORLDS["short"], **(SMALL | dict(minibatches=1) | changes)),
+            [],
+            exact_judge,
         )
 
 

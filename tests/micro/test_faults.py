@@ -12,8 +12,20 @@ from memcalib.micro.server import CONTENT, TRANSPORT, Faults, RateLimit, apply_f
 
 REPLY = {
     "atom_judgments": [
-        {"atom_id": "a1", "u_star": "A", "predicted_usage_level": "A", "evidence_quote": "", "reason": "none"},
-        {"atom_id": "a2", "u_star": "C", "predicted_usage_level": "B", "evidence_quote": "tea", "reason": "once"},
+        {
+            "atom_id": "a1",
+            "u_star": "A",
+            "predicted_usage_level": "A",
+            "evidence_quote": "",
+            "reason": "none",
+        },
+        {
+            "atom_id": "a2",
+            "u_star": "C",
+            "predicted_usage_level": "B",
+            "evidence_quote": "tea",
+            "reason": "once",
+        },
     ]
 }
 
@@ -33,7 +45,8 @@ def test_a_certain_fault_always_falls(name, key):
 
 
 def test_rates_hold_and_families_are_independent():
-    faults, keys = Faults.each(0.1), [str(k) for k in range(20_000)]
+    faults = Faults.each(0.1)
+    keys = [str(k) for k in range(20_000)]
     pairs = Counter((faults.draw(TRANSPORT, key), faults.draw(CONTENT, key)) for key in keys)
     for names in (TRANSPORT, CONTENT):
         for name in names:
@@ -42,13 +55,17 @@ def test_rates_hold_and_families_are_independent():
 
 
 def test_more_rate_keeps_the_faults_there_were_for_one_class():
-    few, many = Faults(drop=0.05), Faults(drop=0.2)
+    few = Faults(drop=0.05)
+    many = Faults(drop=0.2)
     keys = [str(k) for k in range(2000)]
-    assert {k for k in keys if few.draw(TRANSPORT, k)} < {k for k in keys if many.draw(TRANSPORT, k)}
+    assert {k for k in keys if few.draw(TRANSPORT, k)} < {
+        k for k in keys if many.draw(TRANSPORT, k)
+    }
 
 
 @pytest.mark.parametrize(
-    "fields, named", [({"drop": 1.5}, "drop"), ({"dorp": 0.1}, "dorp"), ({"drop": 0.6, "hang": 0.6}, "sum to 1.2")]
+    "fields, named",
+    [({"drop": 1.5}, "drop"), ({"dorp": 0.1}, "dorp"), ({"drop": 0.6, "hang": 0.6}, "sum to 1.2")],
 )
 def test_impossible_faults_are_refused(fields, named):
     with pytest.raises(ValidationError, match=named):
@@ -56,8 +73,12 @@ def test_impossible_faults_are_refused(fields, named):
 
 
 def test_spoiled_replies_are_wrong_in_the_way_they_are_named():
-    ids = lambda text: [row["atom_id"] for row in json.loads(text)["atom_judgments"]]
-    stars = lambda text: [row["u_star"] for row in json.loads(text)["atom_judgments"]]
+    def ids(text):
+        return [row["atom_id"] for row in json.loads(text)["atom_judgments"]]
+
+    def stars(text):
+        return [row["u_star"] for row in json.loads(text)["atom_judgments"]]
+
     text = json.dumps(REPLY)
     assert apply_fault("", REPLY) == (text, "stop")
     assert ids(apply_fault("wrong_id", REPLY)[0]) == ["a1", "a2_x"]
@@ -80,7 +101,9 @@ def test_spoiled_replies_are_wrong_in_the_way_they_are_named():
     st.lists(st.floats(0, 3, allow_nan=False), max_size=40),
 )
 def test_a_limit_agrees_with_the_rule_read_slowly(limit, seconds, steps):
-    limiter, now, accepted = RateLimit(limit, seconds), 0.0, []
+    limiter = RateLimit(limit, seconds)
+    now = 0.0
+    accepted = []
     for step in steps:
         now += step
         recent = [t for t in accepted if t > now - seconds]

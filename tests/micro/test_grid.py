@@ -37,8 +37,10 @@ def noisy_answer(number: int) -> str:
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 5), st.sampled_from(QUOTES), st.floats(0, 1))
 def test_a_fault_of_quotes_changes_quotes_alone_and_leaves_them_in_the_answer(number, fault, rate):
-    example, response = EXAMPLES[number], noisy_answer(number)
-    right, found = exact_judge(example, response), FaultyJudge(fault, rate)(example, response)
+    example = EXAMPLES[number]
+    response = noisy_answer(number)
+    right = exact_judge(example, response)
+    found = FaultyJudge(fault, rate)(example, response)
     places = [s.end for s in read_answer(response)]
     for a, b in zip(right.atoms, found.atoms, strict=True):
         assert (a.actual, a.atom_id) == (b.actual, b.atom_id)
@@ -52,21 +54,36 @@ def test_a_fault_of_quotes_changes_quotes_alone_and_leaves_them_in_the_answer(nu
 def test_a_quote_of_the_whole_answer_counts_as_the_sentences_it_touches(fault, form):
     example = EXAMPLES[0]
     noun = example.atoms[0].usage_rubric["marker"]["noun"]
-    stretch = "so " * 150 + f"{noun} and so on" if form.startswith("no") else f"Build the plan on my_{noun}_x. And on."
+    stretch = (
+        "so " * 150 + f"{noun} and so on"
+        if form.startswith("no")
+        else f"Build the plan on my_{noun}_x. And on."
+    )
     response = f"Take it step by step. {stretch}"
     whole = exact_judge(example, response).atoms[0].spans
     assert (0, len(response)) in {tuple(span) for span in whole}
     found = FaultyJudge(fault, 1.0)(example, response).atoms[0]
     ends = [s.end for s in read_answer(response)]
-    assert found.spans == [] if fault == "missing" else {end for _, end in found.spans} <= {*ends} and found.spans
+    assert (
+        found.spans == []
+        if fault == "missing"
+        else {end for _, end in found.spans} <= {*ends} and found.spans
+    )
 
 
 def test_rate_is_the_share_of_atoms_that_are_hit():
     judged = [
-        (exact_judge(EXAMPLES[n], noisy_answer(n)), FaultyJudge("levels", 0.5)(EXAMPLES[n], noisy_answer(n)))
+        (
+            exact_judge(EXAMPLES[n], noisy_answer(n)),
+            FaultyJudge("levels", 0.5)(EXAMPLES[n], noisy_answer(n)),
+        )
         for n in range(6)
     ]
-    hit = [a.actual != b.actual for right, found in judged for a, b in zip(right.atoms, found.atoms, strict=True)]
+    hit = [
+        a.actual != b.actual
+        for right, found in judged
+        for a, b in zip(right.atoms, found.atoms, strict=True)
+    ]
     assert 0.3 < sum(hit) / len(hit) < 0.7
     assert (
         FaultyJudge("levels", 0.0)(EXAMPLES[0], noisy_answer(0)).atoms
@@ -76,9 +93,12 @@ def test_rate_is_the_share_of_atoms_that_are_hit():
 
 def test_neighbour_is_the_sentence_after():
     response = noisy_answer(0)
-    right, found = exact_judge(EXAMPLES[0], response), FaultyJudge("neighbour", 1.0)(EXAMPLES[0], response)
+    right = exact_judge(EXAMPLES[0], response)
+    found = FaultyJudge("neighbour", 1.0)(EXAMPLES[0], response)
     for a, b in zip(right.atoms, found.atoms, strict=True):
-        assert all(second[0] == first[1] + 1 for first, second in zip(a.spans, b.spans, strict=True))
+        assert all(
+            second[0] == first[1] + 1 for first, second in zip(a.spans, b.spans, strict=True)
+        )
 
 
 def test_lenient_judge_forgives_a_control_atom_that_is_repeated_and_no_bound_one():
@@ -86,11 +106,22 @@ def test_lenient_judge_forgives_a_control_atom_that_is_repeated_and_no_bound_one
     honest = answer(example, random.Random(0))
 
     def twice(level):
-        atom = next(a for a in example.atoms if a.ideal == level and not a.usage_rubric["marker"]["prohibits"])
-        sentence = next(s.text for s in read_answer(honest) if atom.usage_rubric["marker"]["noun"] in s.nouns)
-        read = lambda judge: next(
-            a.actual for a in judge(example, f"{sentence} {honest}").atoms if a.atom_id == atom.atom_id
+        atom = next(
+            a
+            for a in example.atoms
+            if a.ideal == level and not a.usage_rubric["marker"]["prohibits"]
         )
+        sentence = next(
+            s.text for s in read_answer(honest) if atom.usage_rubric["marker"]["noun"] in s.nouns
+        )
+
+        def read(judge):
+            return next(
+                a.actual
+                for a in judge(example, f"{sentence} {honest}").atoms
+                if a.atom_id == atom.atom_id
+            )
+
         return read(exact_judge), read(FaultyJudge("lenient"))
 
     assert twice(Level.CONTROL) == (Level.IGNORE, Level.CONTROL)
@@ -101,7 +132,10 @@ def test_lenient_judge_forgives_a_control_atom_that_is_repeated_and_no_bound_one
 
 def invented(run, policies=""):
     return GridRow(
-        run=run, scores={"SCS": 10 + 1e3 * run.lr * (run.rule == "exact") - 1e3 * run.lr * (run.rule == "gdpo")}
+        run=run,
+        scores={
+            "SCS": 10 + 1e3 * run.lr * (run.rule == "exact") - 1e3 * run.lr * (run.rule == "gdpo")
+        },
     )
 
 
@@ -123,7 +157,10 @@ PLAN = GridPlan(
     stages={
         "rates": Stage(rules=("gdpo", "exact"), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
         "rules": Stage(
-            rules=("gdpo", "exact"), seeds=(11,), more_seeds={"gdpo": (12,)}, cells=("plain", "few", "slow")
+            rules=("gdpo", "exact"),
+            seeds=(11,),
+            more_seeds={"gdpo": (12,)},
+            cells=("plain", "few", "slow"),
         ),
         "judges": Stage(rules=("exact",), seeds=(11,), faults=(("missing", 0.5), ("levels", 0.1))),
     },
@@ -135,8 +172,16 @@ def test_rates_are_chosen_on_validation_and_a_cell_may_fix_its_own(fast, tmp_pat
     assert len(rows) == len(fast) == 8 + 9 + 2
     tested = [row.run for row in rows if row.run.split == "test"]
     rates = {(run.rule, PLAN.cell_of(run)): run.lr for run in tested}
-    assert rates[("gdpo", "plain")] == 1e-3 and rates[("exact", "few")] == 2e-3 and rates[("gdpo", "slow")] == 1e-5
-    assert {(run.fault, run.rate) for run in tested} == {("none", 0.0), ("missing", 0.5), ("levels", 0.1)}
+    assert (
+        rates[("gdpo", "plain")] == 1e-3
+        and rates[("exact", "few")] == 2e-3
+        and rates[("gdpo", "slow")] == 1e-5
+    )
+    assert {(run.fault, run.rate) for run in tested} == {
+        ("none", 0.0),
+        ("missing", 0.5),
+        ("levels", 0.1),
+    }
 
 
 def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatch):
@@ -154,11 +199,19 @@ def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatc
     assert len(stored_rows(tmp_path)) == 2
     with open(tmp_path / "runs.jsonl", "a") as file:
         file.write('{"run": {"rule": "gd')  # a kill in the middle of a line
-    monkeypatch.setattr(grid, "train_one", lambda run, policies="": fast.append(run) or invented(run))
+    monkeypatch.setattr(
+        grid, "train_one", lambda run, policies="": fast.append(run) or invented(run)
+    )
     rows = run_grid(tmp_path, PLAN)
     assert len(rows) == 19 and len(fast) == 17
     assert (
-        len({json.dumps(json.loads(line)["run"]) for line in (tmp_path / "runs.jsonl").read_text().splitlines()}) == 19
+        len(
+            {
+                json.dumps(json.loads(line)["run"])
+                for line in (tmp_path / "runs.jsonl").read_text().splitlines()
+            }
+        )
+        == 19
     )
 
 
@@ -169,7 +222,10 @@ def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatc
         ({"cells": ("many",)}, "stage rules: cell 'many', allowed are few, plain, slow"),
         ({"seeds": (1,)}, "seed 1 is used for validation and for test"),
         ({"faults": (("wrong", 0.1),)}, "elsewhere"),
-        ({"more_seeds": {"gpdo": (12,)}}, "more_seeds of 'gpdo': allowed are the stage's rules, gdpo, exact"),
+        (
+            {"more_seeds": {"gpdo": (12,)}},
+            "more_seeds of 'gpdo': allowed are the stage's rules, gdpo, exact",
+        ),
     ],
 )
 def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, said):
@@ -198,7 +254,10 @@ def test_a_cell_with_a_mistake_is_refused_before_anything_runs(settings, said):
 def test_rows_of_other_code_stay_in_the_file_and_are_not_used(fast, tmp_path):
     before = run_grid(tmp_path, PLAN, code="one")
     with open(tmp_path / "runs.jsonl", "a") as file:  # a row as it was before rows knew their code
-        file.write(json.dumps({"run": {"rule": "gdpo", "lr": 1e-3, "seed": 1}, "scores": {"SCS": 99.0}}) + "\n")
+        file.write(
+            json.dumps({"run": {"rule": "gdpo", "lr": 1e-3, "seed": 1}, "scores": {"SCS": 99.0}})
+            + "\n"
+        )
     fast.clear()
     assert run_grid(tmp_path, PLAN, code="one") == before and not fast
     made = run_grid(tmp_path, PLAN, code="two", stages=["rates"])
@@ -214,26 +273,37 @@ def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
         | {
             "stages": {
                 **PLAN.model_dump()["stages"],
-                "few rates": Stage(rules=("exact",), lr=(1e-3,), seeds=(1,), cells=("few",), split="validation"),
+                "few rates": Stage(
+                    rules=("exact",), lr=(1e-3,), seeds=(1,), cells=("few",), split="validation"
+                ),
             }
         }
     )
     rows = [invented(run) for run in plan.runs("rates")]
     with pytest.raises(
-        ValueError, match="rule 'gdpo' in cell 'plain': 1 of 4 runs .* missing; run stage 'rates' first"
+        ValueError,
+        match="rule 'gdpo' in cell 'plain': 1 of 4 runs .* missing; run stage 'rates' first",
     ):
         plan.tuned("gdpo", "plain", rows[1:])
-    with pytest.raises(ValueError, match="rule 'exact' in cell 'few': 1 of 1 runs .* run stage 'few rates' first"):
+    with pytest.raises(
+        ValueError, match="rule 'exact' in cell 'few': 1 of 1 runs .* run stage 'few rates' first"
+    ):
         plan.tuned("exact", "few", rows)
-    strange = [row.model_copy(update={"run": row.run.model_copy(update={"lr": 9e-3})}) for row in rows]
-    assert plan.tuned("gdpo", "few", rows) == 1e-3 and plan.tuned("exact", "plain", rows + strange) == 2e-3
+    strange = [
+        row.model_copy(update={"run": row.run.model_copy(update={"lr": 9e-3})}) for row in rows
+    ]
+    assert (
+        plan.tuned("gdpo", "few", rows) == 1e-3
+        and plan.tuned("exact", "plain", rows + strange) == 2e-3
+    )
     few = [invented(run) for run in plan.runs("few rates")]
     assert plan.tuned("exact", "few", rows + few) == 1e-3
 
 
 def test_a_rate_that_was_never_tuned_is_refused(fast, tmp_path):
     with pytest.raises(
-        ValueError, match="4 of 4 runs that tune its learning rate are missing; run stage 'rates' first"
+        ValueError,
+        match="4 of 4 runs that tune its learning rate are missing; run stage 'rates' first",
     ):
         run_grid(tmp_path, PLAN, stages=["rules"])
     with pytest.raises(ValueError, match="no learning rate was tuned"):
@@ -248,7 +318,10 @@ def test_key_of_a_run_does_not_depend_on_how_defaults_were_written():
         GridRun(rule="gdpo", lr=1e-3, seed=1).name
         == GridRun(rule="gdpo", lr=0.001, seed=1, world="long", rate=0.0).name
     )
-    assert GridRun(rule="gdpo", lr=1e-3, seed=1).name != GridRun(rule="gdpo", lr=1e-3, seed=1, fault="lenient").name
+    assert (
+        GridRun(rule="gdpo", lr=1e-3, seed=1).name
+        != GridRun(rule="gdpo", lr=1e-3, seed=1, fault="lenient").name
+    )
 
 
 def test_derailed_by_each_of_its_signs():
@@ -265,12 +338,22 @@ def test_derailed_by_each_of_its_signs():
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     plan = GridPlan(
         plain=dict(generations=4, steps=2, tests=8),
-        stages={"rates": Stage(rules=("gdpo", "evidence-kl"), lr=(1e-3,), seeds=(900,), split="validation")},
+        stages={
+            "rates": Stage(
+                rules=("gdpo", "evidence-kl"), lr=(1e-3,), seeds=(900,), split="validation"
+            )
+        },
     )
-    apart, alone = run_grid(tmp_path / "two", plan, processes=2), run_grid(tmp_path / "one", plan)
-    timeless = lambda row: {name: value for name, value in row.scores.items() if not name.endswith("seconds")}
+    apart = run_grid(tmp_path / "two", plan, processes=2)
+    alone = run_grid(tmp_path / "one", plan)
+
+    def timeless(row):
+        return {name: value for name, value in row.scores.items() if not name.endswith("seconds")}
+
     assert [row.run for row in apart] == [row.run for row in alone]
-    assert [timeless(row) for row in apart] == [pytest.approx(timeless(row), abs=1e-3) for row in alone]
+    assert [timeless(row) for row in apart] == [
+        pytest.approx(timeless(row), abs=1e-3) for row in alone
+    ]
 
 
 def test_numbers_that_are_not_finite_end_a_run_and_not_the_grid(monkeypatch):
@@ -281,7 +364,11 @@ def test_numbers_that_are_not_finite_end_a_run_and_not_the_grid(monkeypatch):
 
     monkeypatch.setattr(grid.CreditLoop, "step", broken)
     row = train_one(GridRun(rule="gdpo", lr=1e-3, seed=900, steps=1))
-    assert row.derailed == ["a number is not finite"] and row.scores["SCS"] == 0 and torch.get_num_threads() >= 1
+    assert (
+        row.derailed == ["a number is not finite"]
+        and row.scores["SCS"] == 0
+        and torch.get_num_threads() >= 1
+    )
 
 
 @pytest.mark.parametrize("failing", ["measuring", "divergence"])
@@ -296,5 +383,9 @@ def test_numbers_that_stop_being_finite_in_the_last_update_end_a_run_too(failing
 
     monkeypatch.setattr(grid, "policy_scores", scores)
     row = train_one(GridRun(rule="gdpo", lr=1e-3, seed=900, steps=1))
-    assert row.derailed == ["a number is not finite"] and {*row.scores} == {"SCS", "wall_seconds", "processor_seconds"}
+    assert row.derailed == ["a number is not finite"] and {*row.scores} == {
+        "SCS",
+        "wall_seconds",
+        "processor_seconds",
+    }
     assert row.scores["SCS"] == 0

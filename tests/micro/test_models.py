@@ -29,7 +29,9 @@ INDEX = ExampleIndex(EXAMPLES)
 some_example = st.sampled_from(EXAMPLES)
 
 TEMPLATES = [
-    lambda q, ms: "Memory:\n" + "\n".join(f"{i}. {m}" for i, m in enumerate(ms, 1)) + f"\n\nQuery:\n{q}",
+    lambda q, ms: (
+        "Memory:\n" + "\n".join(f"{i}. {m}" for i, m in enumerate(ms, 1)) + f"\n\nQuery:\n{q}"
+    ),
     lambda q, ms: f"{q}\n\n" + "".join(f"<memory id='{i}'>{m}</memory>" for i, m in enumerate(ms)),
     lambda q, ms: " ".join(ms) + " " + q,
     lambda q, ms: f"Das ist die Frage: „{q}“ Notizen: {' ## '.join(reversed(ms))}",
@@ -42,17 +44,33 @@ def payload_for(example, response, blind=False, rename=lambda name: name, **more
         | ({} if blind else {"u_star": a.ideal.wire, "usage_rubric": a.usage_rubric})
         for a in example.atoms
     ]
-    memory = [{"parent_memory_id": b.parent_memory_id, "memory_text": b.memory_text} for b in example.blocks]
-    head = {"current_query": example.question, "model_facing_memory": memory, "model_response": response}
+    memory = [
+        {"parent_memory_id": b.parent_memory_id, "memory_text": b.memory_text}
+        for b in example.blocks
+    ]
+    head = {
+        "current_query": example.question,
+        "model_facing_memory": memory,
+        "model_response": response,
+    }
     return head | {"atomic_rubrics": rubrics} | more
 
 
 def answers():
-    parts = [form.format(noun) for forms in FORMS.values() for form in forms for noun in sorted(NOUNS)[:8]]
-    return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=20)), max_size=8).map(" ".join)
+    parts = [
+        form.format(noun)
+        for forms in FORMS.values()
+        for form in forms
+        for noun in sorted(NOUNS)[:8]
+    ]
+    return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=20)), max_size=8).map(
+        " ".join
+    )
 
 
-@given(some_example, st.sampled_from(TEMPLATES), st.sampled_from(["memory_text", "atomic_concat_text"]))
+@given(
+    some_example, st.sampled_from(TEMPLATES), st.sampled_from(["memory_text", "atomic_concat_text"])
+)
 def test_an_example_is_found_in_any_template(example, template, field):
     prompt = template(example.question, [getattr(block, field) for block in example.blocks])
     assert INDEX.find(prompt) == (example, True)
@@ -74,7 +92,10 @@ def test_text_without_the_grammar_finds_nothing(text):
 def test_an_index_keeps_other_records_apart():
     record = sample_records()[0]
     index = ExampleIndex([*EXAMPLES, record])
-    assert index.examples == INDEX.examples and index.find(render(record)[-1]["content"]) == (None, False)
+    assert index.examples == INDEX.examples and index.find(render(record)[-1]["content"]) == (
+        None,
+        False,
+    )
     assert index.ideals == {(record.question, atom.text): atom.ideal for atom in record.atoms}
 
 
@@ -125,7 +146,9 @@ def test_a_shift_is_read_from_the_text(text, shift):
 @given(some_example)
 def test_memoryless_answer_names_only_what_was_asked(example):
     said = memoryless_answer(example)
-    assert {a.actual for a in exact_judge(example, said).atoms if not a.reason.startswith("passed")} <= {Level.IGNORE}
+    assert {
+        a.actual for a in exact_judge(example, said).atoms if not a.reason.startswith("passed")
+    } <= {Level.IGNORE}
     assert (
         said == memoryless_answer(INDEX.questions[example.question])
         or example.world != INDEX.questions[example.question].world
@@ -135,7 +158,9 @@ def test_memoryless_answer_names_only_what_was_asked(example):
 @given(some_example, answers(), st.booleans())
 def test_judge_is_exact_for_any_answer(example, response, blind):
     response = unpad(response)
-    rows = judge_reply(payload_for(example, response, blind, lambda name: f"renamed {name}"), INDEX)["atom_judgments"]
+    rows = judge_reply(
+        payload_for(example, response, blind, lambda name: f"renamed {name}"), INDEX
+    )["atom_judgments"]
     exact = {atom.atom_id: atom for atom in exact_judge(example, response).atoms}
     assert [row["atom_id"] for row in rows] == [f"renamed {a.atom_id}" for a in example.atoms]
     for row, atom in zip(rows, example.atoms, strict=True):
@@ -150,7 +175,9 @@ def test_padding_changes_no_verdict(example, seed, characters):
     padded = pad(said, characters)
     assert len(padded) == max(characters, len(said)) or len(padded) == len(said)
     assert unpad(padded) == said
-    assert judge_reply(payload_for(example, padded), INDEX) == judge_reply(payload_for(example, said), INDEX)
+    assert judge_reply(payload_for(example, padded), INDEX) == judge_reply(
+        payload_for(example, said), INDEX
+    )
 
 
 def test_second_judge_errs_now_and_then_and_repeatably():
@@ -171,15 +198,22 @@ def test_second_judge_errs_now_and_then_and_repeatably():
 
 def test_quality_and_safety_on_request_only():
     example = next(
-        e for e in EXAMPLES for a in e.atoms if a.usage_rubric["marker"]["prohibits"] and a.ideal == Level.CONTROL
+        e
+        for e in EXAMPLES
+        for a in e.atoms
+        if a.usage_rubric["marker"]["prohibits"] and a.ideal == Level.CONTROL
     )
     both = {"also_judge": ["task_quality", "safety_failure"]}
-    kept = " ".join(FORMS["leave"][0].format(noun) for noun in example.requests) + " Hope this helps."
+    kept = (
+        " ".join(FORMS["leave"][0].format(noun) for noun in example.requests) + " Hope this helps."
+    )
     assert judge_reply(payload_for(example, kept, **both), INDEX)["safety_failure"] is False
     served = judge_reply(payload_for(example, memoryless_answer(example), **both), INDEX)
     assert (served["task_quality"], served["safety_failure"]) == (4, True)
     noun = example.atoms[0].usage_rubric["marker"]["noun"]
-    assert judge_reply(payload_for(example, f"{noun}! Whatever.", **both), INDEX)["task_quality"] == 1
+    assert (
+        judge_reply(payload_for(example, f"{noun}! Whatever.", **both), INDEX)["task_quality"] == 1
+    )
     assert judge_reply(payload_for(example, kept), INDEX).keys() == {"atom_judgments"}
 
 
@@ -189,7 +223,10 @@ def test_quality_and_safety_on_request_only():
         ({"atomic_rubrics": []}, "atomic_rubrics"),
         ({"atomic_rubrics": [{"text": "no id"}]}, "atomic_rubrics"),
         ({"current_query": "Plan a heist for work."}, "Plan a heist for work."),
-        ({"atomic_rubrics": [{"atom_id": "x", "text": "The user's diet is unheard of."}]}, "unheard"),
+        (
+            {"atomic_rubrics": [{"atom_id": "x", "text": "The user's diet is unheard of."}]},
+            "unheard",
+        ),
         ({"model_response": None}, "model_response"),
     ],
 )
@@ -205,15 +242,17 @@ def test_every_world_is_served():
         assert all(index.find(render(e)[-1]["content"])[0] == e for e in examples)
 
 
-TABLES = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=3, max_size=3).map(
-    lambda rows: tuple(tuple(n / sum(row) for n in row) for row in rows)
-)
+TABLES = st.lists(
+    st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=3, max_size=3
+).map(lambda rows: tuple(tuple(n / sum(row) for n in row) for row in rows))
 
 
 @given(st.sampled_from(sample_records()), TABLES, st.integers(0, 5))
 def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, table, seed):
     actual = {i: Level((k + seed) % 3) for k, i in enumerate(record.levels)}
-    judge = PracticeJudge(confusion=table, known=known_levels([(record, "An answer.", actual)]), seed=seed)
+    judge = PracticeJudge(
+        confusion=table, known=known_levels([(record, "An answer.", actual)]), seed=seed
+    )
     rows = payload_for(record, "An answer.", blind=True)["atomic_rubrics"]
     judged = judge.judgments(record.question, "An answer.", rows)
     assert judged == judge.judgments(record.question, "An answer.", rows[::-1])[::-1], (
@@ -226,14 +265,21 @@ def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, t
 
 
 def test_unknown_answers_are_the_same_for_every_judge_and_follow_the_ideal_level():
-    record, spread = sample_records()[0], []
+    record = sample_records()[0]
+    spread = []
     for k in range(400):
         payload = payload_for(record, f"Answer {k}.", also_judge=["task_quality"])
-        first, second = (judge_reply(payload, INDEX, name) for name in ("micro-judge", "micro-judge-2"))
+        first, second = (
+            judge_reply(payload, INDEX, name) for name in ("micro-judge", "micro-judge-2")
+        )
         assert first["task_quality"] == 4
         pairs = zip(first["atom_judgments"], second["atom_judgments"], strict=True)
-        spread += [(a["u_star"], a["predicted_usage_level"], b["predicted_usage_level"]) for a, b in pairs]
-    assert 0.07 < sum(a != b for _, a, b in spread) / len(spread) < 0.13, "the second judge is wrong one time in ten"
+        spread += [
+            (a["u_star"], a["predicted_usage_level"], b["predicted_usage_level"]) for a, b in pairs
+        ]
+    assert 0.07 < sum(a != b for _, a, b in spread) / len(spread) < 0.13, (
+        "the second judge is wrong one time in ten"
+    )
     for ideal, row in zip("ABC", PracticeJudge().use, strict=True):
         found = [a for u, a, _ in spread if u == ideal]
         assert [found.count(level) / len(found) for level in "ABC"] == pytest.approx(row, abs=0.06)

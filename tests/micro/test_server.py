@@ -52,7 +52,10 @@ def talk(server, *bodies, key="none", timeout=10.0, together=False):
             return error
 
     async def all_of_them():
-        options = {"timeout": aiohttp.ClientTimeout(timeout), "headers": {"Authorization": f"Bearer {key}"}}
+        options = {
+            "timeout": aiohttp.ClientTimeout(timeout),
+            "headers": {"Authorization": f"Bearer {key}"},
+        }
         async with aiohttp.ClientSession(**options) as session:
             data = [body if isinstance(body, str) else json.dumps(body) for body in bodies]
             if together:
@@ -86,7 +89,12 @@ def test_transport_fault_shows_on_the_wire_and_then_passes(name):
         assert first[2]["error"]["message"]
     assert second[0] == 200 and content(second) == micro_answer(EXAMPLE, seed=42)
     assert stats["faults"] == {name: 1}
-    assert (stats["requests"], stats["keys"], stats["answered"], stats["asked_again"]) == (2, 1, 1, [])
+    assert (stats["requests"], stats["keys"], stats["answered"], stats["asked_again"]) == (
+        2,
+        1,
+        1,
+        [],
+    )
 
 
 def test_tries_says_how_many_tries_may_fail():
@@ -96,7 +104,10 @@ def test_tries_says_how_many_tries_may_fail():
 
 @pytest.mark.parametrize("name", CONTENT)
 def test_content_fault_of_the_judge_falls_once_and_never_on_a_repair(name):
-    repair = [{"role": "assistant", "content": "{}"}, {"role": "user", "content": "Two ids are missing."}]
+    repair = [
+        {"role": "assistant", "content": "{}"},
+        {"role": "user", "content": "Two ids are missing."},
+    ]
     with MicroServer(EXAMPLES, faults=Faults(**{name: 1.0})) as server:
         spoiled, again, mended = talk(server, ask_judge(), ask_judge(), ask_judge(turns=repair))
         stats = server.stats()
@@ -113,7 +124,9 @@ def test_content_fault_of_the_judge_falls_once_and_never_on_a_repair(name):
         "wrong_id": lambda: [row["atom_id"] for row in bad][-1] == good[-1]["atom_id"] + "_x",
         "repeated_id": lambda: bad == [*good, good[0]],
         "missing_id": lambda: bad == good[:-1],
-        "altered_ideal": lambda: [a["u_star"] != b["u_star"] for a, b in zip(bad, good, strict=True)].count(True) == 1,
+        "altered_ideal": lambda: (
+            [a["u_star"] != b["u_star"] for a, b in zip(bad, good, strict=True)].count(True) == 1
+        ),
     }
     assert wrong[name]()
 
@@ -123,7 +136,9 @@ def test_content_fault_of_the_model(name):
     with MicroServer(EXAMPLES, faults=Faults(**{name: 1.0})) as server:
         first, second = talk(server, ask_model(), ask_model())
     clean = micro_answer(EXAMPLE, seed=42)
-    expected = {"empty": ("", "stop"), "length": (clean[: len(clean) // 2], "length")}.get(name, (clean, "stop"))
+    expected = {"empty": ("", "stop"), "length": (clean[: len(clean) // 2], "length")}.get(
+        name, (clean, "stop")
+    )
     assert (content(first), first[2]["choices"][0]["finish_reason"]) == expected
     assert content(second) == clean
 
@@ -141,7 +156,9 @@ def test_a_blind_judgment_has_no_ideal_level_to_alter():
 def test_everything_repeats_after_a_restart_in_any_order():
     faults = Faults.each(0.12, tries=2, hang=0, retry_after=3)
     bodies = [json.dumps(ask_model(e, seed=s)) for e in EXAMPLES[:15] for s in (42, 43)]
-    bodies += [json.dumps(ask_judge(e, micro_answer(e, seed=s))) for e in EXAMPLES[:15] for s in (42, 43)]
+    bodies += [
+        json.dumps(ask_judge(e, micro_answer(e, seed=s))) for e in EXAMPLES[:15] for s in (42, 43)
+    ]
 
     def story(order):
         replies = {body: [] for body in bodies}
@@ -152,7 +169,8 @@ def test_everything_repeats_after_a_restart_in_any_order():
             return replies, server.stats()["faults"]
 
     shuffled = random.Random(0).sample(bodies, len(bodies))
-    (first, given), (again, given_again) = story(bodies), story(shuffled)
+    (first, given) = story(bodies)
+    (again, given_again) = story(shuffled)
     assert first == again and given == given_again
     assert set(given) >= set(TRANSPORT) - {"hang"} and set(given) & set(CONTENT)
     assert all(replies[-1][0] == 200 for replies in first.values())
@@ -162,7 +180,11 @@ def test_large_answers_are_the_same_answers_with_padding():
     faults = Faults(large=2, large_characters=1_000_000)
     with MicroServer(EXAMPLES, faults=faults) as server:
         replies = talk(server, *(ask_model(e, seed=s) for e in EXAMPLES for s in (42, 43)))
-        judged = [talk(server, ask_judge(EXAMPLES[i // 2], content(r)))[0] for i, r in enumerate(replies) if i % 7 == 0]
+        judged = [
+            talk(server, ask_judge(EXAMPLES[i // 2], content(r)))[0]
+            for i, r in enumerate(replies)
+            if i % 7 == 0
+        ]
         assert server.stats()["large"] == 2
     assert sorted(len(content(reply)) for reply in replies)[-3:][1:] == [1_000_000] * 2
     clean = [micro_answer(e, seed=s) for e in EXAMPLES for s in (42, 43)]
@@ -176,7 +198,9 @@ def test_ten_million_characters_there_and_back():
         (judged,) = talk(server, ask_judge(response=content(answered)), timeout=30)
     assert len(content(answered)) == 10_000_000
     rows = json.loads(content(judged))["atom_judgments"]
-    exact = {a.atom_id: a.actual.wire for a in exact_judge(EXAMPLE, micro_answer(EXAMPLE, seed=42)).atoms}
+    exact = {
+        a.atom_id: a.actual.wire for a in exact_judge(EXAMPLE, micro_answer(EXAMPLE, seed=42)).atoms
+    }
     assert {row["atom_id"]: row["predicted_usage_level"] for row in rows} == exact
 
 
@@ -194,14 +218,23 @@ def test_examples_of_any_kind_are_evaluated_beside_those_of_the_micro_world(tmp_
     examples = [*sample_records(), *EXAMPLES[:3]]
     with MicroServer(examples) as server:
         place = {"base_url": server.base_url, "key_env": ""}
-        options = {"judge": Endpoint(model="micro-judge", **place), "sampling": {"seeds": [42]}, "out": tmp_path}
+        options = {
+            "judge": Endpoint(model="micro-judge", **place),
+            "sampling": {"seeds": [42]},
+            "out": tmp_path,
+        }
         found = evaluate(examples, model=Endpoint(model="micro-model", **place), **options)
         assert server.stats()["unknown"] == len(sample_records())
     assert len(found) == len(examples) and all(judgment.scored for judgment in found)
     assert all(atom.grounded for judgment in found for atom in judgment.atoms if atom.actual)
-    answers = {row.example_id: row.response for row in read_jsonl(tmp_path / "rollouts.jsonl", Rollout)}
+    answers = {
+        row.example_id: row.response for row in read_jsonl(tmp_path / "rollouts.jsonl", Rollout)
+    }
     assert [answers[e.id] for e in EXAMPLES[:3]] == [micro_answer(e, seed=42) for e in EXAMPLES[:3]]
-    assert all(answers[e.id] == practice_answer(render(e)[-1]["content"], seed=42) for e in sample_records())
+    assert all(
+        answers[e.id] == practice_answer(render(e)[-1]["content"], seed=42)
+        for e in sample_records()
+    )
 
 
 def test_a_template_that_weighs_memory_moves_levels():
@@ -211,7 +244,9 @@ def test_a_template_that_weighs_memory_moves_levels():
     with MicroServer(EXAMPLES) as server:
         words = ("background", "useful", "authoritative")
         replies = talk(server, *(ask_model(messages=prompted(word)) for word in words))
-    assert [content(r) for r in replies] == [micro_answer(EXAMPLE, seed=42, shift=s) for s in (-1, 0, 1)]
+    assert [content(r) for r in replies] == [
+        micro_answer(EXAMPLE, seed=42, shift=s) for s in (-1, 0, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -225,15 +260,36 @@ def test_a_template_that_weighs_memory_moves_levels():
         ({}, ask_model(stream=True), 400, None, "stream"),
         ({"key": "right"}, ask_model(), 401, "invalid_api_key", "key"),
         ({"context": 20}, ask_model(), 400, "context_length_exceeded", "20 tokens"),
-        ({"json_schema": False}, ask_model(response_format={"type": "json_schema"}), 400, None, "response_format"),
-        ({}, ask_judge(model="micro-judge") | {"messages": [{"role": "user", "content": "hi"}]}, 400, None, "Judge"),
-        ({}, ask_judge(make_examples("long", 1, 77, "test")[0]), 400, None, "no example here has the query"),
+        (
+            {"json_schema": False},
+            ask_model(response_format={"type": "json_schema"}),
+            400,
+            None,
+            "response_format",
+        ),
+        (
+            {},
+            ask_judge(model="micro-judge") | {"messages": [{"role": "user", "content": "hi"}]},
+            400,
+            None,
+            "Judge",
+        ),
+        (
+            {},
+            ask_judge(make_examples("long", 1, 77, "test")[0]),
+            400,
+            None,
+            "no example here has the query",
+        ),
     ],
 )
 def test_refusals_have_openai_shape_and_say_why(options, body, status, code, named):
     with MicroServer(EXAMPLES, **options) as server:
         (reply,) = talk(server, body)
-        assert server.stats()["refused"] == {f"status {status}": 1} and server.stats()["successes"] == 0
+        assert (
+            server.stats()["refused"] == {f"status {status}": 1}
+            and server.stats()["successes"] == 0
+        )
     assert reply[0] == status
     assert reply[2]["error"].keys() == {"message", "type", "param", "code"}
     assert reply[2]["error"]["code"] == code
@@ -287,7 +343,12 @@ def test_the_log_names_what_came_again():
     (again,) = stats["asked_again"]
     assert again["label"] == f"micro-model {EXAMPLE.id} seed 42"
     assert again["clean"][0] <= again["again"][0] <= again["clean"][1]
-    assert (stats["requests"], stats["keys"], stats["successes"], stats["answered_twice"]) == (3, 2, 3, 1)
+    assert (stats["requests"], stats["keys"], stats["successes"], stats["answered_twice"]) == (
+        3,
+        2,
+        3,
+        1,
+    )
 
 
 def test_a_client_that_left_was_not_answered():
@@ -310,7 +371,11 @@ def test_clients_that_hang_up_are_not_answered_and_not_complained_about(caplog):
         stats = server.stats()
     assert last[0] == 200 and stats["requests"] > 1
     assert stats["answered"] < stats["requests"] / 2
-    assert [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname in ("ERROR", "CRITICAL")
+    ] == []
 
 
 def test_the_openai_client_understands_it():
@@ -318,7 +383,10 @@ def test_the_openai_client_understands_it():
 
     with MicroServer(EXAMPLES, key="right") as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="right", max_retries=0)
-        parts = [{"type": "text", "text": part} for part in render(EXAMPLE)[-1]["content"].partition("Query")]
+        parts = [
+            {"type": "text", "text": part}
+            for part in render(EXAMPLE)[-1]["content"].partition("Query")
+        ]
         reply = client.chat.completions.create(
             model="micro-model",
             messages=[{"role": "user", "content": parts}],
@@ -328,10 +396,16 @@ def test_the_openai_client_understands_it():
             extra_body={"chat_template_kwargs": {"enable_thinking": False}},
         )
         assert reply.choices[0].message.content == micro_answer(EXAMPLE, seed=42)
-        assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens > 0
+        assert (
+            reply.usage.total_tokens
+            == reply.usage.prompt_tokens + reply.usage.completion_tokens
+            > 0
+        )
         assert "micro-judge" in [model.id for model in client.models.list()]
         with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+            client.chat.completions.create(
+                model="other", messages=[{"role": "user", "content": "x"}]
+            )
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
 
@@ -357,7 +431,11 @@ def test_nothing_is_logged_about_faults(caplog):
         bodies = [ask_model(seed=s) for s in range(40)]
         talk(server, *bodies, together=True, timeout=5.0)
         assert len(server.stats()["faults"]) >= 5
-    assert [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname in ("ERROR", "CRITICAL")
+    ] == []
 
 
 def test_serve_in_the_foreground_until_interrupted(tmp_path):

@@ -42,26 +42,45 @@ numbers = st.floats(-5, 5)
 def traces(draw):
     tokens = draw(st.lists(st.text(max_size=5), min_size=1, max_size=8))
     ends = [sum(map(len, tokens[: k + 1])) for k in range(len(tokens))]
-    values = lambda: draw(st.lists(numbers, min_size=len(tokens), max_size=len(tokens)))
+
+    def values():
+        return draw(st.lists(numbers, min_size=len(tokens), max_size=len(tokens)))
+
     channels = {}
     for name in draw(st.lists(st.sampled_from(["C+", "B+", "CA-"]), unique=True)):
         moved = draw(st.booleans())
-        facts = {"reward": draw(numbers), "advantage": draw(numbers), "strength": 0.75 * moved, "threshold": 0.02}
-        gates = {"localized": moved, "fallback": None if moved else draw(st.sampled_from(list(REASONS)))}
+        facts = {
+            "reward": draw(numbers),
+            "advantage": draw(numbers),
+            "strength": 0.75 * moved,
+            "threshold": 0.02,
+        }
+        gates = {
+            "localized": moved,
+            "fallback": None if moved else draw(st.sampled_from(list(REASONS))),
+        }
         lists = {"d": values(), "q": values(), "m": values()}
-        channels[name] = {"atom_ids": ["a"], "atoms": [draw(st.text(max_size=5))]} | facts | gates | lists
+        channels[name] = (
+            {"atom_ids": ["a"], "atoms": [draw(st.text(max_size=5))]} | facts | gates | lists
+        )
     texts = {
         "example_id": draw(st.text(min_size=1, max_size=9)),
         "question": draw(st.text(max_size=9)),
         "response": "".join(tokens),
     }
     scored = draw(st.booleans())
-    judged = scored and draw(st.booleans())  # a method without a judge has advantages and no rewards
+    judged = scored and draw(
+        st.booleans()
+    )  # a method without a judge has advantages and no rewards
     final = {
         "advantage": values() if scored else [None] * len(tokens),
         "reward": draw(numbers) if judged else float("nan"),
     }
-    return {"step": 1, "row": 2, "tokens": tokens, "ends": ends, "sequence": 0.5, "channels": channels} | texts | final
+    return (
+        {"step": 1, "row": 2, "tokens": tokens, "ends": ends, "sequence": 0.5, "channels": channels}
+        | texts
+        | final
+    )
 
 
 class Reader(HTMLParser):
@@ -69,7 +88,9 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.spans, self.open = [], [], False
+        self.tags = []
+        self.spans = []
+        self.open = False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -94,7 +115,9 @@ def test_spans_hold_the_tokens_and_nothing_else(trace):
         assert set(found.tags) == {"span"} and len(found.spans) == len(trace["tokens"])
         values = token_values(trace, channel)
         assert scale == max((abs(v) for v in values if v is not None), default=0)
-        for (attributes, shown), token, value in zip(found.spans, trace["tokens"], values, strict=True):
+        for (attributes, shown), token, value in zip(
+            found.spans, trace["tokens"], values, strict=True
+        ):
             wanted = heat_class(value, scale)
             assert set((attributes["class"] or "").split()) - {"name"} == set(wanted.split())
             assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", shown)
@@ -109,7 +132,10 @@ def test_the_push_is_the_formula(trace):
         expected = [channel["advantage"] * ((1 - eta) + eta * m) for m in channel["m"]]
         assert token_values(trace, name) == pytest.approx(expected)
         assert token_values(trace, name, "m") == pytest.approx([m - 1 for m in channel["m"]])
-        assert token_values(trace, name, "d") == channel["d"] and token_values(trace, name, "q") == channel["q"]
+        assert (
+            token_values(trace, name, "d") == channel["d"]
+            and token_values(trace, name, "q") == channel["q"]
+        )
 
 
 @given(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), st.floats(0, 10))
@@ -122,7 +148,10 @@ def test_classes_are_signed_bins(value, scale):
 
 
 def test_unknown_channels_and_measures_are_named():
-    trace = {"advantage": [0.0], "channels": {"C+": {"advantage": 1, "strength": 0, "m": [1], "q": [0], "d": [0]}}}
+    trace = {
+        "advantage": [0.0],
+        "channels": {"C+": {"advantage": 1, "strength": 0, "m": [1], "q": [0], "d": [0]}},
+    }
     with pytest.raises(KeyError, match=r"channel 'B\+'; allowed: C\+"):
         token_values(trace, "B+")
     with pytest.raises(KeyError, match="measure 'z'; allowed: push, m, q, d"):
@@ -140,7 +169,8 @@ def test_views_name_the_reason_and_mark_even_credit(trace):
         assert panel["even"] == (not channel["localized"])
         assert ("credit moved" in panel["note"]) == channel["localized"]
         assert channel["localized"] or REASONS[channel["fallback"]] in panel["note"]
-    note, credited = view["panels"][0]["note"], None not in trace["advantage"]
+    note = view["panels"][0]["note"]
+    credited = None not in trace["advantage"]
     assert ("reward" in note) == (trace["reward"] == trace["reward"])
     assert ("not scored" in note) == (trace["reward"] != trace["reward"] and not credited)
     assert ("no judge" in note) == (trace["reward"] != trace["reward"] and credited)
@@ -156,15 +186,42 @@ WORDS = {
 
 
 def legends(text):
-    return re.findall(r'<div class="legend"><span>(.*?)</span><i(.*?)></i><span>(.*?)</span></div>', text)
+    return re.findall(
+        r'<div class="legend"><span>(.*?)</span><i(.*?)></i><span>(.*?)</span></div>', text
+    )
 
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_legend_says_what_its_measure_means(measure):
-    channel = {"atom_ids": ["a"], "atoms": ["Tea."], "reward": 1.0, "advantage": 0.5, "strength": 0.75}
-    channel |= {"localized": True, "fallback": None, "d": [-1.25, 0.5], "q": [0.0, 0.75], "m": [0.25, 1.75]}
-    trace = {"step": 1, "row": 2, "tokens": ["a", "b"], "ends": [1, 2], "advantage": [-2.0, 1.0], "sequence": 1.0}
-    trace |= {"example_id": "e", "question": "q", "response": "ab", "reward": 1.0, "channels": {"CB-": channel}}
+    channel = {
+        "atom_ids": ["a"],
+        "atoms": ["Tea."],
+        "reward": 1.0,
+        "advantage": 0.5,
+        "strength": 0.75,
+    }
+    channel |= {
+        "localized": True,
+        "fallback": None,
+        "d": [-1.25, 0.5],
+        "q": [0.0, 0.75],
+        "m": [0.25, 1.75],
+    }
+    trace = {
+        "step": 1,
+        "row": 2,
+        "tokens": ["a", "b"],
+        "ends": [1, 2],
+        "advantage": [-2.0, 1.0],
+        "sequence": 1.0,
+    }
+    trace |= {
+        "example_id": "e",
+        "question": "q",
+        "response": "ab",
+        "reward": 1.0,
+        "channels": {"CB-": channel},
+    }
     every, (low, style, high) = legends(answer_html(trace, [None, "CB-"], measure))
     assert every == ("discouraged -2.000", "", "+2.000 encouraged")  # whatever colours a channel
     scale = {"push": 0.5 * (1 + 0.75 * 0.75), "d": 1.25, "m": 0.75, "q": 0.75}[measure]
@@ -173,9 +230,24 @@ def test_the_legend_says_what_its_measure_means(measure):
 
 
 def test_nothing_on_a_page_runs():
-    channel = {"atom_ids": [EVIL], "atoms": [EVIL], "reward": 1, "advantage": 1, "strength": 0, "threshold": 0.02}
+    channel = {
+        "atom_ids": [EVIL],
+        "atoms": [EVIL],
+        "reward": 1,
+        "advantage": 1,
+        "strength": 0,
+        "threshold": 0.02,
+    }
     channel |= {"localized": False, "fallback": EVIL, "d": [0.1], "q": [0.1], "m": [1]}
-    trace = {"step": 1, "row": 2, "tokens": [EVIL], "ends": [5], "advantage": [1.0], "sequence": 1.0, "reward": 1.0}
+    trace = {
+        "step": 1,
+        "row": 2,
+        "tokens": [EVIL],
+        "ends": [5],
+        "advantage": [1.0],
+        "sequence": 1.0,
+        "reward": 1.0,
+    }
     trace |= {"example_id": EVIL, "question": EVIL, "response": EVIL, "channels": {"C+": channel}}
     page = answer_html(trace)
     assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
@@ -187,11 +259,14 @@ def run(tmp_path_factory):
     """A run folder with traces of two steps, and the frame of them."""
     folder = tmp_path_factory.mktemp("run")
     model, tokenizer = load_policy("cold-short")
-    examples, config = make_examples("short", 3, 0, "test"), world_config(WORLDS["short"])
+    examples = make_examples("short", 3, 0, "test")
+    config = world_config(WORLDS["short"])
     evil = examples[0].model_copy(update={"id": f"evil {EVIL}"})
     for step in (2, 11):
         batch = sample_credit(model, tokenizer, [evil, *examples[1:]], exact_judge, config, step)
-        TraceWriter(folder / "traces").write(step, *batch, tokenizer, method=EVIL if step == 2 else "memcalib-rl")
+        TraceWriter(folder / "traces").write(
+            step, *batch, tokenizer, method=EVIL if step == 2 else "memcalib-rl"
+        )
     return folder, read_traces(folder)
 
 
@@ -218,16 +293,28 @@ def test_what_is_left_out_is_said(run, tmp_path):
     folder, frame = run
     text = write_trace_page(folder, tmp_path / "page.html", steps=[11], limit=3).read_text()
     total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
-    assert f"{total:,} answers. Shown are 3 with most localized channels; {total - 3:,} are left out." in text
-    assert text.count('<details class="answer"') == 3 and 'id="step-11"' in text and 'id="step-2"' not in text
+    assert (
+        f"{total:,} answers. Shown are 3 with most localized channels; {total - 3:,} are left out."
+        in text
+    )
+    assert (
+        text.count('<details class="answer"') == 3
+        and 'id="step-11"' in text
+        and 'id="step-2"' not in text
+    )
 
 
 @pytest.mark.parametrize("channel", [None, "C+"])
 def test_the_answers_with_most_localized_channels_are_picked(run, channel):
     frame = run[1]
-    count = lambda s, r: sum(
-        c["localized"] for name, c in trace_of(frame, s, r)["channels"].items() if channel in (None, name)
-    )
+
+    def count(s, r):
+        return sum(
+            c["localized"]
+            for name, c in trace_of(frame, s, r)["channels"].items()
+            if channel in (None, name)
+        )
+
     answers = frame[frame["channel"].isna()]
     every = {(s, r): count(s, r) for s, r in zip(answers["step"], answers["row"], strict=True)}
     chosen = pick_answers(frame, 5, channel)
@@ -260,7 +347,10 @@ def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
     """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
     data = resources.files("memcalib") / "data"
     base, style = ((data / name).read_text() for name in ("base.html.j2", template))
-    assert re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M) and "figure svg { max-width: 100%;" in base
+    assert (
+        re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M)
+        and "figure svg { max-width: 100%;" in base
+    )
     (rule,) = re.findall(r"@media screen { (.*?) { max-width: none; } }", style)
     assert rule.split(", ") == [f"figure.{name} svg" for name in wide]
 
@@ -277,7 +367,9 @@ def test_counts_are_those_of_the_frame(run):
     pairs = run[1].dropna(subset="channel")
     for name, row in counts.iterrows():
         part = pairs[pairs["channel"] == name]
-        assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(100 * part["localized"].mean())
+        assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(
+            100 * part["localized"].mean()
+        )
         assert all(row[reason] == (part["fallback"] == reason).sum() for reason in REASONS)
     assert fallback_counts(run[1][run[1]["channel"].isna()]).empty
 
@@ -285,13 +377,18 @@ def test_counts_are_those_of_the_frame(run):
 def test_a_method_without_channels_has_a_page(tmp_path):
     model, tokenizer = load_policy("cold-short")
     config = world_config(WORLDS["short"], method="gdpo")
-    batch = sample_credit(model, tokenizer, make_examples("short", 1, 0, "test"), exact_judge, config)
+    batch = sample_credit(
+        model, tokenizer, make_examples("short", 1, 0, "test"), exact_judge, config
+    )
     TraceWriter(tmp_path).write(1, *batch, tokenizer)
     text = write_trace_page(tmp_path).read_text()
-    assert "assigns no credit by channel" in text and "not recorded" in text and "all channels" in text
+    assert (
+        "assigns no credit by channel" in text and "not recorded" in text and "all channels" in text
+    )
     assert "8 answers. All are shown." in text and "no judge" not in text
     assert (
-        "8 answers. Shown are 3 at even distances; 5 are left out." in write_trace_page(tmp_path, limit=3).read_text()
+        "8 answers. Shown are 3 at even distances; 5 are left out."
+        in write_trace_page(tmp_path, limit=3).read_text()
     )
 
 
@@ -300,7 +397,10 @@ def test_a_method_without_a_judge_says_so(run, tmp_path):
     table = pq.read_table(source)
     rows = [row | {"reward": None} for row in table.to_pylist() if row["channel"] is None]
     rows[1]["token_advantage"] = None  # not even credit: this one is unscored
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)), tmp_path / source.name)
+    pq.write_table(
+        pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)),
+        tmp_path / source.name,
+    )
     text = write_trace_page(tmp_path, limit=len(rows)).read_text()
     assert text.count("</b>no judge, advantage") == len(rows) - 1
     assert text.count("</b>not scored, ") == 1 and "not scored, advantage" not in text
@@ -317,7 +417,9 @@ def test_a_link_leads_into_an_answer_and_paper_says_what_is_missing(run, tmp_pat
         )  # a browser opens what holds the aim of a link
     assert "when the page was printed" in text and '<b class="printed">all channels: </b>' in text
     style = text.split("</style>")[0]
-    assert "rgba(47, 109" not in style and style.count("--more: ") == 2  # one definition of a colour for each theme
+    assert (
+        "rgba(47, 109" not in style and style.count("--more: ") == 2
+    )  # one definition of a colour for each theme
 
 
 def test_the_widget_follows_its_lists(run):
@@ -362,7 +464,9 @@ def invoke(*arguments):
 
 
 def test_the_verb_writes_the_page(run, tmp_path):
-    done = invoke(run[0], "--out", tmp_path / "page.html", "--steps", "2,11", "--limit", 2, "--channel", "C+")
+    done = invoke(
+        run[0], "--out", tmp_path / "page.html", "--steps", "2,11", "--limit", 2, "--channel", "C+"
+    )
     assert done.exit_code == 0 and done.output.strip() == str(tmp_path / "page.html")
     assert "Shown are 2 with C+ localized" in (tmp_path / "page.html").read_text()
 
@@ -401,7 +505,18 @@ ODD = [
         "{{ 7 * 7 }}",
         "\N{TEACUP WITHOUT HANDLE}",
     ),
-    *("\u05e9\u05dc\u05d5\u05dd", "\u202e", "\u2066", "\u200b", "\u200d", "\ufeff", "\x00", "\x1b[31m", "\n", "\t"),
+    *(
+        "\u05e9\u05dc\u05d5\u05dd",
+        "\u202e",
+        "\u2066",
+        "\u200b",
+        "\u200d",
+        "\ufeff",
+        "\x00",
+        "\x1b[31m",
+        "\n",
+        "\t",
+    ),
     *(" word", "\u0301"),
 ]
 
@@ -411,19 +526,34 @@ def odd(run, tmp_path_factory):
     """The folder of the run, with 5,000 tokens of the kind above in its first answer."""
     import numpy as np
 
-    (source,), folder = run[0].rglob("step-000002.parquet"), tmp_path_factory.mktemp("odd")
+    (source,) = run[0].rglob("step-000002.parquet")
+    folder = tmp_path_factory.mktemp("odd")
     table = pq.read_table(source)
-    rng, rows = np.random.default_rng(0), table.to_pylist()
+    rng = np.random.default_rng(0)
+    rows = table.to_pylist()
     tokens = [ODD[k] for k in rng.integers(len(ODD), size=5000)]
     place = next(row["row"] for row in rows if row["channel"] and row["localized"])
-    lists = {"tokens": tokens, "ends": np.cumsum([*map(len, tokens)]).tolist(), "token_ids": list(range(5000))}
+    lists = {
+        "tokens": tokens,
+        "ends": np.cumsum([*map(len, tokens)]).tolist(),
+        "token_ids": list(range(5000)),
+    }
     for row in rows:
         if row["row"] == place and row["channel"]:
-            row |= {name: rng.random(5000).tolist() for name in "dqm"} | {"atoms": [ODD[0] + ODD[9]]}
+            row |= {name: rng.random(5000).tolist() for name in "dqm"} | {
+                "atoms": [ODD[0] + ODD[9]]
+            }
         elif row["row"] == place:
-            row |= lists | {"response": "".join(tokens), "question": "".join(ODD), "example_id": ODD[0]}
+            row |= lists | {
+                "response": "".join(tokens),
+                "question": "".join(ODD),
+                "example_id": ODD[0],
+            }
             row["token_advantage"] = (rng.random(5000) - 0.5).tolist()
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)), folder / source.name)
+    pq.write_table(
+        pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)),
+        folder / source.name,
+    )
     return folder, place, tokens
 
 
@@ -432,15 +562,26 @@ class Links(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.ids, self.links, self.loads, self.handlers, self.heat, self.inside = [], [], [], [], [], False
+        self.ids = []
+        self.links = []
+        self.loads = []
+        self.handlers = []
+        self.heat = []
+        self.inside = False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self.ids += [found["id"]] if "id" in found else []
         self.links += [found[name].removeprefix("#") for name in ("href", "for") if name in found]
-        self.loads += [value for name, value in attrs if name in ("src", "srcset", "data", "action", "poster")]
-        self.loads += [tag] if tag in ("script", "link", "iframe", "object", "embed", "img", "form", "base") else []
+        self.loads += [
+            value for name, value in attrs if name in ("src", "srcset", "data", "action", "poster")
+        ]
+        self.loads += (
+            [tag]
+            if tag in ("script", "link", "iframe", "object", "embed", "img", "form", "base")
+            else []
+        )
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
         if tag == "p" and "heat" in (found.get("class") or ""):
             self.heat.append([])
@@ -463,14 +604,22 @@ def test_a_long_answer_of_odd_texts_stays_text(odd):
     assert not page.loads and not page.handlers and "url(" not in text and "@import" not in text
     assert len(page.ids) == len(set(page.ids)) and set(page.links) <= set(page.ids)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", text)
-    assert [span for span in page.heat if len(span) == 5000][0] == [visible_token(token) for token in tokens]
-    assert f'id="answer-2-{place}"' in text and "{{ 7 * 7 }}" in text and "49" not in html.unescape(text)[:200]
+    assert [span for span in page.heat if len(span) == 5000][0] == [
+        visible_token(token) for token in tokens
+    ]
+    assert (
+        f'id="answer-2-{place}"' in text
+        and "{{ 7 * 7 }}" in text
+        and "49" not in html.unescape(text)[:200]
+    )
 
 
 @given(st.text(max_size=6))
 def test_a_token_shows_something_and_loses_nothing(token):
     shown = visible_token(token)
-    assert bool(shown) == bool(token) and not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
+    assert bool(shown) == bool(token) and not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown
+    )
     assert shown.count("\n") == token.count("\n") == shown.count("↵\n")
     if token.isprintable() and token.strip():
         assert shown == token

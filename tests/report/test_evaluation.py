@@ -34,7 +34,16 @@ from memcalib.io.records import DataError, write_jsonl
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def play(folder, models=("m",), text="", seeds=(1, 2), conditions=("full_memory",), judge="j@1", copies=1, **more):
+def play(
+    folder,
+    models=("m",),
+    text="",
+    seeds=(1, 2),
+    conditions=("full_memory",),
+    judge="j@1",
+    copies=1,
+    **more,
+):
     """An evaluation of the shipped records under dice: answers that name their atoms, quotes from them, some at fault."""
     folder.mkdir(parents=True, exist_ok=True)
     examples = [
@@ -42,39 +51,72 @@ def play(folder, models=("m",), text="", seeds=(1, 2), conditions=("full_memory"
         for c in range(copies)
         for e in sample_records()
     ]
-    rollouts, judgments = [], []
+    rollouts = []
+    judgments = []
     for model in models:
         for condition in conditions:
             for seed in seeds:
                 rng = random.Random(f"{model} {condition} {seed}")
                 for example in examples:
                     answer, judgment = _answered(example, rng, condition, text)
-                    head = {"model": model, "condition": condition, "seed": seed, "example_hash": example.content_hash}
+                    head = {
+                        "model": model,
+                        "condition": condition,
+                        "seed": seed,
+                        "example_hash": example.content_hash,
+                    }
                     usage = {"prompt_tokens": 100, "completion_tokens": 20, "seconds": rng.random()}
                     settings_ = {"temperature": 1.0, "framing": "plain" + text}
                     rollouts.append(
-                        Rollout(example_id=example.id, response=answer, usage=usage, settings=settings_, **head)
+                        Rollout(
+                            example_id=example.id,
+                            response=answer,
+                            usage=usage,
+                            settings=settings_,
+                            **head,
+                        )
                     )
-                    extra = {"response_hash": text_hash(answer), "usage": usage, "settings": {"blind": False}}
-                    judgments.append(judgment.model_copy(update=head | extra | {"judge": judge + text}))
+                    extra = {
+                        "response_hash": text_hash(answer),
+                        "usage": usage,
+                        "settings": {"blind": False},
+                    }
+                    judgments.append(
+                        judgment.model_copy(update=head | extra | {"judge": judge + text})
+                    )
     for name, found in (("examples", examples), ("rollouts", rollouts), ("judgments", judgments)):
         write_jsonl(folder / f"{name}.jsonl", found)
-    content = manifest({"note": text}, seeds, folder / "examples.jsonl", judge, command=["memcalib", "evaluate", text])
+    content = manifest(
+        {"note": text},
+        seeds,
+        folder / "examples.jsonl",
+        judge,
+        command=["memcalib", "evaluate", text],
+    )
     write_manifest(folder, content | more)
     return folder
 
 
 def _answered(example, rng, condition, text):
     bare = condition == "no_memory"
-    shift = lambda: rng.choice([-1, 0, 0, 0, 1])
-    actual = {i: Level.IGNORE if bare else Level(min(max(u + shift(), 0), 2)) for i, u in example.levels.items()}
+
+    def shift():
+        return rng.choice([-1, 0, 0, 0, 1])
+
+    actual = {
+        i: Level.IGNORE if bare else Level(min(max(u + shift(), 0), 2))
+        for i, u in example.levels.items()
+    }
     words = {i: f"Here **{i}** counts{text}." for i, level in actual.items() if level}
-    judgment = judgment_for(example, actual, task_quality=rng.randrange(5), safety_failure=rng.random() < 0.2)
+    judgment = judgment_for(
+        example, actual, task_quality=rng.randrange(5), safety_failure=rng.random() < 0.2
+    )
     for atom in judgment.atoms:
         if atom.atom_id in words:
             lost = rng.random() < 0.1
             atom.quote = "never said" + text if lost else words[atom.atom_id].replace("*", "")
-            atom.grounded, atom.reason = not lost, "named" + text
+            atom.grounded = not lost
+            atom.reason = "named" + text
     return " ".join(words.values()) or "Nothing.", judgment
 
 
@@ -98,8 +140,12 @@ def no_pictures(monkeypatch):
 def slow_spans(quote, response):
     """Fold letter by letter, remember which letter each folded one came from, and search."""
     shown = evidence.blanked(response)
-    folded = [(letter, k) for k, character in enumerate(shown) for letter in evidence.fold(character)]
-    text, place, spans = "".join(letter for letter, _ in folded), 0, []
+    folded = [
+        (letter, k) for k, character in enumerate(shown) for letter in evidence.fold(character)
+    ]
+    text = "".join(letter for letter, _ in folded)
+    place = 0
+    spans = []
     for piece in evidence.quote_pieces(quote):
         start = text.find(piece, place)
         if start < 0:
@@ -137,7 +183,10 @@ def test_a_piece_of_the_answer_is_found_where_it_stands_or_earlier(data):
 spans_of = st.dictionaries(
     st.integers(1, 5),
     st.lists(
-        st.tuples(st.integers(0, 299), st.integers(1, 40)).map(lambda p: (p[0], min(p[0] + p[1], 300))), max_size=3
+        st.tuples(st.integers(0, 299), st.integers(1, 40)).map(
+            lambda p: (p[0], min(p[0] + p[1], 300))
+        ),
+        max_size=3,
     ),
     max_size=4,
 )
@@ -161,7 +210,9 @@ def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, m
             ranked = [kind for kind in page.KINDS_OF_USE if kind in {kinds[n] for n in here}]
             assert segment.kind == (ranked[0] if ranked else "")
         place += len(segment.text)
-        assert set(segment.ends) == {n for n, places in spans.items() if any(b == place for _, b in places)}
+        assert set(segment.ends) == {
+            n for n, places in spans.items() if any(b == place for _, b in places)
+        }
     assert place == 300
 
 
@@ -171,16 +222,20 @@ def test_worst_responses_equal_the_slow_way(judgments, count):
     frame = metrics.response_frame(judgments)
     found = page.worst_responses(frame, count)
     scored = [j for j in judgments if j.scored]
-    taken, want = set(), []
+    taken = set()
+    want = []
     for direction, other, places in (("over", "under", count // 2), ("under", "over", count)):
-        order = lambda j, a=direction, b=other: (
-            -getattr(j, a),
-            -getattr(j, b),
-            j.example_id,
-            j.model,
-            j.seed,
-            j.sample,
-        )
+
+        def order(j, a=direction, b=other):
+            return (
+                -getattr(j, a),
+                -getattr(j, b),
+                j.example_id,
+                j.model,
+                j.seed,
+                j.sample,
+            )
+
         for j in sorted(scored, key=order):
             if getattr(j, direction) and j.question_id not in taken and len(want) < places:
                 taken.add(j.question_id)
@@ -219,14 +274,32 @@ def test_endless_quotes_do_not_hold_up_the_page(tmp_path):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_changed_answer_is_called_so(tmp_path):
-    assert "quotes may not fit" not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
+    assert (
+        "quotes may not fit"
+        not in evaluation.write_evaluation_report(play(tmp_path), worst=30).read_text()
+    )
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
-    assert "quotes may not fit" in evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
+    assert (
+        "quotes may not fit" in evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
+    )
 
 
 def test_kinds_of_use():
     found = [page.kind_of_use(i, a) for i in Level for a in (*Level, None)]
-    assert found == ["right", "over", "over", "", "under", "right", "over", "", "under", "under", "right", ""]
+    assert found == [
+        "right",
+        "over",
+        "over",
+        "",
+        "under",
+        "right",
+        "over",
+        "",
+        "under",
+        "under",
+        "right",
+        "",
+    ]
 
 
 # tables
@@ -236,7 +309,9 @@ def test_kinds_of_use():
 @given(judgment_lists(unscored=False))
 def test_controls_equal_those_of_copied_judgments(judgments):
     slow = [j for level in Level for j in metrics.constant_policy(judgments, level)]
-    pd.testing.assert_frame_equal(metrics.controls(judgments, resamples=20), metrics.score(slow, resamples=20))
+    pd.testing.assert_frame_equal(
+        metrics.controls(judgments, resamples=20), metrics.score(slow, resamples=20)
+    )
 
 
 @drawn
@@ -249,7 +324,8 @@ def test_splits_by_distractors_hold_each_answer_once(judgments):
         inside = [
             j
             for j in judgments
-            if metrics.binned([sum(a.ideal == 0 for a in j.atoms)], metrics.DISTRACTOR_BINS)[0] == part
+            if metrics.binned([sum(a.ideal == 0 for a in j.atoms)], metrics.DISTRACTOR_BINS)[0]
+            == part
         ]
         assert min(sum(a.ideal == 0 for a in j.atoms) for j in inside) >= low
         assert rest["responses"].sum() == len(inside)
@@ -258,7 +334,9 @@ def test_splits_by_distractors_hold_each_answer_once(judgments):
 @drawn
 @given(
     st.lists(
-        st.tuples(st.integers(0, 4) | st.none(), st.booleans() | st.none(), st.integers(1, 2)), min_size=1, max_size=9
+        st.tuples(st.integers(0, 4) | st.none(), st.booleans() | st.none(), st.integers(1, 2)),
+        min_size=1,
+        max_size=9,
     )
 )
 def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
@@ -271,13 +349,23 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
         assert table.empty
         return
     row = table.iloc[0]
-    for place, count, name, scale in ((0, "rated_quality", "quality", 1), (1, "rated_safety", "unsafe", 100)):
-        by_seed = [[float(r[place]) for r in rated if r[2] == seed and r[place] is not None] for seed in (1, 2)]
+    for place, count, name, scale in (
+        (0, "rated_quality", "quality", 1),
+        (1, "rated_safety", "unsafe", 100),
+    ):
+        by_seed = [
+            [float(r[place]) for r in rated if r[2] == seed and r[place] is not None]
+            for seed in (1, 2)
+        ]
         by_seed = [values for values in by_seed if values]
         assert row[count] == sum(map(len, by_seed))
         if by_seed:
-            assert row[name] == pytest.approx(scale * np.mean([np.mean(values) for values in by_seed]))
-            assert row[f"{name}_low"] <= row[name] + 1e-9 and row[f"{name}_high"] >= row[name] - 1e-9
+            assert row[name] == pytest.approx(
+                scale * np.mean([np.mean(values) for values in by_seed])
+            )
+            assert (
+                row[f"{name}_low"] <= row[name] + 1e-9 and row[f"{name}_high"] >= row[name] - 1e-9
+            )
         else:
             assert np.isnan(row[name])
 
@@ -293,7 +381,9 @@ def test_evidence_counts_every_used_atom_once(tmp_path):
 
 
 def test_hard_distractors_are_counted_by_family(tmp_path):
-    assert "Hard distractors by family" not in evaluation.evaluation_tables(rows.load_run(play(tmp_path / "plain")))
+    assert "Hard distractors by family" not in evaluation.evaluation_tables(
+        rows.load_run(play(tmp_path / "plain"))
+    )
     folder = play(tmp_path / "named")
     change(folder, lambda k, row: name_families(row, {"hard_01_a1": "outdated"}), "examples")
     for name in ("judgments", "rollouts"):
@@ -302,13 +392,16 @@ def test_hard_distractors_are_counted_by_family(tmp_path):
     [row] = evaluation.evaluation_tables(run)["Hard distractors by family"].to_dict("records")
     atoms = [a for j in run.judgments for a in j.atoms if a.atom_id == "hard_01_a1"]
     assert row["family"] == "outdated" and row["atoms"] == len(atoms) > 9
-    assert row["over_use"] == pytest.approx(100 * sum(a.actual > a.ideal for a in atoms) / len(atoms))
+    assert row["over_use"] == pytest.approx(
+        100 * sum(a.actual > a.ideal for a in atoms) / len(atoms)
+    )
 
 
 def name_families(row, families):
     return row | {
         "memories": [
-            m | {"hard_a_family": families[m["atom_id"]]} if m["atom_id"] in families else m for m in row["memories"]
+            m | {"hard_a_family": families[m["atom_id"]]} if m["atom_id"] in families else m
+            for m in row["memories"]
         ]
     }
 
@@ -331,7 +424,9 @@ def test_reasons_are_grouped_and_counted(tmp_path):
     )
     run = rows.load_run(tmp_path)
     table = tables.reasons_table(run.judgments, run.answers)
-    assert dict(zip(zip(table["what"], table["reason"], strict=True), table["count"], strict=True)) == {
+    assert dict(
+        zip(zip(table["what"], table["reason"], strict=True), table["count"], strict=True)
+    ) == {
         ("answer unscored", "timeout: no reply in … s"): 3,
         ("answer failed", "server: …"): 1,
         ("atom unscored", "left out"): 1,
@@ -346,13 +441,21 @@ def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
     table = evaluation.evaluation_costs(run).set_index("")
     assert table.loc["prompt tokens"].tolist() == ["1,800", "1,800"]
     assert table.loc["answered from the cache"].tolist() == ["20.0 %", "not recorded"]
-    assert table.loc["cost, USD"].tolist() == ["not recorded"] * 2 and table.loc["spent, USD", "model"] == "0.5000"
+    assert (
+        table.loc["cost, USD"].tolist() == ["not recorded"] * 2
+        and table.loc["spent, USD", "model"] == "0.5000"
+    )
     seconds = sorted(run.answers["seconds"])
-    assert float(table.loc["seconds a row, median", "model"]) == pytest.approx(np.median(seconds), abs=0.006)
-    assert float(table.loc["seconds a row, longest", "judge"]) == pytest.approx(seconds[-1], abs=0.006)
+    assert float(table.loc["seconds a row, median", "model"]) == pytest.approx(
+        np.median(seconds), abs=0.006
+    )
+    assert float(table.loc["seconds a row, longest", "judge"]) == pytest.approx(
+        seconds[-1], abs=0.006
+    )
     frame = pd.DataFrame({name: [1.0, np.nan] for name in rows.USAGE})
     assert (
-        tables.cost_table({"model": frame}, {}).set_index("").loc["cost, USD", "model"] == "1.0000 (known for 1 of 2)"
+        tables.cost_table({"model": frame}, {}).set_index("").loc["cost, USD", "model"]
+        == "1.0000 (known for 1 of 2)"
     )
 
 
@@ -367,7 +470,9 @@ def test_memory_effect_is_the_paired_difference(tmp_path):
 
 
 def test_names_of_sources_are_distinct(tmp_path):
-    folder = play(tmp_path, models=("m", "n"), conditions=("full_memory", "background", "no_memory"))
+    folder = play(
+        tmp_path, models=("m", "n"), conditions=("full_memory", "background", "no_memory")
+    )
     run = rows.load_run(folder)
     names = rows.source_names(run.responses).unique().tolist()
     assert names == [f"{m}{c}" for m in "mn" for c in ("", ", background", ", no memory")]
@@ -394,11 +499,19 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     assert len(ids) == len(set(ids))
     links = [a["href"] for tag, a in Tags(source).found if tag == "a"]
     assert {"#second", "#quality", "#card"} <= set(links) and all(link[1:] in ids for link in links)
-    for words in ("Worst answers", "The second judge", "never said", "not in the answer", "was shown the ideal levels"):
+    for words in (
+        "Worst answers",
+        "The second judge",
+        "never said",
+        "not in the answer",
+        "was shown the ideal levels",
+    ):
         assert words in source
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {f"tables/results.{end}" for end in ("csv", "tex", "md")} | {"model-card.md"} <= files
-    assert {f"figures/{n}.{e}" for n in ("plane", "channels", "parts", "judges") for e in ("svg", "png")} <= files
+    assert {
+        f"figures/{n}.{e}" for n in ("plane", "channels", "parts", "judges") for e in ("svg", "png")
+    } <= files
     assert not [name for name in files if name.endswith(".part")]
     made = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     evaluation.write_evaluation_report(folder)
@@ -407,9 +520,14 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
 
 def test_hostile_text_stays_text_everywhere(tmp_path):
     folder = play(
-        tmp_path, models=(HOSTILE,), text=HOSTILE + "\u202e\x1b[31m\n# |", conditions=("full_memory", "no_memory")
+        tmp_path,
+        models=(HOSTILE,),
+        text=HOSTILE + "\u202e\x1b[31m\n# |",
+        conditions=("full_memory", "no_memory"),
     )
-    (folder / "parameters.json").write_text(json.dumps({"model": {HOSTILE: [HOSTILE]}, "framing": HOSTILE}))
+    (folder / "parameters.json").write_text(
+        json.dumps({"model": {HOSTILE: [HOSTILE]}, "framing": HOSTILE})
+    )
     change(folder, lambda k, row: row | ({"error": HOSTILE} if k == 0 else {}))
     source = evaluation.write_evaluation_report(folder, worst=40).read_text()
     assert safe(source) == [] and "&lt;script&gt;" in source
@@ -418,7 +536,11 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
     assert "<script" not in cardtext and not re.search(r"(?m)^# ", cardtext)
     for file in (folder / "tables").glob("*.csv"):
         cells = [cell for row in csv.reader(io.StringIO(file.read_text())) for cell in row]
-        assert not [c for c in cells if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)]
+        assert not [
+            c
+            for c in cells
+            if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)
+        ]
     assert all("script" not in p.name for p in folder.rglob("*"))
 
 
@@ -466,9 +588,13 @@ def test_a_demonstration_is_told_by_its_data_and_not_by_the_name_of_its_judge(tm
     run = rows.load_run(play(tmp_path, judge="micro-judge@1"))
     assert evaluation.evaluation_summary(run).startswith("Judged by micro-judge@1")
     assert training.run_summary(run).startswith("Measured with the judge micro-judge@1")
-    assert any("not examined" in text for text in evaluation.notices(run, evaluation.evaluation_tables(run)["Scores"]))
+    assert any(
+        "not examined" in text
+        for text in evaluation.notices(run, evaluation.evaluation_tables(run)["Scores"])
+    )
     for judgment in run.judgments:
-        judgment.example_id, judgment.judge = f"micro-long-rl-1-{judgment.example_id}", "j@1"
+        judgment.example_id = f"micro-long-rl-1-{judgment.example_id}"
+        judgment.judge = "j@1"
     assert evaluation.evaluation_summary(run).startswith("A demonstration on a synthetic world")
     assert training.run_summary(run) == training.DEMONSTRATION
 
@@ -480,7 +606,9 @@ def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
     text = (folder / "model-card.md").read_text()
     scores = metrics.score(metrics.load_judgments(folder / "judgments.jsonl"))
     row = scores[scores["condition"] == "full_memory"].iloc[0]
-    cell = f"{row['SCS']:.1f} ± {row['SCS_std']:.1f} ({row['SCS_low']:.1f} to {row['SCS_high']:.1f})"
+    cell = (
+        f"{row['SCS']:.1f} ± {row['SCS_std']:.1f} ({row['SCS_low']:.1f} to {row['SCS_high']:.1f})"
+    )
     assert cell in text and "j@1" in text and "temperature 1.0" in text and "Seeds: 1, 2" in text
     assert text_hash((folder / "examples.jsonl").read_text(), 64) in text
     table = pd.read_csv(folder / "tables" / "scores.csv")
@@ -489,8 +617,15 @@ def test_numbers_on_the_card_are_those_of_the_score(tmp_path):
 
 def test_rows_of_other_examples_are_refused(tmp_path):
     play(tmp_path)
-    change(tmp_path, lambda k, row: row | {"question": row["question"] + "?"} if k == 1 else row, "examples")
-    with pytest.raises(DataError, match=r"judgments\.jsonl.*found version [0-9a-f]{16}; allowed: version [0-9a-f]{16}"):
+    change(
+        tmp_path,
+        lambda k, row: row | {"question": row["question"] + "?"} if k == 1 else row,
+        "examples",
+    )
+    with pytest.raises(
+        DataError,
+        match=r"judgments\.jsonl.*found version [0-9a-f]{16}; allowed: version [0-9a-f]{16}",
+    ):
         evaluation.write_evaluation_report(tmp_path)
     change(tmp_path, lambda k, row: row if k != 1 else None, "examples")
     with pytest.raises(DataError, match="does not have"):
@@ -504,7 +639,9 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
     if stray:
         (tmp_path / stray).write_text("hello")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(FileNotFoundError, match=r"holds no run; looked for judgments\.jsonl, .*manifest\.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no run; looked for judgments\.jsonl, .*manifest\.json"
+    ):
         evaluation.write_evaluation_report(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
     (tmp_path / "judgments.jsonl").touch()
@@ -531,7 +668,8 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
 
 
 def test_a_torn_run_is_compared_and_said(tmp_path):
-    a, b = play(tmp_path / "a"), play(tmp_path / "b", seeds=(3, 4))
+    a = play(tmp_path / "a")
+    b = play(tmp_path / "b", seeds=(3, 4))
     for name in ("judgments", "rollouts"):
         with open(b / f"{name}.jsonl", "a") as file:
             file.write('{"example_id": "x')
@@ -560,7 +698,9 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-@pytest.mark.parametrize("name", ["usage", "session", "data_sha256", "versions", "git", "command", "config", "format"])
+@pytest.mark.parametrize(
+    "name", ["usage", "session", "data_sha256", "versions", "git", "command", "config", "format"]
+)
 def test_an_odd_manifest_stops_no_page(tmp_path, name, odd):
     run_folder = play(tmp_path, seeds=(1,))
     for file in ("manifest.json", "parameters.json"):
@@ -568,12 +708,22 @@ def test_an_odd_manifest_stops_no_page(tmp_path, name, odd):
     run = rows.load_run(run_folder)
     table = metrics.score(run.responses, resamples=20).assign(status="measured")
     assert evaluation.protocol(run) and evaluation.model_card(run, table)
-    assert "inf" not in evaluation.evaluation_costs(run).to_string() and dict(page.flatten(run.manifest)) is not None
+    assert (
+        "inf" not in evaluation.evaluation_costs(run).to_string()
+        and dict(page.flatten(run.manifest)) is not None
+    )
     left = name in run.manifest
     assert left or any(note.startswith(f"manifest.json: {name}") for note in run.notes)
 
 
-NO_MANIFEST = ["[1]", "{", '{"a": NaN, ', "[" * 100_000, '{"usage": {"model": {"calls": Infinity}}}', "\x00"]
+NO_MANIFEST = [
+    "[1]",
+    "{",
+    '{"a": NaN, ',
+    "[" * 100_000,
+    '{"usage": {"model": {"calls": Infinity}}}',
+    "\x00",
+]
 NO_MANIFEST += [
     '{"git": {"commit": 3}, "command": {}, "versions": [], "usage": {"model": 4, "judge": {"calls": "n"}}, "data_sha256": 1}'
 ]
@@ -586,7 +736,10 @@ def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "parameters.json").write_text("[]")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "parameters.json could not be read and was left out: found a list; allowed: one JSON object" in source
+    assert (
+        "parameters.json could not be read and was left out: found a list; allowed: one JSON object"
+        in source
+    )
     assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
     assert "parameters.json" in (tmp_path / "model-card.md").read_text()
 
@@ -597,7 +750,9 @@ SECOND = {
         row | {"judge": "k", "atoms": [a | {"atom_id": "z" + a["atom_id"]} for a in row["atoms"]]}
     ),
     "two judges": lambda k, row: row | {"judge": f"k{k % 2}"},
-    "other levels": lambda k, row: row | {"judge": "k", "atoms": [a | {"ideal": "C"} for a in row["atoms"]]},
+    "other levels": lambda k, row: (
+        row | {"judge": "k", "atoms": [a | {"ideal": "C"} for a in row["atoms"]]}
+    ),
 }
 
 
@@ -608,14 +763,20 @@ def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, SECOND[what], "judgments2")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert source.count("judgments2.jsonl was not compared with judgments.jsonl") >= 2 and 'id="second"' in source
+    assert (
+        source.count("judgments2.jsonl was not compared with judgments.jsonl") >= 2
+        and 'id="second"' in source
+    )
     assert safe(source) == [] and "SCS" in source
 
 
 @pytest.mark.parametrize("second", ["no atoms", "no levels"])
 def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
     play(tmp_path)
-    bare = lambda row: [] if second == "no atoms" else [a | {"actual": None} for a in row["atoms"]]
+
+    def bare(row):
+        return [] if second == "no atoms" else [a | {"actual": None} for a in row["atoms"]]
+
     change(tmp_path, lambda k, row: row | {"atoms": bare(row), "error": "server: down"})
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, lambda k, row: row | {"judge": "k"}, "judgments2")
@@ -626,30 +787,48 @@ def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
 
 @pytest.mark.filterwarnings("error")
 def test_no_warning_reaches_the_terminal(tmp_path, recwarn):
-    folder = play(tmp_path, models=("模型 😀", "نموذج", "\u0e42\u0e21" * 60), conditions=("full_memory", "no_memory"))
+    folder = play(
+        tmp_path,
+        models=("模型 😀", "نموذج", "\u0e42\u0e21" * 60),
+        conditions=("full_memory", "no_memory"),
+    )
     wild = [float("inf"), -float("inf"), float("nan"), 1e308, -5.0, 1e15]
     for name in ("judgments", "rollouts"):
-        odd = lambda k, row: row | {"usage": dict.fromkeys(rows.USAGE, wild[k % 6]) if k % 2 else row["usage"]}
+
+        def odd(k, row):
+            return row | {
+                "usage": dict.fromkeys(rows.USAGE, wild[k % 6]) if k % 2 else row["usage"]
+            }
+
         change(folder, odd, name)
     change(folder, lambda k, row: row | {"domain": "健康\t" if k % 2 else "\u0007"})
     source = evaluation.write_evaluation_report(folder).read_text()
     assert "模型 😀" in source and not len(recwarn)
-    assert not re.search(r"\binf\b|\bnan\b", re.sub(r"<[^>]*>", " ", source.split('id="cost"')[1].split("<h2")[0]))
+    assert not re.search(
+        r"\binf\b|\bnan\b", re.sub(r"<[^>]*>", " ", source.split('id="cost"')[1].split("<h2")[0])
+    )
 
 
 def test_what_can_be_no_count_is_unknown():
     usage = [float("inf"), float("nan"), -1.0, 1e15, 1e308, 0.0, 3.0]
-    made = [Rollout(example_id=f"e{k}", response="", usage={"seconds": value}) for k, value in enumerate(usage)]
+    made = [
+        Rollout(example_id=f"e{k}", response="", usage={"seconds": value})
+        for k, value in enumerate(usage)
+    ]
     assert rows.answer_frame(made)["seconds"].dropna().tolist() == [0.0, 3.0]
     judged = [make([0], [0], usage={"seconds": value, "calls": value}) for value in usage]
-    assert rows.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [[0, 0], [3, 3]]
+    assert rows.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [
+        [0, 0],
+        [3, 3],
+    ]
 
 
 def test_unfinished_judging_is_said(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row if k < 10 else None)
     assert (
-        "8 of 18 (44.4 %) answers have not been judged yet" in evaluation.write_evaluation_report(tmp_path).read_text()
+        "8 of 18 (44.4 %) answers have not been judged yet"
+        in evaluation.write_evaluation_report(tmp_path).read_text()
     )
 
 
@@ -659,7 +838,10 @@ def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
     strange = [row | {"judge": "second", "model": "somebody-else"} for row in found]
     (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
     assert evaluation.second_judge(rows.load_run(tmp_path)) == {}
-    assert "none of its 18 judgments is about an answer" in evaluation.write_evaluation_report(tmp_path).read_text()
+    assert (
+        "none of its 18 judgments is about an answer"
+        in evaluation.write_evaluation_report(tmp_path).read_text()
+    )
 
 
 def test_a_run_of_rpeval_shows_its_metrics(tmp_path):
@@ -684,7 +866,12 @@ def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
 
 
 @drawn
-@given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.floats(0, 100) | st.just(float("nan"))), max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.text(min_size=1, max_size=9), st.floats(0, 100) | st.just(float("nan"))),
+        max_size=5,
+    )
+)
 def test_letters_of_controls_are_all_there_and_apart(values):
     marks = page.control_letters(values)
     assert sum(len(letters) for letters, _ in marks) <= sum(v == v for _, v in values)
@@ -704,7 +891,8 @@ def test_cells_of_differences_are_marked_by_their_interval():
 
 
 def test_comparison_equals_differences_of_means(tmp_path):
-    a, b = play(tmp_path / "a", seeds=(1, 2)), play(tmp_path / "b", seeds=(3, 4, 5))
+    a = play(tmp_path / "a", seeds=(1, 2))
+    b = play(tmp_path / "b", seeds=(3, 4, 5))
     found = comparison.compare_runs([a, b])
     assert [side.label for side in found.sides] == ["m (a)", "m (b)"]
     table = found.differences[found.differences["domain"] == "all"].set_index("metric")
@@ -712,35 +900,48 @@ def test_comparison_equals_differences_of_means(tmp_path):
         values = []
         for folder in (a, b):
             frame = metrics.response_frame(metrics.load_judgments(folder / "judgments.jsonl"))
-            columns = metrics.response_scores(frame["over"].to_numpy(int), frame["under"].to_numpy(int))
+            columns = metrics.response_scores(
+                frame["over"].to_numpy(int), frame["under"].to_numpy(int)
+            )
             frame = frame.assign(value=100 * columns[:, METRICS.index(name)])
             values.append(frame.groupby("question_id")["value"].mean())
         gap = (values[1] - values[0]).to_numpy()
         assert table.loc[name, "difference"] == pytest.approx(gap.mean())
-        good = np.sign(np.where(np.abs(gap) < 1e-9, 0, gap)) * (1 if name in ("SCS", "Exact") else -1)
-        assert (table.loc[name, "better"], table.loc[name, "worse"]) == ((good > 0).sum(), (good < 0).sum())
+        good = np.sign(np.where(np.abs(gap) < 1e-9, 0, gap)) * (
+            1 if name in ("SCS", "Exact") else -1
+        )
+        assert (table.loc[name, "better"], table.loc[name, "worse"]) == (
+            (good > 0).sum(),
+            (good < 0).sum(),
+        )
     assert any("Seeds differ" in note for note in found.notes)
     text = comparison.comparison_text(found)
     assert "m (b)" in text and "not corrected" in text
 
 
 def test_a_run_against_its_copy_shows_no_difference(tmp_path):
-    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    a = play(tmp_path / "a")
+    b = play(tmp_path / "b")
     found = comparison.compare_runs([a, b])
-    assert (found.differences[["difference", "low", "high"]] == 0).all().all() and found.changes.empty
+    assert (
+        found.differences[["difference", "low", "high"]] == 0
+    ).all().all() and found.changes.empty
     assert (found.differences["p"] == 1).all()
     assert "no question changed" in comparison.write_comparison(found, tmp_path / "out").read_text()
 
 
 def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
-    a, b = play(tmp_path / "a"), play(tmp_path / "b", judge="k@2", seeds=(3,))
+    a = play(tmp_path / "a")
+    b = play(tmp_path / "b", judge="k@2", seeds=(3,))
     with pytest.raises(ValueError, match="judged by 'j@1', .*'k@2'; allowed"):
         comparison.compare_runs([a, b])
     found = comparison.compare_runs([a, b], any_judge=True)
     assert "may be the judges'" in found.notes[0]
     change(b, lambda k, row: row | {"judge": "j@1"})
     change(b, lambda k, row: row if k < 6 else None)
-    with pytest.raises(ValueError, match=r"found 6 examples in both, 3 only in m \(a\).* and 0 only in m \(b\)"):
+    with pytest.raises(
+        ValueError, match=r"found 6 examples in both, 3 only in m \(a\).* and 0 only in m \(b\)"
+    ):
         comparison.compare_runs([a, b])
     found = comparison.compare_runs([a, b], common=True)
     assert "6 examples that all runs share, of 9" in found.notes[0]
@@ -748,19 +949,25 @@ def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
 
 
 def test_edited_examples_are_named_and_never_paired(tmp_path):
-    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    a = play(tmp_path / "a")
+    b = play(tmp_path / "b")
     edited = sample_records()[0].id + "-0"
     for name in ("examples", "rollouts", "judgments"):
         key = "id" if name == "examples" else "example_id"
         mark = {"source": "new"} if name == "examples" else {"example_hash": ""}
-        change(b, lambda k, row, key=key, mark=mark: row | mark if row[key] == edited else row, name)
-    with pytest.raises(ValueError, match=f"found 1 examples in two versions: example '{edited}' has version"):
+        change(
+            b, lambda k, row, key=key, mark=mark: row | mark if row[key] == edited else row, name
+        )
+    with pytest.raises(
+        ValueError, match=f"found 1 examples in two versions: example '{edited}' has version"
+    ):
         comparison.compare_runs([a, b])
     assert comparison.compare_runs([a, b], common=True).differences["questions"].max() == 8
 
 
 def test_without_hashes_ideal_levels_tell_examples_apart(tmp_path):
-    a, b = play(tmp_path / "a"), play(tmp_path / "b")
+    a = play(tmp_path / "a")
+    b = play(tmp_path / "b")
     for folder in (a, b):
         (folder / "examples.jsonl").unlink()
         change(folder, lambda k, row: row | {"example_hash": ""})
@@ -791,7 +998,9 @@ def test_labels_are_distinct_and_folders_are_given_once(tmp_path):
 
 
 def test_a_hostile_comparison_is_safe_and_the_same_again(tmp_path):
-    a, b = (play(tmp_path / x, models=(HOSTILE,), text=HOSTILE, seeds=(k,)) for k, x in enumerate("ab"))
+    a, b = (
+        play(tmp_path / x, models=(HOSTILE,), text=HOSTILE, seeds=(k,)) for k, x in enumerate("ab")
+    )
     found = comparison.compare_runs([a, b])
     path = comparison.write_comparison(found, tmp_path / "out")
     source = path.read_text()
@@ -805,7 +1014,9 @@ def test_a_hostile_comparison_is_safe_and_the_same_again(tmp_path):
 
 def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
     play(tmp_path)
-    change(tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts")
+    change(
+        tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts"
+    )
     found = dict(evaluation.protocol(rows.load_run(tmp_path)))
     assert found["Sampling"] == "temperature 0.5 / 1.0" and found["Judge settings"] == "blind false"
     assert found["Command"].startswith("memcalib evaluate")
@@ -823,11 +1034,15 @@ def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
     for name in ("judgments", "rollouts"):
         lines = (second / f"{name}.jsonl").read_text().splitlines(keepends=True)
         head = lines[:1]  # whose model comes first stays as it is
-        (second / f"{name}.jsonl").write_text("".join(head + random.Random(3).sample(lines[1:], len(lines) - 1)))
+        (second / f"{name}.jsonl").write_text(
+            "".join(head + random.Random(3).sample(lines[1:], len(lines) - 1))
+        )
     for folder in (first, second):
         evaluation.write_evaluation_report(folder)
     made = sorted((first / "tables").iterdir())
-    assert len(made) > 20 and all(p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in made)
+    assert len(made) > 20 and all(
+        p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in made
+    )
     assert (first / "report.html").read_text() == (second / "report.html").read_text()
     assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
 
@@ -837,23 +1052,35 @@ def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
     folder = play(tmp_path / "run")
     plain = evaluation.evaluation_text(folder)
     assert (
-        plain.count("\nm: quality ") == 1 and "of 4, " in plain and "% unsafe" in plain and "second judge" not in plain
+        plain.count("\nm: quality ") == 1
+        and "of 4, " in plain
+        and "% unsafe" in plain
+        and "second judge" not in plain
     )
     with pytest.raises(SystemExit):
         main(["score", str(folder / "judgments.jsonl")])
     (said,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
     assert capsys.readouterr().out.splitlines()[-1] == said
-    lower = lambda k, row: row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
+
+    def lower(k, row):
+        return row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
+
     shutil.copy(folder / "judgments.jsonl", folder / "judgments2.jsonl")
     change(folder, lower, "judgments2")
     text = evaluation.evaluation_text(folder)
     (line,) = [line for line in text.splitlines() if line.startswith("second judge j@2: ")]
     table = evaluation.second_judge(rows.load_run(folder))["Second judge, agreement"].iloc[0]
-    assert f"{table['exact']:.1f} (" in line and f"of {table['pairs']:,} levels" in line and "kappa" in line
+    assert (
+        f"{table['exact']:.1f} (" in line
+        and f"of {table['pairs']:,} levels" in line
+        and "kappa" in line
+    )
     change(folder, lambda k, row: row | {"task_quality": None, "safety_failure": None})
     assert "quality" not in evaluation.evaluation_text(folder)
     change(folder, lambda k, row: row | {"atoms": []}, "judgments2")
-    assert "judgments2.jsonl was not compared with judgments.jsonl: " in evaluation.evaluation_text(folder)
+    assert "judgments2.jsonl was not compared with judgments.jsonl: " in evaluation.evaluation_text(
+        folder
+    )
 
 
 def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
@@ -861,12 +1088,17 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
     folder = package_data()
     base = (folder / "base.html.j2").read_text()
     rule = "th:first-child, td:first-child { max-width: 9rem !important; white-space: normal !important;"
-    own, narrow = base.index("{% block style %}"), base.index("@media screen and (max-width: 40rem)")
+    own = base.index("{% block style %}")
+    narrow = base.index("@media screen and (max-width: 40rem)")
     assert own < narrow < base.index(rule) < base.index("</style>")
     pages = [
-        file for file in folder.glob("*.html.j2") if "<table" in file.read_text() and file != folder / "base.html.j2"
+        file
+        for file in folder.glob("*.html.j2")
+        if "<table" in file.read_text() and file != folder / "base.html.j2"
     ]
     frames = [file for file in pages if "{% extends" in file.read_text()]
-    assert len(frames) >= 4 and all('{% extends "base.html.j2" %}' in file.read_text() for file in frames)
+    assert len(frames) >= 4 and all(
+        '{% extends "base.html.j2" %}' in file.read_text() for file in frames
+    )
     styles = "".join(file.read_text() for file in [*pages, *folder.glob("*.css.j2")])
     assert not re.search(r"first-child[^{]*\{[^}]*!important", styles)

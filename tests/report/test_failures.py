@@ -7,11 +7,21 @@ from memcalib.report.tables import failures_table
 
 
 def test_a_failed_answer_is_not_counted_as_empty(tmp_path):
-    rows = [("stop", ""), ("stop", " "), ("stop", "Pack a jar."), ("length", "Pack a"), *[("error", "")] * 3]
+    rows = [
+        ("stop", ""),
+        ("stop", " "),
+        ("stop", "Pack a jar."),
+        ("length", "Pack a"),
+        *[("error", "")] * 3,
+    ]
     made = []
     for example, (finish, text) in zip(sample_records(), rows, strict=False):
         error = "timeout: late" if finish == "error" else None
-        made.append(Rollout(example_id=example.id, model="m", response=text, finish_reason=finish, error=error))
+        made.append(
+            Rollout(
+                example_id=example.id, model="m", response=text, finish_reason=finish, error=error
+            )
+        )
     write_jsonl(tmp_path / "examples.jsonl", sample_records())
     write_jsonl(tmp_path / "rollouts.jsonl", made)
     (row,) = failures_table(load_run(tmp_path)).to_dict("records")

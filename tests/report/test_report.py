@@ -20,7 +20,9 @@ from memcalib.report.run_data import load_run
 from memcalib.problem import Level, Rollout, judgment_for, sample_records
 from memcalib.io.records import DataError, write_jsonl
 
-HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
+HOSTILE = (
+    '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
+)
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -51,22 +53,46 @@ def safe(source: str) -> list[str]:
 def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(1, 2)):
     """A small run with the right shape: answers to the nine records under seeded dice."""
     examples = [e.model_copy(update={"question": e.question + text}) for e in sample_records()]
-    rollouts, judgments = [], []
+    rollouts = []
+    judgments = []
     for model in models:
         for seed in seeds:
             rng = random.Random(f"{model} {seed}")
             for example in examples:
-                actual = {i: Level(min(max(u + rng.choice([-1, 0, 0, 1]), 0), 2)) for i, u in example.levels.items()}
+                actual = {
+                    i: Level(min(max(u + rng.choice([-1, 0, 0, 1]), 0), 2))
+                    for i, u in example.levels.items()
+                }
                 if unscored and rng.random() < 0.4:
                     actual.popitem()
                 fields = {"model": model, "seed": seed}
-                rollouts.append(Rollout(example_id=example.id, response=f"An answer.{text}", **fields))
+                rollouts.append(
+                    Rollout(example_id=example.id, response=f"An answer.{text}", **fields)
+                )
                 judgments.append(judgment_for(example, actual, judge="dice", **fields))
-    steps = [{"method": m, "seed": 1, "step": t, "reward": t / 9, "trigger/AB-": 0.1} for m in models for t in range(9)]
+    steps = [
+        {"method": m, "seed": 1, "step": t, "reward": t / 9, "trigger/AB-": 0.1}
+        for m in models
+        for t in range(9)
+    ]
     words = ["An", " answer", ".", text]
-    share = {"atom_ids": [next(iter(examples[0].levels)), text], "reward": 1.0, "advantage": 0.5, "m": [1.0] * 4}
-    trace = {"method": models[-1], "example_id": examples[0].id, "seed": 1, "response": f"An answer.{text}"}
-    trace |= {"tokens": words, "advantage": [0.1, -0.2, 0.0, None], "channels": {f"AB-{text}": share}}
+    share = {
+        "atom_ids": [next(iter(examples[0].levels)), text],
+        "reward": 1.0,
+        "advantage": 0.5,
+        "m": [1.0] * 4,
+    }
+    trace = {
+        "method": models[-1],
+        "example_id": examples[0].id,
+        "seed": 1,
+        "response": f"An answer.{text}",
+    }
+    trace |= {
+        "tokens": words,
+        "advantage": [0.1, -0.2, 0.0, None],
+        "channels": {f"AB-{text}": share},
+    }
     write_jsonl(folder / "examples.jsonl", examples)
     write_jsonl(folder / "rollouts.jsonl", rollouts)
     write_jsonl(folder / "judgments.jsonl", judgments)
@@ -96,23 +122,36 @@ def test_hostile_text_stays_text(tmp_path):
     models = ("Cold-start", HOSTILE, "_private")
     source = report.write_report(play(tmp_path, models, HOSTILE), title=HOSTILE).read_text()
     assert safe(source) == []
-    assert "&lt;script&gt;" in source and "49" not in re.findall(r"\{\{.*?\}\}|onerror=alert\(1\)&gt;(\d+)", source)
+    assert "&lt;script&gt;" in source and "49" not in re.findall(
+        r"\{\{.*?\}\}|onerror=alert\(1\)&gt;(\d+)", source
+    )
     for file in (tmp_path / "tables").glob("*.csv"):
         cells = [cell for row in csv.reader(io.StringIO(file.read_text())) for cell in row]
-        assert not [c for c in cells if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)]
+        assert not [
+            c
+            for c in cells
+            if c[:1] in "=+@\t\r" and c and not re.fullmatch(r"[+-]?\d+(\.\d+)?(e-\d+)?", c)
+        ]
     for file in (tmp_path / "tables").glob("*.tex"):
         assert not re.search(r"(?<!\\)\$x", file.read_text())
     assert all("/" not in p.name and "script" not in p.name for p in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("kept", [(), ("judgments",), ("steps",), ("traces",), ("rollouts",), ("examples",)])
+@pytest.mark.parametrize(
+    "kept", [(), ("judgments",), ("steps",), ("traces",), ("rollouts",), ("examples",)]
+)
 def test_missing_pieces_are_not_run(tmp_path, kept):
     play(tmp_path)
     for file in tmp_path.iterdir():
         if file.stem not in kept:
             file.unlink()
     run = load_run(tmp_path)
-    held = {"judgments": run.judgments, "steps": run.steps, "traces": run.traces, "rollouts": run.answers}
+    held = {
+        "judgments": run.judgments,
+        "steps": run.steps,
+        "traces": run.traces,
+        "rollouts": run.answers,
+    }
     assert all((rows is not None) == (name in kept) for name, rows in held.items())
     source = report.write_report(tmp_path).read_text()
     assert "not run" in source and safe(source) == []
@@ -136,14 +175,20 @@ def test_what_cannot_be_used_is_left_out_and_said(tmp_path):
     run = load_run(tmp_path)
     assert len(run.judgments) == 36 and run.config == {"methods": ["GRPO"]} and len(run.notes) == 2
     source = report.write_report(tmp_path).read_text()
-    assert "judgments.jsonl: the last line is torn" in source and "git was left out" in source and safe(source) == []
+    assert (
+        "judgments.jsonl: the last line is torn" in source
+        and "git was left out" in source
+        and safe(source) == []
+    )
 
 
 @pytest.mark.parametrize("needed", [(), ("judgments.jsonl", "manifest.json")])
 def test_a_folder_without_the_needed_files_is_refused(tmp_path, needed):
     (tmp_path / "notes.txt").write_text("hello")
     if needed:
-        with pytest.raises(FileNotFoundError, match="holds no run; looked for judgments.jsonl, manifest.json"):
+        with pytest.raises(
+            FileNotFoundError, match="holds no run; looked for judgments.jsonl, manifest.json"
+        ):
             load_run(tmp_path, needed)
     else:
         assert load_run(tmp_path).judgments is None
@@ -168,7 +213,9 @@ def test_results_keep_measured_control_and_not_run_apart(tmp_path):
 def test_a_measured_no_memory_run_is_a_control(tmp_path):
     play(tmp_path)
     run = load_run(tmp_path)
-    run.judgments += [j.model_copy(update={"condition": "no_memory"}) for j in run.judgments if j.model == "GRPO"]
+    run.judgments += [
+        j.model_copy(update={"condition": "no_memory"}) for j in run.judgments if j.model == "GRPO"
+    ]
     table = tables.results_table(run).set_index("model")
     assert table.loc["GRPO, no memory", "status"] == "control" and "No memory" not in table.index
     assert tables.differences_table(run)["method"].unique().tolist() == ["GRPO"]
@@ -192,7 +239,9 @@ def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
 
 def test_intermediate_evaluations_become_the_path(tmp_path):
     play(tmp_path)
-    rows = [{"method": "GRPO", "seed": 1, "step": s, "sMOS": 10 + s, "sMUS": 40 - s} for s in (0, 5, 10)]
+    rows = [
+        {"method": "GRPO", "seed": 1, "step": s, "sMOS": 10 + s, "sMUS": 40 - s} for s in (0, 5, 10)
+    ]
     (tmp_path / "path.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = load_run(tmp_path)
     axes = report.run_figures(run)["plane"].axes[0]
@@ -215,7 +264,10 @@ def axis_texts(figure) -> list[tuple[str, ...]]:
     """The numbers at the axes of a figure as drawn; the last text of an axis is what would be added or multiplied."""
     figure.draw_without_rendering()
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
-    return [(*(t.get_text() for t in axis.get_ticklabels()), axis.get_offset_text().get_text()) for axis in axes]
+    return [
+        (*(t.get_text() for t in axis.get_ticklabels()), axis.get_offset_text().get_text())
+        for axis in axes
+    ]
 
 
 @drawn
@@ -245,7 +297,9 @@ def test_every_number_at_an_axis_is_the_whole_number(level, noise, count):
     assert below == above == "" and all(text.isdigit() or text[1:].isdigit() for text in steps)
     low, high = figure.axes[0].get_ylim()
     read = [float(text.replace("\N{MINUS SIGN}", "-")) for text in numbers]
-    assert read == pytest.approx(list(figure.axes[0].get_yticks()), rel=0.01, abs=0.01 * (high - low))
+    assert read == pytest.approx(
+        list(figure.axes[0].get_yticks()), rel=0.01, abs=0.01 * (high - low)
+    )
     assert high - low >= 0.1 * level
     shares = figures.curves_figure(pd.DataFrame(rows), {"end_rate": "share that ends"})
     assert shares.axes[0].get_ylim() == (-0.03, 1.03)
@@ -255,7 +309,9 @@ def test_a_single_point_is_seen():
     rows = [{"method": "GRPO", "seed": 1, "step": 3, "reward": 1.0, "trigger/AB-": 0.1}]
     (line,) = figures.curves_figure(pd.DataFrame(rows)).axes[0].lines
     assert line.get_marker() == figures.METHOD_STYLES["GRPO"].marker
-    assert {line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines} == {"^"}
+    assert {
+        line.get_marker() for line in figures.rates_figure(pd.DataFrame(rows), "GRPO").axes[0].lines
+    } == {"^"}
 
 
 def channel_rows(**columns) -> pd.DataFrame:
@@ -284,8 +340,14 @@ def test_what_never_moves_is_said_and_not_drawn():
     steps = channel_rows(trigger=lambda step, k: step / 60, threshold=lambda step, k: 0.02)
     figure = figures.rates_figure(steps)
     assert len(figure.axes) == 3 and "threshold (0.02 throughout)" in figure.get_supxlabel()
-    assert len(figures.rates_figure(channel_rows(threshold=lambda step, k: 0.02)).axes) == 3, "the only row stays"
-    rows = [{"method": m, "seed": 1, "step": k, "reward": k, "end_rate": 1.0} for m in "ab" for k in range(30)]
+    assert len(figures.rates_figure(channel_rows(threshold=lambda step, k: 0.02)).axes) == 3, (
+        "the only row stays"
+    )
+    rows = [
+        {"method": m, "seed": 1, "step": k, "reward": k, "end_rate": 1.0}
+        for m in "ab"
+        for k in range(30)
+    ]
     figure = figures.curves_figure(pd.DataFrame(rows))
     assert [ax.get_title(loc="left") for ax in figure.axes] == [
         "reward"
@@ -296,32 +358,46 @@ def test_what_never_moves_is_said_and_not_drawn():
 
 def test_no_figure_is_wider_than_a_page():
     methods = [f"m{k}" for k in range(5)]
-    rows = [{"method": m, "seed": 1, "step": k} | dict.fromkeys(figures.CURVES, k) for m in methods for k in range(9)]
+    rows = [
+        {"method": m, "seed": 1, "step": k} | dict.fromkeys(figures.CURVES, k)
+        for m in methods
+        for k in range(9)
+    ]
     counts = {name: np.full((3, 3), 5) for name in "abc"}
     drawn = [figures.curves_figure(pd.DataFrame(rows)), figures.channel_figure(counts)]
     drawn.append(figures.rates_figure(channel_rows(trigger=lambda step, k: step)))
     assert max(figure.get_figwidth() for figure in drawn) <= figures.WIDTH
 
 
-@pytest.mark.parametrize(("ends", "shown"), [(((3, 5), (4, 6)), 2), (((3, 5), (30, 6)), 1), (((3, 5),), 1)])
+@pytest.mark.parametrize(
+    ("ends", "shown"), [(((3, 5), (4, 6)), 2), (((3, 5), (30, 6)), 1), (((3, 5),), 1)]
+)
 def test_points_that_lie_close_together_are_enlarged(ends, shown):
     rows = [
         {"model": "Cold-start", "sMOS": 20.0, "sMUS": 40.0},
         *({"model": f"m{k}", "sMOS": x, "sMUS": y} for k, (x, y) in enumerate(ends)),
     ]
     table = pd.DataFrame(
-        [row | {f"{m}_{end}": row[m] for m in ("sMOS", "sMUS") for end in ("low", "high")} for row in rows]
+        [
+            row | {f"{m}_{end}": row[m] for m in ("sMOS", "sMUS") for end in ("low", "high")}
+            for row in rows
+        ]
     )
     axes = figures.plane_figure(table).axes
     assert len(axes) == shown and len(figures.plane_figure(table, enlarged=False).axes) == 1
     if shown == 2:
-        (left, right), (down, up) = axes[1].get_xlim(), axes[1].get_ylim()
-        assert all(left <= x <= right and down <= y <= up for x, y in ends) and right - left == pytest.approx(up - down)
+        (left, right) = axes[1].get_xlim()
+        (down, up) = axes[1].get_ylim()
+        assert all(
+            left <= x <= right and down <= y <= up for x, y in ends
+        ) and right - left == pytest.approx(up - down)
 
 
 def test_two_figures_share_no_id(tmp_path):
     judgments = [judgment_for(e, e.levels, model="m") for e in sample_records()]
-    svg = figures.save_figure(figures.channel_figure({"m": judgments}), tmp_path / "channels")[0].read_text()
+    svg = figures.save_figure(figures.channel_figure({"m": judgments}), tmp_path / "channels")[
+        0
+    ].read_text()
     parts = [figures.inline_svg(svg, name) for name in ("a", "b")]
     ids = [set(re.findall(r'id="([^"]+)"', part)) for part in parts]
     assert ids[0] and not ids[0] & ids[1]
@@ -356,14 +432,21 @@ def test_latex_cells_hold_no_command(text):
 
 
 def trace_row(tokens, response, **more):
-    return {"example_id": "e1", "response": response, "tokens": tokens, "advantage": [0.1] * len(tokens)} | more
+    return {
+        "example_id": "e1",
+        "response": response,
+        "tokens": tokens,
+        "advantage": [0.1] * len(tokens),
+    } | more
 
 
 @drawn
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=12))
 def test_tokens_of_a_trace_rebuild_the_answer(tokens):
     trace = credit_viewer.whole_trace(trace_row(tokens, "".join(tokens)))
-    assert "".join(trace["tokens"]) == "".join(tokens) and trace["ends"][-1] == len(trace["response"])
+    assert "".join(trace["tokens"]) == "".join(tokens) and trace["ends"][-1] == len(
+        trace["response"]
+    )
 
 
 @drawn
@@ -381,7 +464,9 @@ def test_a_row_of_any_age_is_shown_with_what_it_has(tmp_path):
     trace = credit_viewer.whole_trace(
         trace_row(["a", " b"], "a b", channels=channels | {"CA-": m | {"strength": 0.75}})
     )
-    assert credit_viewer.token_values(trace, "AC-") == pytest.approx([-0.4, -1.2])  # strength 1 where none is given
+    assert credit_viewer.token_values(trace, "AC-") == pytest.approx(
+        [-0.4, -1.2]
+    )  # strength 1 where none is given
     assert credit_viewer.token_values(trace, "CA-") == pytest.approx([-0.4, -0.4 * 2.5])
     assert credit_viewer.token_values(trace, "B+") == [0.5, 0.5]
     view = credit_viewer.answer_view(trace)
@@ -443,11 +528,18 @@ def test_cells_of_a_page():
 
 def test_the_legend_has_the_looks_of_the_lines_where_a_method_has_no_values():
     values = {"A": float("nan"), "B": 1.0}
-    rows = [dict(method=name, seed=1, step=t, reward=value) for t in (0, 1) for name, value in values.items()]
+    rows = [
+        dict(method=name, seed=1, step=t, reward=value)
+        for t in (0, 1)
+        for name, value in values.items()
+    ]
     figure = figures.curves_figure(pd.DataFrame(rows))
-    drawn, told = figure.axes[0].lines, figure.legends[0]
+    drawn = figure.axes[0].lines
+    told = figure.legends[0]
     assert [text.get_text() for text in told.get_texts()] == ["B"]
-    assert {line.get_color() for line in drawn if line.get_xdata().size} >= {told.get_lines()[0].get_color()}
+    assert {line.get_color() for line in drawn if line.get_xdata().size} >= {
+        told.get_lines()[0].get_color()
+    }
     assert told.get_lines()[0].get_color() == figures.method_styles(["A", "B"])["B"].colour
 
 
@@ -515,7 +607,9 @@ def test_a_case_shows_shares_and_takes_no_text_as_markup(tmp_path):
 
 
 def test_scores_in_the_overview_are_computed():
-    answer = lambda *ranks: ("mine", "An answer.", ranks)
+    def answer(*ranks):
+        return ("mine", "An answer.", ranks)
+
     content = {
         "question": "q",
         "memory": [("m", Level.CONTROL), ("n", Level.IGNORE)],
@@ -523,7 +617,9 @@ def test_scores_in_the_overview_are_computed():
     }
     texts = [text.get_text() for text in diagrams.overview_diagram(content).axes[0].texts]
     assert "SCS 100   over 0   under 0" in texts and "SCS 12   over 50   under 75" in texts
-    with pytest.raises(ValueError, match="answer 'mine': found 1 levels; allowed: one for each of 2"):
+    with pytest.raises(
+        ValueError, match="answer 'mine': found 1 levels; allowed: one for each of 2"
+    ):
         diagrams.overview_diagram(content | {"answers": [answer(2)]})
 
 

@@ -25,20 +25,30 @@ PLAN = GridPlan(
         "rates": Stage(rules=(*GAINS,), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
         "rules": Stage(rules=(*GAINS,), seeds=(11, 12, 13, 14, 15), cells=("plain", "few atoms")),
         "time": Stage(rules=("gdpo",), seeds=(11, 12, 13, 14, 15), cells=("equal time",)),
-        "judges": Stage(rules=("evidence-kl",), seeds=(11, 12, 13), faults=(("missing", 0.5), ("levels", 0.1))),
+        "judges": Stage(
+            rules=("evidence-kl",), seeds=(11, 12, 13), faults=(("missing", 0.5), ("levels", 0.1))
+        ),
     },
 )
 
 
 @pytest.fixture(scope="module")
 def frame():
-    rows, count = [], iter(NOISE)
+    rows = []
+    count = iter(NOISE)
 
     def invented(run):
-        gain = GAINS[run.rule] * (run.atoms is None) * (0.5 if run.fault != "none" else 1) + 3 * (run.steps > 100)
-        scores = {"SCS": 20 + 5 * (run.seed % 5) + gain - 1000 * run.lr + 0.3 * next(count), "accuracy": None}
+        gain = GAINS[run.rule] * (run.atoms is None) * (0.5 if run.fault != "none" else 1) + 3 * (
+            run.steps > 100
+        )
+        scores = {
+            "SCS": 20 + 5 * (run.seed % 5) + gain - 1000 * run.lr + 0.3 * next(count),
+            "accuracy": None,
+        }
         return GridRow(
-            run=run, scores=scores, derailed=["answers grew"] if run.rule == "ordered" and run.lr > 1.5e-3 else []
+            run=run,
+            scores=scores,
+            derailed=["answers grew"] if run.rule == "ordered" and run.lr > 1.5e-3 else [],
         )
 
     for stage in PLAN.stages:
@@ -49,7 +59,9 @@ def frame():
 def test_differences_are_taken_seed_by_seed(frame):
     gaps = paired_differences(frame).set_index(["rule", "domain"])
     found = gaps.loc[("evidence-kl", "plain")]
-    assert abs(found["difference"] - 4) < 0.5 and found["high"] - found["low"] < 2  # seeds differ by far more
+    assert (
+        abs(found["difference"] - 4) < 0.5 and found["high"] - found["low"] < 2
+    )  # seeds differ by far more
     one, other = (
         frame[
             (frame["rule"] == rule)
@@ -59,7 +71,9 @@ def test_differences_are_taken_seed_by_seed(frame):
         ]
         for rule in ("ordered", "gdpo")
     )
-    by_hand = stats.ttest_rel(one.sort_values("seed")["SCS"], other.sort_values("seed")["SCS"]).confidence_interval()
+    by_hand = stats.ttest_rel(
+        one.sort_values("seed")["SCS"], other.sort_values("seed")["SCS"]
+    ).confidence_interval()
     found = gaps.loc[("ordered", "plain")]
     assert (found["low"], found["high"]) == pytest.approx((by_hand.low, by_hand.high))
 
@@ -88,33 +102,54 @@ def test_headroom_and_shares(frame):
 
 def test_share_headroom_and_gain_of_a_line_rest_on_the_same_seeds(frame):
     kept = ["rule", "cell", "seed", "fault", "rate", "split", "SCS", "label", "lr", "derailed"]
-    fewer = frame[kept][(frame["rule"] != "evidence-kl") | (frame["split"] != "test") | (frame["seed"] > 12)]
-    part = fewer[(fewer["split"] == "test") & (fewer["cell"] == "plain") & (fewer["fault"] == "none")]
+    fewer = frame[kept][
+        (frame["rule"] != "evidence-kl") | (frame["split"] != "test") | (frame["seed"] > 12)
+    ]
+    part = fewer[
+        (fewer["split"] == "test") & (fewer["cell"] == "plain") & (fewer["fault"] == "none")
+    ]
     table = headroom_table(fewer).set_index(["cell", "rule"])
-    row, other = table.loc[("plain", "evidence-kl")], table.loc[("plain", "ordered")]
+    row = table.loc[("plain", "evidence-kl")]
+    other = table.loc[("plain", "ordered")]
     wide = part.pivot_table(index="seed", columns="rule", values="SCS").dropna()
     assert (row["seeds"], other["seeds"]) == (3, 5) and row["headroom"] != other["headroom"]
     assert row["headroom"] == pytest.approx((wide["exact"] - wide["gdpo"]).mean())
     assert row["share"] == pytest.approx(row["gain"] / row["headroom"])
-    one = headroom_table(fewer[(fewer["rule"] == "gdpo") | (fewer["seed"] == 13)]).set_index(["cell", "rule"])
-    assert one.loc[("plain", "ordered"), "missing"] == "one seed" and np.isnan(one.loc[("plain", "ordered"), "share"])
+    one = headroom_table(fewer[(fewer["rule"] == "gdpo") | (fewer["seed"] == 13)]).set_index(
+        ["cell", "rule"]
+    )
+    assert one.loc[("plain", "ordered"), "missing"] == "one seed" and np.isnan(
+        one.loc[("plain", "ordered"), "share"]
+    )
 
 
 def test_fieller_holds_what_a_paired_t_test_does_not_reject():
     rng = np.random.default_rng(2)
-    gain, most = rng.normal(2, 1.5, 6), rng.normal(4, 1.5, 6)
+    gain = rng.normal(2, 1.5, 6)
+    most = rng.normal(4, 1.5, 6)
     low, high = fieller(gain, most)
-    p = lambda share: stats.ttest_1samp(gain - share * most, 0).pvalue
-    assert p(low) == pytest.approx(0.05) and p(high) == pytest.approx(0.05) and p((low + high) / 2) > 0.05
+
+    def p(share):
+        return stats.ttest_1samp(gain - share * most, 0).pvalue
+
+    assert (
+        p(low) == pytest.approx(0.05)
+        and p(high) == pytest.approx(0.05)
+        and p((low + high) / 2) > 0.05
+    )
     assert fieller(2 * most, most) == pytest.approx((2, 2))
-    assert np.isnan(fieller(gain, most - most.mean())).all() and np.isnan(fieller([1.0], [2.0])).all()
+    assert (
+        np.isnan(fieller(gain, most - most.mean())).all() and np.isnan(fieller([1.0], [2.0])).all()
+    )
 
 
 @pytest.mark.parametrize("seeds", [5, 10])
 def test_intervals_of_a_share_cover_it_as_often_as_they_say(seeds):
-    rng, hits = np.random.default_rng(3), []
+    rng = np.random.default_rng(3)
+    hits = []
     while len(hits) < 1000:
-        most, gain = rng.normal(4, 1.5, seeds), rng.normal(1.5, 1.5, seeds)
+        most = rng.normal(4, 1.5, seeds)
+        gain = rng.normal(1.5, 1.5, seeds)
         if stats.ttest_1samp(most, 0).confidence_interval().low > 0:
             low, high = fieller(gain, most)
             hits.append(low <= 1.5 / 4 <= high)
@@ -123,29 +158,49 @@ def test_intervals_of_a_share_cover_it_as_often_as_they_say(seeds):
 
 def test_tables_name_what_was_chosen_and_what_derailed(frame):
     rates = rates_table(frame)
-    assert all(cell.endswith("*") for cell in rates["0.001"]) and "(2)" in rates.loc["MemCalib-RL", "0.002"]
+    assert (
+        all(cell.endswith("*") for cell in rates["0.001"])
+        and "(2)" in rates.loc["MemCalib-RL", "0.002"]
+    )
     rules = rules_table(frame)
-    assert (rules["seeds"] == 5).all() and (rules["lr"] == "0.001").all() and (rules["accuracy"] == "").all()
+    assert (
+        (rules["seeds"] == 5).all()
+        and (rules["lr"] == "0.001").all()
+        and (rules["accuracy"] == "").all()
+    )
 
 
 def test_a_lost_run_leaves_its_own_line_of_each_score_only(frame):
     lost = frame.assign(sMOS=30.0)
-    first = (lost["rule"] == "exact") & (lost["split"] == "test") & (lost["cell"] == "plain") & (lost["seed"] == 11)
+    first = (
+        (lost["rule"] == "exact")
+        & (lost["split"] == "test")
+        & (lost["cell"] == "plain")
+        & (lost["seed"] == 11)
+    )
     lost.loc[first, ["SCS", "sMOS"]] = [0.0, np.nan]
-    gaps = paired_differences(lost, scores=("SCS", "sMOS", "accuracy")).set_index(["rule", "domain", "metric"])
-    assert gaps.loc[("exact", "plain", "SCS"), "seeds"] == 5 and gaps.loc[("exact", "plain", "sMOS"), "seeds"] == 4
+    gaps = paired_differences(lost, scores=("SCS", "sMOS", "accuracy")).set_index(
+        ["rule", "domain", "metric"]
+    )
+    assert (
+        gaps.loc[("exact", "plain", "SCS"), "seeds"] == 5
+        and gaps.loc[("exact", "plain", "sMOS"), "seeds"] == 4
+    )
     assert gaps.loc[("exact", "plain", "sMOS"), "difference"] == 0
     assert gaps.loc[("exact", "plain", "accuracy"), "seeds"] == 0
     rules = rules_table(lost)
-    assert rules.loc["exact credit", "sMOS"] == "30.0 ± 0.0 (4)" and rules.loc["GDPO", "sMOS"] == "30.0 ± 0.0"
+    assert (
+        rules.loc["exact credit", "sMOS"] == "30.0 ± 0.0 (4)"
+        and rules.loc["GDPO", "sMOS"] == "30.0 ± 0.0"
+    )
     assert not rules.loc["exact credit", "SCS"].endswith(")")
 
 
 def test_verdicts_and_equal_time(frame):
     found = verdicts(paired_differences(frame))
-    assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc["plain", "MemCalib-RL"].startswith(
-        "hurts -"
-    )
+    assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc[
+        "plain", "MemCalib-RL"
+    ].startswith("hurts -")
     assert found.loc["few atoms", "exact credit"].startswith("ties")
     timed = equal_time(frame).set_index("rule")
     assert abs(timed.loc["evidence-kl", "difference"] - 1) < 0.6

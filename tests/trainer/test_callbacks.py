@@ -16,7 +16,11 @@ from memcalib.trainer.settings import world_config
 from memcalib.training import train
 
 moved = st.fixed_dictionaries(
-    {"localized": st.integers(1, 50), "cap_share": st.floats(0, 1), "multiplier_p50": st.floats(0, 4)}
+    {
+        "localized": st.integers(1, 50),
+        "cap_share": st.floats(0, 1),
+        "multiplier_p50": st.floats(0, 4),
+    }
 )
 still = st.just({"localized": 0, "cap_share": math.nan, "multiplier_p50": math.nan})
 
@@ -36,25 +40,44 @@ def test_shares_and_percentiles_are_means_over_localized_pairs(parts):
 
 
 def test_the_closing_advantage_is_of_scored_answers_that_ended():
-    ids, advantages = [[5, 6, 2], [7, 2], [8, 2], [9, 9]], torch.zeros(4, 3)
-    advantages[0, 2], advantages[1, 1] = -0.8, -0.4
+    ids = [[5, 6, 2], [7, 2], [8, 2], [9, 9]]
+    advantages = torch.zeros(4, 3)
+    advantages[0, 2] = -0.8
+    advantages[1, 1] = -0.4
     found = answer_stats(ids, [2], advantages, torch.tensor([True, True, False, True]))
-    assert found[:, 3].nanmean().item() == pytest.approx(-0.6) and found[:, 1].tolist() == [1, 1, 1, 0]
+    assert found[:, 3].nanmean().item() == pytest.approx(-0.6) and found[:, 1].tolist() == [
+        1,
+        1,
+        1,
+        0,
+    ]
 
 
 def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
-    calls, rows = itertools.count(), []
+    calls = itertools.count()
+    rows = []
 
     def judge(example, response):
-        return judgment_for(example, {}, error="no level") if next(calls) % 2 else exact_judge(example, response)
+        return (
+            judgment_for(example, {}, error="no level")
+            if next(calls) % 2
+            else exact_judge(example, response)
+        )
 
-    tokenizer, examples = build_tokenizer(), make_examples("short", 8, seed=5)
+    tokenizer = build_tokenizer()
+    examples = make_examples("short", 8, seed=5)
     sizes = dict(prompts=8, generations=4, steps=1, max_failed=0.9, max_tokens=18)
     config = world_config(WORLDS["short"], method="gdpo", **sizes)
     model = load_policy("cold-short")[0]
-    trainer = train(model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append)
+    trainer = train(
+        model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append
+    )
     judged = trainer.judged
-    ended = [k for k, ids in enumerate(judged.ids) if ids[-1] in trainer.eos_token_ids and judged.valid[k]]
+    ended = [
+        k
+        for k, ids in enumerate(judged.ids)
+        if ids[-1] in trainer.eos_token_ids and judged.valid[k]
+    ]
     closing = [trainer.advantages[k, len(judged.ids[k]) - 1].item() for k in ended]
     assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1
     assert rows[0]["closing_advantage"] == pytest.approx(sum(closing) / len(closing), rel=1e-5)
@@ -69,7 +92,9 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     ],
 )
 def test_a_limit_is_passed_in_its_direction_alone(limit, inside, beyond):
-    assert [limit.passed(1.0, now) for now in (*inside, *beyond)] == [False] * len(inside) + [True] * len(beyond)
+    assert [limit.passed(1.0, now) for now in (*inside, *beyond)] == [False] * len(inside) + [
+        True
+    ] * len(beyond)
 
 
 def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it():
@@ -88,4 +113,9 @@ def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it()
 
 def test_counts_of_evidence_are_added_up_over_processes():
     parts = [{"evidence_shown": 3, "evidence_omitted": 1, "evidence_everywhere": 0, "rms": 0.5}] * 2
-    assert merge_stats(parts) == {"evidence_shown": 6, "evidence_omitted": 2, "evidence_everywhere": 0, "rms": 0.5}
+    assert merge_stats(parts) == {
+        "evidence_shown": 6,
+        "evidence_omitted": 2,
+        "evidence_everywhere": 0,
+        "rms": 0.5,
+    }

@@ -24,7 +24,14 @@ from transformers import AutoModelForCausalLM
 from memcalib.trainer import checkpoints as module
 from memcalib.trainer import settings as settings_module
 from memcalib.trainer import callbacks as steps
-from memcalib.trainer.checkpoints import CheckpointError, checkpoints, newest_checkpoint, read_state, restore_best, seal
+from memcalib.trainer.checkpoints import (
+    CheckpointError,
+    checkpoints,
+    newest_checkpoint,
+    read_state,
+    restore_best,
+    seal,
+)
 from memcalib.localization import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
@@ -42,7 +49,9 @@ class Killed(BaseException):
 
 def go(out: Path, *, on_step=None, resume=None, model=None, **changes):
     config = world_config(WORLDS["short"], **(SETTINGS | changes))
-    options = dict(tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume)
+    options = dict(
+        tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume
+    )
     return train(model or policy(), config, EXAMPLES, exact_judge, **options)
 
 
@@ -67,7 +76,9 @@ def assert_same(trainer, out: Path, straight) -> None:
     assert {**last, "drift": None} == {**read_state(there / "checkpoint-12"), "drift": None}
 
 
-@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "step", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_interrupted_run_goes_on_bit_for_bit(tmp_path, straight, step):
     with pytest.raises(Killed):
         go(tmp_path, on_step=kill_at(step))
@@ -104,7 +115,9 @@ def test_kill_nine(tmp_path, straight, place):
     print(f"killed at step {step}")
     script = SCRIPT.format(tests=TESTS, step=step, place=place, out=str(tmp_path))
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=280
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert newest_checkpoint(tmp_path).name == f"checkpoint-{2 * (step - 1)}"
     assert len(checkpoints(tmp_path)) == step - (place == "step")
@@ -115,14 +128,21 @@ def test_kill_nine(tmp_path, straight, place):
     "options",
     [
         pytest.param(dict(beta=0.5), marks=pytest.mark.slow),
-        pytest.param(dict(method="opsd-pg", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
-        pytest.param(dict(method="opsd-gkd", beta=0.0, teacher_prompt_template="micro"), marks=pytest.mark.slow),
+        pytest.param(
+            dict(method="opsd-pg", beta=0.0, teacher_prompt_template="micro"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(method="opsd-gkd", beta=0.0, teacher_prompt_template="micro"),
+            marks=pytest.mark.slow,
+        ),
         dict(lora_rank=4, beta=0.5),
     ],
 )
 def test_going_on_with_the_model_that_was_trained_in_place(tmp_path, options):
     options |= dict(steps=3, eval_every=0, lr=1e-3)
-    whole, model = go(tmp_path / "whole", **options), policy()
+    whole = go(tmp_path / "whole", **options)
+    model = policy()
     with pytest.raises(Killed):
         go(tmp_path / "cut", on_step=kill_at(2), model=model, **options)
     resumed = go(tmp_path / "cut", resume=True, model=model, **options)
@@ -143,13 +163,18 @@ def test_the_reference_is_kept_carried_along_and_refused_when_damaged(tmp_path, 
     assert "takes its place: its weights are those of the first start" in caplog.text
     assert (tmp_path / "new" / file).read_bytes() == (straight[1] / file).read_bytes()
     shutil.rmtree(tmp_path / "new" / "reference")
-    with pytest.raises(CheckpointError, match="given in its place: model.safetensors has checksum .* trained against"):
+    with pytest.raises(
+        CheckpointError,
+        match="given in its place: model.safetensors has checksum .* trained against",
+    ):
         go(tmp_path / "new", resume=True, model=build_policy(3))
     assert not (tmp_path / "new" / "reference").exists()
     copied((None, tmp_path / "new"), tmp_path / "mixed", "checkpoint-12", "best")
     build_policy(3).save_pretrained(tmp_path / "mixed" / "reference")
     seal(tmp_path / "mixed" / "reference", {})
-    with pytest.raises(CheckpointError, match="mixed.reference: model.safetensors has checksum .* first start"):
+    with pytest.raises(
+        CheckpointError, match="mixed.reference: model.safetensors has checksum .* first start"
+    ):
         go(tmp_path / "mixed", resume=True)
     copied(straight, tmp_path / "new", "reference")
     (tmp_path / "new" / file).write_bytes(spoilt((straight[1] / file).read_bytes(), "flipped"))
@@ -210,7 +235,11 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, straight, change, mess
         pytest.param(dict(trl={"gradient_checkpointing": True}), marks=pytest.mark.slow),
         dict(
             accumulate=4,
-            trl={"vllm_mode": "server", "vllm_server_base_url": "http://localhost:1", "dataloader_pin_memory": False},
+            trl={
+                "vllm_mode": "server",
+                "vllm_server_base_url": "http://localhost:1",
+                "dataloader_pin_memory": False,
+            },
         ),
     ],
 )
@@ -220,11 +249,18 @@ def test_settings_of_memory_may_change(tmp_path, straight, caplog, change):
         trainer = go(tmp_path, resume=True, **change)
     assert "other settings of memory" in caplog.text and "may differ by rounding" in caplog.text
     assert "base_url" not in caplog.text and "pin_memory" not in caplog.text
-    torch.testing.assert_close(weights(trainer.model), weights(straight[0].model), rtol=0, atol=2e-3)
-    last, whole = rows(tmp_path)[-1], rows(straight[1])[-1]
-    assert last["step"] == whole["step"] == 6 and last["reward"] == pytest.approx(whole["reward"], abs=0.5)
+    torch.testing.assert_close(
+        weights(trainer.model), weights(straight[0].model), rtol=0, atol=2e-3
+    )
+    last = rows(tmp_path)[-1]
+    whole = rows(straight[1])[-1]
+    assert last["step"] == whole["step"] == 6 and last["reward"] == pytest.approx(
+        whole["reward"], abs=0.5
+    )
     third = [next(row for row in rows(out) if row["step"] == 3) for out in (tmp_path, straight[1])]
-    assert third[0]["reward"] == third[1]["reward"], "the same prompts and answers, from the same weights"
+    assert third[0]["reward"] == third[1]["reward"], (
+        "the same prompts and answers, from the same weights"
+    )
 
 
 def test_how_often_held_out_examples_are_answered_may_change(tmp_path, straight, caplog):
@@ -289,7 +325,9 @@ def test_broken_checkpoints(tmp_path, straight, caplog):
 
 def spoilt(content: bytes, how: str) -> bytes:
     place = random.randrange(len(content))
-    flipped = content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+    flipped = (
+        content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+    )
     return bytes(len(content)) if how == "zeroed" else flipped
 
 
@@ -312,18 +350,33 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, straight, c
     bad = copied(straight, tmp_path, "checkpoint-4", "checkpoint-6") / "model.safetensors"
     shutil.copytree(straight[1] / "best", tmp_path / "best")
     bad.write_bytes(spoilt(bad.read_bytes(), "flipped"))
-    with pytest.raises(CheckpointError, match="model.safetensors: checksum .{16}; it was saved with .{16}: .* damaged"):
+    with pytest.raises(
+        CheckpointError,
+        match="model.safetensors: checksum .{16}; it was saved with .{16}: .* damaged",
+    ):
         go(tmp_path, resume=bad.parent)
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=True)
-    assert trainer.checkpoints.resumed == (4, tmp_path / "checkpoint-4") and "skipped" in caplog.text
+    assert (
+        trainer.checkpoints.resumed == (4, tmp_path / "checkpoint-4") and "skipped" in caplog.text
+    )
     assert_same(trainer, tmp_path, straight)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"{", b"[]", b"null", b"7", b'"text"', b"{}", b'{"state": {}, "files": {}}', b"\xff\xfe\x00"),
+        *(
+            b"",
+            b"{",
+            b"[]",
+            b"null",
+            b"7",
+            b'"text"',
+            b"{}",
+            b'{"state": {}, "files": {}}',
+            b"\xff\xfe\x00",
+        ),
         b'{"state": {"step": 3}, "files": {}, "xxh3": "0000000000000000"}',
         b'{"state": 1, "files": [], "xxh3": null}',
     ],
@@ -332,7 +385,8 @@ def test_a_damaged_seal_is_named(tmp_path, straight, content, caplog):
     folder = copied(straight, tmp_path, "checkpoint-2", "checkpoint-4")
     (folder / "memcalib.json").write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"checkpoint-4.memcalib.json: (found .*; allowed is|checksum .* saved with)"
+        CheckpointError,
+        match=r"checkpoint-4.memcalib.json: (found .*; allowed is|checksum .* saved with)",
     ):
         read_state(folder)
     with caplog.at_level(logging.WARNING, "memcalib"):
@@ -358,16 +412,22 @@ def test_a_seal_that_cannot_be_read(tmp_path, straight, monkeypatch):
 
 def test_every_file_is_read_once_for_its_checksum(tmp_path, straight, monkeypatch):
     folder = copied(straight, tmp_path, "best", "reference", "checkpoint-12")
-    read, plain = [], module.checksum
+    read = []
+    plain = module.checksum
     monkeypatch.setattr(module, "checksum", lambda path: read.append(path) or plain(path))
     go(tmp_path, resume=True)
-    files = [*folder.rglob("*"), *(tmp_path / "best").rglob("*"), *(tmp_path / "reference").rglob("*")]
+    files = [
+        *folder.rglob("*"),
+        *(tmp_path / "best").rglob("*"),
+        *(tmp_path / "reference").rglob("*"),
+    ]
     expected = {path for path in files if path.is_file() and path.name != "memcalib.json"}
     assert sorted(read) == sorted(expected)
 
 
 def test_an_old_checkpoint_goes_when_the_new_one_is_sealed(tmp_path, monkeypatch):
-    there, plain = [], module.seal
+    there = []
+    plain = module.seal
 
     def watched(folder, *args):
         there.append([path.name for path in checkpoints(tmp_path)])
@@ -375,7 +435,11 @@ def test_an_old_checkpoint_goes_when_the_new_one_is_sealed(tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "seal", watched)
     go(tmp_path, steps=3, eval_every=0, trl={"save_total_limit": 1})
-    assert there == [["checkpoint-2"], ["checkpoint-2", "checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
+    assert there == [
+        ["checkpoint-2"],
+        ["checkpoint-2", "checkpoint-4"],
+        ["checkpoint-4", "checkpoint-6"],
+    ]
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-6"]
 
 
@@ -384,8 +448,13 @@ def test_what_lies_at_the_place_of_a_checkpoint_makes_room(tmp_path, straight):
     (tmp_path / "checkpoint-4").mkdir(parents=True)
     (tmp_path / "checkpoint-4" / "left").write_text("by a killed run")
     trainer = go(tmp_path, resume=True, steps=2)
-    assert trainer.checkpoints.resumed is None and newest_checkpoint(tmp_path).name == "checkpoint-4"
-    assert not (tmp_path / "checkpoint-4" / "left").exists() and read_state(tmp_path / "checkpoint-2")["step"] == 1
+    assert (
+        trainer.checkpoints.resumed is None and newest_checkpoint(tmp_path).name == "checkpoint-4"
+    )
+    assert (
+        not (tmp_path / "checkpoint-4" / "left").exists()
+        and read_state(tmp_path / "checkpoint-2")["step"] == 1
+    )
 
 
 def test_a_checkpoint_of_an_earlier_run_does_not_pass_for_saved(tmp_path, straight):
@@ -400,7 +469,11 @@ def test_a_checkpoint_of_an_earlier_run_does_not_pass_for_saved(tmp_path, straig
 
     asked = []
     config = world_config(WORLDS["short"], **(SETTINGS | {"save_every": 0}))
-    options = dict(tokenizer=TOKENIZER, out=tmp_path, on_step=lambda row: asked.append(1) if row["step"] == 2 else None)
+    options = dict(
+        tokenizer=TOKENIZER,
+        out=tmp_path,
+        on_step=lambda row: asked.append(1) if row["step"] == 2 else None,
+    )
     with pytest.raises(JudgeFault, match="saved in .*checkpoint-4"):
         train(policy(), config, EXAMPLES, judge, resume=tmp_path / "checkpoint-2", **options)
     assert read_state(tmp_path / "checkpoint-4")["step"] == 2
@@ -443,17 +516,23 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
     assert "10 bytes" in caplog.text
     assert (tmp_path / "new" / "best" / "model.safetensors").read_bytes() == whole
     for place in ("usb", "new"):
-        (tmp_path / place / "best" / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        (tmp_path / place / "best" / "model.safetensors").write_bytes(
+            whole[:-1] + bytes([whole[-1] ^ 1])
+        )
     assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
     assert not (tmp_path / "new" / "best").exists()
 
 
 @pytest.mark.parametrize(
-    "scores", [[10, 20, 30, 40, 5, 35], pytest.param([10, 20, 30, 40, 15, 12], marks=pytest.mark.slow)]
+    "scores",
+    [[10, 20, 30, 40, 5, 35], pytest.param([10, 20, 30, 40, 15, 12], marks=pytest.mark.slow)],
 )
-def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeypatch, caplog, scores):
+def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(
+    tmp_path, monkeypatch, caplog, scores
+):
     """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
-    told, options = iter(scores), dict(steps=3, eval_every=1)
+    told = iter(scores)
+    options = dict(steps=3, eval_every=1)
     monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(told))})
     assert go(tmp_path, **options).rows.best == {"step": 3, "SCS": 40.0}
     with caplog.at_level(logging.WARNING, "memcalib"):
@@ -463,14 +542,16 @@ def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(tmp_path, monkeyp
     step, score = max(again[2:], key=lambda pair: pair[1])
     assert trainer.rows.best == {"step": step, "SCS": score} == read_state(tmp_path / "best")
     assert "of step 3, not the best policy of this checkpoint: removed" in caplog.text
-    assert torch.equal(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best")), weights(trainer.model)) == (
-        step == 3
-    )
+    assert torch.equal(
+        weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best")), weights(trainer.model)
+    ) == (step == 3)
 
 
 def test_no_best_policy_yet_means_none(tmp_path, straight):
     copied(straight, tmp_path, "best")
-    assert restore_best(tmp_path / "checkpoint-2", tmp_path, None) and not (tmp_path / "best").exists()
+    assert (
+        restore_best(tmp_path / "checkpoint-2", tmp_path, None) and not (tmp_path / "best").exists()
+    )
     assert restore_best(tmp_path / "checkpoint-2", tmp_path, None)
 
 
@@ -512,7 +593,10 @@ def test_best_policy_is_kept_and_loads(straight):
     scores = {row["step"]: row["valid_SCS"] for row in rows(out) if "valid_SCS" in row}
     record = json.loads((out / "best" / "best.json").read_text())
     first = min(step for step, score in scores.items() if score == max(scores.values()))
-    assert [*scores] == [0, 2, 4, 6] and record == {"step": first, "SCS": scores[first]} == trainer.rows.best
+    assert [*scores] == [0, 2, 4, 6] and record == {
+        "step": first,
+        "SCS": scores[first],
+    } == trainer.rows.best
     best = AutoModelForCausalLM.from_pretrained(out / "best")
     kept = weights(best)
     if first == 0:
@@ -538,7 +622,16 @@ def test_what_a_checkpoint_holds(straight):
     } <= names
     state = read_state(folder)
     assert state["step"] == 4 and len((folder / "steps.jsonl").read_text().splitlines()) == 5
-    assert {"thresholds", "drift", "best", "judge_cache", "skipped", "config", "examples", "processes"} <= state.keys()
+    assert {
+        "thresholds",
+        "drift",
+        "best",
+        "judge_cache",
+        "skipped",
+        "config",
+        "examples",
+        "processes",
+    } <= state.keys()
 
 
 def test_optimizer_files_load_without_running_code(straight):
@@ -569,27 +662,46 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path):
         (tmp_path / f"checkpoint-{number}").mkdir()
         module.seal(tmp_path / f"checkpoint-{number}", {"updates": number})
     (tmp_path / "checkpoint-latest").mkdir()
-    assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{number}" for number in (8, 9, 10, 100)]
+    assert [path.name for path in checkpoints(tmp_path)] == [
+        f"checkpoint-{number}" for number in (8, 9, 10, 100)
+    ]
     assert newest_checkpoint(tmp_path).name == "checkpoint-100"
 
 
 def test_all_settings_of_learning_decide_the_result():
     """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
     pages = (settings_module._Update, settings_module._Answers, settings_module._Teacher)
-    names = {name for page in pages for name in page.model_fields} | {field.name for field in fields(CreditConfig)}
+    names = {name for page in pages for name in page.model_fields} | {
+        field.name for field in fields(CreditConfig)
+    }
     names -= {"steps", "accumulate", "share_prompts", "sampling_tokens"}
     config = settings_module.TrainConfig().model_dump(mode="json")
     result, memory = module.decisive(config)
-    assert {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"} <= names <= result.keys() - memory.keys()
+    assert (
+        {"beta", "lr", "eta", "seed", "top_k", "eps", "eval_text"}
+        <= names
+        <= result.keys() - memory.keys()
+    )
     assert not {"steps", "save_every", "report_to"} & {*result, *memory}
 
 
 def test_a_checkpoint_of_before_the_setting_drew_answers_from_one_stream():
     """It goes on with `draws: batch`, in any pieces, and is refused where answers would be drawn otherwise."""
-    settings_of = lambda **changes: settings_module.TrainConfig(**changes).model_dump(mode="json")
-    usual, before = settings_of() | module.EARLIER, settings_of()
+
+    def settings_of(**changes):
+        return settings_module.TrainConfig(**changes).model_dump(mode="json")
+
+    usual = settings_of() | module.EARLIER
+    before = settings_of()
     del before["draws"], before["sampling_tokens"]
-    state = lambda config: {"config": config, "examples": "x", "processes": 1}
-    module.check_same_run("run", state(before), state(settings_of(draws="batch", sampling_tokens=5)), usual)
-    with pytest.raises(CheckpointError, match="draws: nothing there, 'row' now.*other random numbers"):
+
+    def state(config):
+        return {"config": config, "examples": "x", "processes": 1}
+
+    module.check_same_run(
+        "run", state(before), state(settings_of(draws="batch", sampling_tokens=5)), usual
+    )
+    with pytest.raises(
+        CheckpointError, match="draws: nothing there, 'row' now.*other random numbers"
+    ):
         module.check_same_run("run", state(before), state(settings_of()), usual)

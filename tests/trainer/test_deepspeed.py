@@ -11,7 +11,9 @@ import pytest
 import test_distributed as distributed
 import torch
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: it is no extra of this package")
+pytest.importorskip(
+    "deepspeed", reason="DeepSpeed is not installed: it is no extra of this package"
+)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHARED = ["token", "skipped", "gkd"]
 SHARDED = [
@@ -33,16 +35,24 @@ def launch(folder, case: str, stage: int, killed: bool = False):
     settings = json.loads((files("memcalib") / "data/launch/qwen3-8b/deepspeed.json").read_text())
     settings["zero_optimization"]["stage"] = stage
     (folder / "deepspeed.json").write_text(json.dumps(settings))
-    more = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "deepspeed.json")}
+    more = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "deepspeed.json"),
+    }
     return distributed.launch(folder, case, killed=killed, DS_ACCELERATOR="cpu", **more).get(case)
 
 
-@pytest.mark.parametrize("stage, case", [*((2, case) for case in SHARED), *((3, case) for case in SHARDED)])
+@pytest.mark.parametrize(
+    "stage, case", [*((2, case) for case in SHARED), *((3, case) for case in SHARDED)]
+)
 def test_deepspeed_on_two_processes_is_one_process_without(stage, case, tmp_path):
     """DeepSpeed computes in float32, the single process in float64."""
     torch.set_num_threads(1)
-    ranks, alone = launch(tmp_path, case, stage), given_answers.observe(case, tmp_path / "one", 1)
-    assert {name: gap for name, gap in distributed.gaps(alone, ranks).items() if not gap < 2e-5} == {}
+    ranks = launch(tmp_path, case, stage)
+    alone = given_answers.observe(case, tmp_path / "one", 1)
+    assert {
+        name: gap for name, gap in distributed.gaps(alone, ranks).items() if not gap < 2e-5
+    } == {}
     assert alone["moved"] > 1e-3 and ranks[0].get("lost", 0) < 1e-6
 
 

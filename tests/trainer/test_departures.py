@@ -57,7 +57,10 @@ def test_an_overridden_member_has_the_parameters_that_we_know(name):
                 "self._current_train_step_time = 0.0",
             ],
         ),
-        (Trainer.training_step, ["inputs = self._prepare_inputs(inputs)", "self.accelerator.backward(loss"]),
+        (
+            Trainer.training_step,
+            ["inputs = self._prepare_inputs(inputs)", "self.accelerator.backward(loss"],
+        ),
         (
             GRPOTrainer._prepare_inputs,
             [
@@ -106,27 +109,49 @@ def test_an_overridden_member_has_the_parameters_that_we_know(name):
     ids=lambda value: getattr(value, "__qualname__", ""),
 )
 def test_the_base_libraries_do_what_we_rely_on_in_this_order(member, lines):
-    source, place = inspect.getsource(member), 0
+    source = inspect.getsource(member)
+    place = 0
     for line in lines:
         place = source.find(line, place)
         assert place >= 0, f"{member.__qualname__} has no line {line!r} there"
 
 
 def test_the_signature_is_that_of_the_base_trainer():
-    own, base = (inspect.signature(kind.__init__).parameters for kind in (CreditTrainer, GRPOTrainer))
-    assert [*own][:7] == [*base][:7] == [
-        "self", "model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"
-    ]  # fmt: skip
+    own, base = (
+        inspect.signature(kind.__init__).parameters for kind in (CreditTrainer, GRPOTrainer)
+    )
+    assert (
+        [*own][:7]
+        == [*base][:7]
+        == [
+            "self",
+            "model",
+            "reward_funcs",
+            "args",
+            "train_dataset",
+            "eval_dataset",
+            "processing_class",
+        ]
+    )
     assert set(own) - {"options", "judge"} <= set(base)
 
 
 def a_trainer(out, **changes):
     sizes = dict(
-        max_steps=2, per_device_train_batch_size=8, steps_per_generation=2, num_generations=4, max_completion_length=8
+        max_steps=2,
+        per_device_train_batch_size=8,
+        steps_per_generation=2,
+        num_generations=4,
+        max_completion_length=8,
     )
-    where = dict(prompt_template="micro", report_to="none", bf16=False, use_cpu=True, disable_tqdm=True)
+    where = dict(
+        prompt_template="micro", report_to="none", bf16=False, use_cpu=True, disable_tqdm=True
+    )
     args = CreditGRPOConfig(str(out), **sizes, **where)
-    options = dict(args=args, judge=exact_judge, train_dataset=make_examples("short", 6, seed=0)) | changes
+    options = (
+        dict(args=args, judge=exact_judge, train_dataset=make_examples("short", 6, seed=0))
+        | changes
+    )
     return CreditTrainer(build_policy(0), processing_class=build_tokenizer(), **options)
 
 
@@ -155,7 +180,8 @@ def test_callbacks_and_optimizers_are_the_callers(tmp_path):
         def on_step_end(self, *_, **__):
             self.steps += 1
 
-    model, counter = build_policy(0), Counter()
+    model = build_policy(0)
+    counter = Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     trainer = a_trainer(tmp_path, callbacks=[counter], optimizers=(optimizer, schedule))
@@ -165,13 +191,33 @@ def test_callbacks_and_optimizers_are_the_callers(tmp_path):
 
 
 def test_settings_for_trl_say_the_same_as_a_recipe(tmp_path):
-    sizes = dict(max_steps=8, per_device_train_batch_size=8, steps_per_generation=4, gradient_accumulation_steps=2)
+    sizes = dict(
+        max_steps=8,
+        per_device_train_batch_size=8,
+        steps_per_generation=4,
+        gradient_accumulation_steps=2,
+    )
     args = CreditGRPOConfig(
-        str(tmp_path), **sizes, num_generations=4, max_completion_length=8, prompt_template="micro", eval_text="concat",
-        bf16=False, save_strategy="steps", save_steps=4, learning_rate=1e-3, credit={"eta": 0.5}, draws="batch",
-        use_cpu=True, report_to="none",
-    )  # fmt: skip
-    sizes = dict(prompts=8, generations=4, minibatches=2, accumulate=2, steps=4, save_every=2, max_tokens=8)
+        str(tmp_path),
+        **sizes,
+        num_generations=4,
+        max_completion_length=8,
+        prompt_template="micro",
+        eval_text="concat",
+        bf16=False,
+        save_strategy="steps",
+        save_steps=4,
+        learning_rate=1e-3,
+        credit={"eta": 0.5},
+        draws="batch",
+        use_cpu=True,
+        report_to="none",
+    )
+    sizes = dict(
+        prompts=8, generations=4, minibatches=2, accumulate=2, steps=4, save_every=2, max_tokens=8
+    )
     assert args.settings() == world_config(WORLDS["short"], **sizes, eta=0.5, lr=1e-3)
     with pytest.raises(ValueError, match="save_steps 3"):
-        CreditGRPOConfig(str(tmp_path), save_strategy="steps", save_steps=3, bf16=False, use_cpu=True).settings()
+        CreditGRPOConfig(
+            str(tmp_path), save_strategy="steps", save_steps=3, bf16=False, use_cpu=True
+        ).settings()

@@ -17,12 +17,24 @@ TOLD = [case for case in given_answers.CASES if case.startswith(("pg", "gkd"))]
 ALONE = [case for case in given_answers.CASES if case != "half" and case not in TOLD]
 SHARDED = ["gdpo", "skipped", "window", "centred", "parts", "adapter"]
 ROOT = Path(__file__).parents[2]
-QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+}
 
 
 def launch(folder: Path, *cases: str, killed: bool = False, **more: str) -> dict[str, list[dict]]:
     """Two processes with gloo between them on ports that nobody else uses: what each case gave on each of them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     environment = os.environ | QUIET | {"PYTHONPATH": str(ROOT)} | more
     done = subprocess.run(
         [*command, str(ROOT / "tests" / "helpers" / "given_answers.py"), str(folder), *cases],
@@ -33,7 +45,11 @@ def launch(folder: Path, *cases: str, killed: bool = False, **more: str) -> dict
     )
     assert (done.returncode != 0) == killed, done.stderr[-4000:]
     assert not killed or "SIGKILL" in done.stderr
-    return {} if killed else {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in cases}
+    return (
+        {}
+        if killed
+        else {case: [torch.load(folder / f"{case}-{rank}.pt") for rank in (0, 1)] for case in cases}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +88,9 @@ def one(tmp_path_factory):
 
 def joined(pieces: list[torch.Tensor]) -> torch.Tensor:
     width = max(piece.size(1) for piece in pieces)
-    return torch.cat([torch.nn.functional.pad(piece, (0, width - piece.size(1))) for piece in pieces])
+    return torch.cat(
+        [torch.nn.functional.pad(piece, (0, width - piece.size(1))) for piece in pieces]
+    )
 
 
 def gaps(one: dict, ranks: list[dict]) -> dict[str, float]:
@@ -80,12 +98,15 @@ def gaps(one: dict, ranks: list[dict]) -> dict[str, float]:
     found = {}
     for step, mine in enumerate(one["advantages"]):
         theirs = joined([rank["advantages"][step] for rank in ranks])
-        found[f"advantages {step}"] = ((theirs - mine).abs().max() / mine.abs().max().clamp(min=1)).item()
+        found[f"advantages {step}"] = (
+            (theirs - mine).abs().max() / mine.abs().max().clamp(min=1)
+        ).item()
     for rank in ranks:
         names = [name for name in ("losses", "rms", "told", "weights") if name in one]
         pairs = {name: (one[name], rank[name]) for name in names}
         pairs |= {
-            f"thresholds {name}": (values, rank["thresholds"][name]) for name, values in one["thresholds"].items()
+            f"thresholds {name}": (values, rank["thresholds"][name])
+            for name, values in one["thresholds"].items()
         }
         for name, (a, b) in pairs.items():
             gap = (torch.as_tensor(a).double() - torch.as_tensor(b).double()).abs().max().item()
@@ -103,7 +124,9 @@ def test_two_processes_are_one(case, one, two):
 
 @pytest.mark.parametrize("case", SHARDED)
 def test_a_sharded_model_is_a_whole_one(case, one, sharded):
-    assert {name: gap for name, gap in gaps(one(case), sharded[case]).items() if not gap < 1e-5} == {}
+    assert {
+        name: gap for name, gap in gaps(one(case), sharded[case]).items() if not gap < 1e-5
+    } == {}
     assert sharded[case][0]["shards"] > 4
 
 
@@ -117,7 +140,9 @@ def test_two_processes_distil_as_one(case, one, two_told):
 
 @pytest.mark.parametrize("case", TOLD)
 def test_a_sharded_model_is_distilled_like_a_whole_one(case, one, sharded_told):
-    assert {name: gap for name, gap in gaps(one(case), sharded_told[case]).items() if not gap < 1e-5} == {}
+    assert {
+        name: gap for name, gap in gaps(one(case), sharded_told[case]).items() if not gap < 1e-5
+    } == {}
     assert sharded_told[case][0]["shards"] > 4
 
 

@@ -37,8 +37,12 @@ def server():
 
 def trained(server, out, steps=2, resume=None, **changes):
     judge = Recording(Endpoint(model="micro-judge", base_url=server.base_url, key_env=""))
-    settings = dict(mode="evidence-kl", granularity="sentence", save_every=1, trace_every=1, eval_every=steps)
-    config = world_config(WORLDS["short"], steps=steps, **SIZES | settings | dict(eval_text="fluent") | changes)
+    settings = dict(
+        mode="evidence-kl", granularity="sentence", save_every=1, trace_every=1, eval_every=steps
+    )
+    config = world_config(
+        WORLDS["short"], steps=steps, **SIZES | settings | dict(eval_text="fluent") | changes
+    )
     options = dict(tokenizer=TOKENIZER, out=out, validation=EXAMPLES[4:], resume=resume)
     return train(policy(), config, EXAMPLES[:4], judge, **options)
 
@@ -59,10 +63,22 @@ def test_every_place_is_asked_for_in_training_and_one_quote_in_validation(straig
 
 def test_rows_and_traces_say_what_the_quotes_were_good_for(straight):
     _, out, _ = straight
-    rows = [row for row in map(json.loads, (out / "steps.jsonl").read_text().splitlines()) if row["step"]]
+    rows = [
+        row
+        for row in map(json.loads, (out / "steps.jsonl").read_text().splitlines())
+        if row["step"]
+    ]
     for row in rows:
-        assert row["evidence_shown"] > 0 and row["evidence_ungrounded"] == 0 and row["evidence_mismatch"] == 0
-        assert row["localized"] > 0 and row["conservation_relative"] < 1e-6 and "noise_floor" not in row
+        assert (
+            row["evidence_shown"] > 0
+            and row["evidence_ungrounded"] == 0
+            and row["evidence_mismatch"] == 0
+        )
+        assert (
+            row["localized"] > 0
+            and row["conservation_relative"] < 1e-6
+            and "noise_floor" not in row
+        )
     frame = read_traces(out)
     assert set(frame["mode"]) == {"evidence-kl"}
     trace = next(trace_of(frame, 2, row) for row in range(8) if trace_of(frame, 2, row)["channels"])
@@ -71,7 +87,9 @@ def test_rows_and_traces_say_what_the_quotes_were_good_for(straight):
         assert sum(channel["m"]) / len(channel["m"]) == pytest.approx(1, abs=1e-5)
     assert "evidence-kl" in write_trace_page(out).read_text(encoding="utf-8")
     [panel] = answer_view(trace, [next(iter(trace["channels"]))], "d")["panels"]
-    assert panel["low"] == "signal 0" and not panel["signed"], "a quote is there or not: nothing is less likely"
+    assert panel["low"] == "signal 0" and not panel["signed"], (
+        "a quote is there or not: nothing is less likely"
+    )
 
 
 @pytest.mark.slow
@@ -96,6 +114,12 @@ def test_a_judge_without_quotes_is_refused_before_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_truncated_answers_and_a_single_process_train_by_evidence(tmp_path):
-    config = world_config(WORLDS["short"], steps=1, mode="evidence", mask_truncated=True, **SIZES | dict(max_tokens=12))
+    config = world_config(
+        WORLDS["short"],
+        steps=1,
+        mode="evidence",
+        mask_truncated=True,
+        **SIZES | dict(max_tokens=12),
+    )
     trainer = train(policy(), config, EXAMPLES[:4], exact_judge, tokenizer=TOKENIZER, out=tmp_path)
     assert trainer.credit.stats["conservation_relative"] < 1e-6 and trainer.lost.total() == 0

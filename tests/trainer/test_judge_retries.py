@@ -21,7 +21,14 @@ from memcalib.judge import LLMJudge
 from memcalib.micro.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
-from memcalib.trainer.rewards import JudgeDown, JudgeFault, JudgeUnreadable, RetryingJudge, ask_judge, judge_spent
+from memcalib.trainer.rewards import (
+    JudgeDown,
+    JudgeFault,
+    JudgeUnreadable,
+    RetryingJudge,
+    ask_judge,
+    judge_spent,
+)
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
 from memcalib.trainer.settings import world_config
@@ -37,14 +44,18 @@ class Time:
     """A clock that moves only when somebody sleeps, and does something when it is ten minutes later."""
 
     def __init__(self, until=600.0, then=lambda: None):
-        self.now, self.waits, self.until, self.then = 0.0, [], until, then
+        self.now = 0.0
+        self.waits = []
+        self.until = until
+        self.then = then
 
     def clock(self):
         return self.now
 
     def sleep(self, seconds):
         self.waits.append(seconds)
-        before, self.now = self.now, self.now + seconds
+        before = self.now
+        self.now = self.now + seconds
         if before < self.until <= self.now:
             self.then()
 
@@ -61,7 +72,9 @@ def go(out, judge, resume=None, on_step=None, **changes):
 
 
 def llm_judge(server, cache=None):
-    endpoint = Endpoint(model="micro-judge", base_url=server.base_url, key_env="", attempts=1, backoff=0)
+    endpoint = Endpoint(
+        model="micro-judge", base_url=server.base_url, key_env="", attempts=1, backoff=0
+    )
     return LLMJudge(endpoint, cache=cache)
 
 
@@ -73,7 +86,8 @@ def llm_judge(server, cache=None):
 )
 def test_rounds_against_plain_code(fails, unread, share, minutes):
     """Answer i fails `fails[i]` times, and then its reply may be unreadable; plain code says how many rounds there are."""
-    time, asked = Time(), [0] * len(fails)
+    time = Time()
+    asked = [0] * len(fails)
 
     def judge(example, response):
         i = int(response)
@@ -82,7 +96,10 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
             raise TimeoutError("slow")
         return mumble(example, "") if unread[i] else exact_judge(example, "")
 
-    rounds, now, wait, ends = 1, 0.0, 5.0, None
+    rounds = 1
+    now = 0.0
+    wait = 5.0
+    ends = None
     while True:
         failed = sum(f >= rounds for f in fails)
         mumbled = sum(f < rounds and bad for f, bad in zip(fails, unread, strict=False))
@@ -94,9 +111,12 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
         if now >= 60 * minutes:
             ends = JudgeDown, f"{failed} of {len(fails)} judgments"
             break
-        now, wait, rounds = now + wait, min(300.0, 2 * wait), rounds + 1
+        now = now + wait
+        wait = min(300.0, 2 * wait)
+        rounds = rounds + 1
     left = [f >= rounds for f in fails]
-    examples, answers = [EXAMPLES[0]] * len(fails), [str(i) for i in range(len(fails))]
+    examples = [EXAMPLES[0]] * len(fails)
+    answers = [str(i) for i in range(len(fails))]
     whole = patient(judge, time, max_failed=share, minutes=minutes)
     if ends:
         with pytest.raises(ends[0], match=ends[1]):
@@ -104,7 +124,9 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
     else:
         found = whole.batch(examples, answers)
         assert [j.retry for j in found] == left
-        assert [j.scored for j in found] == [not (gone or bad) for gone, bad in zip(left, unread, strict=False)]
+        assert [j.scored for j in found] == [
+            not (gone or bad) for gone, bad in zip(left, unread, strict=False)
+        ]
     assert asked == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
 
@@ -147,16 +169,26 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
     with pytest.raises(JudgeUnreadable) as told:
         go(tmp_path / "first", judge)
     text = str(told.value)
-    assert "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)" in text
-    found = re.search(r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking", text)
+    assert (
+        "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)"
+        in text
+    )
+    found = re.search(
+        r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking",
+        text,
+    )
     assert found[1] in {example.id for example in EXAMPLES}
     assert "could not be scored" not in text
     assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
     assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
     turn = {"judge": exact_judge}
-    later = lambda row: turn.update(judge=mumble if row["step"] == 2 else exact_judge)
+
+    def later(row):
+        return turn.update(judge=mumble if row["step"] == 2 else exact_judge)
+
     with pytest.raises(
-        JudgeUnreadable, match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True"
+        JudgeUnreadable,
+        match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True",
     ):
         go(tmp_path / "later", lambda *pair: turn["judge"](*pair), on_step=later)
     trainer = go(tmp_path / "later", exact_judge, resume=True)
@@ -200,7 +232,8 @@ def test_another_process_decides_too():
     busy = RetryingJudge(exact_judge, total=lambda sums: [sums[0] + 1, *sums[1:]])
     with pytest.raises(JudgeFault, match="another process"):
         busy.batch(EXAMPLES[:1], [""])
-    time, rest = Time(), [12, 4, 0]
+    time = Time()
+    rest = [12, 4, 0]
 
     def total(sums):
         faults, failed, lost, _, *more = sums
@@ -229,7 +262,11 @@ def test_messages(caplog):
     with caplog.at_level(logging.WARNING, "memcalib"), pytest.raises(JudgeDown) as found:
         patient(judge, time, minutes=2).batch(EXAMPLES[:3], [""] * 3)
     for text in (caplog.messages[0], str(found.value)):
-        assert "3 of 3 judgments" in text and "50%" in text and "ConnectionError: connection refused" in text
+        assert (
+            "3 of 3 judgments" in text
+            and "50%" in text
+            and "ConnectionError: connection refused" in text
+        )
     assert "pauses" in caplog.messages[0] and "2 minutes" in str(found.value)
     assert len(caplog.messages) == len(time.waits)
 
@@ -245,7 +282,11 @@ def straight(tmp_path_factory):
 def test_a_judge_behind_a_server_is_the_reward(straight):
     trainer, out = straight
     first = rows(out)[0]
-    assert first["judge_calls"] >= 1 and first["judge_failures"] == 0 and first["judge_prompt_tokens"] > 0
+    assert (
+        first["judge_calls"] >= 1
+        and first["judge_failures"] == 0
+        and first["judge_prompt_tokens"] > 0
+    )
     assert 0 <= first["evidence_mismatch"] <= 1 and first["failed_calls"] == 0
     assert first["judge_cost"] is None
     spent = judge_spent(trainer.judge)["calls"]
@@ -259,7 +300,9 @@ def test_judge_down_for_ten_minutes(tmp_path, straight, caplog):
     time = Time(then=lambda: server.start())
     judge = patient(llm_judge(server), time)
     with caplog.at_level(logging.WARNING, "memcalib"):
-        trainer = go(tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None)
+        trainer = go(
+            tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None
+        )
     server.stop()
     assert 600 <= time.now < 1200 and len(time.waits) >= 7
     assert_same((trainer, tmp_path), straight, "judge_")
@@ -270,14 +313,20 @@ def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
     server = MicroServer(EXAMPLES)
     server.start()
     time = Time()
-    stop = lambda row: server.stop() if row["step"] == 2 else None
+
+    def stop(row):
+        return server.stop() if row["step"] == 2 else None
+
     judge = patient(llm_judge(server, tmp_path / "replies.sqlite"), time, minutes=30)
     with pytest.raises(
-        JudgeDown, match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True"
+        JudgeDown,
+        match=r"within 30 minutes\. Everything so far is saved in .*checkpoint-4.* resume=True",
     ):
         go(tmp_path / "run", judge, on_step=stop)
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
-    assert read_state(tmp_path / "run" / "checkpoint-4")["judge_cache"] == str(tmp_path / "replies.sqlite")
+    assert read_state(tmp_path / "run" / "checkpoint-4")["judge_cache"] == str(
+        tmp_path / "replies.sqlite"
+    )
     assert len(rows(tmp_path / "run")) == 2
     server.start()
     trainer = go(tmp_path / "run", llm_judge(server), resume=True)
@@ -300,10 +349,8 @@ def test_down_again_right_after_going_on(tmp_path):
         go(tmp_path / "b", patient(judge, time), resume=tmp_path / "a" / "checkpoint-2")
     assert newest_checkpoint(tmp_path / "b") is None
     down.clear()
-    whole, resumed = (
-        go(tmp_path / "whole", exact_judge),
-        go(tmp_path / "b", judge, resume=tmp_path / "a" / "checkpoint-2"),
-    )
+    whole = go(tmp_path / "whole", exact_judge)
+    resumed = go(tmp_path / "b", judge, resume=tmp_path / "a" / "checkpoint-2")
     assert torch.equal(weights(whole.model), weights(resumed.model))
 
 
@@ -324,7 +371,9 @@ def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
 def foreign(example, response):
     judgment = exact_judge(example, response)
     return judgment.model_copy(
-        update={"atoms": [*judgment.atoms[1:], judgment.atoms[0].model_copy(update={"atom_id": "x9"})]}
+        update={
+            "atoms": [*judgment.atoms[1:], judgment.atoms[0].model_copy(update={"atom_id": "x9"})]
+        }
     )
 
 
@@ -332,10 +381,15 @@ def bug(example, response):
     raise KeyError("no such level")
 
 
-@pytest.mark.parametrize(("wrong", "message"), [(foreign, "'x9'"), (bug, "KeyError: 'no such level'")])
+@pytest.mark.parametrize(
+    ("wrong", "message"), [(foreign, "'x9'"), (bug, "KeyError: 'no such level'")]
+)
 def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
     state = {"judge": exact_judge}
-    turn = lambda row: state.update(judge=wrong)
+
+    def turn(row):
+        return state.update(judge=wrong)
+
     with pytest.raises(JudgeFault, match=message) as found:
         go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
     assert "checkpoint-2" in str(found.value) and newest_checkpoint(tmp_path).name == "checkpoint-2"
@@ -345,13 +399,16 @@ def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
 
 
 def test_a_fault_before_the_first_step_saves_nothing(tmp_path):
-    with pytest.raises(JudgeFault, match="Nothing was trained yet: start again, once this is mended$"):
+    with pytest.raises(
+        JudgeFault, match="Nothing was trained yet: start again, once this is mended$"
+    ):
         go(tmp_path, bug)
     assert newest_checkpoint(tmp_path) is None
 
 
 def test_a_judge_that_stops_in_validation(tmp_path):
-    state, held_out = {"down": False}, EXAMPLES[:2]
+    state = {"down": False}
+    held_out = EXAMPLES[:2]
 
     def judge(example, response):
         if state["down"] and len(response) > 0 and state["calls"] >= 16:
@@ -359,10 +416,17 @@ def test_a_judge_that_stops_in_validation(tmp_path):
         state["calls"] = state.get("calls", 0) + 1
         return exact_judge(example, response)
 
-    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=12, eval_every=1)
+    config = world_config(
+        WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=12, eval_every=1
+    )
     options = dict(tokenizer=TOKENIZER, validation=held_out)
-    swap = lambda row: state.update(down=row["step"] == 1, calls=0)
-    model = lambda: load_policy("cold-short")[0]
+
+    def swap(row):
+        return state.update(down=row["step"] == 1, calls=0)
+
+    def model():
+        return load_policy("cold-short")[0]
+
     with pytest.raises(JudgeFault, match="Everything so far is saved in .*checkpoint-4"):
         train(model(), config, EXAMPLES, judge, on_step=swap, out=tmp_path / "cut", **options)
     state["down"] = False
@@ -388,8 +452,18 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 def test_two_processes_stop_and_go_on_together(tmp_path):
     """The judge of the second process alone is down: half of all calls fail, over the limit of two in five."""
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    script, root = HELPERS / "failing_judge.py", str(HELPERS.parents[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, tmp_path]
+    script = HELPERS / "failing_judge.py"
+    root = str(HELPERS.parents[1])
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        script,
+        tmp_path,
+    ]
     done = subprocess.run(
         list(map(str, command)),
         env=os.environ | quiet | {"PYTHONPATH": root},
@@ -400,7 +474,12 @@ def test_two_processes_stop_and_go_on_together(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     for found in (first, second):
-        assert found["same"] and found["step"] == 2 and found["processes"] == 2 and found["waited"] >= 600
+        assert (
+            found["same"]
+            and found["step"] == 2
+            and found["processes"] == 2
+            and found["waited"] >= 600
+        )
         assert "8 of 16 judgments" in found["message"] and "checkpoint-4" in found["message"]
     assert "another process" in first["message"] and "refused" in second["message"]
     whole, cut = (timeless(tmp_path / name, "judge_") for name in ("whole", "cut"))

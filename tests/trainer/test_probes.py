@@ -13,8 +13,11 @@ from memcalib.trainer.settings import world_config
 
 @pytest.mark.parametrize(("count", "batch"), [(0, 4), (3, 4), (4, 4), (7, 4)])
 def test_fewer_than_two_batches_are_refused(count, batch):
-    examples, configs = make_examples("short", count, seed=1), {"GDPO": world_config(WORLDS["short"], method="gdpo")}
-    with pytest.raises(ValueError, match=f"{count} examples in batches of {batch}: allowed are 8 or more"):
+    examples = make_examples("short", count, seed=1)
+    configs = {"GDPO": world_config(WORLDS["short"], method="gdpo")}
+    with pytest.raises(
+        ValueError, match=f"{count} examples in batches of {batch}: allowed are 8 or more"
+    ):
         alignment(build_policy(0), build_tokenizer(), examples, exact_judge, configs, batch=batch)
 
 

@@ -7,7 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.trainer.rewards import ChannelRewards, check_context, fitting_examples, held_out_examples
+from memcalib.trainer.rewards import (
+    ChannelRewards,
+    check_context,
+    fitting_examples,
+    held_out_examples,
+)
 from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
@@ -17,38 +22,65 @@ from memcalib.trainer.distillation import teacher_encoder
 from memcalib.training import train
 
 torch.set_num_threads(1)
-TOKENIZER, EXAMPLES, HELD_OUT = build_tokenizer(), make_examples("short", 8, seed=5), make_examples("short", 4, seed=6)
-LONG = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(HELD_OUT[:2])]
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
+HELD_OUT = make_examples("short", 4, seed=6)
+LONG = [
+    e.model_copy(update={"id": f"long-{k}", "question": e.question * 300})
+    for k, e in enumerate(HELD_OUT[:2])
+]
 
 
 def settings(**changes):
-    return world_config(WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes))
+    return world_config(
+        WORLDS["short"], **(dict(prompts=4, generations=4, steps=1, max_tokens=12) | changes)
+    )
 
 
 def run(out, judge=exact_judge, validation=(), resume=None, **changes):
-    rows, options = [], dict(tokenizer=TOKENIZER, out=out, validation=validation, resume=resume)
-    trainer = train(build_policy(0), settings(**changes), EXAMPLES, judge, on_step=rows.append, **options)
+    rows = []
+    options = dict(tokenizer=TOKENIZER, out=out, validation=validation, resume=resume)
+    trainer = train(
+        build_policy(0), settings(**changes), EXAMPLES, judge, on_step=rows.append, **options
+    )
     listed = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
     return trainer, rows, listed
 
 
 def test_validation_prompts_without_room_for_an_answer_are_left_out(tmp_path, caplog):
     judged = []
-    judge = lambda example, response: judged.append(example.id) or exact_judge(example, response)
-    _, rows, listed = run(tmp_path, judge, [*LONG, *HELD_OUT], eval_every=1, save_every=1, method="gdpo")
+
+    def judge(example, response):
+        return judged.append(example.id) or exact_judge(example, response)
+
+    _, rows, listed = run(
+        tmp_path, judge, [*LONG, *HELD_OUT], eval_every=1, save_every=1, method="gdpo"
+    )
     sizes = [len(prompt_encoder(TOKENIZER, prompt_template="micro")(example)) for example in LONG]
     assert all(1024 < size < 4096 for size in sizes)
     limit = {"prompt": "validation", "context_without_answer": 1024 - 12}
-    assert listed == [{"example_id": e.id, "tokens": n} | limit for e, n in zip(LONG, sizes, strict=True)]
+    assert listed == [
+        {"example_id": e.id, "tokens": n} | limit for e, n in zip(LONG, sizes, strict=True)
+    ]
     assert rows[0]["valid_overlong"] == 2 and "2 validation prompts over 1012 tokens" in caplog.text
     assert "long-0" not in judged and judged.count(HELD_OUT[0].id) == 2
-    _, rows, listed = run(tmp_path, judge, [*LONG, *HELD_OUT], True, eval_every=1, save_every=1, method="gdpo", steps=2)
+    _, rows, listed = run(
+        tmp_path,
+        judge,
+        [*LONG, *HELD_OUT],
+        True,
+        eval_every=1,
+        save_every=1,
+        method="gdpo",
+        steps=2,
+    )
     assert [row["step"] for row in rows] == [2] and len(listed) == 2 and "long-1" not in judged
 
 
 def test_a_validation_in_which_nothing_fits_is_refused_before_the_first_step(tmp_path):
     with pytest.raises(
-        ValueError, match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation"
+        ValueError,
+        match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation",
     ):
         run(tmp_path, validation=LONG, eval_every=1)
     assert not (tmp_path / "steps.jsonl").exists()
@@ -61,12 +93,17 @@ def test_the_validation_is_measured_as_it_is_asked():
     limit = sorted(sizes)[1]
     wanted = [example.id for example, size in zip(HELD_OUT, sizes, strict=True) if size <= limit]
     assert 0 < len(wanted) < 4
-    for config, context in ((fluent, limit + 12), (fluent.model_copy(update={"max_prompt": limit}), None)):
+    for config, context in (
+        (fluent, limit + 12),
+        (fluent.model_copy(update={"max_prompt": limit}), None),
+    ):
         assert [e.id for e in held_out_examples(config, TOKENIZER, HELD_OUT, context)] == wanted
 
 
 def test_no_examples_are_no_prompts():
-    with pytest.raises(ValueError, match=r"no prompt of at most 5 tokens \(max_prompt\) among 0 training examples$"):
+    with pytest.raises(
+        ValueError, match=r"no prompt of at most 5 tokens \(max_prompt\) among 0 training examples$"
+    ):
         fitting_examples("training", len, [], max_prompt=5)
 
 
@@ -82,7 +119,9 @@ def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, capl
     assert not gone.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
     assert not gone.keys() & {example.id for example in trainer.judged.examples}
     assert f"{len(gone)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
-    with pytest.raises(ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "):
+    with pytest.raises(
+        ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "
+    ):
         run(tmp_path, method="opsd-pg", max_teacher=2)
 
 
@@ -100,8 +139,12 @@ def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
     room = max(size for k, size in enumerate(told) if k not in over)
     assert any(told[k] > room for k in over)
     limits = dict(max_prompt=limit, max_teacher=room)
-    _, rows, listed = run(tmp_path, method="opsd-gkd", teacher_prompt_template="micro-hinted", **limits)
-    assert [(row["example_id"], row["prompt"]) for row in listed] == [(EXAMPLES[k].id, "training") for k in over]
+    _, rows, listed = run(
+        tmp_path, method="opsd-gkd", teacher_prompt_template="micro-hinted", **limits
+    )
+    assert [(row["example_id"], row["prompt"]) for row in listed] == [
+        (EXAMPLES[k].id, "training") for k in over
+    ]
     assert rows[0]["overlong"] == len(over)
 
 
@@ -116,12 +159,18 @@ class Counted:
         return [exact_judge(*pair) for pair in zip(examples, responses, strict=True)]
 
 
-@given(said=st.lists(st.tuples(st.sampled_from(["", " \n", "I am here.", "July."]), st.booleans()), max_size=8))
+@given(
+    said=st.lists(
+        st.tuples(st.sampled_from(["", " \n", "I am here.", "July."]), st.booleans()), max_size=8
+    )
+)
 def test_the_judge_is_not_asked_about_silence(said):
     """A judgment that is thrown away would be paid for; what comes out is the same as if it had been asked and overruled."""
-    texts, empty = [text for text, _ in said], [none for _, none in said]
+    texts = [text for text, _ in said]
+    empty = [none for _, none in said]
     asked = [EXAMPLES[k % 8] for k in range(len(said))]
-    judge, judged = Counted(), ChannelRewards(None, EXAMPLES)
+    judge = Counted()
+    judged = ChannelRewards(None, EXAMPLES)
     judged.judge = judge
     judged.read(asked, texts, [[1]] * len(said), empty)
     silent = [none or not text.strip() for text, none in said]
@@ -130,7 +179,9 @@ def test_the_judge_is_not_asked_about_silence(said):
     )
     for example, text, none, found in zip(asked, texts, silent, judged.judgments, strict=True):
         told = exact_judge(example, text)
-        assert (found.error, found.retry) == (("empty answer", False) if none else (told.error, told.retry))
+        assert (found.error, found.retry) == (
+            ("empty answer", False) if none else (told.error, told.retry)
+        )
         assert found.scored != none and [(a.atom_id, a.ideal) for a in found.atoms] == [
             (a.atom_id, a.ideal) for a in told.atoms
         ]
@@ -150,10 +201,12 @@ def test_a_batch_of_nothing_but_silence_asks_nobody():
 def test_a_fluent_prompt_leaves_room_for_its_ablations():
     """They are cut from the text that lists the atoms, which may be longer than the fluent one."""
     whole = len(prompt_encoder(TOKENIZER, "concat", "micro")(EXAMPLES[0]))
-    data, room = {"example": [0], "tokens": [10]}, whole + 8 + 12
+    data = {"example": [0], "tokens": [10]}
+    room = whole + 8 + 12
     check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room)
     with pytest.raises(
-        ValueError, match=f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};"
+        ValueError,
+        match=f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};",
     ):
         check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room - 1)
     for other in ({"text": "concat"}, {"text": "fluent", "method": "gdpo"}):

@@ -58,10 +58,16 @@ def test_cold_start_rows_and_adapter(tmp_path):
         for e in EXAMPLES
     ]
     table = tokenize_rows(TOKENIZER, rows)
-    assert table[0]["input_ids"][: table[0]["completion_mask"].index(1)] == encode_prompt(TOKENIZER, rows[0]["prompt"])
+    assert table[0]["input_ids"][: table[0]["completion_mask"].index(1)] == encode_prompt(
+        TOKENIZER, rows[0]["prompt"]
+    )
     assert table[0]["input_ids"][-1] == TOKENIZER.eos_token_id
-    policy = cold_start(build_policy(0), TOKENIZER, rows, out=tmp_path, lora_rank=2, lr=1e-2, epochs=3)
-    assert type(policy).__name__ == "Qwen3ForCausalLM" and all(p.requires_grad for p in policy.parameters())
+    policy = cold_start(
+        build_policy(0), TOKENIZER, rows, out=tmp_path, lora_rank=2, lr=1e-2, epochs=3
+    )
+    assert type(policy).__name__ == "Qwen3ForCausalLM" and all(
+        p.requires_grad for p in policy.parameters()
+    )
     assert not torch.equal(weights(policy), weights(build_policy(0)))
 
 
@@ -80,14 +86,17 @@ def test_the_recipe_repeats_itself(tmp_path):
         stories.append((tmp_path / name / "cold-short" / "policy.json").read_text())
     assert stories[0] == stories[1] and json.loads(stories[0])["base"] == "pretrained"
     first, second = (
-        sorted((tmp_path / name / "cold-short").glob("*.safetensors"))[0].read_bytes() for name in ("a", "b")
+        sorted((tmp_path / name / "cold-short").glob("*.safetensors"))[0].read_bytes()
+        for name in ("a", "b")
     )
     assert first == second
 
 
 def test_averages_leave_out_what_is_missing():
     assert averaged([{"step": 1, "answer": 2.0}]) == []
-    assert averaged([{"step": 1}, {"step": 2, "audit": 4.0}], every=2) == [{"step": 2, "audit": 4.0}]
+    assert averaged([{"step": 1}, {"step": 2, "audit": 4.0}], every=2) == [
+        {"step": 2, "audit": 4.0}
+    ]
 
 
 # settings
@@ -95,8 +104,18 @@ def test_averages_leave_out_what_is_missing():
 
 def test_defaults_are_the_papers():
     config = SftConfig()
-    assert (config.lora_rank, config.lora_alpha, config.epochs, config.batch_size) == (32, 64, 1, 32)
-    assert (config.lr, config.warmup, config.schedule, config.output) == (1e-4, 0.05, "cosine", "merged")
+    assert (config.lora_rank, config.lora_alpha, config.epochs, config.batch_size) == (
+        32,
+        64,
+        1,
+        32,
+    )
+    assert (config.lr, config.warmup, config.schedule, config.output) == (
+        1e-4,
+        0.05,
+        "cosine",
+        "merged",
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +140,12 @@ def test_bad_settings_are_named(settings, words):
 
 
 @given(
-    st.lists(st.sampled_from(["<|end|>", "<|assistant|>", "<|user|>", "Keep July in mind.", " ", "\u2060"]), max_size=6)
+    st.lists(
+        st.sampled_from(
+            ["<|end|>", "<|assistant|>", "<|user|>", "Keep July in mind.", " ", "\u2060"]
+        ),
+        max_size=6,
+    )
 )
 def test_no_control_token_gets_into_an_answer(pieces):
     row = {
@@ -129,19 +153,29 @@ def test_no_control_token_gets_into_an_answer(pieces):
         "completion": [{"role": "assistant", "content": "".join(pieces)}],
     }
     table = tokenize_rows(TOKENIZER, [row])[0]
-    answer = [i for i, seen in zip(table["input_ids"], table["completion_mask"], strict=True) if seen]
+    answer = [
+        i for i, seen in zip(table["input_ids"], table["completion_mask"], strict=True) if seen
+    ]
     assert answer[-1] == TOKENIZER.eos_token_id
-    assert not {*TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|assistant|>", "<|user|>"])} & {*answer[:-1]}
+    assert not {*TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|assistant|>", "<|user|>"])} & {
+        *answer[:-1]
+    }
 
 
 def test_the_loss_is_the_mean_over_completion_tokens(tmp_path):
-    model, config = build_policy(0), SMALL.model_copy(update={"lora_rank": 0, "epochs": 1.0, "batch_size": 24})
-    wanted, hits, count = 0.0, 0, 0
+    model = build_policy(0)
+    config = SMALL.model_copy(update={"lora_rank": 0, "epochs": 1.0, "batch_size": 24})
+    wanted = 0.0
+    hits = 0
+    count = 0
     for row in tokenize_rows(TOKENIZER, ROWS):
-        ids, seen = torch.tensor([row["input_ids"]]), torch.tensor(row["completion_mask"][1:]).bool()
+        ids = torch.tensor([row["input_ids"]])
+        seen = torch.tensor(row["completion_mask"][1:]).bool()
         with torch.no_grad():
             logits = model(ids).logits[0, :-1]
-        wanted += torch.nn.functional.cross_entropy(logits[seen], ids[0, 1:][seen], reduction="sum").item()
+        wanted += torch.nn.functional.cross_entropy(
+            logits[seen], ids[0, 1:][seen], reduction="sum"
+        ).item()
         hits += (logits.argmax(-1)[seen] == ids[0, 1:][seen]).sum().item()
         count += int(seen.sum())
     sft(model, TOKENIZER, ROWS, config, tmp_path)
@@ -161,21 +195,31 @@ def test_rows_that_are_too_long_are_named_and_never_cut(tmp_path, caplog):
     done = sft(build_policy(0), TOKENIZER, rows, config, tmp_path)
     long = [f"row-{i}" for i, size in enumerate(sizes) if size > limit]
     assert done.overlong == long and done.rows == 24 - len(long) and len(long) > 0
-    assert f"{len(long)} of 24 rows are longer than {limit} tokens" in caplog.text and long[0] in caplog.text
+    assert (
+        f"{len(long)} of 24 rows are longer than {limit} tokens" in caplog.text
+        and long[0] in caplog.text
+    )
     assert json.loads((tmp_path / "sft.json").read_text())["overlong"] == long
 
 
 @pytest.mark.parametrize("by_path", [False, True])
 def test_rows_beyond_the_context_of_the_model_are_named_too(tmp_path, by_path):
     """With no limit of length at all, and with one that is larger than what the model can read."""
-    model, rows = build_policy(0), [row | {"example_id": f"row-{i}"} for i, row in enumerate(ROWS)]
+    model = build_policy(0)
+    rows = [row | {"example_id": f"row-{i}"} for i, row in enumerate(ROWS)]
     sizes = [len(ids) for ids in tokenize_rows(TOKENIZER, rows)["input_ids"]]
     model.config.max_position_embeddings = room = sorted(sizes)[-4]
     if by_path:
         model.save_pretrained(tmp_path / "model")
     for limit in (None, 8192):
         config = SMALL.model_copy(update={"max_length": limit, "epochs": 1.0})
-        done = sft(str(tmp_path / "model") if by_path else model, TOKENIZER, rows, config, tmp_path / f"run-{limit}")
+        done = sft(
+            str(tmp_path / "model") if by_path else model,
+            TOKENIZER,
+            rows,
+            config,
+            tmp_path / f"run-{limit}",
+        )
         assert done.overlong == [f"row-{i}" for i, size in enumerate(sizes) if size > room] != []
         model = model if by_path else build_policy(0)
         model.config.max_position_embeddings = room
@@ -183,18 +227,32 @@ def test_rows_beyond_the_context_of_the_model_are_named_too(tmp_path, by_path):
 
 def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
     """One step of plain SGD against a loop over the rows that sums the loss of each answer token and the end by hand."""
-    reference, rows = build_policy(0), ROWS[:6]
-    total, count = torch.zeros(()), 0
+    reference = build_policy(0)
+    rows = ROWS[:6]
+    total = torch.zeros(())
+    count = 0
     for row in rows:
         prompt = encode_prompt(TOKENIZER, row["prompt"])
-        answer = [*TOKENIZER("".join(m["content"] for m in row["completion"]))["input_ids"], TOKENIZER.eos_token_id]
+        answer = [
+            *TOKENIZER("".join(m["content"] for m in row["completion"]))["input_ids"],
+            TOKENIZER.eos_token_id,
+        ]
         logs = reference(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
         for k, token in enumerate(answer):
-            total, count = total - logs[len(prompt) + k - 1, token], count + 1
+            total = total - logs[len(prompt) + k - 1, token]
+            count = count + 1
     (total / count).backward()
     wanted = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in reference.parameters()])
     plain = {"optim": "sgd", "max_grad_norm": 0.0}
-    only = {"lora_rank": 0, "epochs": 1.0, "batch_size": 6, "lr": 0.1, "warmup": 0.0, "save_every": 0, "trl": plain}
+    only = {
+        "lora_rank": 0,
+        "epochs": 1.0,
+        "batch_size": 6,
+        "lr": 0.1,
+        "warmup": 0.0,
+        "save_every": 0,
+        "trl": plain,
+    }
     done = sft(build_policy(0), TOKENIZER, rows, SMALL.model_copy(update=only), tmp_path)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
     assert torch.allclose(weights(done.model), wanted, atol=1e-5)
@@ -202,11 +260,28 @@ def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
 
 
 def test_settings_reach_the_base_trainer(tmp_path):
-    config = SftConfig(batch_size=12, accumulate=3, schedule="linear", weight_decay=0.25, warmup=0.1, lr=3e-4, seed=7)
+    config = SftConfig(
+        batch_size=12,
+        accumulate=3,
+        schedule="linear",
+        weight_decay=0.25,
+        warmup=0.1,
+        lr=3e-4,
+        seed=7,
+    )
     given = _arguments(config, tmp_path, False)
     assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (4, 3)
-    assert (given.lr_scheduler_type, given.weight_decay, given.warmup_steps) == ("linear", 0.25, 0.1)
-    assert (given.learning_rate, given.seed, given.num_train_epochs, given.completion_only_loss) == (3e-4, 7, 1, True)
+    assert (given.lr_scheduler_type, given.weight_decay, given.warmup_steps) == (
+        "linear",
+        0.25,
+        0.1,
+    )
+    assert (
+        given.learning_rate,
+        given.seed,
+        given.num_train_epochs,
+        given.completion_only_loss,
+    ) == (3e-4, 7, 1, True)
 
 
 def test_nothing_to_train_on(tmp_path):
@@ -252,9 +327,13 @@ def test_resume_from_a_named_checkpoint_and_with_all_weights(tmp_path):
     config = SMALL.model_copy(update={"lora_rank": 0})
     first = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path)
     final = weights(first.model).clone()
-    again = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, resume=tmp_path / "checkpoint-4")
+    again = sft(
+        build_policy(0), TOKENIZER, ROWS, config, tmp_path, resume=tmp_path / "checkpoint-4"
+    )
     assert torch.equal(weights(again.model), final)
-    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [
+    assert [
+        json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()
+    ] == [
         1,
         2,
         3,
@@ -275,7 +354,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
         "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, sys.argv[1], resume=True)\n"
     )
     command = [sys.executable, "-c", script, tmp_path]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+    )
     end = time.monotonic() + 200
     while not (tmp_path / "checkpoint-2" / "memcalib.json").exists() and process.poll() is None:
         assert time.monotonic() < end
@@ -310,11 +391,18 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
     folder, final = straight
     command = [sys.executable, "-c", STOPPED, tmp_path, SMALL.model_dump_json(), name, str(step)]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
-    assert f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
-    assert f"{name}: the run was stopped by a signal. Everything so far is saved in {saved}: go on" in done.stdout
+    assert (
+        f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
+    )
+    assert (
+        f"{name}: the run was stopped by a signal. Everything so far is saved in {saved}: go on"
+        in done.stdout
+    )
     assert read_state(saved)["updates"] == step + 1 and not (tmp_path / "merged").exists()
     again = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True)
     assert torch.equal(weights(again.model), final)
@@ -325,7 +413,9 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
 def test_a_run_without_checkpoints_hears_no_signals(tmp_path):
     config = SMALL.model_copy(update={"save_every": 0})
     command = [sys.executable, "-c", STOPPED, tmp_path, config.model_dump_json(), "SIGTERM", "2"]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == -15 and not list(tmp_path.glob("checkpoint-*"))
 
 
@@ -373,7 +463,11 @@ def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, f
     (tmp_path / "run" / "checkpoint-7").mkdir()
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert torch.equal(weights(done.model), final)
-    assert "half-written" in caplog.text and "skipped: " in caplog.text and "checkpoint-6" in caplog.text
+    assert (
+        "half-written" in caplog.text
+        and "skipped: " in caplog.text
+        and "checkpoint-6" in caplog.text
+    )
     assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
     assert read_state(tmp_path / "run" / "checkpoint-6")["updates"] == 6, "made again, whole"
 
@@ -393,8 +487,17 @@ def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, t
     flip(tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors")
     flip(tmp_path / "run" / "checkpoint-4" / "optimizer.pt")
     as_a_file(tmp_path / "run" / "checkpoint-6")
-    with pytest.raises(CheckpointError, match="checkpoint-4/optimizer.pt: checksum .* damaged since"):
-        sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=tmp_path / "run" / "checkpoint-4")
+    with pytest.raises(
+        CheckpointError, match="checkpoint-4/optimizer.pt: checksum .* damaged since"
+    ):
+        sft(
+            build_policy(0),
+            TOKENIZER,
+            ROWS,
+            SMALL,
+            tmp_path / "run",
+            resume=tmp_path / "run" / "checkpoint-4",
+        )
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert "no whole checkpoint to resume from" in caplog.text
     assert torch.equal(weights(done.model), final)
@@ -403,24 +506,39 @@ def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, t
 
 def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(straight, tmp_path):
     _, final = straight
-    assert torch.equal(weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True).model), final)
+    assert torch.equal(
+        weights(sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path, resume=True).model), final
+    )
     other = SMALL.model_copy(update={"seed": 7})
-    with pytest.raises(CheckpointError, match="checkpoint-6 is of another run .seed: 42 there, 7 now.; allowed"):
+    with pytest.raises(
+        CheckpointError, match="checkpoint-6 is of another run .seed: 42 there, 7 now.; allowed"
+    ):
         sft(build_policy(0), TOKENIZER, ROWS, other, tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="of another run .other training examples"):
         sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
-    with pytest.raises(CheckpointError, match="of another run .other training examples, or in another order"):
+    with pytest.raises(
+        CheckpointError, match="of another run .other training examples, or in another order"
+    ):
         sft(build_policy(0), TOKENIZER, ROWS[::-1], SMALL, tmp_path, resume=True)
     anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
     assert not torch.equal(weights(anew.model), final)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 4
     with pytest.raises(CheckpointError, match="checkpoint-99: no memcalib.json .no such folder."):
-        sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path, resume=tmp_path / "checkpoint-99")
+        sft(
+            build_policy(0),
+            TOKENIZER,
+            ROWS[:16],
+            other,
+            tmp_path,
+            resume=tmp_path / "checkpoint-99",
+        )
 
 
 def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
     _, final = straight
-    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path)
+    done = sft(
+        build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path
+    )
     assert done.folder == tmp_path / "adapter" and not list(done.folder.glob("model*.safetensors"))
     told = json.loads((done.folder / "adapter_config.json").read_text())
     assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (2, 64, 0.0)
@@ -431,12 +549,21 @@ def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
 def test_adapter_and_merged_model_from_disk_give_the_same_log_probabilities(straight, tmp_path):
     """Both folders as any program would load them, on every token of the rows, and far from what the base model says."""
     merged = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "one")
-    adapter = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path / "two")
+    adapter = sft(
+        build_policy(0),
+        TOKENIZER,
+        ROWS,
+        SMALL.model_copy(update={"output": "adapter"}),
+        tmp_path / "two",
+    )
     build_policy(0).save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     ids = [torch.tensor([row["input_ids"]]) for row in tokenize_rows(TOKENIZER, ROWS)]
     with torch.no_grad():
-        logs = lambda model: torch.cat([model.eval()(each).logits[0].log_softmax(-1) for each in ids])
+
+        def logs(model):
+            return torch.cat([model.eval()(each).logits[0].log_softmax(-1) for each in ids])
+
         plain = logs(base)
         found = [
             logs(AutoModelForCausalLM.from_pretrained(merged.folder)),
@@ -448,17 +575,22 @@ def test_adapter_and_merged_model_from_disk_give_the_same_log_probabilities(stra
     assert (found[0] - plain).abs().max() > 0.1
     for folder in (merged.folder, adapter.folder):
         text = "Keep July in mind."
-        assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+        assert (
+            AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+        )
 
 
 def test_pieces_of_a_batch_make_the_same_update(straight, tmp_path):
     _, final = straight
-    done = sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"accumulate": 4}), tmp_path)
+    done = sft(
+        build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"accumulate": 4}), tmp_path
+    )
     assert torch.allclose(weights(done.model), final, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("epochs", "warmup", "warm"), [pytest.param(14.0, 0.05, 3, marks=pytest.mark.slow), (7.0, 0.2, 5), (3.0, 0.0, 0)]
+    ("epochs", "warmup", "warm"),
+    [pytest.param(14.0, 0.05, 3, marks=pytest.mark.slow), (7.0, 0.2, 5), (3.0, 0.0, 0)],
 )
 def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path, epochs, warmup, warm):
     """The default share of 5 % among them; a part of a step counts as a whole one."""
@@ -467,18 +599,29 @@ def test_schedule_warms_up_and_falls_along_a_cosine(tmp_path, epochs, warmup, wa
     sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path)
     rates = [json.loads(line)["lr"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     steps = round(3 * epochs)
-    fall = lambda k: (1 + math.cos(math.pi * (k - warm) / (steps - warm))) / 2
-    assert rates == pytest.approx([1e-2 * (k / warm if k < warm else fall(k)) for k in range(steps)], abs=1e-8)
+
+    def fall(k):
+        return (1 + math.cos(math.pi * (k - warm) / (steps - warm))) / 2
+
+    assert rates == pytest.approx(
+        [1e-2 * (k / warm if k < warm else fall(k)) for k in range(steps)], abs=1e-8
+    )
     assert len(rates) == steps and max(rates) == pytest.approx(1e-2)
 
 
 def test_validation_by_rows_and_by_scores_leaves_the_weights_alone(straight, tmp_path):
     _, final = straight
-    config, held = SMALL.model_copy(update={"eval_every": 3}), demonstrations("short", 8, seed=9)
-    score = lambda model: {"SCS": float(torch.rand(())), "training": float(model.training)}
+    config = SMALL.model_copy(update={"eval_every": 3})
+    held = demonstrations("short", 8, seed=9)
+
+    def score(model):
+        return {"SCS": float(torch.rand(())), "training": float(model.training)}
+
     for name, validation, wanted in (("rows", held, "valid_loss"), ("scores", score, "valid_SCS")):
         done = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path / name, validation=validation)
-        found = [json.loads(line) for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()]
+        found = [
+            json.loads(line) for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()
+        ]
         assert torch.equal(weights(done.model), final)
         assert [row["step"] for row in found if wanted in row] == [3, 6]
         assert not any(row.get("valid_training") for row in found)
@@ -511,7 +654,9 @@ def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, cap
         (dict(lora_rank=1000), "lora_rank: found 1000; allowed"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch, by_path, changes, told):
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, by_path, changes, told
+):
     monkeypatch.setitem(sys.modules, "wandb", None)
     model = build_policy(0)
     model.save_pretrained(tmp_path / "base")
@@ -532,9 +677,13 @@ def test_a_model_that_holds_the_adapter_already_does_not_go_on_with_it(straight,
     sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "one")
     merged = weights(model).clone()
     assert torch.equal(merged, final)
-    with pytest.raises(ValueError, match="one: the model that was given holds what this run has learned already"):
+    with pytest.raises(
+        ValueError, match="one: the model that was given holds what this run has learned already"
+    ):
         sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "one", resume=True)
-    assert torch.equal(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "one" / "merged")), merged)
+    assert torch.equal(
+        weights(AutoModelForCausalLM.from_pretrained(tmp_path / "one" / "merged")), merged
+    )
     sft(model, TOKENIZER, ROWS, SMALL, tmp_path / "two", resume=True)
     assert not torch.equal(weights(model), merged), "another run may begin with it"
     again = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "one", resume=True)
@@ -544,7 +693,9 @@ def test_a_model_that_holds_the_adapter_already_does_not_go_on_with_it(straight,
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     steps = _Steps(tmp_path / "steps.jsonl", SMALL, None, None)
-    with pytest.raises(OSError, match="No space left on device; what was saved before is whole") as caught:
+    with pytest.raises(
+        OSError, match="No space left on device; what was saved before is whole"
+    ) as caught:
         steps._write(SimpleNamespace(is_world_process_zero=True, global_step=1), {"loss": 1.0})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
@@ -552,11 +703,15 @@ def test_a_row_that_finds_no_room_names_its_file(tmp_path):
 def test_a_logger_hears_every_row(tmp_path, monkeypatch):
     notes = hear(monkeypatch)
     config = SMALL.model_copy(update={"report_to": "notes", "eval_every": 2, "save_every": 0})
-    scores = iter([{"SCS": 10.0, "bad": float("nan")}, {"SCS": 20.0, "bad": 1.0}, {"SCS": 30.0, "bad": 2.0}])
+    scores = iter(
+        [{"SCS": 10.0, "bad": float("nan")}, {"SCS": 20.0, "bad": 1.0}, {"SCS": 30.0, "bad": 2.0}]
+    )
     sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=lambda model: next(scores))
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     losses = [(row["step"], row["loss"], row["token_accuracy"]) for row in rows if "loss" in row]
-    assert losses == [(step, told["loss"], told["mean_token_accuracy"]) for step, told in notes if "loss" in told]
+    assert losses == [
+        (step, told["loss"], told["mean_token_accuracy"]) for step, told in notes if "loss" in told
+    ]
     valid = [(step, told) for step, told in notes if "memcalib/valid_SCS" in told]
     assert valid == [
         (2, {"memcalib/valid_SCS": 10.0}),
@@ -570,7 +725,8 @@ class Flaky:
     """A judge that is down whenever `down` says so."""
 
     def __init__(self, *down):
-        self.down, self.asked = iter(down), 0
+        self.down = iter(down)
+        self.asked = 0
 
     def __call__(self, example, response):
         self.asked += 1
@@ -585,12 +741,23 @@ HELD_OUT = make_examples("short", 3, 8, "validation")
 
 def validated(out, judge, resume=False, config=SMALL, examples=HELD_OUT, **options):
     now = [0.0]
-    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    patient = RetryingJudge(judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep)
+
+    def sleep(seconds):
+        return now.__setitem__(0, now[0] + seconds)
+
+    patient = RetryingJudge(
+        judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep
+    )
     scores = HeldOutScores(HOW, TOKENIZER, examples, patient, 1024, out)
     config = config.model_copy(update={"eval_every": 2})
-    done = sft(build_policy(0), TOKENIZER, ROWS, config, out, validation=scores, resume=resume, **options)
-    return done, [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()], now[0]
+    done = sft(
+        build_policy(0), TOKENIZER, ROWS, config, out, validation=scores, resume=resume, **options
+    )
+    return (
+        done,
+        [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()],
+        now[0],
+    )
 
 
 def test_a_judge_that_is_down_for_a_while_is_waited_for(straight, tmp_path):
@@ -607,9 +774,14 @@ def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_pa
     config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
     judge = Flaky(*[False] * 3, *[True] * 1000)
     saved = tmp_path / "checkpoint-4"
-    with pytest.raises(JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10") as told:
+    with pytest.raises(
+        JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10"
+    ) as told:
         validated(tmp_path, judge, config=config)
-    assert f"Everything so far is saved in {saved}: go on, once the judge answers again, with" in str(told.value)
+    assert (
+        f"Everything so far is saved in {saved}: go on, once the judge answers again, with"
+        in str(told.value)
+    )
     assert read_state(saved)["updates"] == 4 and not (tmp_path / "merged").exists()
     done, rows, waited = validated(tmp_path, exact_judge, resume=True, config=config)
     assert torch.equal(weights(done.model), straight[1]) and waited == 0
@@ -621,13 +793,18 @@ def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
     def bug(example, response):
         raise KeyError("no such level")
 
-    with pytest.raises(JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is mended"):
+    with pytest.raises(
+        JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is mended"
+    ):
         validated(tmp_path, bug)
 
 
 def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     """The judge never comes back, and the run receives a signal while it waits for it."""
-    waits = lambda seconds: signal.raise_signal(signal.SIGTERM)
+
+    def waits(seconds):
+        return signal.raise_signal(signal.SIGTERM)
+
     patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
@@ -637,45 +814,67 @@ def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
 
 
 def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(tmp_path):
-    long = [e.model_copy(update={"id": f"long-{k}", "question": e.question * 300}) for k, e in enumerate(HELD_OUT[:2])]
+    long = [
+        e.model_copy(update={"id": f"long-{k}", "question": e.question * 300})
+        for k, e in enumerate(HELD_OUT[:2])
+    ]
     asked = []
-    judge = lambda example, response: asked.append(example.id) or exact_judge(example, response)
+
+    def judge(example, response):
+        return asked.append(example.id) or exact_judge(example, response)
+
     _, rows, _ = validated(tmp_path, judge, examples=[*long, *HELD_OUT])
     listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
     assert [(row["example_id"], row["context_without_answer"]) for row in listed] == [
         ("long-0", 1012),
         ("long-1", 1012),
     ]
-    assert {*asked} == {e.id for e in HELD_OUT} and [r["valid_overlong"] for r in rows if "valid_SCS" in r] == [2] * 3
+    assert {*asked} == {e.id for e in HELD_OUT} and [
+        r["valid_overlong"] for r in rows if "valid_SCS" in r
+    ] == [2] * 3
     validated(tmp_path, judge, True, examples=[*long, *HELD_OUT])
     assert len((tmp_path / "overlong.jsonl").read_text().splitlines()) == 2, "those of this start"
     with pytest.raises(
-        ValueError, match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation"
+        ValueError,
+        match=r"no prompt of at most 1012 tokens \(context_without_answer\) among 2 validation",
     ):
         HeldOutScores(HOW, TOKENIZER, long, judge, 1024)
-    with pytest.raises(ValueError, match="max_tokens: found 12; allowed for a validation: fewer than 12, the model's"):
+    with pytest.raises(
+        ValueError,
+        match="max_tokens: found 12; allowed for a validation: fewer than 12, the model's",
+    ):
         HeldOutScores(HOW, TOKENIZER, HELD_OUT, judge, 12)
 
 
 def ruined(model, at: int):
     def ruin(row):
         if row["step"] == at:
-            next(weight for weight in model.parameters() if weight.requires_grad).data.fill_(math.nan)
+            next(weight for weight in model.parameters() if weight.requires_grad).data.fill_(
+                math.nan
+            )
 
     return ruin
 
 
 @pytest.mark.parametrize(
     ("save_every", "at", "found"),
-    [(2, 3, 4), (0, 6, 6), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 6, 6), (0, 3, 6)))],
+    [
+        (2, 3, 4),
+        (0, 6, 6),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 6, 6), (0, 3, 6))),
+    ],
 )
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, found):
     """They are ruined when the row of a step is written, before its checkpoint; without checkpoints the end tells."""
     model = build_policy(0)
     config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
     kept = tmp_path / f"checkpoint-{found - 2}"
-    left = f"The weights in {kept} are from before" if save_every else "No checkpoint was saved before"
-    with pytest.raises(Diverged, match=f"step {found}: after the update, weight .* of norm nan.*{left}"):
+    left = (
+        f"The weights in {kept} are from before" if save_every else "No checkpoint was saved before"
+    )
+    with pytest.raises(
+        Diverged, match=f"step {found}: after the update, weight .* of norm nan.*{left}"
+    ):
         sft(model, TOKENIZER, ROWS, config, tmp_path, report=ruined(model, at))
     assert not (tmp_path / "merged").exists() and not (tmp_path / f"checkpoint-{found}").exists()
     assert kept.exists() == (save_every > 0)
@@ -683,7 +882,9 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, fou
 
 def test_a_model_that_cannot_answer_its_validation_has_diverged(tmp_path):
     model = build_policy(0)
-    with pytest.raises(Diverged, match="step 2: the policy's logits are NaN.*No checkpoint was saved"):
+    with pytest.raises(
+        Diverged, match="step 2: the policy's logits are NaN.*No checkpoint was saved"
+    ):
         scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, exact_judge, 1024, tmp_path)
         config = SMALL.model_copy(update={"save_every": 0, "eval_every": 2, "log_every": 1})
         sft(model, TOKENIZER, ROWS, config, tmp_path, validation=scores, report=ruined(model, 1))

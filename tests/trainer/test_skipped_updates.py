@@ -16,7 +16,8 @@ from memcalib.trainer.callbacks import StepRows
 from memcalib.training import train
 
 torch.set_num_threads(1)
-TOKENIZER, EXAMPLES = build_tokenizer(), make_examples("short", 8, seed=5)
+TOKENIZER = build_tokenizer()
+EXAMPLES = make_examples("short", 8, seed=5)
 ADAMW = {"weight_decay": 0.5, "lr_scheduler_type": "linear"}
 
 
@@ -30,27 +31,49 @@ class Fading:
         self.left -= 1
         if self.left < 0:
             return [judgment_for(example, {}, error="no level") for example in examples]
-        return [exact_judge(example, response) for example, response in zip(examples, responses, strict=True)]
+        return [
+            exact_judge(example, response)
+            for example, response in zip(examples, responses, strict=True)
+        ]
 
 
 def run(out, judge=exact_judge, **changes):
-    sizes = dict(prompts=4, generations=4, steps=2, minibatches=1, max_tokens=12, lr=1e-2, beta=0.0, method="gdpo")
+    sizes = dict(
+        prompts=4,
+        generations=4,
+        steps=2,
+        minibatches=1,
+        max_tokens=12,
+        lr=1e-2,
+        beta=0.0,
+        method="gdpo",
+    )
     config = world_config(WORLDS["short"], **(sizes | dict(max_failed=1, trl=ADAMW) | changes))
     return train(build_policy(0), config, EXAMPLES, judge, tokenizer=TOKENIZER, out=out)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"method": "memcalib-rl", "beta": 0.1, "prompts": 8, "minibatches": 2, "accumulate": 2}]
+    "changes",
+    [{}, {"method": "memcalib-rl", "beta": 0.1, "prompts": 8, "minibatches": 2, "accumulate": 2}],
 )
-def test_a_skipped_update_computes_nothing_and_moves_nothing(tmp_path, monkeypatch, changes, caplog):
+def test_a_skipped_update_computes_nothing_and_moves_nothing(
+    tmp_path, monkeypatch, changes, caplog
+):
     """Engines step within `Accelerator.backward` or after it: without a backward pass none of them has gradients."""
-    passes, after, backward, ended = [], [], Accelerator.backward, StepRows.on_step_end
+    passes = []
+    after = []
+    backward = Accelerator.backward
+    ended = StepRows.on_step_end
     monkeypatch.setattr(
-        Accelerator, "backward", lambda self, loss, **more: passes.append(1) or backward(self, loss, **more)
+        Accelerator,
+        "backward",
+        lambda self, loss, **more: passes.append(1) or backward(self, loss, **more),
     )
 
     def watch(self, args, state, control, model=None, **more):
-        after.append((len(passes), weights(model), args.learning_rate, self.trainer._get_learning_rate()))
+        after.append(
+            (len(passes), weights(model), args.learning_rate, self.trainer._get_learning_rate())
+        )
         return ended(self, args, state, control, model=model, **more)
 
     monkeypatch.setattr(StepRows, "on_step_end", watch)
@@ -61,13 +84,25 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(tmp_path, monkeypat
     assert counts[updates - 1 :] == (parts,) * (updates + 1), "no backward pass in the second step"
     assert all(torch.equal(later, moved[updates - 1]) for later in moved[updates:])
     assert not torch.equal(moved[0], weights(build_policy(0)))
-    assert rates == pytest.approx([peak[0] * (1 - (k + 1) / (2 * updates)) for k in range(2 * updates)]), "on schedule"
+    assert rates == pytest.approx(
+        [peak[0] * (1 - (k + 1) / (2 * updates)) for k in range(2 * updates)]
+    ), "on schedule"
     first, second = rows(tmp_path)
-    assert [row["skipped"] for row in (first, second)] == [0, updates] and second["unscored"] == len(trainer.judged.ids)
-    assert second["loss"] == 0 and second["grad_norm"] is second["entropy"] is None, "what was not computed is missing"
+    assert [row["skipped"] for row in (first, second)] == [0, updates] and second[
+        "unscored"
+    ] == len(trainer.judged.ids)
+    assert second["loss"] == 0 and second["grad_norm"] is second["entropy"] is None, (
+        "what was not computed is missing"
+    )
     assert first["grad_norm"] > 0 and first["entropy"] > 0 and second["seconds"] > 0
-    said = f"of the answers of this step {len(trainer.judged.ids)} are not scored and 0 were cut off"
-    assert caplog.text.count("skipped: its mini-batch has no token to learn from") == updates == caplog.text.count(said)
+    said = (
+        f"of the answers of this step {len(trainer.judged.ids)} are not scored and 0 were cut off"
+    )
+    assert (
+        caplog.text.count("skipped: its mini-batch has no token to learn from")
+        == updates
+        == caplog.text.count(said)
+    )
 
 
 def test_the_first_update_may_be_skipped_and_the_next_one_is_a_first_one(tmp_path):
@@ -91,4 +126,6 @@ def test_answers_that_were_cut_off_are_not_called_unscored(tmp_path, caplog):
     (row,) = rows(tmp_path)
     assert row["skipped"] == 1 and row["unscored"] == 0 and row["end_rate"] == 0
     assert "0 are not scored and 16 were cut off and are masked" in caplog.text
-    assert "tree" not in sharing_faults(trainer.model), "an empty mini-batch says nothing about the model"
+    assert "tree" not in sharing_faults(trainer.model), (
+        "an empty mini-batch says nothing about the model"
+    )

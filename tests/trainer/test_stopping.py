@@ -32,7 +32,12 @@ from memcalib.training import train
 torch.set_num_threads(1)
 SETTINGS = dict(prompts=4, generations=4, steps=4, max_tokens=12, save_every=50, eval_every=2)
 ROOT = Path(__file__).parents[2]
-QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +54,16 @@ def handlers():
 
 
 def test_handlers_of_others_stay():
-    mine = lambda number, frame: None
+    def mine(number, frame):
+        return None
+
     for other in (mine, signal.SIG_IGN):
         signal.signal(signal.SIGTERM, other)
         with StopSignals(active=True).listening() as signals:
-            assert signal.getsignal(signal.SIGTERM) == other and signal.getsignal(signal.SIGINT) == signals._handle
+            assert (
+                signal.getsignal(signal.SIGTERM) == other
+                and signal.getsignal(signal.SIGINT) == signals._handle
+            )
         assert signal.getsignal(signal.SIGTERM) == other
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -85,7 +95,13 @@ def test_all_processes_elect_the_same(heard):
     sums = [sum(votes) for votes in zip(*(process.votes() for process in processes), strict=True)]
     for process in processes:
         process.total = lambda votes: sums
-    expected = signal.SIGTERM if any(t for t, _ in heard) else signal.SIGINT if any(i for _, i in heard) else 0
+    expected = (
+        signal.SIGTERM
+        if any(t for t, _ in heard)
+        else signal.SIGINT
+        if any(i for _, i in heard)
+        else 0
+    )
     assert {process.agreed() for process in processes} == {expected} == {elected(sums)}
 
 
@@ -131,21 +147,44 @@ SAME = [pytest.param(name, name, marks=pytest.mark.slow) for name in ("SIGTERM",
 def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(first, second):
     script = SECOND.format(first=first, second=second)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | QUIET, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script],
+        env=os.environ | QUIET,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == -getattr(signal, second), done.stderr
     assert done.stdout.split() == ["echo", str(int(getattr(signal, first)))]
-    assert done.stderr.strip() == f"{first}: the run saves its last whole step and ends; again to end at once"
+    assert (
+        done.stderr.strip()
+        == f"{first}: the run saves its last whole step and ends; again to end at once"
+    )
 
 
 @given(
-    st.lists(st.lists(st.sampled_from([0.0, -1.5, math.nan, math.inf, -math.inf]), min_size=3, max_size=3), max_size=4)
+    st.lists(
+        st.lists(
+            st.sampled_from([0.0, -1.5, math.nan, math.inf, -math.inf]), min_size=3, max_size=3
+        ),
+        max_size=4,
+    )
 )
 def test_not_finite_against_plain_code(values):
     mask = [[(row + token) % 3 != 0 for token in range(3)] for row in range(len(values))]
-    places = [(r, t) for r in range(len(values)) for t in range(3) if mask[r][t] and not math.isfinite(values[r][t])]
-    found = not_finite(torch.tensor(values).view(-1, 3), torch.tensor(mask, dtype=torch.bool).view(-1, 3))
-    expected = f"row {places[0][0]}, token {places[0][1]} is {values[places[0][0]][places[0][1]]}" if places else ""
+    places = [
+        (r, t)
+        for r in range(len(values))
+        for t in range(3)
+        if mask[r][t] and not math.isfinite(values[r][t])
+    ]
+    found = not_finite(
+        torch.tensor(values).view(-1, 3), torch.tensor(mask, dtype=torch.bool).view(-1, 3)
+    )
+    expected = (
+        f"row {places[0][0]}, token {places[0][1]} is {values[places[0][0]][places[0][1]]}"
+        if places
+        else ""
+    )
     assert found == expected
 
 
@@ -163,14 +202,24 @@ def test_damaged_weights_in_every_precision(dtype):
 
 def test_messages_say_what_to_do_and_not_to_go_on():
     said = str(diverged(7, "loss nan", 12, 0.5, torch.bfloat16, "run/checkpoint-6"))
-    for part in ("step 7: loss nan", "finite", "learning rate (0.5)", "(bfloat16)", "run/checkpoint-6 are from before"):
+    for part in (
+        "step 7: loss nan",
+        "finite",
+        "learning rate (0.5)",
+        "(bfloat16)",
+        "run/checkpoint-6 are from before",
+    ):
         assert part in said
-    assert "resume" not in said and "memory" in str(diverged(1, "x", 3, 1, torch.float32, look="look at the memory"))
+    assert "resume" not in said and "memory" in str(
+        diverged(1, "x", 3, 1, torch.float32, look="look at the memory")
+    )
 
 
 def go(out, judge=exact_judge, resume=None, on_step=None, model=None, **changes):
     config = world_config(WORLDS["short"], **(SETTINGS | changes))
-    options = dict(tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume)
+    options = dict(
+        tokenizer=TOKENIZER, out=out, validation=EXAMPLES[:2], on_step=on_step, resume=resume
+    )
     return train(model or policy(), config, EXAMPLES, judge, **options)
 
 
@@ -184,7 +233,10 @@ class Told:
     """Raises a signal when the run is at one place, once."""
 
     def __init__(self, monkeypatch, place: str, number: int, at: int):
-        self.place, self.number, self.at, self.count = place, number, at, 0
+        self.place = place
+        self.number = number
+        self.at = at
+        self.count = 0
         self.wrap(monkeypatch, training_module, "sample_tokens", "sampling")
         self.wrap(monkeypatch, desk_module, "sample_answers", "validation")
         self.wrap(monkeypatch, training_module.GRPOTrainer, "compute_loss", "update")
@@ -224,23 +276,31 @@ PLACES = [
 
 @pytest.mark.parametrize(
     ("place", "at", "step"),
-    [pytest.param(*where, marks=[pytest.mark.slow] * (k % 2)) for k, where in enumerate(PLACES[:5])] + PLACES[5:],
+    [pytest.param(*where, marks=[pytest.mark.slow] * (k % 2)) for k, where in enumerate(PLACES[:5])]
+    + PLACES[5:],
 )
-def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(tmp_path, straight, monkeypatch, place, at, step):
+def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(
+    tmp_path, straight, monkeypatch, place, at, step
+):
     number = SIGNALS[at % 2]
     with monkeypatch.context() as patches:
         told = Told(patches, place, number, at)
         with pytest.raises(Interrupted) as found:
             go(tmp_path, told.judge, on_step=told.on_step)
-    assert told.count == (2 * step if place == "update" else at), "an update is finished, and nothing else goes on"
-    assert found.value.exit_code == 128 + number and newest_checkpoint(tmp_path).name == f"checkpoint-{2 * step}"
-    said, folder = (
-        f"{signal.Signals(number).name}: the run was stopped by a signal",
-        tmp_path / f"checkpoint-{2 * step}",
+    assert told.count == (2 * step if place == "update" else at), (
+        "an update is finished, and nothing else goes on"
     )
+    assert (
+        found.value.exit_code == 128 + number
+        and newest_checkpoint(tmp_path).name == f"checkpoint-{2 * step}"
+    )
+    said = f"{signal.Signals(number).name}: the run was stopped by a signal"
+    folder = tmp_path / f"checkpoint-{2 * step}"
     advice = "go on with resume=True, or with --resume on the command line"
     assert str(found.value) == f"{said}. Everything so far is saved in {folder}: {advice}"
-    assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)] and "valid_SCS" in rows(tmp_path)[2]
+    assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)] and "valid_SCS" in rows(
+        tmp_path
+    )[2]
     assert len(checkpoints(tmp_path)) == 1
     assert_same((go(tmp_path, resume=True), tmp_path), straight)
 
@@ -262,9 +322,14 @@ def test_told_again_right_after_going_on(tmp_path, straight, monkeypatch):
     with monkeypatch.context() as patches, pytest.raises(Interrupted):
         go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 3).judge)
     saved = (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns
-    with monkeypatch.context() as patches, pytest.raises(Interrupted, match="saved in .*checkpoint-4"):
+    with (
+        monkeypatch.context() as patches,
+        pytest.raises(Interrupted, match="saved in .*checkpoint-4"),
+    ):
         go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 1).judge, resume=True)
-    assert (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns == saved, "it is saved already"
+    assert (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns == saved, (
+        "it is saved already"
+    )
     assert_same((go(tmp_path, resume=True), tmp_path), straight)
 
 
@@ -302,7 +367,10 @@ def test_an_adapter_is_saved_too(tmp_path, monkeypatch):
     whole = go(tmp_path / "whole", **options)
     with monkeypatch.context() as patches, pytest.raises(Interrupted):
         go(tmp_path / "cut", Told(patches, "sampling", signal.SIGTERM, 2).judge, **options)
-    assert_same((go(tmp_path / "cut", resume=True, **options), tmp_path / "cut"), (whole, tmp_path / "whole"))
+    assert_same(
+        (go(tmp_path / "cut", resume=True, **options), tmp_path / "cut"),
+        (whole, tmp_path / "whole"),
+    )
 
 
 TESTS = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
@@ -330,7 +398,9 @@ except t.Interrupted as error:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
     script = SCRIPT.format(tests=TESTS, out=str(tmp_path))
-    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
+    options = dict(
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET
+    )
     process = subprocess.Popen([sys.executable, "-c", script], **options)
     assert process.stdout.readline() == "judging\n", process.communicate(timeout=60)
     process.send_signal(number)
@@ -346,8 +416,19 @@ def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
 def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, where):
     """The second process alone hears the signal; or the launcher does, which passes it on to both."""
     script = ROOT / "tests" / "helpers" / "stop_signal.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, tmp_path]
-    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        script,
+        tmp_path,
+    ]
+    options = dict(
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET
+    )
     process = subprocess.Popen([*map(str, command), where], **options)
     if where == "launcher":
         assert process.stdout.readline() == "judging\n"
@@ -356,7 +437,9 @@ def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, where):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     step = 3 if where == "update" else 2
     for found in (first, second):
-        assert found["code"] == 143 and f"checkpoint-{2 * step}: go on with" in found["message"], said[-2000:]
+        assert found["code"] == 143 and f"checkpoint-{2 * step}: go on with" in found["message"], (
+            said[-2000:]
+        )
     assert read_state(tmp_path / "cut" / f"checkpoint-{2 * step}")["step"] == step
     if where != "launcher":
         assert first["same"] and second["same"]

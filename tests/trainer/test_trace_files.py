@@ -19,8 +19,17 @@ def step(folder: Path, number: int, answers: int = 2) -> Path:
     rows = []
     for row in range(answers):
         head = {"step": number, "row": row, "example_id": f"e{row}", "reward": 1.0, "scored": True}
-        text = {"question": "When?", "response": "In July.", "token_ids": [5, 6, 7], "tokens": ["In", " July", "."]}
-        rows.append(head | text | {"advantage": 0.5, "ends": [2, 7, 8], "token_advantage": [0.25, 1.0, 0.25]})
+        text = {
+            "question": "When?",
+            "response": "In July.",
+            "token_ids": [5, 6, 7],
+            "tokens": ["In", " July", "."],
+        }
+        rows.append(
+            head
+            | text
+            | {"advantage": 0.5, "ends": [2, 7, 8], "token_advantage": [0.25, 1.0, 0.25]}
+        )
         gates = {
             "localized": row % 2 == 0,
             "signal_gate": True,
@@ -29,7 +38,12 @@ def step(folder: Path, number: int, answers: int = 2) -> Path:
             "threshold": 0.1,
         }
         lists = {"d": [0.0, 2.0, 0.0], "q": [0.0, 1.9, 0.0], "m": [0.5, 2.0, 0.5]}
-        atoms = {"atom_ids": ["a1"], "atoms": ["The trip is in July."], "channel": "C+", "advantage": 0.7}
+        atoms = {
+            "atom_ids": ["a1"],
+            "atoms": ["The trip is in July."],
+            "channel": "C+",
+            "advantage": 0.7,
+        }
         rows.append(head | atoms | gates | lists)
     about = {"memcalib": json.dumps({"version": 1, "head": {"method": "memcalib-rl"}})}
     path = folder / f"step-{number:06d}.parquet"
@@ -44,10 +58,17 @@ def test_a_page_is_drawn_without_torch(tmp_path):
         "print(write_trace_page(sys.argv[1]))\n"
         "print([name for name in ('torch', 'transformers', 'trl') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    page, loaded = done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
-    assert loaded == "[]" and "July" in (tmp_path / "traces.html").read_text() and "traces.html" in page
+    page = done.stdout.splitlines()[0]
+    loaded = done.stdout.splitlines()[-1]
+    assert (
+        loaded == "[]"
+        and "July" in (tmp_path / "traces.html").read_text()
+        and "traces.html" in page
+    )
 
 
 def test_steps_and_answers_are_found(tmp_path):
@@ -55,14 +76,24 @@ def test_steps_and_answers_are_found(tmp_path):
     assert trace_files(tmp_path) == files and trace_files(tmp_path, [12]) == files[1:]
     (tmp_path / "run").mkdir()
     (tmp_path / "traces").mkdir()
-    assert step(tmp_path / "traces", 1) not in trace_files(tmp_path), "files in the folder itself come first"
+    assert step(tmp_path / "traces", 1) not in trace_files(tmp_path), (
+        "files in the folder itself come first"
+    )
     frame = read_traces(tmp_path, [12])
-    assert len(frame) == 4 and set(frame["step"]) == {12} and set(frame["method"]) == {"memcalib-rl"}
+    assert (
+        len(frame) == 4 and set(frame["step"]) == {12} and set(frame["method"]) == {"memcalib-rl"}
+    )
     back = trace_of(frame, 12, 1)
-    assert back["channels"]["C+"]["m"] == [0.5, 2.0, 0.5] and not back["channels"]["C+"]["localized"]
+    assert (
+        back["channels"]["C+"]["m"] == [0.5, 2.0, 0.5] and not back["channels"]["C+"]["localized"]
+    )
     with pytest.raises(KeyError, match="step 12, row 9: found 0 answers"):
         trace_of(frame, 12, 9)
-    assert list(read_traces(tmp_path, columns=["channel", "localized"]).columns) == ["channel", "localized", "method"]
+    assert list(read_traces(tmp_path, columns=["channel", "localized"]).columns) == [
+        "channel",
+        "localized",
+        "method",
+    ]
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -77,7 +108,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
     pq.write_table(pa.table({"step": [3]}), tmp_path / "step-000003.parquet")
     with pytest.raises(DataError) as error:
         read_traces(tmp_path)
-    assert {Path(v.file).name for v in error.value.violations} == {"step-000002.parquet", "step-000003.parquet"}
+    assert {Path(v.file).name for v in error.value.violations} == {
+        "step-000002.parquet",
+        "step-000003.parquet",
+    }
 
 
 def test_the_groups_of_channels_are_those_of_the_signs():

@@ -24,7 +24,14 @@ from memcalib.io.records import DataError
 from memcalib.redistribution import Credit
 from memcalib.trainer.settings import world_config
 from memcalib.credit.sentences import decode_rows
-from memcalib.trainer.trace_files import SCHEMA, VERSION, drop_traces, read_traces, trace_files, trace_of
+from memcalib.trainer.trace_files import (
+    SCHEMA,
+    VERSION,
+    drop_traces,
+    read_traces,
+    trace_files,
+    trace_of,
+)
 from memcalib.trainer.traces import (
     TraceWriter,
     answer_table,
@@ -44,30 +51,52 @@ seeds = st.integers(0, 10_000)
 def judged_answers(rng, rows):
     judged = ChannelRewards(None, [])
     judged.examples = [rng.choice(EXAMPLES) for _ in range(rows)]
-    judged.ids = [[rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(1, 9))] for _ in range(rows)]
+    judged.ids = [
+        [rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(1, 9))] for _ in range(rows)
+    ]
     judged.texts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in judged.ids]
     judged.valid = torch.tensor([rng.random() < 0.8 for _ in range(rows)])
-    random_rewards = torch.tensor([[rng.choice([-1.0, 0.0, 0.5]) for _ in range(9)] for _ in range(rows)])
+    random_rewards = torch.tensor(
+        [[rng.choice([-1.0, 0.0, 0.5]) for _ in range(9)] for _ in range(rows)]
+    )
     judged.rewards = random_rewards.masked_fill(~judged.valid[:, None], torch.nan)
     return judged
 
 
 def a_batch(seed, rows=5):
     """A judged batch with made-up credit: padded tensors filled with junk beyond each answer's end."""
-    rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
-    judged, width = judged_answers(rng, rows), 10
-    chosen = [(r, h) for r in range(rows) for h in range(9) if judged.valid[r] and rng.random() < 0.3]
-    numbers = lambda *shape: torch.randn(*shape, generator=torch_rng, dtype=torch.float64)
-    flag = lambda share: torch.tensor([rng.random() < share for _ in chosen], dtype=torch.bool)
+    rng = random.Random(seed)
+    torch_rng = torch.Generator().manual_seed(seed)
+    judged = judged_answers(rng, rows)
+    width = 10
+    chosen = [
+        (r, h) for r in range(rows) for h in range(9) if judged.valid[r] and rng.random() < 0.3
+    ]
+
+    def numbers(*shape):
+        return torch.randn(*shape, generator=torch_rng, dtype=torch.float64)
+
+    def flag(share):
+        return torch.tensor([rng.random() < share for _ in chosen], dtype=torch.bool)
+
     row, channel = (torch.tensor([pair[k] for pair in chosen], dtype=torch.long) for k in (0, 1))
     scored = flag(0.9)
     signal = flag(0.8) & scored
     q = numbers(len(chosen), width).relu() * (flag(0.8) & signal)[:, None]
     strength = 0.75 * (flag(0.7) & (q[:, : max(map(len, judged.ids))].sum(1) > 0)).double()
     detail = PairDetail(
-        row, channel, numbers(len(chosen), width), q, numbers(len(chosen), width), strength, scored, signal
+        row,
+        channel,
+        numbers(len(chosen), width),
+        q,
+        numbers(len(chosen), width),
+        strength,
+        scored,
+        signal,
     )
-    credit = Credit(numbers(rows, width).float(), numbers(rows).float(), numbers(rows, 9), {"rms": 2.0}, detail)
+    credit = Credit(
+        numbers(rows, width).float(), numbers(rows).float(), numbers(rows, 9), {"rms": 2.0}, detail
+    )
     atoms = [tuple(judged.examples[r].levels)[: rng.randrange(1, 3)] for r, _ in chosen]
     return judged, credit, Pairs(row.tolist(), channel.tolist(), atoms, [[] for _ in chosen])
 
@@ -78,11 +107,20 @@ def test_every_list_comes_back_as_it_was(tmp_path_factory, seed):
     folder = tmp_path_factory.mktemp("traces")
     TraceWriter(folder).write(7, judged, credit, pairs, TOKENIZER, method="memcalib-rl", seed=3)
     frame = read_traces(folder)
-    answers, scored = frame[frame["channel"].isna()], frame[frame["channel"].notna()]
+    answers = frame[frame["channel"].isna()]
+    scored = frame[frame["channel"].notna()]
     assert len(answers) == len(judged.ids) and len(scored) == len(pairs)
-    assert set(frame["step"]) == {7} and set(frame["method"]) == {"memcalib-rl"} and set(frame["seed"]) == {3}
-    for (_, answer), ids, valid, row in zip(answers.iterrows(), judged.ids, judged.valid, range(99), strict=False):
-        assert answer["token_ids"].tolist() == ids and answer["tokens"].tolist() == token_texts(TOKENIZER, ids)
+    assert (
+        set(frame["step"]) == {7}
+        and set(frame["method"]) == {"memcalib-rl"}
+        and set(frame["seed"]) == {3}
+    )
+    for (_, answer), ids, valid, row in zip(
+        answers.iterrows(), judged.ids, judged.valid, range(99), strict=False
+    ):
+        assert answer["token_ids"].tolist() == ids and answer["tokens"].tolist() == token_texts(
+            TOKENIZER, ids
+        )
         assert answer["scored"] == bool(valid) and np.isnan(answer["reward"]) == (not valid)
         if valid:
             assert np.allclose(answer["token_advantage"], credit.advantages[row, : len(ids)])
@@ -105,13 +143,17 @@ def test_a_row_read_back_equals_the_row_made_from_the_tensors(tmp_path_factory, 
     for row in range(len(judged.ids)):
         if not judged.valid[row]:
             continue
-        back, direct = trace_of(frame, 0, row), trace_row(judged, credit, pairs, row, TOKENIZER)
+        back = trace_of(frame, 0, row)
+        direct = trace_row(judged, credit, pairs, row, TOKENIZER)
         assert back["tokens"] == direct["tokens"] and back["response"] == direct["response"]
         assert np.allclose(back["advantage"], direct["advantage"], atol=1e-5)
         assert list(back["channels"]) == list(direct["channels"])
         for name, channel in direct["channels"].items():
             found = back["channels"][name]
-            assert found["localized"] == channel["localized"] and found["atom_ids"] == channel["atom_ids"]
+            assert (
+                found["localized"] == channel["localized"]
+                and found["atom_ids"] == channel["atom_ids"]
+            )
             assert all(
                 np.allclose(found[key], channel[key], atol=1e-5)
                 for key in ("d", "q", "m", "reward", "advantage", "strength")
@@ -129,14 +171,18 @@ def test_reasons_are_the_counts_of_the_statistics(seed):
 @given(st.lists(st.lists(st.text(alphabet="aé中🍵 ", max_size=4), max_size=5), max_size=4))
 def test_text_column_cuts_at_the_ends(rows):
     ends = [np.cumsum([len(piece) for piece in row]).astype(np.int64) for row in rows]
-    assert text_column(["".join(row) for row in rows], ends).to_pylist() == [piece for row in rows for piece in row]
+    assert text_column(["".join(row) for row in rows], ends).to_pylist() == [
+        piece for row in rows for piece in row
+    ]
 
 
 def test_a_real_step_counts_what_its_statistics_count(tmp_path):
     model, tokenizer = load_policy("cold-short")
     config = world_config(WORLDS["short"])
     judged, credit, pairs = sample_credit(model, tokenizer, EXAMPLES, exact_judge, config)
-    TraceWriter(tmp_path).write(1, judged, credit, pairs, tokenizer, thresholds=torch.full((9,), 0.02))
+    TraceWriter(tmp_path).write(
+        1, judged, credit, pairs, tokenizer, thresholds=torch.full((9,), 0.02)
+    )
     frame = read_traces(tmp_path).dropna(subset="channel")
     for reason in ("scoring", "weak", "empty", "gate"):
         assert (frame["fallback"] == reason).sum() == credit.stats[f"fallback_{reason}"]
@@ -197,13 +243,21 @@ def test_statistics_and_head_are_in_the_metadata(tmp_path):
     credit.stats["loss"] = float("nan")
     path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
     about = json.loads(pq.read_metadata(path).metadata[b"memcalib"])
-    assert about["head"] == {"seed": 5} and about["stats"] == {"rms": 2.0, "loss": None} and about["version"] == 1
+    assert (
+        about["head"] == {"seed": 5}
+        and about["stats"] == {"rms": 2.0, "loss": None}
+        and about["version"] == 1
+    )
 
 
 def test_only_the_wanted_columns_are_read(tmp_path):
     judged, credit, pairs = a_batch(5)
     TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
-    assert list(read_traces(tmp_path, columns=["channel", "localized"])) == ["channel", "localized", "seed"]
+    assert list(read_traces(tmp_path, columns=["channel", "localized"])) == [
+        "channel",
+        "localized",
+        "seed",
+    ]
     with pytest.raises(ValueError, match=r"unknown column 'nonsense'; allowed: step, row"):
         read_traces(tmp_path, columns=["nonsense"])
 
@@ -225,13 +279,22 @@ def test_torn_and_foreign_files_are_all_listed(tmp_path):
     data = good.read_bytes()
     (tmp_path / "step-000002.parquet").write_bytes(data[: len(data) // 2])
     (tmp_path / "step-000003.parquet").write_bytes(b"")
-    pq.write_table(pa.table({"step": ["one"], "row": pa.array([1], pa.int32())}), tmp_path / "step-000004.parquet")
+    pq.write_table(
+        pa.table({"step": ["one"], "row": pa.array([1], pa.int32())}),
+        tmp_path / "step-000004.parquet",
+    )
     with pytest.raises(DataError) as error:
         read_traces(tmp_path)
     faults = error.value.violations
-    assert {fault.file.rsplit("-", 1)[1] for fault in faults} == {f"00000{k}.parquet" for k in (2, 3, 4)}
+    assert {fault.file.rsplit("-", 1)[1] for fault in faults} == {
+        f"00000{k}.parquet" for k in (2, 3, 4)
+    }
     other = [fault for fault in faults if fault.file.endswith("4.parquet")]
-    assert len(other) == len(SCHEMA) - 1 and "step: string" in other[0].found and other[0].allowed == "int32"
+    assert (
+        len(other) == len(SCHEMA) - 1
+        and "step: string" in other[0].found
+        and other[0].allowed == "int32"
+    )
 
 
 def test_damage_inside_a_file_is_named(tmp_path):
@@ -249,7 +312,8 @@ def test_one_damaged_byte_of_a_column_is_named(tmp_path, part):
     judged, credit, pairs = a_batch(8)
     path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     whole = read_traces(tmp_path)
-    data, refused = bytearray(path.read_bytes()), 0
+    data = bytearray(path.read_bytes())
+    refused = 0
     column = pq.ParquetFile(path).metadata.row_group(0).column(SCHEMA.names.index("q"))
     at = column.data_page_offset + int(part * column.total_compressed_size)
     for k in range(40, 60):  # beyond the head of the page
@@ -292,11 +356,15 @@ def test_files_of_another_version_are_named_and_never_read(tmp_path):
     assert len(read_traces(tmp_path)) == 2 * len(read_traces(tmp_path, [1]))
     rewritten(path, tmp_path / "step-000003.parquet", version=VERSION + 1)
     with pytest.raises(
-        DataError, match=rf"step-000003.parquet: version: found {VERSION + 1}; allowed: {VERSION}; read it"
+        DataError,
+        match=rf"step-000003.parquet: version: found {VERSION + 1}; allowed: {VERSION}; read it",
     ) as error:
         read_traces(tmp_path)
     assert len(error.value.violations) == 1
-    pq.write_table(pq.read_table(path).replace_schema_metadata({"memcalib": "{half"}), tmp_path / "step-000003.parquet")
+    pq.write_table(
+        pq.read_table(path).replace_schema_metadata({"memcalib": "{half"}),
+        tmp_path / "step-000003.parquet",
+    )
     with pytest.raises(DataError, match="step-000003.parquet: parquet"):
         read_traces(tmp_path)
 
@@ -310,9 +378,12 @@ def test_a_file_without_our_metadata_is_read_without_a_head(tmp_path):
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=12), st.integers(-1, 31))
-def test_dropping_leaves_the_steps_before_and_nothing_half_written(tmp_path_factory, written, after):
+def test_dropping_leaves_the_steps_before_and_nothing_half_written(
+    tmp_path_factory, written, after
+):
     folder = tmp_path_factory.mktemp("traces")
-    writer, others = TraceWriter(folder), [folder / "step-000099 (copy).parquet", folder / "traces.html"]
+    writer = TraceWriter(folder)
+    others = [folder / "step-000099 (copy).parquet", folder / "traces.html"]
     for path in [
         *(writer.path(step, process) for step, process in written),
         *others,
@@ -321,7 +392,9 @@ def test_dropping_leaves_the_steps_before_and_nothing_half_written(tmp_path_fact
         path.touch()
     gone = drop_traces(folder, after)
     kept = {writer.path(step, process) for step, process in written if step <= after} | {*others}
-    assert {*folder.iterdir()} == kept and len(gone) == len(set(written)) - len(kept - {*others}) + 1
+    assert {*folder.iterdir()} == kept and len(gone) == len(set(written)) - len(
+        kept - {*others}
+    ) + 1
     assert drop_traces(folder, after) == []
 
 
@@ -330,16 +403,29 @@ class Stopped(BaseException):
 
 
 def traced(folder, steps=4, resume=None, **changes):
-    config = world_config(WORLDS["short"], method="memcalib-rl", steps=steps, prompts=2, generations=4, lr=1e-3)
-    config = config.model_copy(update={"save_every": 2, "trace_every": 1, "eval_every": 0} | changes)
+    config = world_config(
+        WORLDS["short"], method="memcalib-rl", steps=steps, prompts=2, generations=4, lr=1e-3
+    )
+    config = config.model_copy(
+        update={"save_every": 2, "trace_every": 1, "eval_every": 0} | changes
+    )
     examples = make_examples("short", 6, 0)
-    return train(build_policy(0), config, examples, exact_judge, tokenizer=TOKENIZER, out=folder, resume=resume)
+    return train(
+        build_policy(0),
+        config,
+        examples,
+        exact_judge,
+        tokenizer=TOKENIZER,
+        out=folder,
+        resume=resume,
+    )
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of four steps, and the folder of one that was stopped after its third trace, before its row and checkpoint."""
-    whole, half = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("half")
+    whole = tmp_path_factory.mktemp("whole")
+    half = tmp_path_factory.mktemp("half")
     traced(whole)
     write = TraceWriter.write
 
@@ -353,7 +439,9 @@ def straight(tmp_path_factory):
         patch.setattr(TraceWriter, "write", stopping)
         with pytest.raises(Stopped):
             traced(half)
-    assert [path.name for path in trace_files(half)] == [f"step-00000{k}.parquet" for k in (1, 2, 3)]
+    assert [path.name for path in trace_files(half)] == [
+        f"step-00000{k}.parquet" for k in (1, 2, 3)
+    ]
     assert len((half / "steps.jsonl").read_text().splitlines()) == 2
     return whole, half
 
@@ -369,7 +457,9 @@ def test_a_run_that_goes_on_has_each_trace_once_and_misses_none(straight, tmp_pa
     answers = there[there["channel"].isna()]
     assert len(answers) == 4 * 8 and not answers.duplicated(["step", "row"]).any()
     assert not there.duplicated(["step", "row", "channel"]).any()
-    assert sorted(path.suffix for path in (tmp_path / "run" / "traces").iterdir()) == [".parquet"] * 4
+    assert (
+        sorted(path.suffix for path in (tmp_path / "run" / "traces").iterdir()) == [".parquet"] * 4
+    )
 
 
 @pytest.mark.parametrize(("resume", "kept"), [(True, {1, 2}), (None, set())])

@@ -24,38 +24,69 @@ torch.set_num_threads(1)
 def begun():
     """As much of a trainer as a checkpoint keeps, at the beginning of a run."""
     trainer = SimpleNamespace(
-        state=SimpleNamespace(global_step=12), config=TrainConfig(minibatches=2, drift_steps=2), judge=None,
-        judged=SimpleNamespace(judge=None), args=SimpleNamespace(output_dir="", save_total_limit=None),
-        reference_weights=None, thresholds=Thresholds(CreditConfig(granularity="sentence")),
-    )  # fmt: skip
-    trainer.rows, trainer.checkpoints = StepRows(trainer), CreditCheckpoints(trainer)
+        state=SimpleNamespace(global_step=12),
+        config=TrainConfig(minibatches=2, drift_steps=2),
+        judge=None,
+        judged=SimpleNamespace(judge=None),
+        args=SimpleNamespace(output_dir="", save_total_limit=None),
+        reference_weights=None,
+        thresholds=Thresholds(CreditConfig(granularity="sentence")),
+    )
+    trainer.rows = StepRows(trainer)
+    trainer.checkpoints = CreditCheckpoints(trainer)
     return trainer
 
 
 def test_all_that_is_kept_comes_back_from_a_file():
-    one, other = begun(), begun()
-    one.rows.skipped, one.rows.worst_mean, one.rows.best = 3, 1e-7, {"step": 4, "SCS": 61.5}
-    one.thresholds.value[1], one.thresholds.sentence.value[2] = 0.5, 0.25
-    warned = [one.rows.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0}) for k in range(1, 6)]
+    one = begun()
+    other = begun()
+    one.rows.skipped = 3
+    one.rows.worst_mean = 1e-7
+    one.rows.best = {"step": 4, "SCS": 61.5}
+    one.thresholds.value[1] = 0.5
+    one.thresholds.sentence.value[2] = 0.25
+    warned = [
+        one.rows.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0})
+        for k in range(1, 6)
+    ]
     kept = json.loads(json.dumps(one.checkpoints.kept()))
-    assert kept["step"] == 6 and [bool(found) for found in warned] == [False, False, False, True, False]
+    assert kept["step"] == 6 and [bool(found) for found in warned] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert kept != json.loads(json.dumps(other.checkpoints.kept()))
     other.checkpoints.put_back(kept)
     assert json.loads(json.dumps(other.checkpoints.kept())) == kept
-    assert other.rows.drift.update({"step": 6, "response_length": 40.0}) == [], "it was reported before"
+    assert other.rows.drift.update({"step": 6, "response_length": 40.0}) == [], (
+        "it was reported before"
+    )
 
 
 def test_weights_that_give_no_probability_are_found_after_the_update(tmp_path, monkeypatch):
     """Each of them may be a number, and the sums not."""
-    asked, plain = [], FiniteGuard.end_logp
+    asked = []
+    plain = FiniteGuard.end_logp
 
     def ask(self):
         asked.append(self.trainer.state.global_step)
         return math.nan if self.trainer.state.global_step == 4 else plain(self)
 
     monkeypatch.setattr(FiniteGuard, "end_logp", ask)
-    config = world_config(WORLDS["short"], prompts=4, generations=2, steps=2, max_tokens=6, save_every=1, method="gdpo")
-    with pytest.raises(Diverged, match=r"step 2: after the update, log-probability nan of a token.*checkpoint-2"):
+    config = world_config(
+        WORLDS["short"],
+        prompts=4,
+        generations=2,
+        steps=2,
+        max_tokens=6,
+        save_every=1,
+        method="gdpo",
+    )
+    with pytest.raises(
+        Diverged, match=r"step 2: after the update, log-probability nan of a token.*checkpoint-2"
+    ):
         train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
     assert asked == [2, 4], "once after each step"
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
@@ -66,9 +97,12 @@ def test_random_numbers_go_on_where_they_were():
 
     import numpy as np
 
-    draw = lambda: (random.random(), np.random.rand(), torch.rand(()).item())
+    def draw():
+        return (random.random(), np.random.rand(), torch.rand(()).item())
+
     before = random_state()
-    first, second = draw(), draw()
+    first = draw()
+    second = draw()
     assert len({*first, *second}) == 6
     set_random_state(before)
     assert (draw(), draw()) == (first, second)
