@@ -715,7 +715,7 @@ def test_what_nothing_was_localized_for_is_missing(why):
     batch = a_batch(1)
     if why == "no pairs":
         batch["pairs"] = Pairs()
-    batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
+        batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
     stats = run(batch, **({"eta": 0.0} if why == "no eta" else {})).stats
     missing = {
         name
