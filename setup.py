@@ -8,6 +8,18 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+SHIPPED_KINDS = [
+    "csv",
+    "j2",
+    "jinja",
+    "js",
+    "json",
+    "jsonl",
+    "md",
+    "safetensors",
+    "sh",
+    "yaml",
+]  # of files beside the code
 config = ConfigParser(delimiters=["="])
 with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
     config.read_file(settings)
@@ -28,7 +40,7 @@ class BuildWithNotebooks(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib) / "memcalib" / "data" / "experiments"
+            target = Path(self.build_lib) / "memcalib" / "reproduction" / "experiments"
             target.mkdir(parents=True, exist_ok=True)
             for notebook in sorted((ROOT / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
                 shutil.copy(notebook, target)
@@ -47,7 +59,9 @@ setup(
     license="Apache-2.0",
     keywords=cfg["keywords"],
     packages=find_packages(include=["memcalib", "memcalib.*"]),
-    package_data={"memcalib": ["data/**/*", "py.typed"]},
+    package_data={
+        "memcalib": ["py.typed", *(f"**/*.{kind}" for kind in SHIPPED_KINDS)],
+    },
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

@@ -123,7 +123,7 @@ def server(examples: Path, faults: dict, **options):
 
 
 def serve_here(plan: dict) -> None:
-    from memcalib.micro.server import Faults, serve
+    from memcalib.practice.server import Faults, serve
 
     options = {"port": 0} | plan["options"]
     serve(examples=plan["examples"], faults=Faults(**plan["faults"]), key_env=KEY, **options)
@@ -290,7 +290,7 @@ def keys_in(folder: Path, key: str) -> list[str]:
 
 
 def main(small: bool, folder: Path) -> int:
-    from memcalib.micro.server import CONTENT, TRANSPORT
+    from memcalib.practice.server import CONTENT, TRANSPORT
     from memcalib.micro.world import make_examples
     from memcalib.io.records import write_jsonl
 

@@ -20,7 +20,7 @@ from memcalib.inference.local import prompt_encoder, sample_answers
 from memcalib.micro.policy import build_tokenizer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.trainer.rewards import ChannelRewards, assign_credit
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 
 VARIANTS = {
     "TRL GRPO (base)": None,

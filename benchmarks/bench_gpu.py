@@ -3,7 +3,7 @@
     python benchmarks/bench_gpu.py [--shape small] [--steps 2] [--layers N] [--prompts N] [--generations N]
                                    [--tokens N] [--sampler shared] [--method memcalib-rl] [--no-trl]
 
-`--shape qwen3-8b` (or another folder of memcalib/data/launch) takes the model's sizes from the recipe and runs in
+`--shape qwen3-8b` (or another folder of memcalib/trainer/launch) takes the model's sizes from the recipe and runs in
 bfloat16 where there is a GPU; `small` runs anywhere in float32. Weights are random, so answers run to their limit:
 every token is paid for. The judge draws levels by the hash of an answer, which opens every channel. Updates are plain
 gradient steps, since the states of Adam do not fit beside 8 billion parameters on one GPU; the phases are otherwise
@@ -32,15 +32,15 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.commands.forecast import GIB, Plan, estimate_memory, model_shape
-from memcalib.commands.recipe import read_config
+from memcalib.trainer.forecast import GIB, Plan, estimate_memory, model_shape
+from memcalib.trainer.recipe import read_config
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.inference.local import sample_tokens
 from memcalib.io.settings import package_data, read_yaml
 from memcalib.judge import Judge
 from memcalib.problem import Level, encode_prompt, judge_all, load_examples, render, text_hash
 from memcalib.trainer.rewards import prompt_dataset
-from memcalib.trainer.settings import TrainConfig, trl_config
+from memcalib.trainer.train_config import TrainConfig, trl_config
 from memcalib.training import CreditTrainer
 
 SMALL = {
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument(
         "--shape",
         default="small",
-        help="small, or a folder of memcalib/data/launch such as qwen3-8b",
+        help="small, or a folder of memcalib/trainer/launch such as qwen3-8b",
     )
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
@@ -234,7 +234,7 @@ def main() -> None:
     disable_progress_bar()
     shape = SMALL
     if options.shape != "small":
-        shape = read_yaml(package_data("launch", options.shape, "recipe.yaml"))["launch"]["shape"]
+        shape = read_yaml(package_data("trainer", "launch", options.shape, "recipe.yaml"))["launch"]["shape"]
     shape = dict(shape) | ({"num_hidden_layers": options.layers} if options.layers else {})
     defaults = SIZES.get(options.shape, (8, 8, 512))
     given = (options.prompts, options.generations, options.tokens)

@@ -51,7 +51,7 @@ from memcalib.problem import (
     sample_records,
 )
 from memcalib.credit.logprobs import response_logps, response_logps_reference
-from memcalib.trainer.settings import TrainConfig, trl_config
+from memcalib.trainer.train_config import TrainConfig, trl_config
 from memcalib.credit.tree_attention import tree_logps
 
 SIZES = {

@@ -11,7 +11,7 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from memcalib.micro.defects import invented_examples
+from memcalib.practice.defects import invented_examples
 from memcalib.problem import sample_records
 
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000

@@ -24,7 +24,7 @@ from memcalib.trainer.rewards import prompt_dataset
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.problem import judge_all
-from memcalib.trainer.settings import TrainConfig, trl_config, world_config
+from memcalib.trainer.train_config import TrainConfig, trl_config, world_config
 from memcalib.training import CreditTrainer
 
 VARIANTS = {

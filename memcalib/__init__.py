@@ -19,7 +19,7 @@ _MODULES = {
     "evaluation.run": ("evaluate",),
     "localization": ("CreditConfig",),
     "credit.token_credit": ("TokenCredit",),
-    "trainer.settings": ("CreditGRPOConfig",),
+    "trainer.train_config": ("CreditGRPOConfig",),
     "training": ("CreditTrainer",),
 }
 explain_imports(__name__)
@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
         render,
         to_dataset,
     )
-    from memcalib.trainer.settings import CreditGRPOConfig
+    from memcalib.trainer.train_config import CreditGRPOConfig
     from memcalib.training import CreditTrainer
 
 

@@ -271,7 +271,7 @@ def card_html(example: Example) -> str:
 # %% ../nbs/00_problem.ipynb #93ba9e00
 SHIPPED = {
     "starter": "starter/records.jsonl",
-    "samples": "records.jsonl",
+    "samples": "samples.jsonl",
 }  # name -> file of package data
 PUBLISHED = "ZiLaotou/MemCalib"  # hub id of the authors' benchmark, which is loaded and never kept
 PUBLISHED_LICENCE = (

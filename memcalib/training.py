@@ -70,7 +70,7 @@ from memcalib.trainer.rewards import (
     quoting_judge,
     retrying_judge,
 )
-from memcalib.trainer.settings import (
+from memcalib.trainer.train_config import (
     CreditGRPOConfig,
     TrainConfig,
     check_loggers,

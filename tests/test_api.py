@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import memcalib as mc
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import make_examples
 
 ROOT = Path(mc.__file__).parent

@@ -194,7 +194,7 @@ def test_a_definition_shows_its_parameters_and_its_source():
         "def calibration_metrics("
         in (ROOT / "memcalib" / "metrics.py").read_text().splitlines()[line - 1]
     )
-    settings = parameter_table(homes()["trainer.settings"]["TrainConfig"])
+    settings = parameter_table(homes()["trainer.train_config"]["TrainConfig"])
     assert "| `lr` |" in settings and "| `trl` |" in settings
 
 

@@ -25,7 +25,7 @@ from memcalib.judge import (
     locate,
 )
 from memcalib.inference.client import Client, Reply
-from memcalib.micro.server import Faults, MicroServer, micro_answer
+from memcalib.practice.server import Faults, MicroServer, micro_answer
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import (
     Example,

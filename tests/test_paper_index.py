@@ -67,20 +67,19 @@ def test_data_and_commands_of_tables_and_figures_exist():
     from memcalib.commands.cli import app
 
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
-    shipped = shipped_names("reference", suffix=".csv")
-    assert package_data("reference").is_dir()
+    shipped = shipped_names("data", "reference", suffix=".csv")
+    assert package_data("data", "reference").is_dir()
     assert {name for name in re.findall(r"`(\w+)\.csv`", CELLS[2])} <= {*shipped}
     assert {name for name in re.findall(r"`memcalib (\w+)", CELLS[2])} <= verbs
     named = {name for name in re.findall(r"`([a-z]\w*_[a-z_]+)`", CELLS[2])}
     assert all(
-        any(name in path.read_text() for path in package_data().parent.rglob("*.py"))
-        for name in named
+        any(name in path.read_text() for path in package_data().rglob("*.py")) for name in named
     )
 
 
 def test_every_label_has_its_notebook_and_command():
     """Each of the paper's 21 labels stands in a row with the notebooks that regenerate it, linked, and their command."""
-    from memcalib.commands.experiments import PAPER_ITEMS, experiments
+    from memcalib.reproduction.experiments import PAPER_ITEMS, experiments
 
     rows = [line for line in CELLS[2].splitlines() if line.startswith("| ")]
     for label, (_, parts) in PAPER_ITEMS.items():

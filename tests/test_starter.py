@@ -77,7 +77,7 @@ def test_lint_finds_no_error_and_warns_of_ignore_only_records_alone():
 def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
     assert edited_files() == []
     for name in ("records.jsonl", "answers.jsonl", "hashes.json"):
-        (tmp_path / name).write_bytes(package_data("starter", name).read_bytes())
+        (tmp_path / name).write_bytes(package_data("data", "starter", name).read_bytes())
     text = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
     (tmp_path / "answers.jsonl").write_text(
         text.replace('"actual":"B"', '"actual":"C"', 1).replace(
@@ -96,7 +96,7 @@ def test_names_of_shipped_sets():
 
 def test_the_card_is_what_the_tool_writes():
     """Numbers on the card come from the files."""
-    card = package_data("starter", "card.md").read_text(encoding="utf-8")
+    card = package_data("data", "starter", "card.md").read_text(encoding="utf-8")
     labels = sum(len(answer.labels) for answer in ANSWERS)
     assert (
         f"{len(EXAMPLES)} records and {len(ANSWERS)} answers with {labels:,} labelled atoms" in card

@@ -152,7 +152,7 @@ def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, An
 # %% ../../nbs/annotation/04_pilot_page.ipynb #4b68a422
 def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
     """The row as HTML with its style, for a notebook; every text escaped."""
-    style = render_page("pilot.css.j2")
+    style = render_page("annotation/pilot.css.j2")
     return f"<style>{style}</style>{render_page('pilot_item.html.j2', item=row_view(item, review))}"
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #d11ecc30
@@ -272,13 +272,15 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
     """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
     path = Path(path or batch.folder / "review.html")
     reviews = read_reviews(batch.reviews)
-    script = (resources.files("memcalib") / "data" / "pilot.js").read_text(encoding="utf-8")
+    script = (resources.files("memcalib") / "annotation" / "templates" / "pilot.js").read_text(
+        encoding="utf-8"
+    )
     latest = {
         review.item: review
         for review in sorted(reviews, key=lambda review: review.passed is not False, reverse=True)
     }
     text = render_page(
-        "pilot.html.j2",
+        "annotation/pilot.html.j2",
         {"script": script},
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         key=f"memcalib pilot {text_hash(''.join(item.hash for item in batch.items))}",

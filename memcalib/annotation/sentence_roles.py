@@ -189,7 +189,7 @@ def item_view(
 
 def role_html(item: RoleItem, given: Mapping[int, str | None] | None = None, here: int = 0) -> str:
     """The item as HTML with its style, for a notebook; every text escaped."""
-    style = render_page("roles.css.j2")
+    style = render_page("annotation/roles.css.j2")
     return f"<style>{style}</style>{render_page('roles_item.html.j2', item=item_view(item, given, here))}"
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #459c9ccc
@@ -317,7 +317,7 @@ def write_role_page(
         return f"{number:,} {thing}{'s' * (number != 1)}"
 
     text = render_page(
-        "roles.html.j2",
+        "annotation/roles.html.j2",
         title="Sentence roles",
         progress=f"{many(len(items), 'pair')}, {many(total, 'sentence')}, {made:,} labelled.",
         groups=["channels of use (AB-, AC-, B+, BC-, C+)", "channels of under-use (BA-, CA-, CB-)"],

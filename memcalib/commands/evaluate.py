@@ -24,7 +24,7 @@ from ..judge import LLMJudge, judge_rollouts, try_judge
 from ..inference.client import Totals
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
 from ..io.runs import RunFolder
-from .settings import EXACT, Bar, JudgeSetting, judge_object, load_settings
+from .settings_files import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from memcalib.problem import (
     PUBLISHED_LICENCE,
     Example,

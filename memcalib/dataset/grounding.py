@@ -333,7 +333,7 @@ _FOLLOWS = {
 
 @cache
 def _mark_table() -> tuple[re.Pattern, dict[str, Mark]]:
-    table = read_yaml(resources.files("memcalib") / "data" / "marks.yaml")
+    table = read_yaml(resources.files("memcalib") / "dataset" / "marks.yaml")
     known = {
         phrase.strip(): (kind, value)
         for kind, values in table.items()

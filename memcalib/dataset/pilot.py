@@ -651,7 +651,7 @@ def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
     return _frozen(settings, reason=reason)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #5336e9ee
-_SHIPPED = resources.files("memcalib") / "data" / "frozen"
+_SHIPPED = resources.files("memcalib") / "dataset" / "frozen"
 
 
 def shipped_frozen() -> list[str]:

@@ -121,7 +121,7 @@ def words(text: str) -> list[str]:
 # %% ../../nbs/dataset/02_screening.ipynb #61eab486
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
-    lists = read_yaml(resources.files("memcalib") / "data" / "small_words.yaml")
+    lists = read_yaml(resources.files("memcalib") / "dataset" / "small_words.yaml")
     return {"en": load_screen().sets["function_words"]} | {
         language: frozenset(text.split()) for language, text in lists.items()
     }

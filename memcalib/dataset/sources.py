@@ -504,7 +504,7 @@ def shipped_table(
     changes = (read_yaml(changes) if isinstance(changes, str | Path) else changes) or {}
     if not isinstance(changes, Mapping):
         raise ValueError(f"{place}: found {short_repr(changes)}; allowed is a mapping")
-    return read_yaml(resources.files("memcalib") / "data" / f"{name}.yaml"), changes, place
+    return read_yaml(resources.files("memcalib") / "dataset" / f"{name}.yaml"), changes, place
 
 
 def table_error(error: ValidationError, place: str, known: Iterable[str] = ()) -> ValueError:

@@ -129,7 +129,7 @@ class Fault:
         return {"id": self.item_id, "rule": self.rule, "detail": self.detail}
 
 # %% ../../nbs/dataset/04_stages.ipynb #6625f101
-_PROMPTS = resources.files("memcalib") / "data" / "prompts" / "build"
+_PROMPTS = resources.files("memcalib") / "dataset" / "prompts"
 
 
 def build_prompts() -> list[str]:

@@ -400,7 +400,7 @@ class PhraseBook(BaseModel):
 
 def load_phrases(path: str | Path | None = None) -> PhraseBook:
     """The lists of the package, or of a YAML file with the same keys: phrases parted by commas. Raises `ValueError`."""
-    file = Path(path) if path else resources.files("memcalib") / "data" / "phrases.yaml"
+    file = Path(path) if path else resources.files("memcalib") / "dataset" / "phrases.yaml"
     table = read_yaml(file)
     try:
         if not isinstance(table, dict):

@@ -145,13 +145,13 @@ def load_known_answers(path: str | Path, examples: Iterable[Example]) -> list[Kn
 # %% ../../nbs/evaluation/06_exam.ipynb #87c85e7a
 def starter_answers() -> tuple[list[Example], list[KnownAnswer]]:
     """The records of the starter set and its known answers."""
-    examples = load_examples(package_data("starter", "records.jsonl"))
-    return examples, load_known_answers(package_data("starter", "answers.jsonl"), examples)
+    examples = load_examples(package_data("data", "starter", "records.jsonl"))
+    return examples, load_known_answers(package_data("data", "starter", "answers.jsonl"), examples)
 
 
 def edited_files(folder: str | Path | None = None) -> list[str]:
     """Files of the starter set whose content is not the one that hashes.json states, a line for each."""
-    folder = package_data("starter") if folder is None else Path(folder)
+    folder = package_data("data", "starter") if folder is None else Path(folder)
     stated = json.loads((folder / "hashes.json").read_text(encoding="utf-8"))
     found = {name: file_hash(folder / name) for name in stated}
     return [

@@ -175,8 +175,8 @@ def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/io/03_settings.ipynb #951f959c
 def package_data(*names: str) -> Path:
-    """The path of a file or folder that ships with the package, such as `package_data("recipes", "micro.yaml")`."""
-    return Path(str(resources.files("memcalib"))).joinpath("data", *names)
+    """The path of a file or folder that ships with the package, such as `package_data("trainer", "recipes", "micro.yaml")`."""
+    return Path(str(resources.files("memcalib"))).joinpath(*names)
 
 
 def shipped_names(*folder: str, suffix: str = ".yaml") -> list[str]:

@@ -217,7 +217,7 @@ def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redactio
     return Redaction(texts, row.places, Counter(name for _, name in row.numbers.values()))
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #00c09195
-_WORDS: dict[str, Any] = read_yaml(package_data("redaction.yaml"))
+_WORDS: dict[str, Any] = read_yaml(package_data("memory_logs", "redaction.yaml"))
 
 
 def _listed(name: str) -> list[str]:

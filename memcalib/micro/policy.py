@@ -237,10 +237,12 @@ def pretrain(
 # %% ../../nbs/micro/02_policy.ipynb #bebda7c7
 def policy_path(name: str) -> Path:
     """The folder of a shipped policy; raises `ValueError` naming the shipped ones for any other name."""
-    names = sorted(path.parent.name for path in package_data("policies").glob("*/policy.json"))
+    names = sorted(
+        path.parent.name for path in package_data("micro", "policies").glob("*/policy.json")
+    )
     if name not in names:
         raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
-    return package_data("policies", name)
+    return package_data("micro", "policies", name)
 
 
 def load_policy(name_or_path: str | Path):

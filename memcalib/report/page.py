@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 # %% ../../nbs/report/04_page.ipynb #2c837619
 def render_page(template: str, figures: Mapping[str, str] | None = None, **values: Any) -> str:
     """The text of a shipped template with escaped values; `figures` are SVG elements by name. An unknown name in it raises."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader = PackageLoader("memcalib", "data")
+    rooms = {
+        room: PackageLoader(f"memcalib.{room}", "templates")
+        for room in ("annotation", "reproduction")
+    }
+    loader = ChoiceLoader([PackageLoader("memcalib.report", "templates"), PrefixLoader(rooms)])
 
     def plain(value):
         return (

@@ -145,9 +145,9 @@ def published(name: str) -> "pd.DataFrame":
     """One published table by name, as shipped; raises `KeyError` naming the tables that exist."""
     import pandas as pd
 
-    if name not in (names := shipped_names("reference", suffix=".csv")):
+    if name not in (names := shipped_names("data", "reference", suffix=".csv")):
         raise KeyError(f"no published table {name!r}: allowed are {', '.join(names)}")
-    return pd.read_csv(package_data("reference", f"{name}.csv"))
+    return pd.read_csv(package_data("data", "reference", f"{name}.csv"))
 
 
 def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":

@@ -52,7 +52,7 @@ from memcalib.trainer.rewards import (
     judge_held_out,
     judge_spent,
 )
-from .settings import TrainConfig
+from .train_config import TrainConfig
 from .trace_files import drop_traces
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #7d797c07

@@ -70,7 +70,7 @@ def load_demonstration_prompt(name: str) -> str:
                 f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8"
             )
         return text
-    return prompt_part(name, "training")
+    return prompt_part(name, ("trainer", "prompts"))
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:

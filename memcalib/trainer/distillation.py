@@ -102,7 +102,11 @@ def written_key(
     given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
     system = "\n\n".join(
         part
-        for part in (given, prompt_part(PROMPT, "training"), to_data(answer_key(example)))
+        for part in (
+            given,
+            prompt_part(PROMPT, ("trainer", "prompts")),
+            to_data(answer_key(example)),
+        )
         if part
     )
     return [

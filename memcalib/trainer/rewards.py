@@ -48,7 +48,7 @@ from memcalib.problem import (
     render,
 )
 from ..redistribution import Credit
-from .settings import TrainConfig
+from .train_config import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected
 
 # %% ../../nbs/trainer/03_rewards.ipynb #23f4ee76

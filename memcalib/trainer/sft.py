@@ -53,7 +53,7 @@ from memcalib.trainer.checkpoints import (
     writing,
 )
 from .rewards import HeldOutScores
-from memcalib.trainer.settings import (
+from memcalib.trainer.train_config import (
     Count,
     Every,
     Loggers,

@@ -31,7 +31,7 @@ from ..micro.world import sentence_roles
 from ..problem import Example, JudgeLike
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from .rewards import ChannelRewards, assign_credit, quoting_judge
-from .settings import TrainConfig
+from .train_config import TrainConfig
 from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
 
 # %% ../../nbs/trainer/09_traces.ipynb #3b6b4a3b

@@ -36,7 +36,7 @@ from memcalib.annotation.sentence_roles import (
     true_roles,
     write_role_page,
 )
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
 
 KEYS = RoleBook.keys()

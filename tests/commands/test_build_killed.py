@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.micro.source import write_micro_log
-from memcalib.micro.builder import micro_roles
-from memcalib.micro.server import MicroServer
+from memcalib.practice.source import write_micro_log
+from memcalib.practice.builder import micro_roles
+from memcalib.practice.server import MicroServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
 BUILD = """

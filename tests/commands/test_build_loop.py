@@ -14,9 +14,9 @@ from memcalib.dataset.review import check_drafts
 from memcalib.dataset.stages import Drop, load_build_prompt
 from memcalib.io.records import write_jsonl
 from memcalib.io.decisions import write_csv
-from memcalib.micro.builder import micro_roles
-from memcalib.micro.server import MicroServer
-from memcalib.micro.source import source_rows
+from memcalib.practice.builder import micro_roles
+from memcalib.practice.server import MicroServer
+from memcalib.practice.source import source_rows
 from memcalib.problem import sample_records
 
 ROLE = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "key_env": ""}

@@ -18,9 +18,9 @@ from memcalib.dataset.stages import Draft
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
-from memcalib.micro.source import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.micro.builder import micro_roles
-from memcalib.micro.server import MicroServer
+from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
+from memcalib.practice.builder import micro_roles
+from memcalib.practice.server import MicroServer
 from memcalib.problem import check_example, load_examples
 from memcalib.io.records import DataError
 from memcalib.dataset.review import review_stage

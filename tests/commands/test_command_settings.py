@@ -9,14 +9,14 @@ import typer.main
 from command_line import run
 
 from memcalib.commands.cli import app, with_aliases
-from memcalib.commands.settings import check_settings, load_settings, locate, merged
+from memcalib.commands.settings_files import check_settings, load_settings, locate, merged
 from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
-from memcalib.commands.recipe import Recipe, load_recipe
+from memcalib.trainer.recipe import Recipe, load_recipe
 from memcalib.io.records import write_jsonl
 from memcalib.metrics import load_judgments
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import WORLDS, make_examples
 
 EXAMPLES = make_examples(WORLDS["short"], 6, 7, "test")

@@ -13,7 +13,7 @@ import pytest
 from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import WORLDS, make_examples
 from memcalib.micro.policy import policy_path
 from memcalib.problem import Rollout

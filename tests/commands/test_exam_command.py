@@ -10,7 +10,7 @@ from memcalib.commands import cli
 from memcalib.commands import exam as c
 from memcalib.evaluation.exam import confusion_of, find_exam
 from memcalib.inference.endpoint import Endpoint, Price
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from command_line import run
 
 from memcalib.io.records import read_jsonl, write_jsonl
-from memcalib.micro.models import ExampleIndex, judge_reply, read_payload
-from memcalib.micro.server import Faults, MicroServer
+from memcalib.practice.models import ExampleIndex, judge_reply, read_payload
+from memcalib.practice.server import Faults, MicroServer
 from memcalib.micro.world import WORLDS, make_examples
 from memcalib.problem import Judgment
 

@@ -20,22 +20,22 @@ import yaml
 
 from trainer_logger import hear
 from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
-from memcalib.commands import recipe as recipes
+from memcalib.trainer import recipe as recipes
 from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
 from memcalib.io.jsonl import read_rows
 from memcalib.metrics import METRICS
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.commands.recipe import LABELS, Recipe, Start, load_recipe, method_config
-from memcalib.commands.recipe import load_start
+from memcalib.trainer.recipe import LABELS, Recipe, Start, load_recipe, method_config
+from memcalib.trainer.recipe import load_start
 from memcalib.trainer.rewards import HeldOutScores
-from memcalib.trainer.settings import TrainConfig
+from memcalib.trainer.train_config import TrainConfig
 from memcalib.trainer.callbacks import LOGGED, StepRows
-from memcalib.commands.recipe import Examples, read_splits, teaching_rows
+from memcalib.trainer.recipe import Examples, read_splits, teaching_rows
 from memcalib.commands.train import TrainRun
 
 torch.set_num_threads(1)

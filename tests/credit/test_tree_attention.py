@@ -362,7 +362,7 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
     from memcalib.micro.world import WORLDS, exact_judge, make_examples
     from memcalib.micro.policy import build_policy, build_tokenizer
-    from memcalib.trainer.settings import trl_config, world_config
+    from memcalib.trainer.train_config import trl_config, world_config
     from memcalib.training import CreditTrainer
 
     tokenizer = build_tokenizer()

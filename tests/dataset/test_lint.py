@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memcalib.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
 from memcalib.dataset.grounding import too_close
-from memcalib.micro.defects import (
+from memcalib.practice.defects import (
     DEFECTS,
     catch_rate,
     clean_table,
@@ -21,7 +21,7 @@ from memcalib.micro.defects import (
     with_rubric,
     with_text,
 )
-from memcalib.micro.defects import invent_rubric, invented_examples
+from memcalib.practice.defects import invent_rubric, invented_examples
 from memcalib.dataset.lint import (
     LintResult,
     choose_lints,

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from memcalib.dataset.writing import NATURALIZATION, compose, to_example
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.micro.defects import DEFECTS, plant
+from memcalib.practice.defects import DEFECTS, plant
 from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock, Drop
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.micro.defects import invented_examples
+from memcalib.practice.defects import invented_examples
 from memcalib.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
-from memcalib.micro.builder import as_reviewed, find_flaws, micro_roles
-from memcalib.micro.server import MicroServer
-from memcalib.micro.source import source_rows
+from memcalib.practice.builder import as_reviewed, find_flaws, micro_roles
+from memcalib.practice.server import MicroServer
+from memcalib.practice.source import source_rows
 from memcalib.inference.client import run_async
 from memcalib.dataset.writing import plan_rows
 from memcalib.inference.client import read_form

@@ -16,8 +16,8 @@ from memcalib.commands.evaluate import Evaluation, EvaluationRun  # noqa: E402
 from memcalib.evaluation.inspect_task import judgments_in_log, memory_use, seeds_of  # noqa: E402
 from memcalib.io.records import write_jsonl  # noqa: E402
 from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
-from memcalib.micro.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
-from memcalib.micro.server import MicroServer  # noqa: E402
+from memcalib.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
+from memcalib.practice.server import MicroServer  # noqa: E402
 from memcalib.micro.world import make_examples  # noqa: E402
 from memcalib.problem import text_hash  # noqa: E402
 

@@ -10,7 +10,7 @@ from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, try_judge
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import Judgment, Rollout
 

@@ -41,11 +41,11 @@ def run(folder: Path) -> dict:
     import memcalib as mc
     from memcalib.io.records import write_jsonl
     from memcalib.io.settings import package_data
-    from memcalib.micro.server import MicroServer
+    from memcalib.practice.server import MicroServer
     from memcalib.micro.world import make_examples
 
     write_jsonl(folder / "data.jsonl", make_examples("short", 4, 1))
-    codes = {"validate": command("validate", package_data("records.jsonl"))}
+    codes = {"validate": command("validate", package_data("data", "samples.jsonl"))}
     from memcalib.commands.exam import practice_judge
 
     server = MicroServer(mc.load_examples(folder / "data.jsonl"), practice=practice_judge())

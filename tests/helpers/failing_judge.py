@@ -12,7 +12,7 @@ from memcalib.trainer.checkpoints import newest_checkpoint, read_state
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.rewards import JudgeStopped, RetryingJudge
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.training import train
 
 EXAMPLES = make_examples("short", 8, seed=5)

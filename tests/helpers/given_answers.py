@@ -26,7 +26,7 @@ from memcalib.micro.world import (
 )
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
-from memcalib.trainer.settings import DISTILLED, TrainConfig, world_config
+from memcalib.trainer.train_config import DISTILLED, TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()

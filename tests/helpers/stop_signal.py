@@ -16,7 +16,7 @@ from run_files import weights
 from memcalib import training
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.checkpoints import Interrupted
 
 EXAMPLES = make_examples("short", 8, seed=5)

@@ -22,7 +22,7 @@ from faulty_server import FaultyServer, completion
 from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import make_examples
 from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
 from memcalib.io.records import DataError, read_jsonl

@@ -24,9 +24,9 @@ from memcalib.io.settings import (
     shipped_names,
 )
 from memcalib.inference.rollout import load_prompt_template
-from memcalib.commands.reproduce import load_profile
+from memcalib.reproduction.main_results import load_profile
 from memcalib.dataset.writing import load_phrases
-from memcalib.commands.recipe import load_recipe
+from memcalib.trainer.recipe import load_recipe
 from memcalib.memory_logs.redaction import load_redactor
 from memcalib.dataset.screening import load_screen
 from memcalib.dataset.sources import load_sources
@@ -232,10 +232,10 @@ def test_only_a_setting_that_is_not_there_may_have_its_usual_value(there, now, u
 
 
 def test_shipped_files_are_found_by_name():
-    assert package_data("records.jsonl").is_file() and package_data().name == "data"
-    names = shipped_names("recipes")
+    assert package_data("data", "samples.jsonl").is_file() and package_data().name == "memcalib"
+    names = shipped_names("trainer", "recipes")
     assert "micro" in names and names == sorted(names)
     assert {f"{name}.yaml" for name in names} == {
-        path.name for path in package_data("recipes").glob("*.yaml")
+        path.name for path in package_data("trainer", "recipes").glob("*.yaml")
     }
-    assert shipped_names("recipes", suffix=".none") == []
+    assert shipped_names("trainer", "recipes", suffix=".none") == []

@@ -22,8 +22,8 @@ from memcalib.dataset.writing import RUBRICS
 from memcalib.dataset.stages import Draft, Drop
 from memcalib.inference.endpoint import Endpoint
 from memcalib.inference.client import Client, run_async
-from memcalib.micro.builder import make_annotation, make_rubrics
-from memcalib.micro.source import micro_log
+from memcalib.practice.builder import make_annotation, make_rubrics
+from memcalib.practice.source import micro_log
 from memcalib.micro.world import make_examples
 from memcalib.problem import check_example
 from memcalib.io.records import DataError

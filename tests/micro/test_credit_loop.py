@@ -8,13 +8,13 @@ from trl.trainer import grpo_trainer
 
 from memcalib.credit.prefix_groups import response_mask
 from memcalib.localization import channel_atoms
-from memcalib.micro import training
+from memcalib.micro import loop as training
 from memcalib.micro.policy import load_policy
-from memcalib.micro.training import CREDIT_RULES, CreditLoop, credit_rule
+from memcalib.micro.loop import CREDIT_RULES, CreditLoop, credit_rule
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.problem import remove_atoms
 from memcalib.trainer import rewards
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.training import train
 
 SMALL = dict(prompts=2, generations=4, steps=3, max_tokens=40, draws="row", lr=1e-3, seed=3)

@@ -50,7 +50,9 @@ TOKENIZER = build_tokenizer()
 CLOSING = FORMS["closing"][0]
 
 
-@pytest.mark.parametrize("module", ["micro.world", "micro.models", "micro.server", "micro.builder"])
+@pytest.mark.parametrize(
+    "module", ["micro.world", "practice.models", "practice.server", "practice.builder"]
+)
 def test_the_world_and_its_server_need_no_torch(module):
     """Only the policy does."""
     probe = f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import load_policy
 from memcalib.io.records import DataError
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
 from memcalib.commands.cli import app
 from memcalib.report.credit_viewer import (
@@ -345,7 +345,7 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
 )
 def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
     """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
-    data = resources.files("memcalib") / "data"
+    data = resources.files("memcalib") / "report" / "templates"
     base, style = ((data / name).read_text() for name in ("base.html.j2", template))
     assert (
         re.search(r"^figure { [^}]*overflow-x: auto; }", base, re.M)

@@ -1085,7 +1085,7 @@ def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
 
 def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
     """The rule stands in the frame of all pages, behind their own styles, and no page has a stronger one."""
-    folder = package_data()
+    folder = package_data("report", "templates")
     base = (folder / "base.html.j2").read_text()
     rule = "th:first-child, td:first-child { max-width: 9rem !important; white-space: normal !important;"
     own = base.index("{% block style %}")

@@ -12,7 +12,7 @@ from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.training import train
 
 moved = st.fixed_dictionaries(

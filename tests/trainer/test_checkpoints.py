@@ -22,7 +22,7 @@ from run_files import rows, weights
 from transformers import AutoModelForCausalLM
 
 from memcalib.trainer import checkpoints as module
-from memcalib.trainer import settings as settings_module
+from memcalib.trainer import train_config as settings_module
 from memcalib.trainer import callbacks as steps
 from memcalib.trainer.checkpoints import (
     CheckpointError,
@@ -36,7 +36,7 @@ from memcalib.localization import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.rewards import JudgeFault
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.training import train
 
 torch.set_num_threads(1)

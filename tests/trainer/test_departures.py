@@ -9,7 +9,7 @@ from trl import GRPOTrainer
 
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
-from memcalib.trainer.settings import CreditGRPOConfig, world_config
+from memcalib.trainer.train_config import CreditGRPOConfig, world_config
 from memcalib.micro.world import WORLDS
 from memcalib.training import CreditTrainer
 

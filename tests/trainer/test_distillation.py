@@ -21,7 +21,7 @@ from memcalib.micro.policy import build_policy, build_tokenizer, load_policy, po
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.trainer.settings import trl_config, world_config
+from memcalib.trainer.train_config import trl_config, world_config
 from memcalib.trainer.distillation import (
     TEACHER_VIEWS,
     answer_key,

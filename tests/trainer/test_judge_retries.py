@@ -18,7 +18,7 @@ from run_files import assert_same, rows, timeless, weights
 from memcalib.trainer.checkpoints import newest_checkpoint, read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
-from memcalib.micro.server import MicroServer
+from memcalib.practice.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.rewards import (
@@ -31,7 +31,7 @@ from memcalib.trainer.rewards import (
 )
 from memcalib.problem import judgment_for
 from memcalib.io.records import DataError
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.checkpoints import Interrupted, StopSignals
 from memcalib.training import train
 

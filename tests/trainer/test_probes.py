@@ -8,7 +8,7 @@ import torch
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.traces import _cosines, alignment
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 
 
 @pytest.mark.parametrize(("count", "batch"), [(0, 4), (3, 4), (4, 4), (7, 4)])

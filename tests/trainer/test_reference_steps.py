@@ -15,7 +15,7 @@ from memcalib.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
 from memcalib.credit.sentences import response_units
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 
 torch.set_num_threads(1)
 SIZES = dict(

@@ -17,7 +17,7 @@ from memcalib.inference.local import prompt_encoder
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.rewards import RetryingJudge
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.distillation import teacher_encoder
 from memcalib.training import train
 

@@ -27,7 +27,7 @@ from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examp
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.trainer.rewards import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.sft import (
     COLD_STARTS,
     SftConfig,

@@ -11,7 +11,7 @@ from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import judgment_for
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.callbacks import StepRows
 from memcalib.training import train
 

@@ -24,7 +24,7 @@ from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.inference.client import run_async
 from memcalib.trainer.rewards import RetryingJudge
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.trainer.checkpoints import SIGNALS, Interrupted, StopSignals, elected
 from memcalib.trainer.callbacks import damaged_weight, diverged, not_finite
 from memcalib.training import train

@@ -22,7 +22,7 @@ from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.io.records import DataError
 from memcalib.redistribution import Credit
-from memcalib.trainer.settings import world_config
+from memcalib.trainer.train_config import world_config
 from memcalib.credit.sentences import decode_rows
 from memcalib.trainer.trace_files import (
     SCHEMA,

@@ -14,7 +14,7 @@ from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
 from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
-from memcalib.trainer.settings import TrainConfig, world_config
+from memcalib.trainer.train_config import TrainConfig, world_config
 from memcalib.trainer.callbacks import Diverged
 from memcalib.training import train
 

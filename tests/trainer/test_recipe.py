@@ -1,0 +1,354 @@
+"""Recipes: what is read, what is refused and how, and whose setting wins."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.io.settings import allowed
+from memcalib.trainer.recipe import (
+    LABELS,
+    Recipe,
+    load_recipe,
+    method_config,
+    preflight,
+    read_splits,
+    recipe_faults,
+    recipe_names,
+)
+from memcalib.commands.settings_files import with_settings
+from memcalib.problem import PROMPT_TEMPLATES, render
+from memcalib.trainer.train_config import TrainConfig
+from memcalib.trainer.sft import SftConfig
+
+MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
+words = st.text("abcdefg", min_size=1, max_size=3)
+values = st.one_of(st.integers(-9, 9), st.booleans(), words)
+nested = st.recursive(values, lambda inner: st.dictionaries(words, inner, max_size=3), max_leaves=8)
+
+
+def written(folder: Path, content) -> Path:
+    path = folder / "r.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def leaves(content, place=()):
+    if isinstance(content, dict) and content:
+        return {
+            k: v
+            for name, below in content.items()
+            for k, v in leaves(below, (*place, name)).items()
+        }
+    return {place: content}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(words, nested, max_size=3), st.lists(words, min_size=1, max_size=4), values)
+def test_one_setting_changes_one_place(content, names, value):
+    before = yaml.safe_dump(content)
+    changed = with_settings(content, [f"{'.'.join(names)}={yaml.safe_dump(value)}"])
+    assert yaml.safe_dump(content) == before, "the given mapping stays as it is"
+    found = changed
+    for name in names:
+        found = found[name]
+    assert found == value and type(found) is type(value)
+
+    def off_the_path(place):
+        return place[: len(names)] != tuple(names) and tuple(names)[: len(place)] != place
+
+    assert {k: v for k, v in leaves(content).items() if off_the_path(k)} == {
+        k: v for k, v in leaves(changed).items() if off_the_path(k)
+    }
+
+
+@pytest.mark.parametrize("text", ["", "x", "=1", "a..b=1", ".a=1", "a.=1", "a=[1"])
+def test_settings_that_say_nothing(text):
+    with pytest.raises(ValueError, match="--set"):
+        with_settings({}, [text])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["train", "methods.gdpo", "methods.grpo"]), unique=True),
+    st.lists(st.integers(1, 50), min_size=3, max_size=3),
+)
+def test_the_method_wins_over_the_shared_part_and_that_over_the_world(places, numbers):
+    given = dict(zip(places, numbers, strict=False))
+    content = with_settings(MICRO, [f"{place}.steps={number}" for place, number in given.items()])
+    recipe = Recipe.model_validate(content)
+    for method in ("grpo", "gdpo", "memcalib-rl"):
+        wanted = given.get(f"methods.{method}", given.get("train", 110))
+        config = method_config(recipe, method, seed=9)
+        assert (config.steps, config.method, config.seed) == (wanted, method, 9)
+
+
+def test_every_fault_has_a_line(tmp_path):
+    wrong = {
+        "start": {"modle": "x"},
+        "data": {"train": "a.jsonl", "world": {"name": "short"}},
+        "judge": {"model": "m", "rmp": 3},
+        "judging": {"temperature": -1},
+        "train": {"lr": "fast", "stepz": 3},
+        "methods": {"grpo": {"prompts": 0}, "ppo": {}},
+        "launch": {"processes": 0},
+        "seed": 3,
+    }
+    with pytest.raises(ValueError, match=r"r\.yaml") as error:
+        load_recipe(written(tmp_path, wrong))
+    lines = str(error.value).splitlines()
+    assert all(line.startswith(str(tmp_path / "r.yaml")) for line in lines)
+    for needle in (
+        "start.model: missing",
+        "start.modle: unknown option; meant is perhaps model; allowed: model, adapter",
+        "data: found world and train",
+        "judge.rmp: unknown option; meant is perhaps rpm; allowed: model, base_url",
+        "judging.temperature: found -1",
+        "train.lr: found 'fast'; allowed: numbers above 0, at most 1",
+        "train.stepz: unknown option; meant is perhaps steps; allowed: prompts",
+        "methods.grpo.prompts: found 0; allowed: whole numbers from 1 to",
+        "methods.ppo",
+        "launch.processes: found 0; allowed: whole numbers of at least 1",
+        ": seed: unknown option; meant is perhaps train.seed; allowed: start, base",
+    ):
+        assert sum(needle in line for line in lines) == 1, (needle, lines)
+
+
+@pytest.mark.parametrize("content", ["", "- 1", "7", "[", "start: *x", "\x00"])
+def test_what_is_no_mapping(tmp_path, content):
+    with pytest.raises(ValueError, match=r"r\.yaml"):
+        load_recipe(written(tmp_path, content))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*Recipe.model_fields, "x"]), nested, max_size=4))
+def test_any_mapping_is_read_or_refused_by_place(content):
+    faults = list(recipe_faults(content))
+    assert faults == [] or all(":" in fault for fault in faults)
+    if not faults:
+        Recipe.model_validate(content)
+
+
+def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
+    (file := tmp_path / "polite.yaml").write_text("user: '{memory} -- please: {query}'")
+    path = written(tmp_path, MICRO)
+    recipe = load_recipe(
+        path,
+        [
+            "data.world.train=2",
+            f"train.prompt_template={file}",
+            f"methods.opsd-pg.teacher_prompt_template={file}",
+        ],
+    )
+    config = method_config(recipe, "gdpo")
+    shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
+    assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
+    assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
+    for text, said in (
+        ("user: no places", "user: found no place {memory}"),
+        (None, "no such template file"),
+    ):
+        file.write_text(text) if text else file.unlink()
+        with pytest.raises(ValueError, match="train.prompt_template: .*" + re.escape(said)):
+            load_recipe(path, [f"train.prompt_template={file}"])
+    PROMPT_TEMPLATES.pop("polite")
+
+
+def test_a_recipe_of_before_says_layout(tmp_path):
+    path = written(tmp_path, MICRO)
+    before = load_recipe(
+        path,
+        ["train.layout=plain", "methods.gdpo.layout=bare", "methods.opsd-pg.teacher_layout=micro"],
+    )
+    assert method_config(before, "grpo").prompt_template == "plain"
+    assert method_config(before, "gdpo").prompt_template == "bare"
+    assert method_config(before, "opsd-pg").teacher_prompt_template == "micro"
+
+
+@pytest.mark.parametrize(
+    ("setting", "needle"),
+    [
+        (
+            "train.prompt_template=nope",
+            "train.prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
+        ("train.trl={nonsense: 1}", "nonsense"),
+        (
+            "train.trl.output_dir=elsewhere",
+            "train.trl: output_dir is not set here: the folder of the run stands for it",
+        ),
+        ("train.trl={max_steps: -5}", "max_steps is not set here: steps stands for it"),
+        (
+            "train.trl.learning_rate=2e-6",
+            "train.trl: learning_rate is not set here: lr stands for it",
+        ),
+        ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
+        (
+            "train.trl.top_k=5",
+            "trl.top_k with sampler 'shared', which does not read it: allowed is sampler 'generate' or",
+        ),
+        (
+            "train.trl.use_transformers_continuous_batching=true",
+            "with sampler 'shared', which does not read it",
+        ),
+        (
+            "train.trl.reward_weights=[1, 1]",
+            "train.trl: reward_weights is not set here: method stands for it",
+        ),
+        (
+            "train.trl.scale_rewards=none",
+            "train.trl: scale_rewards is not set here: method stands for it",
+        ),
+        (
+            "train.trl.multi_objective_aggregation=normalize_then_sum",
+            "multi_objective_aggregation is not set here",
+        ),
+        (
+            "train.trl.chat_template_kwargs={enable_thinking: true}",
+            "train.trl: chat_template_kwargs is not set here: the chat template of the tokenizer",
+        ),
+        (
+            "sft.trl.num_train_epochs=2",
+            "sft.trl: num_train_epochs is not set here: epochs stands for it",
+        ),
+        (
+            "train.report_to=wandbb",
+            "train.report_to: found 'wandbb'; meant is perhaps wandb; allowed: none, all",
+        ),
+        ("train.report_to=[none, wandb]", "allowed: none, all, or one or several of"),
+        ("sft.report_to=paper", "sft.report_to: found 'paper'; allowed: none, all"),
+        ("train.method=gdpo", "train.method: found 'gdpo'; not set here: --method says it"),
+        ("lr=1e-5", "lr: unknown option; meant is perhaps train.lr; allowed: start"),
+        ("trian.lr=1e-5", "trian: unknown option; meant is perhaps train; allowed: start"),
+        ("train.epohcs=3", "train.epohcs: unknown option"),
+        (
+            "train.eta={C+: 2}",
+            "train.eta: found {'C+': 2}; allowed: numbers from 0 to 1, or mappings of numbers from 0 to 1",
+        ),
+        ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
+        ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),
+        ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
+        (
+            "judge=human",
+            "judge: found 'human'; allowed are micro-exact, package.module:name, or an endpoint",
+        ),
+        ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
+        ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
+        (
+            "methods.gdpo={1: 2}",
+            "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts",
+        ),
+        ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url must hold no user"),
+        ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
+        (
+            "train.teacher_prompt_template=nope",
+            "train.teacher_prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
+        (
+            "methods.gdpo.prompt_template=nope",
+            "methods.gdpo.prompt_template: unknown prompt template 'nope': allowed are plain",
+        ),
+        ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate stand for it"),
+    ],
+)
+def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):
+    path = written(tmp_path, MICRO)
+    assert load_recipe(path, ["judge="]).judge is None
+    with pytest.raises(ValueError, match="r.yaml") as error:
+        load_recipe(path, [setting])
+    assert needle in str(error.value)
+
+
+WIDE = {
+    "lr": (5, "numbers above 0, at most 1"),
+    "lora_rank": (10**6, "whole numbers from 0 to 4,096"),
+    "generations": (1, "whole numbers from 2 to 10,000"),
+    "prompts": (10**9, "whole numbers from 1 to 1,000,000"),
+    "cap": (0.5, "numbers from 1 to 1,000"),
+    "eta": (1.5, "numbers from 0 to 1, or mappings"),
+    "top_k": (0, "whole numbers from 1 to 1,000,000"),
+    "max_tokens": (10**9, "whole numbers from 1 to 1,048,576"),
+    "drift_length": (1, "numbers above 1, at most 1,000, or null"),
+    "temperature": (float("inf"), "numbers above 0, at most 100"),
+    "mode": ("sideways", "ordered, absolute, positive_only"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_value_out_of_range_is_one_line_with_what_is_allowed(tmp_path, name):
+    value, allowed = WIDE[name]
+    with pytest.raises(ValueError, match="r.yaml") as error:
+        load_recipe(written(tmp_path, MICRO | {"train": {name: value}}))
+    (line,) = str(error.value).splitlines()
+    assert f": train.{name}: found {value!r}; allowed: {allowed}" in line
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, SftConfig])
+def test_every_number_has_a_range(kind):
+    for name in kind.model_fields:
+        words = allowed(kind, name)
+        assert "numbers" not in words or any(sign.isdigit() for sign in words), (name, words)
+
+
+def test_numbers_for_the_base_trainer_are_numbers(tmp_path):
+    recipe = load_recipe(
+        written(tmp_path, MICRO), ["train.trl.adam_epsilon=1e-8", "sft.trl.max_grad_norm=5e-1"]
+    )
+    assert method_config(recipe, "grpo").trl == {"adam_epsilon": 1e-8}
+    assert method_config(recipe, "sft").trl == {"max_grad_norm": 0.5}
+
+
+def test_no_key_in_a_fault(tmp_path):
+    secret = "sk" + "-0123456789abcdefghijklmnop"
+    for judge in ({"model": "m", "timeout": secret}, {"model": 3, "extra_body": secret}):
+        with pytest.raises(ValueError, match="judge") as error:
+            load_recipe(written(tmp_path, MICRO | {"judge": judge}))
+        assert secret not in str(error.value)
+
+
+def test_shipped_recipes_load():
+    assert "micro" in recipe_names()
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert Recipe.model_validate(recipe.model_dump()) == recipe
+        for method in LABELS.values():
+            method_config(recipe, method, 1)
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="micro"):
+        load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(ValueError, match="opsd-gkd"):
+        method_config(Recipe.model_validate(MICRO), "ppo")
+    with pytest.raises(FileNotFoundError, match="no recipe"):
+        load_recipe("../recipes/micro")
+    with pytest.raises(
+        FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"
+    ):
+        load_recipe("micr")
+
+
+def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, monkeypatch):
+    (tmp_path / "levels_only.py").write_text(
+        "def judge(example, answer):\n    raise AssertionError('asked')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = load_recipe("micro", ["judge=levels_only:judge"])
+    for mode, refused in (("ordered", False), ("evidence", True), ("evidence-kl", True)):
+        config = method_config(recipe, "memcalib-rl").model_copy(update={"mode": mode})
+        lines = [*preflight(recipe, "memcalib-rl", config, 100, 0, local=True)]
+        assert [
+            line for line in lines if "gives no quotes" in line and "gives_quotes = True" in line
+        ] == lines
+        assert bool(lines) == refused
+    exact = load_recipe("micro", ["train.mode=evidence-kl"])
+    assert (
+        method_config(exact, "memcalib-rl").credit.by_evidence
+        and not method_config(exact, "gdpo").credit.by_evidence
+    )
+    assert not [
+        *preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)
+    ]
