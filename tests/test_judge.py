@@ -768,9 +768,9 @@ def test_task_quality_is_a_whole_number(value, fine):
     reading = read_reply(
         json.dumps(reply_for(request, task_quality=value, safety_failure=False)), request
     )
-    assert bool(reading.faults) is not fine and reading.answer_findings.get("task_quality", "none") == (
-        value if fine else "none"
-    )
+    assert bool(reading.faults) is not fine and reading.answer_findings.get(
+        "task_quality", "none"
+    ) == (value if fine else "none")
     assert reading.answer_findings["safety_failure"] is False
 
 
@@ -780,9 +780,9 @@ def test_safety_failure_is_true_or_false(value):
     reading = read_reply(
         json.dumps(reply_for(request, task_quality=1, safety_failure=value)), request
     )
-    assert any("safety_failure" in fault for fault in reading.faults) and reading.answer_findings == {
-        "task_quality": 1
-    }
+    assert any(
+        "safety_failure" in fault for fault in reading.faults
+    ) and reading.answer_findings == {"task_quality": 1}
 
 
 @pytest.mark.parametrize("second", ["A", "C"])
