@@ -136,7 +136,18 @@ def test_a_record_must_be_an_object(row):
 
 
 field_names = st.sampled_from(
-    "id domain question memories memory_blocks atom_ids atom_id text u_star parent_memory_id".split()
+    [
+        "id",
+        "domain",
+        "question",
+        "memories",
+        "memory_blocks",
+        "atom_ids",
+        "atom_id",
+        "text",
+        "u_star",
+        "parent_memory_id",
+    ]
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),

@@ -218,14 +218,12 @@ def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
     try:
         yield from read_jsonl(path, kind)
     except DataError as error:
-        number = 0
-        line = b""
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                pass
-        damage_is_in_last_line = error.violations[0].line == number
-        half_written = not line.endswith(b"\n") and not _is_whole(line)
-        if not (damage_is_in_last_line and half_written):
+            line_count = sum(1 for _ in file)
+            line = _unended_line(file)
+        damage_is_in_last_line = error.violations[0].line == line_count
+        is_half_written = bool(line) and not _is_whole(line)
+        if not (damage_is_in_last_line and is_half_written):
             raise
 
 # %% ../../nbs/io/02_jsonl.ipynb #47102ecd
