@@ -27,7 +27,6 @@ from ..problem import Example, Judgment, Rollout
 # %% ../../nbs/report/01_run_data.ipynb #f4293a7d
 if TYPE_CHECKING:
     import pandas as pd
-    from pydantic_core import ErrorDetails
 
 # %% ../../nbs/report/01_run_data.ipynb #7b1e0a1a
 USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "seconds", "cost")
@@ -306,13 +305,14 @@ def _read_noted(run: Run, name: str) -> dict:
         TypeAdapter(_Manifest if name == "manifest.json" else dict).validate_python(document)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            _remove_fault(run, name, document, fault)
+            _remove_fault(run, name, document, fault["loc"], fault["msg"])
     return document
 
 
-def _remove_fault(run: Run, name: str, document: dict, fault: "ErrorDetails") -> None:
+def _remove_fault(
+    run: Run, name: str, document: dict, path: Sequence[int | str], message: str
+) -> None:
     """Take the value at which a fault lies out of the document, with a note."""
-    path = fault["loc"]
     parent = document
     keys = [path[0]]
     for key in path[1:]:  # down to the deepest part of the path that is there
@@ -324,9 +324,7 @@ def _remove_fault(run: Run, name: str, document: dict, fault: "ErrorDetails") ->
         return
     kind = type(parent.pop(keys[-1])).__name__
     field_name = ".".join(map(str, keys))
-    run.notes.append(
-        printable(f"{name}: {field_name} was left out: found a {kind}. {fault['msg']}.")
-    )
+    run.notes.append(printable(f"{name}: {field_name} was left out: found a {kind}. {message}."))
 
 # %% ../../nbs/report/01_run_data.ipynb #f3bda389
 def _check_versions(run: Run) -> None:
