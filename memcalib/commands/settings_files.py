@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, Discriminator, Tag, ValidationError
@@ -140,17 +141,28 @@ def locate(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation
             continue
         known_owner = _class_with_field(classes, step)
         if known_owner is not None:
+            names.append(str(step))
             owner = known_owner
-            classes = _settings_classes(owner.model_fields[step].annotation)
+            annotation = owner.model_fields[step].annotation
+            classes = _settings_classes(annotation)
+            if not classes and _has_alternatives(annotation):
+                break  # what follows says which of the alternatives pydantic tried
         elif step in classes:  # a tag, which is not among the names
             classes = {step: classes[step]}
             owner = classes[step] or owner
-            continue
-        elif isinstance(step, str):  # an unknown option, or a name in a free mapping
-            owner = next(filter(None, classes.values()), owner)
-            classes = {}
-        names.append(str(step))
+        else:
+            names.append(str(step))
+            if isinstance(step, str):  # an unknown option, or a name in a free mapping
+                owner = next(filter(None, classes.values()), owner)
+                classes = {}
     return SettingLocation(names, owner, issubclass(owner, Endpoint) or _only_endpoints(classes))
+
+
+def _has_alternatives(annotation: Any) -> bool:
+    """Whether a field may have values of several types; nothing (None) is not counted."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return False
+    return len([kind for kind in get_args(annotation) if kind is not type(None)]) > 1
 
 
 def _class_with_field(classes: SettingsClasses, name: str | int) -> type[BaseModel] | None:
@@ -174,35 +186,55 @@ def setting_errors(
     hints: Mapping[str, str] | None = None,
     inside: Sequence[str] = (),
 ) -> Iterator[SettingError]:
-    """Everything that pydantic found in the settings of a class: setting, value found, values allowed, and the name that was meant."""
-    hints = hints or {}
+    """Everything that pydantic found in the settings of a class: setting, value found, values allowed, and the name that was meant.
+
+    Of a setting that may have values of several types, pydantic reports one fault for each type; the first is enough.
+    """
+    reported = set()
     for fault in error.errors():
         location = locate(kind, fault["loc"])
         setting = ".".join(location.names)
-        name = location.names[-1] if location.names else ""
+        if setting and setting in reported:
+            continue
+        reported.add(setting)
+        option = (
+            _option_inside(kind, location, inside) if fault["type"] == "extra_forbidden" else ""
+        )
         if _is_key_fault(fault):
             yield _key_error(kind, fault)
-            continue
-        if fault["type"] == "extra_forbidden" and len(location.names) == 1:
-            homes = [f"{option}.{name}" for option in inside if _has_option(kind, option, name)]
-            if homes:
-                allowed = ", ".join(location.owner.model_fields)
-                problem = f"unknown option; meant is perhaps {homes[0]}; allowed: {allowed}"
-                yield SettingError(name, problem)
-                continue
-        # what is wrong about an address is said with the address: `hide_secrets` takes the key out of it
-        show = not location.secret or (name == "base_url" and fault["type"] == "value_error")
-        line = setting_error(setting, fault, location.owner, name, show=show)
-        hint = f"; {hints[setting]}" if fault["type"] == "missing" and setting in hints else ""
-        yield SettingError(
-            line.setting, hide_secrets(line.allowed) + hint, hide_secrets(line.value)
-        )
+        elif option:
+            allowed = ", ".join(kind.model_fields)
+            yield SettingError(
+                setting, f"unknown option; meant is perhaps {option}.{setting}; allowed: {allowed}"
+            )
+        else:
+            yield _masked_error(fault, location, hints or {})
 
 
-def _has_option(kind: type[BaseModel], option: str, name: str) -> bool:
-    """Whether a settings class that stands at `option` has a field `name`."""
-    classes = _settings_classes(kind.model_fields[option].annotation)
-    return _class_with_field(classes, name) is not None
+def _masked_error(
+    fault: Mapping[str, Any], location: SettingLocation, hints: Mapping[str, str]
+) -> SettingError:
+    """The error of a fault, without keys, and with the hint for a setting that is missing."""
+    setting = ".".join(location.names)
+    name = location.names[-1] if location.names else ""
+    # what is wrong about an address is said with the address: `hide_secrets` takes the key out of it
+    show = not location.secret or (name == "base_url" and fault["type"] == "value_error")
+    error = setting_error(setting, fault, location.owner, name, show=show)
+    hint = f"; {hints[setting]}" if fault["type"] == "missing" and setting in hints else ""
+    return SettingError(
+        error.setting, hide_secrets(error.allowed) + hint, hide_secrets(error.value)
+    )
+
+
+def _option_inside(kind: type[BaseModel], location: SettingLocation, inside: Sequence[str]) -> str:
+    """The first option `inside` whose settings class knows a name that stands at the top; empty where none does."""
+    if len(location.names) != 1:
+        return ""
+    for option in inside:
+        classes = _settings_classes(kind.model_fields[option].annotation)
+        if _class_with_field(classes, location.names[0]) is not None:
+            return option
+    return ""
 
 
 def _is_key_fault(fault: Mapping[str, Any]) -> bool:
