@@ -9,14 +9,14 @@ import pytest
 from faulty_server import FaultyServer, completion
 from hypothesis import given
 from hypothesis import strategies as st
+from invented_rows import invented_examples
+from planted_defects import DEFECTS, plant
 
 from memcalib.dataset.writing import NATURALIZATION, compose, to_example
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.practice.defects import DEFECTS, plant
 from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock, Drop
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.practice.defects import invented_examples
 from memcalib.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
 from memcalib.practice.builder import as_reviewed, find_flaws, micro_roles
