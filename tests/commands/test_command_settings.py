@@ -14,6 +14,7 @@ from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.trainer.recipe import Recipe, load_recipe
+from memcalib.trainer.train_config import TrainSettings
 from memcalib.io.records import write_jsonl
 from memcalib.metrics import load_judgments
 from memcalib.practice.server import MicroServer
@@ -123,12 +124,14 @@ def test_a_later_place_wins(tmp_path):
     }
 
 
-def test_places_are_those_of_the_file():
-    assert locate(Evaluation, ("model", "endpoint", "rpm"))[0] == ["model", "rpm"]
-    assert locate(Build, ("sources", 0, "domian"))[:2] == (["sources", "0", "domian"], SourcePlan)
-    assert (
-        locate(Recipe, ("judge", "endpoint", "extra_body"))[2] and not locate(Recipe, ("train",))[2]
-    )
+def test_locations_are_those_of_the_file():
+    assert locate(Evaluation, ("model", "endpoint", "rpm")).names == ["model", "rpm"]
+    misspelt = locate(Build, ("sources", 0, "domian"))
+    assert (misspelt.names, misspelt.owner) == (["sources", "0", "domian"], SourcePlan)
+    channel = locate(Recipe, ("train", "eta", "dict[str, float]", "C+"))
+    assert (channel.names, channel.owner) == (["train", "eta"], TrainSettings)
+    assert locate(Recipe, ("judge", "endpoint", "extra_body")).secret
+    assert not locate(Recipe, ("train", "lr")).secret
 
 
 def test_a_key_is_never_repeated():
