@@ -658,7 +658,14 @@ def exam(
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
     """
-    from memcalib.commands.exam import Exam, ExamRun, exam_text, read_label_sheet, write_label_sheet
+    from memcalib.commands.exam import (
+        Exam,
+        ExamRun,
+        exam_folder,
+        exam_text,
+        read_label_sheet,
+        write_label_sheet,
+    )
     from memcalib.commands.settings_files import given, load_settings, settings_text
 
     if sheet or labels:
@@ -680,7 +687,7 @@ def exam(
     name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
     run = ExamRun(
         settings,
-        out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", name),
+        out or exam_folder(name),
         cache_of(cache, no_cache),
         dry_run,
     )
