@@ -228,7 +228,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict
         found = trainer.signals.run(sample, keep=group_sync(model) is not None)
     number = trainer.signals.agreed()
     if number or found is None:
-        raise Interrupted(number or trainer.signals.found)
+        raise Interrupted(number or trainer.signals.received)
     answers, trainer.at_once = found
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {
@@ -392,9 +392,9 @@ class CreditTrainer(GRPOTrainer):
         everywhere: Any = self.accelerator.gather(numbers)
         return everywhere.sum(0).tolist()
 
-    def rescue(self, once: str = "") -> str:
-        """Save the last whole step; returns what to do next, after what `once` says."""
-        return self.checkpoints.rescue(once)
+    def rescue(self, needed_first: str = "") -> str:
+        """Save the last whole step; returns what to do next, after what `needed_first` says."""
+        return self.checkpoints.rescue(needed_first)
 
     def train(self, resume_from_checkpoint=None, **options):
         resume = self.args.resume_from_checkpoint
@@ -475,7 +475,7 @@ class CreditTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 self.advantages = self.token_advantages(batch)
         except RunStopped as error:
-            error.with_hint(self.rescue(error.once))
+            error.with_hint(self.rescue(error.needed_first))
             raise
         except FloatingPointError as error:
             raise self.guard.error(str(error)) from error

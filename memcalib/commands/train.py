@@ -65,7 +65,7 @@ class TrainRun:
     ):
         from accelerate import PartialState
 
-        from memcalib.trainer.checkpoints import EARLIER, writing
+        from memcalib.trainer.checkpoints import writing
 
         self.recipe = recipe
         self.method = method
@@ -81,7 +81,7 @@ class TrainRun:
         self.run_folder = RunFolder(
             self.folder,
             self.identity,
-            {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording,
+            {"config": type(self.config)().model_dump(mode="json")} | self._wording,
             decisive=_decides,
             bind=False,
         )

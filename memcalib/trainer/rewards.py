@@ -121,19 +121,19 @@ class JudgeStopped(RunStopped):
 class JudgeDown(JudgeStopped):
     """Too many calls of a batch kept failing for `minutes`."""
 
-    once = "once the judge answers again"
+    needed_first = "once the judge answers again"
 
 
 class JudgeFault(JudgeStopped):
     """The judge raised something that waiting does not mend; `__cause__` holds it on the process where it happened."""
 
-    once = "once this is mended"
+    needed_first = "once this is mended"
 
 
 class JudgeUnreadable(JudgeStopped):
     """The judge answered, and too many of its replies for a batch could not be read."""
 
-    once = "once the judge's replies can be read, or with a greater max_failed"
+    needed_first = "once the judge's replies can be read, or with a greater max_failed"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5fde62fb
 def failed_call(example: Example, error: Exception) -> Judgment:

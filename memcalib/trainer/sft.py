@@ -308,7 +308,7 @@ class _Trainer(SFTTrainer):
         super().__init__(*args, **options)
         self.about = about  # as `_identity` has it
         self.checkpoints = Checkpoints(self)
-        self.checkpoints.usual = SftConfig().model_dump(mode="json")
+        self.checkpoints.defaults = SftConfig().model_dump(mode="json")
         self.checkpoints.identity = {
             "config": about["config"],
             "examples": about["data"],
@@ -449,7 +449,7 @@ def sft(
     with trainer.signals.listening(), trainer.checkpoints.naming_faults():
         trainer.train(resume_from_checkpoint=start and str(start))
     if steps.stop:
-        raise steps.stop.with_hint(trainer.checkpoints.rescue(steps.stop.once))
+        raise steps.stop.with_hint(trainer.checkpoints.rescue(steps.stop.needed_first))
     if trainer.state.global_step < trainer.state.max_steps and (number := trainer.signals.agreed()):
         raise Interrupted(number).with_hint(trainer.checkpoints.rescue())
     trainer.check_weights()

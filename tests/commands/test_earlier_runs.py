@@ -1,4 +1,4 @@
-"""Runs that an earlier layout of the package began (fixtures/flat_layout, made at commit fc26d26) are hit and resumed."""
+"""An evaluation that an earlier layout of the package made (fixtures/flat_layout, made at commit fc26d26) is complete, and its cache is hit."""
 
 import json
 import shutil
@@ -6,10 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 
 from memcalib.commands.cli import main
-from memcalib.io.jsonl import read_rows
 
 EARLIER = Path(__file__).parents[1] / "fixtures" / "flat_layout"
 ASKED = [
@@ -48,10 +46,6 @@ def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def untimed(row: dict) -> dict:
-    return {name: value for name, value in row.items() if not name.startswith(("seconds", "peak"))}
-
-
 def test_every_reply_of_an_earlier_cache_is_found(earlier):
     call("evaluate", "micro.jsonl", *ASKED, "--cache", "calls.db", "--out", "again")
     for name in ("rollouts.jsonl", "judgments.jsonl"):
@@ -69,21 +63,3 @@ def test_an_earlier_evaluation_is_complete(earlier):
     call("evaluate", "micro.jsonl", *ASKED, "--no-cache", "--out", "evaluation")
     assert {name: (earlier / "evaluation" / name).read_bytes() for name in before} == before
     assert (earlier / "evaluation" / "report.html").exists()
-
-
-def test_an_earlier_training_goes_on_as_if_it_had_not_stopped(earlier, monkeypatch):
-    torch.set_num_threads(1)
-    monkeypatch.chdir(earlier / "training")
-    call(
-        "train", "recipe.yaml", "--method", "memcalib-rl", "--out", "run", "--seed", "5", "--resume"
-    )
-    straight, resumed = map(
-        read_rows, (Path("steps_of_a_straight_run.jsonl"), Path("run/steps.jsonl"))
-    )
-    assert [row["step"] for row in resumed if "loss" in row] == [1, 2, 3, 4]
-    for row, expected in zip(map(untimed, resumed), map(untimed, straight), strict=True):
-        assert row.keys() >= expected.keys(), "a newer version may add columns"
-        words = {name for name, value in expected.items() if not isinstance(value, int | float)}
-        assert {name: row[name] for name in words} == {name: expected[name] for name in words}
-        numbers = {name: value for name, value in expected.items() if name not in words}
-        assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-4, abs=1e-6)

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
-from run_files import weights
+from run_files import newest_checkpoint, weights
 
-from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.trainer.checkpoints import read_state
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.rewards import JudgeStopped, RetryingJudge

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from run_files import assert_same, rows, timeless, weights
+from run_files import assert_same, newest_checkpoint, rows, timeless, weights
 
-from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.trainer.checkpoints import read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.practice.server import MicroServer
