@@ -225,7 +225,7 @@ def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict
             def sample():
                 return sample_in_pieces(model, ids, seeds, at_once, **options)
 
-        found = trainer.signals.run(sample, keep=group_sync(model) is not None)
+        found = trainer.signals.run(sample, finish=group_sync(model) is not None)
     number = trainer.signals.agreed()
     if number or found is None:
         raise Interrupted(number or trainer.signals.received)

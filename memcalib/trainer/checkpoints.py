@@ -144,9 +144,9 @@ class StopSignals:
             for number, handler in replaced.items():
                 signal.signal(number, handler)
 
-    def run(self, work: Callable[[], Result], keep: bool = False) -> Result | None:
+    def run(self, work: Callable[[], Result], finish: bool = False) -> Result | None:
         """The result of work(), or None when a signal ended it; nothing in it may talk to another process."""
-        if keep:
+        if finish:
             return work()
         if self.received:
             return None
