@@ -323,9 +323,9 @@ class RetryingJudge:
         if this_round.signal and not finish:
             raise Interrupted(this_round.signal)
         if this_round.faults:
-            where = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
+            cause = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
             raise JudgeFault(
-                f"the judge stopped with a fault that waiting does not mend: {where}"
+                f"the judge stopped with a fault that waiting does not mend: {cause}"
             ) from fault
         allowed = self.max_failed * this_round.answers
         if this_round.unscored <= allowed:
