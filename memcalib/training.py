@@ -256,6 +256,7 @@ class CreditTrainer(GRPOTrainer):
     train_dataset: Dataset
     skips = False
     loss_sum = 0.0  # whether this update has no token to learn from; the sum of its losses
+    learns_from_advantages = True  # False: advantages are 0, and a row of a step shows none
     at_once = 0  # answers that are sampled at once, as far as is known; 0: nothing was sampled yet
     lost: Counter | None = (
         None  # rows of this step whose log-probabilities could not be computed, by reason
@@ -490,6 +491,8 @@ class CreditTrainer(GRPOTrainer):
             self.advantages,
             (0, batch["completion_ids"].size(1) - self.advantages.size(1)),
         )
+        if not self.learns_from_advantages:
+            self.advantages = torch.full_like(self.advantages, torch.nan)
         return batch | {
             "completion_mask": batch["completion_mask"] * valid[:, None],
             "advantages": advantages,

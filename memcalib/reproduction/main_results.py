@@ -285,7 +285,7 @@ def start_policies(job: Job) -> dict[str, Path]:
 
     if not job.from_scratch:
         return {"Base": policy_path("pretrained"), "Cold-start": policy_path(job.world.policy)}
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     folder = job.run.path / "start"
     if not (folder / job.world.policy / "policy.json").exists():
@@ -471,7 +471,7 @@ def run_quickstart(
 # %% ../../nbs/reproduction/05_main_results.ipynb #a9aa08f4
 def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None = None) -> Path:
     """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     folder = Path(out) if out else package_data("micro", "policies")
     with Bar(1) as bar:
