@@ -30,7 +30,7 @@ from memcalib.dataset.grounding import (
     content_words,
     find_leak,
     first_person,
-    holds,
+    contains_phrase,
     sentences,
     short_stems,
     stems,
@@ -897,7 +897,9 @@ def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
             name: there for name in block.atom_ids if there and not plan.phrases.get(name, [""])
         }
     for name, text in {other.atom_id: other.text for other in reply.others}.items():
-        if missing := [phrase for phrase in plan.phrases[name] if not holds(text, phrase)]:
+        if missing := [
+            phrase for phrase in plan.phrases[name] if not contains_phrase(text, phrase)
+        ]:
             faults.append(
                 Fault(name, "phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
             )

@@ -36,7 +36,7 @@ from memcalib.dataset.writing import (
     rubric_faults,
     rubric_text,
 )
-from memcalib.dataset.grounding import holds
+from memcalib.dataset.grounding import contains_phrase
 from memcalib.dataset.stages import load_build_prompt
 from memcalib.inference.client import Client, run_async
 from memcalib.dataset.writing import plan_of
@@ -357,7 +357,7 @@ def test_a_phrase_is_held_when_its_words_stand_together(text, phrase):
     have = words(text)
     want = words(phrase)
     slow = any(have[i:j] == want for i in range(len(have) + 1) for j in range(i, len(have) + 1))
-    assert holds(text, phrase) == slow
+    assert contains_phrase(text, phrase) == slow
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abc"), unique=True))
