@@ -180,12 +180,12 @@ def prompted_scores(
 
 # %% ../../nbs/trainer/07_distillation.ipynb #eaa77de7
 class HeadLogps(NamedTuple):
-    """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `rest`, `entropy`."""
+    """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `outside`, `entropy`."""
 
     target: Float[Tensor, " token"]
     ids: Int[Tensor, "token k"]
     top: Float[Tensor, "token k"]
-    rest: Float[Tensor, " token"]
+    outside: Float[Tensor, " token"]
     entropy: Float[Tensor, " token"]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9900232c
@@ -213,7 +213,7 @@ def _chunk_logps(
         target=(logits.gather(-1, targets[:, None]) - norm)[:, 0],
         ids=ids,
         top=logits.gather(-1, ids) - norm,
-        rest=(outside - norm)[:, 0],
+        outside=(outside - norm)[:, 0],
         entropy=entropy,
     )
 
@@ -260,7 +260,7 @@ class TeacherLogps(NamedTuple):
     target: Float[Tensor, "row token"]
     ids: Int[Tensor, "row token k"]
     top: Float[Tensor, "row token k"]
-    rest: Float[Tensor, "row token"]
+    outside: Float[Tensor, "row token"]
 
     def padded(self, width: int) -> "TeacherLogps":
         """The same with `width` tokens a row."""
@@ -272,7 +272,7 @@ class TeacherLogps(NamedTuple):
             target=pad(self.target, flat),
             ids=pad(self.ids, with_k),
             top=pad(self.top, with_k),
-            rest=pad(self.rest, flat),
+            outside=pad(self.outside, flat),
         )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #cfc40e27
@@ -299,7 +299,7 @@ def teacher_logps(
 
     def side_by_side(head, states: Tensor, targets: Tensor) -> Float[Tensor, "token number"]:
         logps = head_logps(head, states, targets, k=k, temperature=temperature)
-        columns = [logps.target[:, None], logps.rest[:, None], logps.top, logps.ids.float()]
+        columns = [logps.target[:, None], logps.outside[:, None], logps.top, logps.ids.float()]
         return torch.cat(columns, 1)
 
     scores = score_responses(
@@ -310,14 +310,14 @@ def teacher_logps(
         target=torch.zeros(shape, device=model.device),
         ids=torch.zeros(*shape, k, dtype=torch.int, device=model.device),
         top=torch.zeros(*shape, k, device=model.device),
-        rest=torch.zeros(shape, device=model.device),
+        outside=torch.zeros(shape, device=model.device),
     )
     for row, (numbers, response) in enumerate(zip(scores, responses, strict=True)):
         if numbers is None:
             numbers = torch.full((len(response), 2 + 2 * k), torch.nan)
         tokens = slice(len(response))
         logps.target[row, tokens] = numbers[:, 0]
-        logps.rest[row, tokens] = numbers[:, 1]
+        logps.outside[row, tokens] = numbers[:, 1]
         logps.top[row, tokens] = numbers[:, 2 : 2 + k]
         logps.ids[row, tokens] = numbers[:, 2 + k :].nan_to_num().int()
     return logps
@@ -369,9 +369,9 @@ Tail = Literal["bucket", "renormalise", "truncate"]
 
 def topk_forward_kl(
     student: Float[Tensor, "*place k"],  # log-probabilities of the teacher's k likeliest tokens
-    student_rest: Float[Tensor, "*place"],  # log of the student's mass outside them
+    student_outside: Float[Tensor, "*place"],  # log of the student's mass outside them
     teacher: Float[Tensor, "*place k"],
-    teacher_rest: Float[Tensor, "*place"],
+    teacher_outside: Float[Tensor, "*place"],
     tail: Tail = "bucket",
 ) -> Float[Tensor, "*place"]:
     """Top-k approximation of $KL(\\pi_T\\Vert\\pi_\\theta)$ in nats at each position (app:training-details)."""
@@ -383,9 +383,9 @@ def topk_forward_kl(
     inside = (teacher.exp() * (teacher - student)).sum(-1)
     if tail != "bucket":
         return inside
-    has_mass = teacher_rest.isfinite() & student_rest.isfinite()
-    gap = torch.where(has_mass, teacher_rest, 0) - torch.where(has_mass, student_rest, 0)
-    return inside + teacher_rest.exp() * gap
+    has_mass = teacher_outside.isfinite() & student_outside.isfinite()
+    gap = torch.where(has_mass, teacher_outside, 0) - torch.where(has_mass, student_outside, 0)
+    return inside + teacher_outside.exp() * gap
 
 # %% ../../nbs/trainer/07_distillation.ipynb #95fce436
 def load_teacher(name: str, student: PreTrainedModel) -> PreTrainedModel:
@@ -598,13 +598,13 @@ class OpsdGKD(OpsdPG):
                 temperature=self.temperature,
             )
         teacher_top = teacher.top[in_answer]
-        teacher_rest = teacher.rest[in_answer]
+        teacher_outside = teacher.outside[in_answer]
         taught = teacher.target[in_answer].isfinite()
         self.divergence = topk_forward_kl(
             student.top[taught],
-            student.rest[taught],
+            student.outside[taught],
             teacher_top[taught],
-            teacher_rest[taught],
+            teacher_outside[taught],
             self.config.tail,
         )
         return spread(student.target, in_answer), spread(student.entropy, in_answer), None

@@ -456,13 +456,13 @@ def _forget_overlong(out: str | Path | None) -> None:
         (Path(out) / OVERLONG).unlink(missing_ok=True)
 
 
-def _report_overlong(overlong: list[dict], what: str, out: str | Path | None) -> None:
+def _report_overlong(overlong: list[dict], description: str, out: str | Path | None) -> None:
     """A warning about the rows that are left out, and a line of `out/overlong.jsonl` for each."""
     if not overlong or not _is_main_process():
         return
     ids = ", ".join(row["example_id"] for row in overlong[:5])
     hint = "" if out is None else f"; all of them in {Path(out) / OVERLONG}"
-    log.warning("%d %s left out, the first: %s%s", len(overlong), what, ids, hint)
+    log.warning("%d %s left out, the first: %s%s", len(overlong), description, ids, hint)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         with open(Path(out) / OVERLONG, "a", encoding="utf-8") as file:

@@ -349,11 +349,11 @@ class _Trainer(SFTTrainer):
         numbers = torch.tensor(values, device=self.accelerator.device)
         return self.accelerator.reduce(numbers).tolist()
 
-    def diverged(self, what: str) -> Diverged:
+    def diverged(self, finding: str) -> Diverged:
         """The error of a run whose numbers are no longer finite."""
         step = self.state.global_step
         last = self.checkpoints.last_whole
-        return diverged(step, what, step, self.args.learning_rate, self.model.dtype, last)
+        return diverged(step, finding, step, self.args.learning_rate, self.model.dtype, last)
 
     def check_weights(self) -> None:
         """Raises `Diverged`, on all processes together, when a trained weight is not finite."""

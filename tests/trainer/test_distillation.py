@@ -245,7 +245,9 @@ def test_topk_kl_equals_the_slow_reference(seed, k, tail, chunk):
     of_student = head_logps(
         student, hidden, targets, of_teacher.ids, temperature=0.8, logit_chunk=chunk
     )
-    kl = topk_forward_kl(of_student.top, of_student.rest, of_teacher.top, of_teacher.rest, tail)
+    kl = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
+    )
     expected = [slow_kl(teacher(h) / 0.8, student(h) / 0.8, k, tail) for h in hidden]
     assert torch.allclose(kl, torch.tensor(expected, dtype=torch.float32), atol=1e-4)
 
@@ -260,7 +262,9 @@ def test_bucket_grows_with_k_and_stays_between_zero_and_the_full_kl(seed):
             of_teacher = head_logps(teacher, hidden, targets, k=k)
             of_student = head_logps(student, hidden, targets, of_teacher.ids)
             by_k.append(
-                topk_forward_kl(of_student.top, of_student.rest, of_teacher.top, of_teacher.rest)
+                topk_forward_kl(
+                    of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+                )
             )
     divergences = torch.stack(by_k)
     assert (divergences.diff(dim=0) > -1e-5).all()
@@ -279,7 +283,7 @@ def test_gradient_at_the_whole_vocabulary_is_that_of_the_full_forward_kl(seed, t
         of_teacher = head_logps(teacher, hidden, targets, k=17)
     of_student = head_logps(student, hidden, targets, of_teacher.ids, logit_chunk=chunk)
     loss = topk_forward_kl(
-        of_student.top, of_student.rest, of_teacher.top, of_teacher.rest, tail
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
     ).sum()
     log_p = teacher(hidden.detach()).log_softmax(-1).detach()
     log_q = student(hidden).log_softmax(-1)
@@ -298,7 +302,9 @@ def test_gradient_of_the_bucket_is_finite_when_the_student_has_lost_the_tail():
         torch.nn.Identity(), torch.tensor([[2.0, 1.9, 1.8]]), torch.tensor([0]), k=1
     )
     of_student = head_logps(torch.nn.Identity(), logits, torch.tensor([0]), of_teacher.ids)
-    loss = topk_forward_kl(of_student.top, of_student.rest, of_teacher.top, of_teacher.rest).sum()
+    loss = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+    ).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -354,7 +360,9 @@ def test_trl_server_loss_on_the_teachers_tokens(tail):
         of_student = head_logps(
             torch.nn.Identity(), flat[0], torch.zeros(21, dtype=torch.long), of_teacher.ids
         )
-    ours = topk_forward_kl(of_student.top, of_student.rest, of_teacher.top, of_teacher.rest, tail)
+    ours = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
+    )
     assert torch.allclose(ours[mask.flatten()].mean(), theirs, atol=1e-5)
 
 
@@ -373,7 +381,9 @@ def test_trl_chunked_forward_kl_at_the_whole_vocabulary():
     with torch.no_grad():
         of_teacher = head_logps(teacher, hidden, targets, k=17)
     of_student = head_logps(student, hidden, targets, of_teacher.ids)
-    ours = topk_forward_kl(of_student.top, of_student.rest, of_teacher.top, of_teacher.rest).mean()
+    ours = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+    ).mean()
     (our_gradient,) = torch.autograd.grad(ours, student.weight, retain_graph=True)
     (their_gradient,) = torch.autograd.grad(theirs, student.weight, retain_graph=True)
     assert count == 8
@@ -723,7 +733,7 @@ def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(
 
     def torn(model, prompts, answers, *args, **options):
         of_teacher = whole(model, prompts, answers, *args, **options)
-        for side in (of_teacher.target, of_teacher.top, of_teacher.rest):
+        for side in (of_teacher.target, of_teacher.top, of_teacher.outside):
             side[0, : len(answers[0])] = torch.nan
         return of_teacher
 
@@ -870,13 +880,13 @@ def test_the_update_against_one_row_at_a_time(tmp_path):
             p = logits[t].double().softmax(-1)
             student_top = p[of_teacher.ids[i, t].long()]
             teacher_top = of_teacher.top[i, t].double()
-            student_rest = 1 - student_top.sum()
-            teacher_rest = 1 - teacher_top.exp().sum()
+            student_outside = 1 - student_top.sum()
+            teacher_outside = 1 - teacher_top.exp().sum()
             inside = (teacher_top.exp() * (teacher_top - student_top.log())).sum()
-            outside = teacher_rest * (teacher_rest / student_rest).log()
+            remainder = teacher_outside * (teacher_outside / student_outside).log()
             assert logps[i, t] == pytest.approx(p[token].log().item(), abs=1e-4)
             assert entropies[i, t] == pytest.approx(-(p * p.log()).sum().item(), abs=1e-4)
-            assert divergence[position] == pytest.approx((inside + outside).item(), abs=1e-4)
+            assert divergence[position] == pytest.approx((inside + remainder).item(), abs=1e-4)
             position += 1
         assert not logps[i, len(answer) :].any()
     assert position == len(divergence)
