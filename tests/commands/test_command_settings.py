@@ -14,6 +14,7 @@ from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.trainer.recipe import Recipe, load_recipe
+from memcalib.trainer.train_config import TrainSettings
 from memcalib.io.records import write_jsonl
 from memcalib.metrics import load_judgments
 from memcalib.practice.server import MicroServer
@@ -110,31 +111,6 @@ def test_a_flag_of_the_last_release_is_a_setting(capsys, data, tmp_path):
     )
 
 
-def test_the_names_of_before_are_read_from_files_places_and_flags_and_the_last_one_wins(tmp_path):
-    (file := tmp_path / "e.yaml").write_text(
-        "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {framing: bare}\n"
-    )
-
-    def template(*settings):
-        return load_settings(Evaluation, file, settings=settings).sampling.prompt_template
-
-    assert (
-        template() == "bare"
-        and template("sampling.layout=plain") == template("sampling={framing: plain}") == "plain"
-    )
-    (typed,) = with_aliases(["--framing", "background"], COMMANDS["evaluate"].flags)[1:]
-    assert template(typed) == "background"
-    passed_on = load_settings(
-        Evaluation, file, settings=["model.extra_body={layout: wide}"]
-    ).model.extra_body
-    assert passed_on == {"layout": "wide"}
-    file.write_text(
-        file.read_text().replace("{framing: bare}", "{framing: bare, prompt_template: plain}")
-    )
-    with pytest.raises(ValueError, match="e.yaml: found framing and prompt_template"):
-        template()
-
-
 def test_words_behind_two_dashes_and_other_flags_are_left_alone():
     flags = COMMANDS["evaluate"].flags
     assert with_aliases(["a", "--limit", "3", "--", "--blind"], flags) == [
@@ -217,12 +193,14 @@ def test_a_later_place_wins(tmp_path):
     }
 
 
-def test_places_are_those_of_the_file():
-    assert locate(Evaluation, ("model", "endpoint", "rpm"))[0] == ["model", "rpm"]
-    assert locate(Build, ("sources", 0, "domian"))[:2] == (["sources", "0", "domian"], SourcePlan)
-    assert (
-        locate(Recipe, ("judge", "endpoint", "extra_body"))[2] and not locate(Recipe, ("train",))[2]
-    )
+def test_locations_are_those_of_the_file():
+    assert locate(Evaluation, ("model", "endpoint", "rpm")).names == ["model", "rpm"]
+    misspelt = locate(Build, ("sources", 0, "domian"))
+    assert (misspelt.names, misspelt.owner) == (["sources", "0", "domian"], SourcePlan)
+    channel = locate(Recipe, ("train", "eta", "dict[str, float]", "C+"))
+    assert (channel.names, channel.owner) == (["train", "eta"], TrainSettings)
+    assert locate(Recipe, ("judge", "endpoint", "extra_body")).secret
+    assert not locate(Recipe, ("train", "lr")).secret
 
 
 def test_a_key_is_never_repeated():
