@@ -411,8 +411,8 @@ def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
         row_lineage(own.folder, "nobody")
 
 
-def test_the_profile_is_the_build(capsys, tmp_path):
-    code, _, err = run(capsys, "build", "--profile", "nothing", "--out", tmp_path / "b")
+def test_a_build_that_does_not_exist_is_named_with_those_that_do(capsys, tmp_path):
+    code, _, err = run(capsys, "build", "nothing", "--out", tmp_path / "b")
     assert code == 1 and "allowed are micro" in err
 
 
