@@ -1236,7 +1236,7 @@ def microserve(
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
     from memcalib.commands.exam import practice_judge
-    from memcalib.practice.builder import micro_roles
+    from memcalib.practice.mistakes import micro_roles
     from memcalib.practice.server import serve
     from memcalib.practice.models import micro_teachers
 
