@@ -9,7 +9,7 @@ from command_line import run
 from memcalib.dataset import stages as drafts
 from memcalib.commands.build import Build, BuildRun, load_build, row_lineage, settings_of
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.reproduction.experiments import experiments, run_notebook
 from memcalib.problem import Example, load_examples

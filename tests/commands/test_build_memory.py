@@ -19,7 +19,7 @@ from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.problem import check_example, load_examples
 from memcalib.io.records import DataError
