@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from strategies import judgment_lists, levels, make
 
 from memcalib.evaluation.agreement import (

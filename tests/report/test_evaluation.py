@@ -879,7 +879,15 @@ def test_letters_of_controls_are_all_there_and_apart(values):
 
 
 def test_cells_of_differences_are_marked_by_their_corrected_p():
-    row = {"method": "m", "low": -1.0, "high": 2.0, "better": 1, "worse": 1, "p": 0.01, "start": "s"}
+    row = {
+        "method": "m",
+        "low": -1.0,
+        "high": 2.0,
+        "better": 1,
+        "worse": 1,
+        "p": 0.01,
+        "start": "s",
+    }
     cases = [
         ("SCS", 1.0, 0.049, "num better"),
         ("SCS", -1.0, 0.049, "num worse"),
