@@ -173,28 +173,30 @@ def results_grid(table: "pd.DataFrame") -> dict[str, list]:
 def differences_grid(table: "pd.DataFrame") -> dict[str, list]:
     """The paired differences of a run: one row for each method, the interval and the counts below each difference.
 
-    A difference whose interval does not hold zero is marked `better` or `worse`.
+    A difference whose corrected p is below 0.05 is marked `better` or `worse`.
     """
     rows = []
-    for method, method_rows in table.groupby("method", sort=False):
-        cells = [Cell(f"{method}", f"minus {method_rows['start'].iloc[0]}", "measured")]
-        cells += [_difference_cell(row) for _, row in method_rows.iterrows()]
+    for method, differences in table.groupby("method", sort=False):
+        start = differences["start"].iloc[0]
+        cells = [Cell(f"{method}", f"minus {start}", "measured")]
+        cells += [_difference_cell(row) for row in differences.to_dict("records")]
         rows.append(cells)
     headings = [_metric_heading(metric) for metric in table["metric"].unique()]
     return {"columns": ["method", *headings], "rows": rows}
 
 
 def _difference_cell(row: Mapping[str, Any]) -> Cell:
-    """A difference with its interval, counts and p value below it."""
-    note = (
-        f"{row['low']:+.1f} to {row['high']:+.1f}\n"
-        f"better {row['better']:,}, worse {row['worse']:,}\n{p_value(row['p'])}"
-    )
+    """A difference; below it its interval, questions better and worse, p, and p corrected for the tests of the table."""
+    lines = [
+        f"{row['low']:+.1f} to {row['high']:+.1f}",
+        f"better {row['better']:,}, worse {row['worse']:,}",
+        f"{p_value(row['p'])}, corrected {p_value(row['p_holm'])}",
+    ]
     style = "num"
-    if row["low"] > 0 or row["high"] < 0:
-        is_gain = (row["low"] > 0) == (row["metric"] in HIGHER_IS_BETTER)
-        style = "num better" if is_gain else "num worse"
-    return Cell(f"{row['difference']:+.1f}", note, style)
+    if row["p_holm"] < 0.05:
+        rose = row["difference"] > 0
+        style += " better" if rose == (row["metric"] in HIGHER_IS_BETTER) else " worse"
+    return Cell(f"{row['difference']:+.1f}", "\n".join(lines), style)
 
 
 def p_value(p: float) -> str:
