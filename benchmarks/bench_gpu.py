@@ -234,7 +234,9 @@ def main() -> None:
     disable_progress_bar()
     shape = SMALL
     if options.shape != "small":
-        shape = read_yaml(package_data("trainer", "launch", options.shape, "recipe.yaml"))["launch"]["shape"]
+        shape = read_yaml(package_data("trainer", "launch", options.shape, "recipe.yaml"))[
+            "launch"
+        ]["shape"]
     shape = dict(shape) | ({"num_hidden_layers": options.layers} if options.layers else {})
     defaults = SIZES.get(options.shape, (8, 8, 512))
     given = (options.prompts, options.generations, options.tokens)

@@ -616,7 +616,7 @@ def preflight(
     elif (
         isinstance(recipe.judge, str)
         and isinstance(config, TrainConfig)
-        and config.credit.by_evidence
+        and config.credit.rule.needs_quotes
     ):
         yield from _faults(quoting_judge, judge_object(recipe.judge))
     yield from _faults(check_loggers, config.report_to, place=place)

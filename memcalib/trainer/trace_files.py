@@ -40,8 +40,8 @@ SCHEMA = pa.schema(
         "localized": pa.bool_(),
         "fallback": _TEXT,
         "strength": _F32,
-        "signal_gate": pa.bool_(),
-        "direction_gate": pa.bool_(),
+        "found": pa.bool_(),
+        "opened": pa.bool_(),
         "threshold": _F32,
         "d": pa.list_(_F32),
         "q": pa.list_(_F32),
@@ -174,14 +174,14 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
         facts = {
             name: float(pair[name]) for name in ("reward", "advantage", "strength", "threshold")
         }
-        gates = {
+        flags = {
             "localized": bool(pair["localized"]),
             "fallback": pair["fallback"] if isinstance(pair["fallback"], str) else None,
         }
         channels[pair["channel"]] = (
             {"atom_ids": pair["atom_ids"].tolist(), "atoms": pair["atoms"].tolist()}
             | facts
-            | gates
+            | flags
             | lists
         )
     final = answer["token_advantage"]
@@ -197,8 +197,10 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
         "ends": answer["ends"].tolist(),
         "advantage": advantage,
     }
-    known = {"mode": answer["mode"]} if isinstance(answer.get("mode"), str) else {}
-    return {"step": step, "row": row} | known | texts | numbers | lists | {"channels": channels}
+    rule = {"mode": answer["mode"]} if isinstance(answer.get("mode"), str) else {}
+    if not answer.get("signed", True):
+        rule["signed"] = False
+    return {"step": step, "row": row} | rule | texts | numbers | lists | {"channels": channels}
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #02b5a9b5
 def drop_traces(folder: str | Path, after: int) -> list[str]:

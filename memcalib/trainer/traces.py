@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['token_texts', 'trace_row', 'credit_answers', 'sample_credit', 'trace_answers', 'token_lists', 'text_column',
-           'answer_table', 'pair_table', 'TraceWriter', 'exact_advantages', 'policy_gradient', 'alignment']
+           'answer_table', 'column_rewards', 'pair_table', 'TraceWriter', 'exact_credit', 'policy_gradient',
+           'alignment']
 
 # %% ../../nbs/trainer/09_traces.ipynb #8dc4058c
 import json
@@ -26,10 +27,10 @@ from ..io.records import replacing
 from ..credit.sentences import decode_rows, token_spans
 from ..inference.local import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
-from ..localization import Pairs, carrying_tokens
-from ..micro.world import sentence_roles
+from ..micro.exact_credit import exact_advantages
 from ..problem import Example, JudgeLike
 from ..redistribution import Credit, PairDetail, fallback_reasons
+from ..rules.base import Pairs
 from .rewards import ChannelRewards, assign_credit, quoting_judge
 from .train_config import TrainConfig
 from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
@@ -61,11 +62,11 @@ def trace_row(
         h = pairs.channels[k]
         values = {name: _numbers(getattr(detail, name)[k, :length]) for name in ("d", "q", "m")}
         scalars = {
-            "reward": round(judged.rewards[row, h].item(), 5),
+            "reward": round(column_rewards(judged, credit)[row, h].item(), 5),
             "advantage": round(credit.channels[row, h].item(), 5),
             "strength": round(detail.strength[k].item(), 5),
         }
-        channels[CHANNELS[h]] = (
+        channels[credit.columns[h]] = (
             {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)}
             | scalars
             | values
@@ -92,7 +93,7 @@ def credit_answers(
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
     judged = ChannelRewards(
-        quoting_judge(judge) if config.credit.by_evidence else judge,
+        quoting_judge(judge) if config.credit.rule.needs_quotes else judge,
         examples,
         config.merge_over_use,
     )
@@ -250,6 +251,13 @@ def answer_table(judged: ChannelRewards, credit: Credit | Tensor, tokenizer) -> 
     )
 
 # %% ../../nbs/trainer/09_traces.ipynb #b6c7fe3f
+def column_rewards(judged: ChannelRewards, credit: Credit) -> Float[Tensor, "row column"]:
+    """Rewards of the columns that the credit places: the nine channels, or their sum."""
+    if credit.columns == CHANNELS:
+        return judged.rewards
+    return judged.rewards.sum(1, keepdim=True)
+
+
 def pair_table(
     judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None
 ) -> pa.Table:
@@ -264,13 +272,11 @@ def pair_table(
         name: token_lists(getattr(detail, name).cpu()[:, : mask.shape[1]][inside], sizes)
         for name in ("d", "q", "m")
     }
-    reward = judged.rewards.cpu()[row, channel]
+    reward = column_rewards(judged, credit).cpu()[row, channel]
     advantage = credit.channels.cpu()[row, channel]
-    cut = (
-        torch.full((len(row),), torch.nan)
-        if thresholds is None
-        else torch.as_tensor(thresholds)[channel]
-    )
+    cut = torch.full((len(row),), torch.nan)
+    if thresholds is not None and credit.columns == CHANNELS:
+        cut = torch.as_tensor(thresholds)[channel]
     numbers = {
         "reward": reward,
         "advantage": advantage,
@@ -281,7 +287,10 @@ def pair_table(
     texts = [
         [e.atom(name).text for name in names] for e, names in zip(owners, pairs.atoms, strict=True)
     ]
-    names = {"example_id": [e.id for e in owners], "channel": [CHANNELS[h] for h in pairs.channels]}
+    names = {
+        "example_id": [e.id for e in owners],
+        "channel": [credit.columns[h] for h in pairs.channels],
+    }
     atoms = {
         "atom_ids": [list(a) for a in pairs.atoms],
         "atoms": texts,
@@ -289,12 +298,11 @@ def pair_table(
     }
     flags = {
         "scored": detail.scored,
-        "signal_gate": detail.signal,
+        "found": detail.found,
+        "opened": detail.opened,
         "localized": detail.strength > 0,
     }
-    flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()} | {
-        "direction_gate": (reward * advantage > 0).numpy()
-    }
+    flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()}
     return pa.table(
         {"row": row.to(torch.int32).numpy()}
         | names
@@ -399,33 +407,20 @@ class TraceWriter:
         return _write(self.path(step, process), tables, about)
 
 # %% ../../nbs/trainer/09_traces.ipynb #1f8a59e8
-def exact_advantages(
+def exact_credit(
     tokenizer: PreTrainedTokenizerBase, judged: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
-    """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
-    total = torch.zeros(len(judged.ids), max(map(len, judged.ids)))
-
-    def reward(atom):
-        return 1 if atom.actual == atom.ideal else -abs(atom.actual - atom.ideal)
-
-    def share(row, atom):
-        return sum(other.ideal == atom.ideal for other in judged.judgments[row].atoms)
-
-    answers = zip(judged.examples, judged.texts, judged.ids, strict=True)
-    found = [
-        (sentence_roles(example, text), token_spans(tokenizer, ids))
-        for example, text, ids in answers
-    ]
-    for start in range(0, len(judged.ids), generations):
-        rows = [row for row in range(start, start + generations) if judged.valid[row]]
-        for k in range(len(judged.judgments[start].atoms) if rows else 0):
-            atoms = {row: judged.judgments[row].atoms[k] for row in rows}
-            gain = {row: reward(atom) / share(row, atom) for row, atom in atoms.items()}
-            mean = sum(gain.values()) / len(gain)
-            for row, atom in atoms.items():
-                carries = carrying_tokens(found[row][1], found[row][0], [atom.atom_id])
-                total[row, : len(carries)] += (gain[row] - mean) * carries
-    return total
+    """Per-atom credit of the answers that were judged last, `generations` in a row to each prompt: an atom's advantage within its group on the tokens of the sentences that realise it."""
+    groups = [row // generations for row in range(len(judged.ids))]
+    return exact_advantages(
+        tokenizer,
+        judged.examples,
+        judged.judgments,
+        judged.texts,
+        judged.ids,
+        groups,
+        judged.valid.tolist(),
+    )
 
 # %% ../../nbs/trainer/09_traces.ipynb #8a2e9a77
 def policy_gradient(
@@ -481,7 +476,7 @@ def _batch_gradients(
     for name, config in configs.items():
         judged, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
         out[name] = policy_gradient(model, prompts, answers, found.advantages)
-    exact = exact_advantages(tokenizer, judged, first.generations)
+    exact = exact_credit(tokenizer, judged, first.generations)
     return out | {"exact credit": policy_gradient(model, prompts, answers, exact)}
 
 # %% ../../nbs/trainer/09_traces.ipynb #537fc4f2

@@ -36,7 +36,7 @@ from transformers.integrations.integration_utils import (
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from ..localization import CreditConfig
+from ..rules.base import CreditConfig
 from ..io.settings import allowed, import_object, nearest
 from ..micro.world import World
 

@@ -32,7 +32,7 @@ from memcalib.trainer.checkpoints import (
     restore_best,
     seal,
 )
-from memcalib.localization import CreditConfig
+from memcalib.rules.base import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.rewards import JudgeFault

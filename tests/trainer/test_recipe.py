@@ -346,8 +346,8 @@ def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, m
         assert bool(lines) == refused
     exact = load_recipe("micro", ["train.mode=evidence-kl"])
     assert (
-        method_config(exact, "memcalib-rl").credit.by_evidence
-        and not method_config(exact, "gdpo").credit.by_evidence
+        method_config(exact, "memcalib-rl").credit.rule.needs_quotes
+        and not method_config(exact, "gdpo").credit.rule.needs_quotes
     )
     assert not [
         *preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)

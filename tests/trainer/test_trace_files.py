@@ -32,8 +32,8 @@ def step(folder: Path, number: int, answers: int = 2) -> Path:
         )
         gates = {
             "localized": row % 2 == 0,
-            "signal_gate": True,
-            "direction_gate": True,
+            "found": True,
+            "opened": True,
             "strength": 0.75,
             "threshold": 0.1,
         }
