@@ -11,7 +11,10 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from memcalib.practice.defects import invented_examples
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+
+from invented_rows import invented_examples
+
 from memcalib.problem import sample_records
 
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000

@@ -71,21 +71,17 @@ def calibration_metrics(
     negative or not a whole number,
     or the decay \\(\\rho\\) lies outside (0, 1).
     """
-    o = _totals("over", over)
-    u = _totals("under", under)
-    if len(o) != len(u):
+    over_totals = _totals("over", over)
+    under_totals = _totals("under", under)
+    if len(over_totals) != len(under_totals):
         raise ValueError(
-            f"found {len(o)} over-use totals and {len(u)} under-use totals; allowed: equally many"
+            f"found {len(over_totals)} over-use totals and {len(under_totals)} under-use totals; "
+            "allowed: equally many"
         )
     if not 0 < rho < 1:
         raise ValueError(f"rho: found {rho}; allowed: a number between 0 and 1, both excluded")
-    return dict(
-        zip(
-            METRICS,
-            (100 * response_scores(o, u, rho).mean(axis=0)).tolist(),
-            strict=True,
-        )
-    )
+    means = 100 * response_scores(over_totals, under_totals, rho).mean(axis=0)
+    return dict(zip(METRICS, means.tolist(), strict=True))
 
 # %% ../nbs/03_metrics.ipynb #b5b791de
 SPLITS = ("domain", "atom_count", "distractor_count", "task_quality")
@@ -99,11 +95,12 @@ def binned(sizes: Iterable[int], edges: Sequence[int]) -> "pd.Categorical":
     ranges."""
     import pandas as pd
 
-    names = [f"{a}-{b - 1}" if b - a > 1 else f"{a}" for a, b in pairwise(edges)] + [
-        f"{edges[-1]}+"
-    ]
-    found = np.digitize(np.asarray(sizes), edges) - 1
-    return pd.Categorical.from_codes(np.maximum(found, -1), names, ordered=True)
+    labels = []
+    for low, next_low in pairwise(edges):
+        labels.append(f"{low}-{next_low - 1}" if next_low - low > 1 else f"{low}")
+    labels.append(f"{edges[-1]}+")
+    bin_numbers = np.digitize(np.asarray(sizes), edges) - 1
+    return pd.Categorical.from_codes(np.maximum(bin_numbers, -1), labels, ordered=True)
 
 # %% ../nbs/03_metrics.ipynb #f21df573
 SOURCE = ("model", "condition", "judge")
@@ -118,6 +115,7 @@ RESPONSE_COLUMNS = (
     "safety_failure",
 )
 ATOM_COLUMNS = ("example_id", "ideal", "actual")
+_TOTAL_COLUMNS = ("atoms", "distractors", "unscored_atoms", "scored", "over", "under")
 
 
 def response_frame(
@@ -134,52 +132,14 @@ def response_frame(
     """
     import pandas as pd
 
-    if isinstance(judgments, pd.DataFrame) and {"scored", "over", "under"} <= set(
-        judgments.columns
-    ):
-        return judgments
     if isinstance(judgments, pd.DataFrame):
+        if {"scored", "over", "under"} <= set(judgments.columns):
+            return judgments
         frame = _responses_of_atoms(judgments)
+    elif isinstance(judgments, str | Path):
+        frame = _responses_of_judgments(load_judgments(judgments))
     else:
-        rows = []
-        seen = set()
-        if isinstance(judgments, str | Path):
-            judgments = load_judgments(judgments)
-        for j in judgments:
-            if not isinstance(j, Judgment):
-                raise ValueError(
-                    f"judgments: found {short_repr(j)}; allowed: judgments, a file of them, "
-                    "or a frame with a row for each atom"
-                )
-            if j.key in seen:
-                raise ValueError(
-                    f"response judged twice: found a second judgment for {j.key}; "
-                    "allowed: one for each key"
-                )
-            seen.add(j.key)
-            distractors = sum(atom.ideal == Level.IGNORE for atom in j.atoms)
-            unscored = sum(atom.actual is None for atom in j.atoms)
-            totals = (j.over, j.under) if j.scored else (np.nan, np.nan)
-            rows.append(
-                (
-                    *(getattr(j, field) for field in RESPONSE_COLUMNS),
-                    len(j.atoms),
-                    distractors,
-                    unscored,
-                    j.scored,
-                    *totals,
-                )
-            )
-        names = [
-            *RESPONSE_COLUMNS,
-            "atoms",
-            "distractors",
-            "unscored_atoms",
-            "scored",
-            "over",
-            "under",
-        ]
-        frame = pd.DataFrame(rows, columns=names)
+        frame = _responses_of_judgments(judgments)
     if frame.empty:
         raise ValueError("no judgments: a metric of nothing is undefined")
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
@@ -187,103 +147,146 @@ def response_frame(
     return frame
 
 
-def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
+def _responses_of_judgments(judgments: "Iterable[Judgment]") -> "pd.DataFrame":
+    """One row for each judgment, `RESPONSE_COLUMNS` and `_TOTAL_COLUMNS`."""
     import pandas as pd
 
-    if missing := [name for name in ATOM_COLUMNS if name not in atoms.columns]:
-        found = ", ".join(map(str, atoms.columns)) or "none"
-        raise ValueError(
-            f"columns: found {found}; missing: {', '.join(missing)}; allowed: a row "
-            f"for each atom with {', '.join(ATOM_COLUMNS)}"
-        )
+    rows = []
+    keys = set()
+    for judgment in judgments:
+        if not isinstance(judgment, Judgment):
+            raise ValueError(
+                f"judgments: found {short_repr(judgment)}; allowed: judgments, a file of them, "
+                "or a frame with a row for each atom"
+            )
+        if judgment.key in keys:
+            raise ValueError(
+                f"response judged twice: found a second judgment for {judgment.key}; "
+                "allowed: one for each key"
+            )
+        keys.add(judgment.key)
+        head = [getattr(judgment, column) for column in RESPONSE_COLUMNS]
+        distractors = sum(atom.ideal == Level.IGNORE for atom in judgment.atoms)
+        unscored = sum(atom.actual is None for atom in judgment.atoms)
+        scored = judgment.scored
+        over = judgment.over if scored else np.nan
+        under = judgment.under if scored else np.nan
+        rows.append((*head, len(judgment.atoms), distractors, unscored, scored, over, under))
+    return pd.DataFrame(rows, columns=[*RESPONSE_COLUMNS, *_TOTAL_COLUMNS])
 
-    def ranks(name: str) -> "pd.Series":
-        column: pd.Series = pd.Series(atoms[name])
-        rank: dict[Any, float] = {}
-        try:
-            for value in column.dropna().unique():
-                read: Any = (
-                    int(value)
-                    if isinstance(value, float | np.integer) and value == int(value)
-                    else value
-                )
-                rank[value] = float(Level.parse(read))
-        except ValueError as error:
-            raise ValueError(f"column {name}: {error}") from None
-        return pd.Series([rank.get(value, np.nan) for value in column], column.index, float)
 
-    defaults = dict.fromkeys(SOURCE, "") | {
-        "condition": "full_memory",
-        "domain": "",
-        "seed": 0,
-        "sample": 0,
-        "task_quality": None,
-        "safety_failure": None,
-    }
-    rows = atoms.assign(
-        **{name: value for name, value in defaults.items() if name not in atoms.columns}
-    )
-    if "question_id" not in rows:
-        rows["question_id"] = rows["example_id"]
-    ideal = ranks("ideal")
-    actual = ranks("actual")
+_DEFAULTS = {
+    "model": "",
+    "condition": "full_memory",
+    "judge": "",
+    "domain": "",
+    "seed": 0,
+    "sample": 0,
+    "task_quality": None,
+    "safety_failure": None,
+}
+
+
+def _responses_of_atoms(atoms: "pd.DataFrame") -> "pd.DataFrame":
+    """One row for each response from a frame with a row for each atom."""
+    import pandas as pd
+
+    rows = _with_defaults(atoms)
+    ideal = _ranks(atoms, "ideal")
+    actual = _ranks(atoms, "actual")
     if ideal.isna().any():
         raise ValueError(
             f"column ideal: found nothing in row {ideal.isna().to_numpy().argmax()}; "
             "allowed: a level for each atom"
         )
-    gap = actual - ideal
+    difference = actual - ideal
     rows = rows.assign(
-        over=gap.clip(lower=0),
-        under=(-gap).clip(lower=0),
+        over=difference.clip(lower=0),
+        under=(-difference).clip(lower=0),
         distractors=ideal == Level.IGNORE,
         unscored_atoms=actual.isna(),
         atoms=1,
     )
     key = ["example_id", *SOURCE, "seed", "sample"]
-    if "atom_id" in rows and (twice := rows.duplicated([*key, "atom_id"])).any():
-        raise ValueError(
-            f"atom judged twice: found {rows.loc[twice, 'atom_id'].iloc[0]!r} again in "
-            "one response; allowed: one row for each atom"
-        )
+    _check_atoms_once(rows, key)
     groups = rows.groupby(key, sort=False, dropna=False)
     counts = pd.DataFrame(groups[["atoms", "distractors", "unscored_atoms", "over", "under"]].sum())
-    frame = (
-        groups[[name for name in RESPONSE_COLUMNS if name not in key]]
-        .first()
-        .join(counts)
-        .reset_index()
-    )
+    described = groups[[column for column in RESPONSE_COLUMNS if column not in key]].first()
+    frame = described.join(counts).reset_index()
     frame["scored"] = frame["unscored_atoms"] == 0
     frame.loc[~frame["scored"], ["over", "under"]] = np.nan
     return frame
+
+
+def _with_defaults(atoms: "pd.DataFrame") -> "pd.DataFrame":
+    """The frame with every column of `RESPONSE_COLUMNS`; raises `ValueError` where one of
+    `ATOM_COLUMNS` is missing."""
+    missing = [column for column in ATOM_COLUMNS if column not in atoms.columns]
+    if missing:
+        present = ", ".join(map(str, atoms.columns)) or "none"
+        raise ValueError(
+            f"columns: found {present}; missing: {', '.join(missing)}; allowed: a row "
+            f"for each atom with {', '.join(ATOM_COLUMNS)}"
+        )
+    absent = {column: value for column, value in _DEFAULTS.items() if column not in atoms.columns}
+    rows = atoms.assign(**absent)
+    if "question_id" not in rows:
+        rows["question_id"] = rows["example_id"]
+    return rows
+
+
+def _ranks(atoms: "pd.DataFrame", name: str) -> "pd.Series":
+    """A column of levels, however they are written, as ranks 0.0 to 2.0; NaN where it
+    holds nothing."""
+    import pandas as pd
+
+    column: pd.Series = pd.Series(atoms[name])
+    rank_by_value: dict[Any, float] = {}
+    for value in column.dropna().unique():
+        is_whole_float = isinstance(value, float | np.integer) and value == int(value)
+        try:
+            rank_by_value[value] = float(Level.parse(int(value) if is_whole_float else value))
+        except ValueError as error:
+            raise ValueError(f"column {name}: {error}") from None
+    ranks = [rank_by_value.get(value, np.nan) for value in column]
+    return pd.Series(ranks, column.index, float)
+
+
+def _check_atoms_once(rows: "pd.DataFrame", key: Sequence[str]) -> None:
+    """Raises `ValueError` where one response holds an atom twice."""
+    if "atom_id" not in rows:
+        return
+    repeated = rows.duplicated([*key, "atom_id"])
+    if repeated.any():
+        raise ValueError(
+            f"atom judged twice: found {rows.loc[repeated, 'atom_id'].iloc[0]!r} again in "
+            "one response; allowed: one row for each atom"
+        )
 
 # %% ../nbs/03_metrics.ipynb #a83eda52
 def summary(judgments: Sequence[Judgment]) -> dict[str, float]:
     """The six metrics over scored answers (section 2.3) and the number of unscored
     ones; metrics of nothing are NaN."""
-    scored = [j for j in judgments if j.scored]
-    over = [j.over for j in scored]
-    under = [j.under for j in scored]
-    metrics = calibration_metrics(over, under) if scored else dict.fromkeys(METRICS, np.nan)
-    return metrics | {"unscored": len(judgments) - len(scored)}
+    scored = [judgment for judgment in judgments if judgment.scored]
+    if scored:
+        row = calibration_metrics([j.over for j in scored], [j.under for j in scored])
+    else:
+        row = dict.fromkeys(METRICS, np.nan)
+    row["unscored"] = len(judgments) - len(scored)
+    return row
 
 # %% ../nbs/03_metrics.ipynb #e4525f68
 def _resamples(
     questions: int, resamples: int, seed: int, at_once: int = 64
-) -> Iterator[Float[np.ndarray, "part question"]]:
+) -> Iterator[Float[np.ndarray, "resample question"]]:
+    """How often each question is drawn in each resample, in slices of `at_once` resamples."""
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
-        draws = (
-            generator.integers(questions, size=(rows, questions))
-            + questions * np.arange(rows)[:, None]
-        )
-        yield (
-            np.bincount(draws.ravel(), minlength=rows * questions)
-            .reshape(rows, questions)
-            .astype(float)
-        )
+        draws = generator.integers(questions, size=(rows, questions))
+        cells = draws + questions * np.arange(rows)[:, None]  # row and question as one number
+        counts = np.bincount(cells.ravel(), minlength=rows * questions)
+        yield counts.reshape(rows, questions).astype(float)
 
 # %% ../nbs/03_metrics.ipynb #5122abef
 def bootstrap_means(
@@ -300,16 +303,12 @@ def bootstrap_means(
     """
     means = []
     for weights in _resamples(counts.shape[1], resamples, seed):
-        size = (counts @ weights.T)[..., None]
-        per_seed = np.divide(
-            weights @ totals,
-            size,
-            out=np.zeros((*size.shape[:2], totals.shape[2])),
-            where=size > 0,
-        )
-        seeds = (size > 0).sum(axis=0)
-        empty = np.full(per_seed.shape[1:], np.nan)
-        means.append(np.divide(per_seed.sum(axis=0), seeds, out=empty, where=seeds > 0))
+        responses = (counts @ weights.T)[..., None]  # (seed, resample, 1)
+        no_mean = np.zeros((*responses.shape[:2], totals.shape[2]))
+        per_seed = np.divide(weights @ totals, responses, out=no_mean, where=responses > 0)
+        seeds = (responses > 0).sum(axis=0)
+        undefined = np.full(per_seed.shape[1:], np.nan)
+        means.append(np.divide(per_seed.sum(axis=0), seeds, out=undefined, where=seeds > 0))
     return np.concatenate(means)
 
 # %% ../nbs/03_metrics.ipynb #917882f4
@@ -349,40 +348,41 @@ def summarise(
     A metric is the mean over seeds of its per-seed value. Without any scored response
     its cells are NaN.
     """
-    scored = frame[frame["scored"]]
-    row = dict.fromkeys(
-        [f"{m}{part}" for m in METRICS for part in ("", "_std", "_low", "_high")],
-        np.nan,
-    )
-    if len(scored):
-        over, under = (np.asarray(scored[name]).astype(np.int64) for name in ("over", "under"))
-        totals, counts = fold_by_question(
-            100 * response_scores(over, under, rho),
-            scored["seed"],
-            scored["question_id"],
-        )
-        per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
-        low, high = interval(bootstrap_means(totals, counts, resamples, seed))
-        spread = (
-            per_seed.std(axis=0, ddof=ddof) if len(per_seed) > 1 else np.full(len(METRICS), np.nan)
-        )
-        for k, name in enumerate(METRICS):
-            cells = per_seed[:, k].mean(), spread[k], low[k], high[k]
-            row |= dict(
-                zip(
-                    (name, f"{name}_std", f"{name}_low", f"{name}_high"),
-                    map(float, cells),
-                    strict=True,
-                )
-            )
-    return row | {
-        "seeds": frame["seed"].nunique(),
-        "questions": frame["question_id"].nunique(),
-        "responses": len(frame),
-        "unscored_responses": int(np.sum(~frame["scored"])),
-        "atoms": int(np.sum(frame["atoms"])),
-        "unscored_atoms": int(np.sum(frame["unscored_atoms"])),
-    }
+    row = _metric_cells(frame[frame["scored"]], rho, resamples, seed, ddof)
+    row["seeds"] = frame["seed"].nunique()
+    row["questions"] = frame["question_id"].nunique()
+    row["responses"] = len(frame)
+    row["unscored_responses"] = int(np.sum(~frame["scored"]))
+    row["atoms"] = int(np.sum(frame["atoms"]))
+    row["unscored_atoms"] = int(np.sum(frame["unscored_atoms"]))
+    return row
+
+
+def _metric_cells(
+    scored: "pd.DataFrame", rho: float, resamples: int, seed: int, ddof: int
+) -> dict[str, float]:
+    """Mean, `_std`, `_low` and `_high` of each metric over scored responses; NaN without
+    any, and no spread with one seed."""
+    row: dict[str, float] = {}
+    for name in METRICS:
+        for suffix in ("", "_std", "_low", "_high"):
+            row[f"{name}{suffix}"] = np.nan
+    if not len(scored):
+        return row
+    over = np.asarray(scored["over"]).astype(np.int64)
+    under = np.asarray(scored["under"]).astype(np.int64)
+    values = 100 * response_scores(over, under, rho)
+    totals, counts = fold_by_question(values, scored["seed"], scored["question_id"])
+    per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
+    low, high = interval(bootstrap_means(totals, counts, resamples, seed))
+    for k, name in enumerate(METRICS):
+        row[name] = float(per_seed[:, k].mean())
+        row[f"{name}_low"] = float(low[k])
+        row[f"{name}_high"] = float(high[k])
+    if len(per_seed) > 1:
+        for name, spread in zip(METRICS, per_seed.std(axis=0, ddof=ddof), strict=True):
+            row[f"{name}_std"] = float(spread)
+    return row
 
 # %% ../nbs/03_metrics.ipynb #5abcb17b
 def score(
@@ -412,63 +412,70 @@ def score(
         )
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")
+    columns = [*SOURCE] if by is None else [*SOURCE, by]
     rows: list[dict[str, Any]] = []
-    for _, group in frame.groupby(list(SOURCE), sort=False):
-        for part, rest in group.groupby(by, observed=True) if by else [(None, group)]:
-            head = {name: group[name].iloc[0] for name in SOURCE} | ({by: part} if by else {})
-            rows.append(head | summarise(rest, rho, resamples, seed, ddof))
-    return pd.DataFrame(rows).astype({by: frame[by].dtype} if by else {})
+    for _, source in frame.groupby(list(SOURCE), sort=False):
+        groups = (
+            [source] if by is None else [group for _, group in source.groupby(by, observed=True)]
+        )
+        for group in groups:
+            row = {column: group[column].iloc[0] for column in columns}
+            row.update(summarise(group, rho, resamples, seed, ddof))
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    return table if by is None else table.astype({by: frame[by].dtype})
 
 # %% ../nbs/03_metrics.ipynb #04800ddc
+def _mean_cell(mean: float, std: float, digits: int) -> str:
+    """`mean ± std`; `not scored` for no mean, no ± for no spread."""
+    if np.isnan(mean):
+        return "not scored"
+    text = f"{mean:.{digits}f}"
+    return text if np.isnan(std) else f"{text} ± {std:.{digits}f}"
+
+
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     """A score table as text cells `mean ± std` with counts; `not scored` where no
     response was, no ± for one seed."""
     import pandas as pd
 
-    def cell(mean: float, std: float) -> str:
-        if pd.isna(mean):
-            return "not scored"
-        return f"{mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
-
+    columns_before_metrics = table.columns[: list(table.columns).index("SCS")]
     keys = [
-        c
-        for c in table.columns[: list(table.columns).index("SCS")]
-        if c == "model" or pd.Series(table[c]).nunique() > 1
+        column
+        for column in columns_before_metrics
+        if column == "model" or pd.Series(table[column]).nunique() > 1
     ]
     text = pd.DataFrame(table[keys]).copy()
     for name in METRICS:
         arrow = "↑" if name in HIGHER_IS_BETTER else "↓"
-        text[f"{name} {arrow}"] = [
-            cell(*pair) for pair in zip(table[name], table[f"{name}_std"], strict=True)
-        ]
+        spreads = zip(table[name], table[f"{name}_std"], strict=True)
+        text[f"{name} {arrow}"] = [_mean_cell(mean, std, digits) for mean, std in spreads]
     bounds = zip(table["SCS_low"], table["SCS_high"], strict=True)
     text["SCS 95 %"] = [
         "" if pd.isna(low) else f"{low:.{digits}f} to {high:.{digits}f}" for low, high in bounds
     ]
-    text["unscored"] = [
-        f"{u} of {n}" for u, n in zip(table["unscored_responses"], table["responses"], strict=True)
-    ]
+    counts = zip(table["unscored_responses"], table["responses"], strict=True)
+    text["unscored"] = [f"{unscored} of {responses}" for unscored, responses in counts]
     return text
 
 # %% ../nbs/03_metrics.ipynb #8af027fd
 def constant_policy(judgments: Iterable[Judgment], level: Level) -> list[Judgment]:
     """The judgments of a policy that uses every atom at one level, one for each
     distinct example."""
-    examples = {j.example_id: j for j in judgments if j.atoms}
-    head = {
-        "model": f"all {level.label}",
-        "condition": "control",
-        "judge": "",
-        "seed": 0,
-        "sample": 0,
-        "error": None,
-    }
-    return [
-        j.model_copy(
-            update=head | {"atoms": [atom.model_copy(update={"actual": level}) for atom in j.atoms]}
-        )
-        for j in examples.values()
-    ]
+    by_example = {judgment.example_id: judgment for judgment in judgments if judgment.atoms}
+    constant = []
+    for judgment in by_example.values():
+        changes = {
+            "model": f"all {level.label}",
+            "condition": "control",
+            "judge": "",
+            "seed": 0,
+            "sample": 0,
+            "error": None,
+            "atoms": [atom.model_copy(update={"actual": level}) for atom in judgment.atoms],
+        }
+        constant.append(judgment.model_copy(update=changes))
+    return constant
 
 # %% ../nbs/03_metrics.ipynb #2814237c
 def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
@@ -476,13 +483,16 @@ def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
     in `score`."""
     import pandas as pd
 
-    lowest = constant_policy(judgments, Level.IGNORE)
-    frame = response_frame(lowest)
-    ideal = [[atom.ideal for atom in j.atoms] for j in lowest]
+    ignoring = constant_policy(judgments, Level.IGNORE)
+    frame = response_frame(ignoring)
     frames = []
     for level in Level:
-        over = [sum(max(level - u, 0) for u in levels) for levels in ideal]
-        under = [sum(max(u - level, 0) for u in levels) for levels in ideal]
+        over = []
+        under = []
+        for judgment in ignoring:
+            ideals = [atom.ideal for atom in judgment.atoms]
+            over.append(sum(max(level - ideal, 0) for ideal in ideals))
+            under.append(sum(max(ideal - level, 0) for ideal in ideals))
         frames.append(frame.assign(model=f"all {level.label}", over=over, under=under))
     return score(pd.concat(frames, ignore_index=True), **options)
 
@@ -499,22 +509,19 @@ def load_judgments(path: str | Path) -> list[Judgment]:
     """All whole judgments of a file; raises `DataError` naming file, line, id, value
     found and values allowed."""
     judgments = []
-    seen = {}
-    for line, judgment in enumerate(rows_so_far(path, Judgment), 1):
-        if judgment.key in seen:
-            found = f"row {line} repeats row {seen[judgment.key]}: {judgment.key}"
-            allowed = "one judgment for each example, model, condition, seed, sample and judge"
-            raise DataError(
-                [
-                    Violation(
-                        "key",
-                        found,
-                        allowed,
-                        example_id=judgment.example_id,
-                        file=str(path),
-                    )
-                ]
+    row_numbers = {}
+    for number, judgment in enumerate(rows_so_far(path, Judgment), 1):
+        if judgment.key in row_numbers:
+            violation = Violation(
+                "key",
+                f"row {number} repeats row {row_numbers[judgment.key]}: {judgment.key}",
+                "one judgment for each example, model, condition, seed, sample and judge",
+                example_id=judgment.example_id,
+                file=str(path),
             )
-        seen[judgment.key] = line
+            raise DataError([violation])
+        row_numbers[judgment.key] = number
         judgments.append(judgment)
-    return judgments or list(read_jsonl(path, Judgment))  # which says why there is none
+    if not judgments:
+        return list(read_jsonl(path, Judgment))  # which says why there is none
+    return judgments

@@ -60,12 +60,17 @@ def screened(**changes):
     return ScreeningReply.model_validate(screening({"question": DRAFT.question}, **changes))
 
 
+def with_source(**fields):
+    return DRAFT.model_copy(update={"source": {**DRAFT.source, **fields}})
+
+
 def rules(faults):
     return {(fault.item_id, fault.rule) for fault in faults}
 
 
 def test_a_sound_screening_has_no_fault_and_changes_nothing():
-    assert check_screening(DRAFT, screened()) == [] and accept_screening(DRAFT, screened()) == DRAFT
+    assert check_screening(DRAFT, screened()) == []
+    assert accept_screening(DRAFT, screened()) == DRAFT
 
 
 @pytest.mark.parametrize(
@@ -73,15 +78,15 @@ def test_a_sound_screening_has_no_fault_and_changes_nothing():
 )
 @pytest.mark.parametrize("passed", [True, False])
 def test_each_point_needs_words_of_the_source(name, passed):
-    def make(evidence):
-        return screened(**{name: {"pass": passed, "evidence": evidence}})
+    def faults(evidence):
+        reply = screened(**{name: {"pass": passed, "evidence": evidence}})
+        return rules(check_screening(DRAFT, reply))
 
+    no_evidence = {(f"dimensions.{name}", "evidence")}
     for evidence in ("A wolf came.", "yard is 1", "ox came", "a fox came twice"):
-        assert rules(check_screening(DRAFT, make(evidence))) == {(f"dimensions.{name}", "evidence")}
-    assert check_screening(DRAFT, make("A fox\n came   twice")) == []
-    assert rules(check_screening(DRAFT, make(" "))) == (
-        {(f"dimensions.{name}", "evidence")} if passed else set()
-    )
+        assert faults(evidence) == no_evidence
+    assert faults("A fox\n came   twice") == set()
+    assert faults(" ") == (no_evidence if passed else set())
 
 
 def test_memory_has_to_be_in_question_or_context():
@@ -89,10 +94,8 @@ def test_memory_has_to_be_in_question_or_context():
     assert rules(check_screening(DRAFT, reply)) == {
         ("dimensions.memory_extractability", "evidence")
     }
-    context = DRAFT.model_copy(
-        update={"source": DRAFT.source | {"context": "Here foxes come back each May."}}
-    )
-    assert check_screening(context, reply) == []
+    with_context = with_source(context="Here foxes come back each May.")
+    assert check_screening(with_context, reply) == []
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6))
@@ -106,17 +109,16 @@ def test_only_six_of_six_pass(points):
     outcome = accept_screening(DRAFT, screened(**failed))
     if not failed:
         assert outcome == DRAFT
-    else:
-        assert (
-            outcome.reason == next(iter(failed)).replace("_", " ") and outcome.stage == "screening"
-        )
-        assert all(name.replace("_", " ") in outcome.detail for name in failed)
+        return
+    assert outcome.reason == next(iter(failed)).replace("_", " ")
+    assert outcome.stage == "screening"
+    assert all(name.replace("_", " ") in outcome.detail for name in failed)
 
 
 @pytest.mark.parametrize("change", [{"pass": "yes"}, {"pass": 1}, {"evidence": None}, {"score": 5}])
 def test_a_point_of_another_form_is_refused(change):
     with pytest.raises(ValueError):
-        screened(plausibility={"pass": True, "evidence": ASK} | change)
+        screened(plausibility={"pass": True, "evidence": ASK, **change})
 
 
 # Derivation ---------------------------------------------------------------------------------------------------------------
@@ -134,14 +136,12 @@ def test_a_sound_derivation_keeps_exact_evidence():
     assert check_derivation(DRAFT, loose) == []
     draft = accept_derivation(DRAFT, loose)
     assert draft.query == ASK and draft.passages[1].evidence == "A fox came twice in May"
-    assert (
-        all(p.evidence in DRAFT.question for p in draft.passages)
-        and draft.question == DRAFT.question
-    )
+    assert all(passage.evidence in DRAFT.question for passage in draft.passages)
+    assert draft.question == DRAFT.question
 
 
 @pytest.mark.parametrize(
-    ("reply", "wanted"),
+    ("reply", "expected"),
     [
         (derived(query=" \n"), {("query", "empty query")}),
         (derived(evidence="A wolf came twice"), {("passages.1", "evidence")}),
@@ -168,8 +168,8 @@ def test_a_sound_derivation_keeps_exact_evidence():
         ),
     ],
 )
-def test_each_fault_of_a_derivation_is_named(reply, wanted):
-    assert rules(check_derivation(DRAFT, reply)) == wanted
+def test_each_fault_of_a_derivation_is_named(reply, expected):
+    assert rules(check_derivation(DRAFT, reply)) == expected
 
 
 def test_one_repeated_sentence_of_a_long_passage_is_seen():
@@ -204,24 +204,23 @@ def test_an_error_of_a_passage_is_not_handed_on_to_its_atoms():
         "The user has lived somewhere for 14 years.",
     )
     atoms = [annotated().atoms[1].model_copy(update={"passage": 1, "text": text}) for text in texts]
-    found = check_annotation(draft, AnnotationReply(atoms=atoms))
-    assert rules(found) == {(f"atoms.{i}", "grounding") for i in range(3)}
+    faults = check_annotation(draft, AnnotationReply(atoms=atoms))
+    assert rules(faults) == {(f"atoms.{i}", "grounding") for i in range(3)}
 
 
 def test_a_passage_that_stands_there_twice_is_left_out_and_half_of_one_is_a_fault():
     sound = derived()
     passages = derived().passages
     twice = sound.model_copy(update={"passages": [*passages, passages[0]]})
-    assert check_derivation(DRAFT, twice) == [] and accept_derivation(
-        DRAFT, twice
-    ) == accept_derivation(DRAFT, sound)
+    assert check_derivation(DRAFT, twice) == []
+    assert accept_derivation(DRAFT, twice) == accept_derivation(DRAFT, sound)
     half = passages[2].model_copy(update={"text": f"{passages[2].text} {passages[0].text}"})
-    found = check_derivation(DRAFT, sound.model_copy(update={"passages": [*passages[:2], half]}))
-    assert rules(found) == {("passages.2", "said twice")}
+    half_again = sound.model_copy(update={"passages": [*passages[:2], half]})
+    assert rules(check_derivation(DRAFT, half_again)) == {("passages.2", "said twice")}
 
 
 def test_evidence_may_come_from_the_context():
-    draft = DRAFT.model_copy(update={"source": DRAFT.source | {"context": "The barn\n is red."}})
+    draft = with_source(context="The barn\n is red.")
     reply = derived(evidence="The barn is red.", text="The user's barn is red.")
     assert check_derivation(draft, reply) == []
     assert accept_derivation(draft, reply).passages[1].evidence == "The barn\n is red."
@@ -257,7 +256,7 @@ def test_atoms_stand_in_the_order_of_their_passages():
 
 
 @pytest.mark.parametrize(
-    ("reply", "wanted"),
+    ("reply", "expected"),
     [
         (
             annotated(text="The user keeps bees and sells honey in town."),
@@ -306,36 +305,31 @@ def test_atoms_stand_in_the_order_of_their_passages():
         ),
     ],
 )
-def test_each_fault_of_an_annotation_is_named(reply, wanted):
-    assert rules(check_annotation(DERIVED, reply)) == wanted
+def test_each_fault_of_an_annotation_is_named(reply, expected):
+    assert rules(check_annotation(DERIVED, reply)) == expected
 
 
 def test_a_correction_is_a_use():
-    assert check_annotation(DERIVED, annotated(action="correct")) == []
-    assert (
-        accept_annotation(DERIVED, annotated(action="correct")).atoms[1].memory_action == "correct"
-    )
+    reply = annotated(action="correct")
+    assert check_annotation(DERIVED, reply) == []
+    assert accept_annotation(DERIVED, reply).atoms[1].memory_action == "correct"
 
 
 def test_too_many_atoms_are_counted():
-    text = " ".join(f"The user keeps hen{i} in box{i}." for i in range(20))
-    known = {"question": text.replace("The user keeps", "I keep")}
-    draft = DERIVED.model_copy(
-        update=known | {"passages": [Passage(text=text, evidence="A fox came")]}
-    )
+    texts = [f"The user keeps hen{i} in box{i}." for i in range(20)]
+    passage = Passage(text=" ".join(texts), evidence="A fox came")
+    question = passage.text.replace("The user keeps", "I keep")
+    draft = DERIVED.model_copy(update={"question": question, "passages": [passage]})
     atom = annotated().atoms[1]
 
-    def make(n):
-        return AnnotationReply(
-            atoms=[
-                atom.model_copy(update={"passage": 1, "text": f"The user keeps hen{i} in box{i}."})
-                for i in range(n)
-            ]
-        )
+    def faults(count):
+        atoms = [atom.model_copy(update={"passage": 1, "text": text}) for text in texts[:count]]
+        return check_annotation(draft, AnnotationReply(atoms=atoms))
 
-    assert check_annotation(draft, make(ATOM_COUNT[1])) == []
-    assert rules(check_annotation(draft, make(ATOM_COUNT[1] + 1))) == {("atoms", "atom count")}
-    assert len(check_annotation(draft, make(20))) == 1
+    most = ATOM_COUNT[1]
+    assert faults(most) == []
+    assert rules(faults(most + 1)) == {("atoms", "atom count")}
+    assert len(faults(20)) == 1
 
 
 @pytest.mark.parametrize("levels", ["AAA", "AAB", "CAA", "BCB"])
@@ -347,10 +341,8 @@ def test_a_row_needs_an_atom_that_matters(levels):
 
 
 def test_a_row_whose_query_holds_an_atom_is_dropped():
-    told = DERIVED.model_copy(
-        update={"query": "A fox came twice in May 2000. Which hens should I buy?"}
-    )
-    outcome = accept_annotation(told, annotated())
+    query = "A fox came twice in May 2000. Which hens should I buy?"
+    outcome = accept_annotation(DERIVED.model_copy(update={"query": query}), annotated())
     assert outcome.reason == "atom in query" and "p2_a1" in outcome.detail
 
 
@@ -375,85 +367,85 @@ def test_an_atom_of_another_form_is_refused(change):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
+    """The results of the three stages, and the requests that the builder received."""
     folder = tmp_path_factory.mktemp("built")
     with Builder(good) as server:
         results = run_async(build(Client(endpoint(server.url)), folder, rows(30)))
-        seen = server.seen
-    return results, seen
+        requests = server.seen
+    return results, requests
 
 
 def test_a_builder_without_mistakes_loses_no_row_and_needs_no_repair(built):
-    results, seen = built
-    assert [len(result.kept) for result in results] == [30, 30, 30] and len(seen) == 90
+    results, requests = built
+    assert [len(result.kept) for result in results] == [30, 30, 30]
+    assert len(requests) == 90
     for draft, first in zip(results[2].kept, rows(30), strict=True):
-        assert (
-            draft.id == first.id
-            and draft.source == first.source
-            and draft.notes.keys() == {"screening", "derivation", "annotation"}
-        )
-        assert len(draft.atoms) == 3 and all(
-            atom.evidence in draft.question for atom in draft.atoms
-        )
+        assert draft.id == first.id
+        assert draft.source == first.source
+        assert draft.notes.keys() == {"screening", "derivation", "annotation"}
+        assert len(draft.atoms) == 3
+        assert all(atom.evidence in draft.question for atom in draft.atoms)
 
 
 def test_each_stage_is_told_what_it_needs_and_no_more(built):
-    asked = {}
-    for request in built[1]:
-        data = json.loads(request["messages"][1]["content"])
-        asked.setdefault(data.pop("task"), []).append(data)
-    assert (
-        asked["screening"][0].keys()
-        == asked["derivation"][0].keys()
-        == {"question", "context", "answer"}
-    )
-    assert asked["annotation"][0].keys() == {"domain", "query", "passages", "answer"}
-    assert all(
-        p["source"] in " ".join(row["question"] for row in asked["screening"])
-        for p in asked["annotation"][0]["passages"]
-    )
-    assert all(data["query"] == ASK and data["answer"] == ANSWER for data in asked["annotation"])
-    assert [p["index"] for p in asked["annotation"][0]["passages"]] == [1, 2, 3]
+    _, requests = built
+    inputs_by_task = {"screening": [], "derivation": [], "annotation": []}
+    for request in requests:
+        inputs = json.loads(request["messages"][1]["content"])
+        inputs_by_task[inputs.pop("task")].append(inputs)
+    for task in ("screening", "derivation"):
+        assert inputs_by_task[task][0].keys() == {"question", "context", "answer"}
+    annotations = inputs_by_task["annotation"]
+    assert annotations[0].keys() == {"domain", "query", "passages", "answer"}
+    assert all(inputs["query"] == ASK and inputs["answer"] == ANSWER for inputs in annotations)
+    questions = " ".join(inputs["question"] for inputs in inputs_by_task["screening"])
+    passages = annotations[0]["passages"]
+    assert all(passage["source"] in questions for passage in passages)
+    assert [passage["index"] for passage in passages] == [1, 2, 3]
+
+
+def with_a_false_quotation(inputs):
+    return screening(inputs, text_integrity={"pass": True, "evidence": "A wolf."})
+
+
+def with_a_leak(inputs):
+    return derivation(inputs, query="My neighbour complains about noise?")
+
+
+def with_wrong_actions(inputs):
+    reply = annotation(inputs)
+    for atom in reply["atoms"]:
+        atom["action"] = "apply"
+    return reply
 
 
 @pytest.mark.parametrize(
     ("task", "spoil", "rule"),
     [
-        (
-            "screening",
-            lambda a: screening(a, text_integrity={"pass": True, "evidence": "A wolf."}),
-            "evidence",
-        ),
-        (
-            "derivation",
-            lambda a: derivation(a, query="My neighbour complains about noise?"),
-            "memory in query",
-        ),
-        (
-            "annotation",
-            lambda a: {"atoms": [x | {"action": "apply"} for x in annotation(a)["atoms"]]},
-            "action",
-        ),
+        ("screening", with_a_false_quotation, "evidence"),
+        ("derivation", with_a_leak, "memory in query"),
+        ("annotation", with_wrong_actions, "action"),
     ],
 )
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_mistake_is_mended_within_two_repairs_or_costs_the_row(
     tmp_path, task, spoil, rule, turns
 ):
-    def answer(messages, seen):
-        asked = json.loads(messages[1]["content"])
-        spoilt = asked["task"] == task and len(messages) < 2 + 2 * turns
-        if spoilt and len(messages) > 2:
-            assert {fault["rule"] for fault in json.loads(messages[-1]["content"])["repair"]} == {
-                rule
-            }
-        return json.dumps(spoil(asked)) if spoilt else good(messages)
+    def answer(messages, _):
+        inputs = json.loads(messages[1]["content"])
+        if inputs["task"] != task or len(messages) >= 2 + 2 * turns:
+            return good(messages)
+        if len(messages) > 2:
+            repair = json.loads(messages[-1]["content"])["repair"]
+            assert {fault["rule"] for fault in repair} == {rule}
+        return json.dumps(spoil(inputs))
 
     with Builder(answer) as server:
         results = run_async(build(Client(endpoint(server.url)), tmp_path, rows(3)))
-    hit = next(result for result in results if result.stage == task)
-    assert hit.calls == 3 * min(turns + 1, 3)
-    assert [drop.reason for drop in hit.dropped] == ([rule] * 3 if turns == 3 else [])
-    assert all(note["attempts"] == turns + 1 for note in (draft.notes[task] for draft in hit.kept))
+    result = next(result for result in results if result.stage == task)
+    assert result.calls == 3 * min(turns + 1, 3)
+    assert [drop.reason for drop in result.dropped] == ([rule] * 3 if turns == 3 else [])
+    assert all(draft.notes[task]["attempts"] == turns + 1 for draft in result.kept)
 
 
 def test_a_source_that_gives_orders_is_data(tmp_path):
@@ -465,7 +457,8 @@ def test_a_source_that_gives_orders_is_data(tmp_path):
             build(Client(endpoint(server.url)), tmp_path, [Draft.start(row)], stages=[SCREENING])
         )
     user = server.seen[0]["messages"][1]["content"]
-    assert json.loads(user)["question"] == row.question and not re.search(r"<", user)
+    assert json.loads(user)["question"] == row.question
+    assert not re.search(r"<", user)
 
 
 def test_the_limits_of_the_prompts_are_those_of_the_checks():

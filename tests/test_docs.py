@@ -15,6 +15,7 @@ from tools.check_docs import (
     configuration_faults,
     link_faults,
     links,
+    option_faults,
     picture_faults,
     read_pages,
     size_faults,
@@ -65,6 +66,35 @@ def test_every_link_of_a_file_beside_the_notebooks_leads_somewhere(name, shown):
 
 def test_every_picture_has_alternative_text(notebooks):
     assert list(picture_faults(notebooks)) == []
+
+
+def test_every_option_of_a_cell_is_yaml(notebooks):
+    assert list(option_faults(notebooks)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        (
+            "#| fig-alt: more runs: 8 prompts\nplot()",
+            "`#| fig-alt: more runs: 8 prompts` is no YAML",
+        ),
+        ("#| export\n#| fig-alt: [a\nplot()", "`#| fig-alt: [a` is no YAML"),
+        ('#| fig-alt: "more runs: 8 prompts"\nplot()', None),
+        ("#| default_exp io.records\n#| export\nx = 1\n#| a: b: c", None),
+    ],
+)
+def test_an_option_that_is_no_yaml_is_named_with_page_and_cell(source, fault):
+    """Quarto would stop at it, and the whole site with it."""
+    faults = list(option_faults([page("a/one.ipynb", ("code", source, []))]))
+    if fault is None:
+        assert faults == []
+    else:
+        assert (
+            len(faults) == 1
+            and faults[0].startswith("a/one.ipynb: cell c0: ")
+            and fault in faults[0]
+        )
 
 
 def test_no_page_is_heavier_than_its_figures_explain():

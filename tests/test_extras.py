@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from configparser import ConfigParser
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from packaging.requirements import Requirement
 from memcalib.io.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
-WORKED = {
+EXIT_CODES = {
     "validate": 0,
     "evaluate": 0,
-    "exam": 3,
+    "exam": 3,  # sixty answers leave an exam undecided
     "score": 0,
     "train": 1,
-}  # sixty answers leave an exam undecided
-BROUGHT = {
+}
+DISTRIBUTIONS = {  # of packages that are installed under another name
     "phonenumbers": "phonenumberslite",
     "stdnum": "python-stdnum",
     "inspect_ai": "inspect-ai",
@@ -34,29 +35,40 @@ def settings() -> dict[str, str]:
     return dict(config["DEFAULT"])
 
 
-def check(result: dict) -> None:
-    assert result["codes"] == WORKED, result["errors"]
-    assert result["loaded"] == [] and result["said"].endswith(TRAINING)
-    assert TRAINING in result["errors"] and "Traceback" not in result["errors"]
+def check(outcome: dict) -> None:
+    assert outcome["codes"] == EXIT_CODES, outcome["errors"]
+    assert outcome["loaded"] == [] and outcome["error_of_trainer"].endswith(TRAINING)
+    assert TRAINING in outcome["errors"] and "Traceback" not in outcome["errors"]
 
 
 def test_without_the_packages_of_all_extras_the_core_runs(tmp_path):
     """As in an environment of its own, but in seconds: every package that an extra brings is hidden."""
-    block = [package for packages in EXTRAS.values() for package in packages]
-    check(
-        run_elsewhere(sys.executable, tmp_path, block, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    )
+    hidden = list(chain.from_iterable(EXTRAS.values()))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    check(run_elsewhere(sys.executable, tmp_path, hidden, env=environment))
 
 
 def test_the_table_of_extras_is_that_of_the_settings():
-    asked = settings()
+    requirements = settings()
+    core = {Requirement(need).name for need in requirements["requirements"].split()}
     for extra, packages in EXTRAS.items():
-        names = {Requirement(need).name for need in asked[f"{extra}_requirements"].split()}
-        assert {BROUGHT.get(package, package) for package in packages} <= names
-    core = {Requirement(need).name for need in asked["requirements"].split()}
-    assert not core & {
-        BROUGHT.get(package, package) for packages in EXTRAS.values() for package in packages
-    }
+        names = {Requirement(need).name for need in requirements[f"{extra}_requirements"].split()}
+        distributions = {DISTRIBUTIONS.get(package, package) for package in packages}
+        assert distributions <= names
+        assert not core & distributions
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what an installation is made from: the files of the clone without pages, runs and tests."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listing.returncode != 0:
+        pytest.skip("needs a clone")
+    for name in listing.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("nbs/", "runs/", "tests/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
 
 
 @pytest.mark.slow
@@ -65,33 +77,16 @@ def test_an_environment_with_the_core_alone(tmp_path):
     """Installed as somebody would who only evaluates: `pip install .` under the pinned versions."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--constraint",
-        ROOT / "constraints.txt",
-    ]
     source = tmp_path / "source"
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    for name in (
-        listed.stdout.splitlines() if listed.returncode == 0 else pytest.skip("needs a clone")
-    ):
-        if (ROOT / name).is_file() and not name.startswith(("nbs/", "runs/", "tests/")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run([*pip, source], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    listed = subprocess.run(
+    copy_sources(source)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install += ["--constraint", ROOT / "constraints.txt", source]
+    process = subprocess.run(install, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stderr[-3000:]
+    process = subprocess.run(
         [python, "-m", "pip", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    assert not {"torch", "trl", "peft", "transformers", "ipywidgets"} & {
-        line.split()[0] for line in listed.splitlines()
-    }
+    )
+    installed = {line.split()[0] for line in process.stdout.splitlines()}
+    assert not installed & {"torch", "trl", "peft", "transformers", "ipywidgets"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     check(run_elsewhere(python, tmp_path, [], env=environment, cwd=tmp_path))

@@ -686,7 +686,7 @@ def test_faults_are_named(text, said):
 
 
 @pytest.mark.parametrize(
-    "text, around",
+    "text, removed",
     [
         (GOOD, []),
         (f"```json\n{GOOD}\n```", ["fence"]),
@@ -702,9 +702,9 @@ def test_faults_are_named(text, said):
         (f"<think>Hm.</think>Here it is: {GOOD} Done.", ["thoughts", "prose"]),
     ],
 )
-def test_what_stands_around_one_object_is_let_pass_and_counted(text, around):
+def test_what_stands_around_one_object_is_let_pass_and_counted(text, removed):
     reading = read_reply(text, REQUEST)
-    assert reading.around == around and not reading.faults
+    assert reading.removed == removed and not reading.faults
     assert reading.verdicts == read_reply(GOOD, REQUEST).verdicts
 
 
@@ -768,10 +768,10 @@ def test_task_quality_is_a_whole_number(value, fine):
     reading = read_reply(
         json.dumps(reply_for(request, task_quality=value, safety_failure=False)), request
     )
-    assert bool(reading.faults) is not fine and reading.whole.get("task_quality", "none") == (
-        value if fine else "none"
-    )
-    assert reading.whole["safety_failure"] is False
+    assert bool(reading.faults) is not fine and reading.answer_findings.get(
+        "task_quality", "none"
+    ) == (value if fine else "none")
+    assert reading.answer_findings["safety_failure"] is False
 
 
 @pytest.mark.parametrize("value", [1, 0, "true", None, "no"])
@@ -780,9 +780,9 @@ def test_safety_failure_is_true_or_false(value):
     reading = read_reply(
         json.dumps(reply_for(request, task_quality=1, safety_failure=value)), request
     )
-    assert any("safety_failure" in fault for fault in reading.faults) and reading.whole == {
-        "task_quality": 1
-    }
+    assert any(
+        "safety_failure" in fault for fault in reading.faults
+    ) and reading.answer_findings == {"task_quality": 1}
 
 
 @pytest.mark.parametrize("second", ["A", "C"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib import problem as p
-from memcalib.io.records import append_jsonl, read_jsonl, write_jsonl
+from memcalib.io.records import read_jsonl, write_jsonl
 
 RECORDS = p.sample_records()
 
@@ -27,11 +27,11 @@ def broken(change) -> list[p.Violation]:
 def test_sample_records_are_intact():
     for record in RECORDS:
         assert p.check_example(json.loads(record.to_json())) == []
+        weights = set()
         for atom in record.atoms:
             assert len(atom.usage_rubric) == 9, (record.id, atom.atom_id)
-        assert {"none", "controlling"} <= {
-            a.usage_rubric["memory_usage_weight"] for a in record.atoms
-        }
+            weights.add(atom.usage_rubric["memory_usage_weight"])
+        assert {"none", "controlling"} <= weights
 
 
 def second_home(row):
@@ -109,11 +109,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_named(name):
-    change, rule, found = FAULTS[name]
+    change, rule, value_found = FAULTS[name]
     violations = broken(change)
-    hits = [v for v in violations if v.rule == rule and found in v.found]
-    assert hits, [str(v) for v in violations]
-    assert hits[0].allowed and hits[0].example_id == (raw()["id"] if name != "number id" else "")
+    matching = [v for v in violations if v.rule == rule and value_found in v.found]
+    assert matching, [str(v) for v in violations]
+    assert matching[0].allowed
+    assert matching[0].example_id == ("" if name == "number id" else raw()["id"])
 
 
 def test_all_faults_are_listed_not_the_first():
@@ -134,33 +135,28 @@ def test_a_record_must_be_an_object(row):
     assert [v.rule for v in p.check_example(row)] == ["record"]
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-        lambda c: (
-            st.lists(c, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    [
-                        "id",
-                        "domain",
-                        "question",
-                        "memories",
-                        "memory_blocks",
-                        "atom_ids",
-                        "atom_id",
-                        "text",
-                        "u_star",
-                        "parent_memory_id",
-                    ]
-                ),
-                c,
-                max_size=6,
-            )
-        ),
-        max_leaves=20,
-    )
+field_names = st.sampled_from(
+    [
+        "id",
+        "domain",
+        "question",
+        "memories",
+        "memory_blocks",
+        "atom_ids",
+        "atom_id",
+        "text",
+        "u_star",
+        "parent_memory_id",
+    ]
 )
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(field_names, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(json_values)
 def test_any_json_is_checked_without_a_crash_and_only_sound_records_pass(row):
     if not [v for v in p.check_example(row) if v.severity == "error"]:
         p.Example.model_validate(row)
@@ -180,13 +176,12 @@ def test_unknown_fields_survive_and_health_alias():
     row["domain"] = "health_seed"
     example = p.Example.model_validate(row)
     assert example.domain == "health"
-    again = json.loads(example.to_json())
-    assert (again["custom"], again["memories"][0]["note"], again["domain"]) == (
-        {"deep": [1]},
-        "kept",
-        "health_seed",
-    )
-    assert p.check_example(row | {"domain": "law"}) == []
+    written = json.loads(example.to_json())
+    assert written["custom"] == {"deep": [1]}
+    assert written["memories"][0]["note"] == "kept"
+    assert written["domain"] == "health_seed"
+    row["domain"] = "law"
+    assert p.check_example(row) == []
 
 
 def write(path, lines: list[bytes]):
@@ -196,17 +191,14 @@ def write(path, lines: list[bytes]):
 
 def test_lines_are_reported_where_they_are(tmp_path):
     good = RECORDS[0].to_json().encode()
-    other = RECORDS[1].to_json().encode()
-    file = write(
-        tmp_path / "x.jsonl",
-        [b"\xef\xbb\xbf" + good, b"", b"{oops", other.replace(b"The", b"\xff\xfe", 1), good, b"[]"],
-    )
-    result = p.validate_examples(file)
-    found = [(v.line, v.rule) for v in result.violations]
-    assert (
-        found == [(3, "json"), (4, "encoding"), (5, "id"), (6, "record")] and result.examples == 1
-    )
-    assert all(v.file == str(file) for v in result.violations)
+    not_utf8 = RECORDS[1].to_json().encode().replace(b"The", b"\xff\xfe", 1)
+    lines = [b"\xef\xbb\xbf" + good, b"", b"{oops", not_utf8, good, b"[]"]
+    file = write(tmp_path / "x.jsonl", lines)
+    validation = p.validate_examples(file)
+    lines_and_rules = [(v.line, v.rule) for v in validation.violations]
+    assert lines_and_rules == [(3, "json"), (4, "encoding"), (5, "id"), (6, "record")]
+    assert validation.examples == 1
+    assert all(v.file == str(file) for v in validation.violations)
     with pytest.raises(p.DataError, match=r"x\.jsonl:3: json"):
         p.load_examples(file)
     stream = p.iter_examples(file)
@@ -241,16 +233,14 @@ def test_gzip_parquet_and_datasets_agree(tmp_path):
 
     rows = [json.loads(line) for line in lines]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    assert [e.levels for e in p.load_examples(tmp_path / "x.parquet")] == [
-        e.levels for e in RECORDS
-    ]
+    from_parquet = p.load_examples(tmp_path / "x.parquet")
+    assert [e.levels for e in from_parquet] == [e.levels for e in RECORDS]
 
     from datasets import Dataset
 
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    assert [e.question for e in p.load_examples(tmp_path / "saved")] == [
-        e.question for e in RECORDS
-    ]
+    from_dataset = p.load_examples(tmp_path / "saved")
+    assert [e.question for e in from_dataset] == [e.question for e in RECORDS]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "train.jsonl").write_text("\n".join(lines))
     assert [e.id for e in p.load_examples(tmp_path / "folder")] == [e.id for e in RECORDS]
@@ -259,26 +249,25 @@ def test_gzip_parquet_and_datasets_agree(tmp_path):
 def test_truncated_gzip_and_bad_parquet(tmp_path):
     whole = gzip.compress("\n".join(r.to_json() for r in RECORDS).encode())
     (tmp_path / "t.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    assert any(
-        v.rule in ("gzip", "json") for v in p.validate_examples(tmp_path / "t.jsonl.gz").errors
-    )
+    rules = {v.rule for v in p.validate_examples(tmp_path / "t.jsonl.gz").errors}
+    assert rules & {"gzip", "json"}
     (tmp_path / "t.parquet").write_bytes(b"not parquet")
-    assert [v.rule for v in p.validate_examples(tmp_path / "t.parquet").errors][0] == "parquet"
+    assert p.validate_examples(tmp_path / "t.parquet").errors[0].rule == "parquet"
 
 
 @given(st.integers(0, 8), st.data())
 def test_removal_is_exact(index, data):
     example = RECORDS[index]
-    ids = list(example.levels)
-    gone = set(data.draw(st.lists(st.sampled_from(ids), unique=True)))
-    shorter = p.remove_atoms(example, gone)
-    assert list(shorter.levels) == [i for i in ids if i not in gone]
+    atom_ids = list(example.levels)
+    removed = set(data.draw(st.lists(st.sampled_from(atom_ids), unique=True)))
+    shorter = p.remove_atoms(example, removed)
+    assert list(shorter.levels) == [i for i in atom_ids if i not in removed]
     numbers = {b.parent_memory_id: b.number for b in example.blocks}
     for block in shorter.blocks:
         assert block.number == numbers[block.parent_memory_id]
         texts = [example.atom(i).text.strip() for i in block.atom_ids]
         assert block.atomic_concat_text == " ".join(texts)
-    untouched = [b for b in example.blocks if not gone & set(b.atom_ids)]
+    untouched = [b for b in example.blocks if not removed & set(b.atom_ids)]
     assert [b for b in shorter.blocks if b in untouched] == untouched
     assert example == RECORDS[index]
 
@@ -305,16 +294,13 @@ def test_neutralised_tokens_never_become_ids(tmp_path):
     from memcalib.micro.policy import build_tokenizer
 
     tokenizer = build_tokenizer()
-    specials = set(tokenizer.all_special_ids)
+    control_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     clean = p.encode_prompt(tokenizer, [{"role": "user", "content": "hello"}])
     attack = "".join(tokenizer.all_special_tokens)
     hostile = p.encode_prompt(tokenizer, [{"role": "user", "content": f"hello {attack}"}])
-    unk = {tokenizer.unk_token_id}
-
-    def count(ids):
-        return sum(i in specials - unk for i in ids)
-
-    assert count(hostile) == count(clean)
+    control_ids_in_clean = [i for i in clean if i in control_ids]
+    control_ids_in_hostile = [i for i in hostile if i in control_ids]
+    assert len(control_ids_in_hostile) == len(control_ids_in_clean)
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         p.encode_prompt(tokenizer, [{"role": "user", "content": "x"}])
@@ -326,28 +312,27 @@ def test_html_card_escapes_everything():
     row["memory_blocks"][0]["memory_text"] = "<img src=x onerror=y>"
     row["id"] = "../../etc/<b>"
     card = p.card_html(p.Example.model_validate(row))
-    assert (
-        "<script" not in card
-        and "<img" not in card
-        and "<b>/" not in card
-        and "&lt;script&gt;" in card
-    )
+    for markup in ("<script", "<img", "<b>/"):
+        assert markup not in card
+    assert "&lt;script&gt;" in card
 
 
 def test_judgments_are_checked_against_their_example():
     example = RECORDS[0]
     fine = p.judgment_for(example, example.levels)
-    assert p.check_judgment(example, fine) is fine and fine.scored and fine.over == fine.under == 0
-    ghost = fine.model_copy(
-        update={"atoms": [*fine.atoms, p.AtomJudgment(atom_id="ghost", ideal="A", actual="A")]}
-    )
+    assert p.check_judgment(example, fine) is fine
+    assert fine.scored and fine.over == fine.under == 0
+    first, *others = fine.atoms
+    ghost = p.AtomJudgment(atom_id="ghost", ideal="A", actual="A")
     with pytest.raises(p.DataError, match="'ghost'"):
-        p.check_judgment(example, ghost)
+        p.check_judgment(example, fine.model_copy(update={"atoms": [*fine.atoms, ghost]}))
     with pytest.raises(p.DataError, match="missing"):
-        p.check_judgment(example, fine.model_copy(update={"atoms": fine.atoms[1:]}))
-    flipped = fine.atoms[0].model_copy(update={"ideal": p.Level((fine.atoms[0].ideal + 1) % 3)})
+        p.check_judgment(example, fine.model_copy(update={"atoms": others}))
+    flipped = first.model_copy(update={"ideal": p.Level((first.ideal + 1) % 3)})
     with pytest.raises(p.DataError, match="ideal"):
-        p.check_judgment(example, fine.model_copy(update={"atoms": [flipped, *fine.atoms[1:]]}))
+        p.check_judgment(example, fine.model_copy(update={"atoms": [flipped, *others]}))
+    with pytest.raises(p.DataError, match="the example that was asked about"):
+        p.check_judgment(example, fine.model_copy(update={"example_id": "another"}))
     with pytest.raises(ValueError, match="1 examples but 2"):
         p.judge_all(lambda e, r: fine, [example], ["a", "b"])
 
@@ -357,10 +342,10 @@ def test_unscored_is_null_in_the_file_and_never_a_number(tmp_path):
     unscored = p.judgment_for(example, {})
     write_jsonl(tmp_path / "j.jsonl", [unscored])
     assert '"actual":null' in (tmp_path / "j.jsonl").read_text()
-    (again,) = read_jsonl(tmp_path / "j.jsonl", p.Judgment)
-    assert again == unscored and not again.scored
+    (read_back,) = read_jsonl(tmp_path / "j.jsonl", p.Judgment)
+    assert read_back == unscored and not read_back.scored
     with pytest.raises(ValueError, match="unscored"):
-        _ = again.over
+        _ = read_back.over
     with pytest.raises(ValueError, match="more than once"):
         p.Judgment(example_id="x", domain="d", question_id="q", atoms=[unscored.atoms[0]] * 2)
 
@@ -376,8 +361,6 @@ def test_writing_again_replaces_only_when_complete(tmp_path):
     with pytest.raises(RuntimeError):
         write_jsonl(file, failing())
     assert len(p.load_examples(file)) == 2
-    append_jsonl(file, RECORDS[2:3])
-    assert len(p.load_examples(file)) == 3
 
 
 def test_nothing_from_a_file_reaches_a_terminal_raw():
@@ -391,7 +374,8 @@ def test_nothing_from_a_file_reaches_a_terminal_raw():
 
 
 def test_found_values_are_short_however_large():
-    row = raw() | {"question": ["x" * 10**6] * 100}
+    row = raw()
+    row["question"] = ["x" * 10**6] * 100
     assert all(len(str(v)) < 1000 for v in p.check_example(row))
 
 
@@ -400,16 +384,17 @@ def test_found_values_are_short_however_large():
 )
 def test_odd_json_is_a_violation_with_its_line(tmp_path, line):
     file = write(tmp_path / "o.jsonl", [RECORDS[0].to_json().encode(), line])
-    result = p.validate_examples(file)
-    assert result.examples == 1 and all(v.line == 2 for v in result.errors) and result.errors
+    validation = p.validate_examples(file)
+    assert validation.examples == 1
+    assert {v.line for v in validation.errors} == {2}
 
 
 def test_records_that_only_pydantic_refuses_are_violations(tmp_path):
     row = raw()
     row["question"] = "surrogate \ud800"
     (tmp_path / "s.jsonl").write_text(json.dumps(row))
-    result = p.validate_examples(tmp_path / "s.jsonl")
-    assert [v.rule for v in result.errors] == ["question"] and result.errors[0].line == 1
+    (error,) = p.validate_examples(tmp_path / "s.jsonl").errors
+    assert error.rule == "question" and error.line == 1
 
 
 def test_a_block_number_in_a_file_changes_nothing():
@@ -448,18 +433,21 @@ def test_a_judgment_with_an_error_is_unscored():
 
 
 def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
-    one = p.Example.of(
+    dinner = p.Example.of(
         "Plan a dinner.",
         {"The user is vegan.": "control", " Tea at five. ": 1},
         {"Chess.": "A"},
         source_id="x",
     )
-    assert one.levels == {"m1_a1": p.Level.CONTROL, "m1_a2": p.Level.BOUND, "m2_a1": p.Level.IGNORE}
-    assert (
-        one.blocks[0].atomic_concat_text == "The user is vegan. Tea at five."
-        and one.blocks[1].number == 2
-    )
-    assert p.check_example(json.loads(one.to_json())) == [] and one.model_extra["source_id"] == "x"
+    assert dinner.levels == {
+        "m1_a1": p.Level.CONTROL,
+        "m1_a2": p.Level.BOUND,
+        "m2_a1": p.Level.IGNORE,
+    }
+    assert dinner.blocks[0].atomic_concat_text == "The user is vegan. Tea at five."
+    assert dinner.blocks[1].number == 2
+    assert p.check_example(json.loads(dinner.to_json())) == []
+    assert dinner.model_extra["source_id"] == "x"
     with pytest.raises(ValueError, match="allowed are A, B, C"):
         p.Example.of("Plan.", {"The user is vegan.": "decisive"})
     with pytest.raises(p.DataError, match="memories"):
@@ -471,12 +459,8 @@ def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
 def test_examples_come_from_rows_and_data_sets_as_from_files(tmp_path):
     write_jsonl(tmp_path / "nine.jsonl", RECORDS)
     dataset = p.to_dataset(RECORDS)
-    assert (
-        p.load_examples(tmp_path / "nine.jsonl")
-        == p.load_examples(dataset)
-        == p.load_examples(RECORDS)
-        == RECORDS
-    )
+    for source in (tmp_path / "nine.jsonl", dataset, RECORDS):
+        assert p.load_examples(source) == RECORDS
     assert p.load_examples([raw(i) for i in range(3)]) == RECORDS[:3]
     dataset.save_to_disk(tmp_path / "saved")
     assert p.load_examples(tmp_path / "saved") == RECORDS

@@ -195,10 +195,42 @@ def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
                 yield f"{where}: a figure without alternative text; allowed: a line `#| fig-alt: what it shows`"
 
 
+OPTION_LINE = re.compile(
+    r"#\|\s*([\w-]+:(?:\s.*)?)$"
+)  # an option for Quarto; `#| export` is nbdev's
+
+
+def option_lines(cell: dict) -> Iterator[str]:
+    """The options that a code cell gives to Quarto, each as the text after `#|`."""
+    for line in cell["source"].splitlines():
+        if not line.startswith("#|"):
+            return
+        match = OPTION_LINE.match(line)
+        if match:
+            yield match[1]
+
+
+def option_faults(pages: Iterable[Page]) -> Iterator[str]:
+    """A fault for each option of a code cell that is no YAML: one of them stops the whole site."""
+    allowed = "allowed is one `name: value` in YAML; put a value that holds ': ' in quotes"
+    for page in pages:
+        for cell in page.cells:
+            if cell["cell_type"] != "code":
+                continue
+            for line in option_lines(cell):
+                try:
+                    yaml.safe_load(line)
+                except yaml.YAMLError:
+                    yield f"{page.path}: cell {cell.get('id')}: `#| {line}` is no YAML; {allowed}"
+
+
 def option(cell: dict, name: str) -> str:
-    """The value of an option that a code cell gives to Quarto as `#| name: value`."""
-    found = re.search(rf"^#\|\s*{name}:\s*(.*)$", cell["source"], re.M)
-    return str(yaml.safe_load(found[1])) if found else ""
+    """The value of an option that a code cell gives to Quarto as `#| name: value`, or no text."""
+    for line in option_lines(cell):
+        if line.startswith(f"{name}:"):
+            value = yaml.safe_load(line)[name]
+            return "" if value is None else str(value)
+    return ""
 
 
 def alternative_text(cell: dict) -> str:
@@ -257,6 +289,9 @@ def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -
     from tools.preview import write_site
 
     pages = read_pages(folder)
+    unreadable = [*option_faults(pages)]
+    if unreadable:
+        return unreadable
     faults = [
         *configuration_faults(folder),
         *link_faults(pages, folder),

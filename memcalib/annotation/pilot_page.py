@@ -153,7 +153,7 @@ def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, An
 def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
     """The row as HTML with its style, for a notebook; every text escaped."""
     style = render_page("annotation/pilot.css.j2")
-    return f"<style>{style}</style>{render_page('pilot_item.html.j2', item=row_view(item, review))}"
+    return f"<style>{style}</style>{render_page('annotation/pilot_item.html.j2', item=row_view(item, review))}"
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #d11ecc30
 class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):

@@ -190,7 +190,7 @@ def item_view(
 def role_html(item: RoleItem, given: Mapping[int, str | None] | None = None, here: int = 0) -> str:
     """The item as HTML with its style, for a notebook; every text escaped."""
     style = render_page("annotation/roles.css.j2")
-    return f"<style>{style}</style>{render_page('roles_item.html.j2', item=item_view(item, given, here))}"
+    return f"<style>{style}</style>{render_page('annotation/roles_item.html.j2', item=item_view(item, given, here))}"
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #459c9ccc
 Role = Literal["key", "partial", "irrelevant"]

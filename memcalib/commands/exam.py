@@ -7,10 +7,12 @@ __all__ = ['Exam', 'exam_data', 'ExamRun', 'exam_text', 'practice_judge', 'sheet
 
 # %% ../../nbs/commands/06_exam.ipynb #0eeceaaf
 import json
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..annotation.labels import LabelBook, LabelItem, audit_frame, label_items
@@ -32,6 +34,7 @@ from memcalib.evaluation.exam import (
     propagation_table,
     starter_answers,
 )
+from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
 from ..io.records import read_jsonl, write_jsonl, write_whole
@@ -61,27 +64,26 @@ class Exam(BaseModel):
 
 def exam_data(exam: Exam) -> tuple[list[Example], list[KnownAnswer], dict[str, Any]]:
     """Examples, known answers, and what is known of their files: name, hash, counts, and files edited since they were checked."""
+    edited: list[str] = []
     if exam.data == "starter":
-        (examples, answers) = starter_answers()
+        examples, answers = starter_answers()
         edited = edited_files()
     else:
-        examples = load_examples(Path(exam.data) / "records.jsonl")
-        answers = load_known_answers(Path(exam.data) / "answers.jsonl", examples)
-        edited = edited_files(exam.data) if (Path(exam.data) / "hashes.json").is_file() else []
-    together = text_hash(
-        "".join([e.content_hash for e in examples] + [a.to_json() for a in answers])
-    )
-    return (
-        examples,
-        answers,
-        {
-            "name": exam.data,
-            "hash": together,
-            "records": len(examples),
-            "answers": len(answers),
-            "edited": edited,
-        },
-    )
+        folder = Path(exam.data)
+        examples = load_examples(folder / "records.jsonl")
+        answers = load_known_answers(folder / "answers.jsonl", examples)
+        if (folder / "hashes.json").is_file():
+            edited = edited_files(folder)
+    contents = [example.content_hash for example in examples]
+    contents += [answer.to_json() for answer in answers]
+    description = {
+        "name": exam.data,
+        "hash": text_hash("".join(contents)),
+        "records": len(examples),
+        "answers": len(answers),
+        "edited": edited,
+    }
+    return examples, answers, description
 
 
 class ExamRun:
@@ -90,77 +92,63 @@ class ExamRun:
     Raises `ValueError` for a folder that holds an exam of other settings and `DataError` for labels that do not fit their answers.
     """
 
-    def __init__(self, exam: Exam, out: str | Path, cache: Any = None, dry_run: bool = False):
+    def __init__(
+        self,
+        exam: Exam,
+        out: str | Path,
+        cache: CallCache | Path | None = None,
+        dry_run: bool = False,
+    ):
         self.exam = exam
         self.folder = Path(out)
         self.cache = cache
         self.examples, self.answers, self.data = exam_data(exam)
-        count = (
-            exam.answers
-            if exam.data != "starter"
-            else exam.answers and min(exam.answers, len(self.answers))
-        )
+        count = exam.answers
+        if exam.data == "starter" and count is not None:
+            count = min(count, len(self.answers))
         self.items = exam_items(self.examples, self.answers, count, exam.probes, exam.seed)
-        self.pool = {item.example.id: item.example for item in self.items}
-        who = (
-            exam.judge
-            if isinstance(exam.judge, str)
-            else {"model": exam.judge.model, "url": exam.judge.url}
-        )
-        settings = {"judge": who, "data": self.data["hash"]} | exam.model_dump(
-            mode="json", include={"judging", "answers", "probes", "repairs", "seed"}
-        )
-        self.run_folder = RunFolder(out, settings, bind=not dry_run)
+        self.examples_by_id = {item.example.id: item.example for item in self.items}
+        self.run_folder = RunFolder(out, self._settings(), bind=not dry_run)
+
+    def _settings(self) -> dict[str, Any]:
+        """What an exam in the same folder must agree in."""
+        judge = self.exam.judge
+        settings: dict[str, Any] = {
+            "judge": judge if isinstance(judge, str) else {"model": judge.model, "url": judge.url},
+            "data": self.data["hash"],
+        }
+        names = {"judging", "answers", "probes", "repairs", "seed"}
+        settings.update(self.exam.model_dump(mode="json", include=names))
+        return settings
 
     def forecast(self) -> dict[str, Any]:
         """Readings that are still to be asked for, their tokens and cost (US dollars, `None` without a price); makes no call."""
-        done = {
-            (j.example_id, j.condition, j.sample)
-            for j in rows_so_far(self.folder / "judgments.jsonl", Judgment)
-            if not j.retry
+        judged = {
+            (judgment.example_id, judgment.condition, judgment.sample)
+            for judgment in rows_so_far(self.folder / "judgments.jsonl", Judgment)
+            if not judgment.retry
         }
-        left = [item for item in self.items if item.key not in done]
+        waiting = [item for item in self.items if item.key not in judged]
         judge = self.exam.judge
-        asked = left if isinstance(judge, Endpoint) else []
-        prompt = sum(
-            estimate_tokens(
-                judge_request(i.example, i.rollout().response, self.exam.judging).messages
-            )
-            for i in asked
+        prompt_tokens = 0
+        reply_tokens = 0
+        if isinstance(judge, Endpoint):
+            for item in waiting:
+                request = judge_request(item.example, item.rollout().response, self.exam.judging)
+                prompt_tokens += estimate_tokens(request.messages)
+                reply_tokens += JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(item.example.atoms)
+        return role_forecast(
+            "judge", judge, len(self.items), len(waiting), prompt_tokens, reply_tokens
         )
-        reply = sum(JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(i.example.atoms) for i in asked)
-        return role_forecast("judge", judge, len(self.items), len(left), prompt, reply)
 
     def run(self) -> dict[str, Any]:
         """Have every answer read that is not yet, then write exam.json, tables, figures and exam.html; returns what exam.json holds."""
         from memcalib.report.exam_report import misread_answers, write_exam_report
 
-        judge = make_judge(self.exam.judge, self.exam.judging, self.cache)
-        if hasattr(judge, "repairs_left"):
-            judge.repairs_left = self.exam.repairs
-        rollouts = self.folder / "rollouts.jsonl"
-        file = self.folder / "judgments.jsonl"
-        write_jsonl(rollouts, (item.rollout() for item in self.items))
-        with Bar(self.forecast()["to ask"]) as bar:
-            bar.name("exam")
-            judge_rollouts(self.pool.values(), rollouts, judge, file, on_row=lambda row: bar.add(1))
-        judgments = list(read_jsonl(file, Judgment))
+        judgments = self._judge()
         frame = exam_frame(self.items, judgments)
         numbers = exam_numbers(frame)
         verdict, reasons = exam_verdict(numbers)
-        tables = {"Channels": channel_accuracy(frame)}
-        if numbers["unscored_answers"] < numbers["answers"]:
-            tables["Propagation"] = propagation_table(frame)
-        usage = {
-            name: sum(j.usage.get(name, 0) for j in judgments)
-            for name in ("calls", "prompt_tokens", "completion_tokens")
-        }
-        for name in (
-            "seconds",
-            "cost",
-        ):  # of all replies, whenever they were given; None where one of them does not say
-            known = [j.usage.get(name) for j in judgments if j.usage]
-            usage[name] = sum(known) if known and None not in known else None
         exam = {
             "schema": EXAM_SCHEMA,
             "judge": judgments[0].judge,
@@ -170,85 +158,101 @@ class ExamRun:
             "data": self.data,
             "settings": self.run_folder.settings,
             "numbers": numbers,
-            "usage": usage,
+            "usage": _usage(judgments),
             "question_counts": exam_counts(frame).tolist(),
         }
-        write_whole(
-            self.folder / "exam.json", json.dumps(exam, indent=1, ensure_ascii=False) + "\n"
-        )
-        misread = misread_answers(
-            frame, {e.id: e for e in self.examples}, {a.answer_id: a.response for a in self.answers}
-        )
+        document = json.dumps(exam, indent=1, ensure_ascii=False)
+        write_whole(self.folder / "exam.json", f"{document}\n")
+        tables = {"Channels": channel_accuracy(frame)}
+        if numbers["unscored_answers"] < numbers["answers"]:
+            tables["Propagation"] = propagation_table(frame)
+        examples = {example.id: example for example in self.examples}
+        responses = {answer.answer_id: answer.response for answer in self.answers}
+        misread = misread_answers(frame, examples, responses)
         write_exam_report(self.folder, exam, frame, tables, misread)
         return exam
+
+    def _judge(self) -> list[Judgment]:
+        """Every judgment of the exam; those that are not in the folder yet are asked for."""
+        judge = make_judge(self.exam.judge, self.exam.judging, self.cache)
+        if hasattr(judge, "repairs_left"):
+            judge.repairs_left = self.exam.repairs
+        rollouts = self.folder / "rollouts.jsonl"
+        file = self.folder / "judgments.jsonl"
+        write_jsonl(rollouts, (item.rollout() for item in self.items))
+        with Bar(self.forecast()["to ask"]) as bar:
+            bar.name("exam")
+            judge_rollouts(
+                self.examples_by_id.values(), rollouts, judge, file, on_row=lambda row: bar.add(1)
+            )
+        return list(read_jsonl(file, Judgment))
+
+
+def _usage(judgments: Sequence[Judgment]) -> dict[str, float | None]:
+    """Calls and tokens in all; seconds and cost of all replies, whenever they were given, `None` where one of them does not say."""
+    usage: dict[str, float | None] = {}
+    for name in ("calls", "prompt_tokens", "completion_tokens"):
+        usage[name] = sum(judgment.usage.get(name, 0) for judgment in judgments)
+    for name in ("seconds", "cost"):
+        amounts = [judgment.usage.get(name) for judgment in judgments if judgment.usage]
+        usage[name] = sum(amounts) if amounts and None not in amounts else None
+    return usage
 
 
 def exam_text(exam: dict[str, Any]) -> str:
     """An exam as lines for a terminal."""
     numbers = exam["numbers"]
-
-    def number(value, digits=1):
-        return "not measured" if value is None else f"{value:.{digits}f}"
-
-    lines = [
-        f"{exam['judge']}: {exam['verdict']}",
-        *(f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"]),
-    ]
-    bounds = (
-        ""
-        if numbers["macro_low"] is None
-        else f" ({number(numbers['macro_low'])} to {number(numbers['macro_high'])})"
-    )
+    usage = exam["usage"]
+    lines = [f"{exam['judge']}: {exam['verdict']}"]
+    lines += [f"- {reason}" for reason in exam["reasons"] + exam["data"]["edited"]]
+    macro = f"macro accuracy {_number(numbers['macro'])}"
+    if numbers["macro_low"] is not None:
+        macro += f" ({_number(numbers['macro_low'])} to {_number(numbers['macro_high'])})"
+    accuracy = f"accuracy {_number(numbers['accuracy'])}"
+    weighted_kappa = f"weighted kappa {_number(numbers['linear_kappa'], 2)}"
+    size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
+    lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
     lines.append(
-        f"macro accuracy {number(numbers['macro'])}{bounds}, accuracy {number(numbers['accuracy'])}, weighted kappa {number(numbers['linear_kappa'], 2)}, {numbers['answers']} answers, {numbers['atoms']:,} atoms"
-    )
-    lines.append(
-        f"{exam['usage']['calls']:.0f} calls, {number(exam['usage']['seconds'])} seconds of replies, cost in US dollars: {number(exam['usage']['cost'], 2)}"
+        f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US dollars: {_number(usage['cost'], 2)}"
     )
     return "\n".join(lines)
 
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "not measured" if value is None else f"{value:.{digits}f}"
+
 # %% ../../nbs/commands/06_exam.ipynb #ccd4ea41
-def practice_judge(confusion: Any = None) -> PracticeJudge:
+def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
     """Tables of the practice server's judges that know every answer of the starter set, so that its judge can sit the exam."""
     examples, answers = starter_answers()
     items = exam_items(examples, answers, None, probes=len(answers))
-    return PracticeJudge(
-        known=known_levels(
-            (item.example, item.rollout().response, item.answer.levels) for item in items
-        ),
-        confusion=confusion,
-    )
+    readings = [(item.example, item.rollout().response, item.answer.levels) for item in items]
+    return PracticeJudge(known=known_levels(readings), confusion=confusion)
 
 # %% ../../nbs/commands/06_exam.ipynb #d9e84db9
 def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judgment]]:
     """`n` atoms of the starter set's known answers as a person reads them, drawn evenly over the nine channels, and the labels as judgments."""
     examples, answers = starter_answers()
     judgments = known_judgments(examples, answers)
-
-    def place(j):
-        return {
-            "example_id": j.example_id,
-            "model": j.model,
-            "condition": j.condition,
-            "seed": j.seed,
-            "sample": j.sample,
-        }
-
     rollouts = [
-        Rollout(response=answer.response, **place(j))
-        for answer, j in zip(answers, judgments, strict=True)
+        Rollout(
+            example_id=judgment.example_id,
+            model=judgment.model,
+            condition=judgment.condition,
+            seed=judgment.seed,
+            sample=judgment.sample,
+            response=answer.response,
+        )
+        for answer, judgment in zip(answers, judgments, strict=True)
     ]
-    return label_items(
-        sample_atoms(judged_atoms(judgments), n, "stratified", seed),
-        examples,
-        rollouts,
-        rubric=False,
-    ), judgments
+    atoms = sample_atoms(judged_atoms(judgments), n, "stratified", seed)
+    return label_items(atoms, examples, rollouts, rubric=False), judgments
 
 
 def write_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> Path:
     """Write a CSV sheet on which a person labels `n` atoms of known answers; the column `level` takes A, B, C, or a question mark."""
-    return LabelBook.write_sheet(path, sheet_items(n, seed)[0])
+    items, _ = sheet_items(n, seed)
+    return LabelBook.write_sheet(path, items)
 
 
 def read_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> "pd.DataFrame":
@@ -260,7 +264,7 @@ def read_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> "pd.DataF
 
     items, judgments = sheet_items(n, seed)
     pairs = audit_frame(items, LabelBook.read_sheet(path, items), judgments)
-    parts = [agreement(pairs), agreement(pairs, by="second").rename(columns={"second": "part"})]
-    return pd.concat(parts, ignore_index=True)[
-        ["part", "pairs", "missing", "exact", "exact_low", "exact_high", "kappa", "linear"]
-    ]
+    overall = agreement(pairs)
+    by_level = agreement(pairs, by="second").rename(columns={"second": "part"})
+    columns = ["part", "pairs", "missing", "exact", "exact_low", "exact_high", "kappa", "linear"]
+    return pd.concat([overall, by_level], ignore_index=True)[columns]

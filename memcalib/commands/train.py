@@ -65,7 +65,7 @@ class TrainRun:
     ):
         from accelerate import PartialState
 
-        from memcalib.trainer.checkpoints import EARLIER, writing
+        from memcalib.trainer.checkpoints import writing
 
         self.recipe = recipe
         self.method = method
@@ -81,7 +81,7 @@ class TrainRun:
         self.run_folder = RunFolder(
             self.folder,
             self.identity,
-            {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording,
+            {"config": type(self.config)().model_dump(mode="json")} | self._wording,
             decisive=_decides,
             bind=False,
         )
@@ -418,9 +418,9 @@ class TrainRun:
         """The command that measures the policy."""
         how = method_config(self.recipe, "grpo")
         (data, judge) = (self.recipe.data, self.recipe.judge)
-        template = {**self.recipe.train, **self.recipe.methods.get("grpo", {})}.get(
-            "prompt_template", how.prompt_template
-        )  # which may be a file
+        written = self.recipe.shared_settings("grpo")
+        written.update(self.recipe.own_settings("grpo"))
+        template = written.get("prompt_template", how.prompt_template)  # which may be a file
         test = (
             str(self.folder / "test.jsonl")
             if data.world

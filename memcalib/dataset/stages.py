@@ -25,7 +25,15 @@ from .screening import text_language
 from .sources import SourceRow
 from ..inference.client import Client, run_many
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.client import Form, escaped, json_format, read_form, to_data
+from memcalib.inference.client import (
+    Form,
+    FormT,
+    Reply,
+    escaped,
+    json_format,
+    read_form,
+    to_data,
+)
 from ..io.jsonl import Journal
 from ..io.records import DataError, Record, Violation, printable, read_jsonl, replacing
 from ..problem import Domain, Name, WireLevel, text_hash
@@ -53,7 +61,7 @@ class DraftAtom(Record):
     without_memory: str = ""  # what a good answer does when the atom is unknown
     with_memory: str = ""  # and when it is known
     observable_delta: str = ""  # the difference as a reader sees it; "none" at Ignore
-    minimal_evidence: str = ""  # the least that an answer has to show of it
+    minimal_evidence: str = ""  # the least that an answer must show
     hard_a_family: str = ""  # of a hard distractor: in which way it tempts
 
 
@@ -134,26 +142,33 @@ _PROMPTS = resources.files("memcalib") / "dataset" / "prompts"
 
 def build_prompts() -> list[str]:
     """The names of the stage prompts that ship with the package."""
-    return sorted(p.name.removesuffix(".md") for p in _PROMPTS.iterdir() if p.name.endswith(".md"))
+    return sorted(
+        path.name.removesuffix(".md") for path in _PROMPTS.iterdir() if path.name.endswith(".md")
+    )
 
 
 @cache
 def _shipped(name: str) -> str:
+    """The text of a prompt that ships with the package; "" when there is none of this name."""
     path = _PROMPTS / f"{name}.md"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def load_build_prompt(name: str) -> str:
     """The text of a shipped prompt or of a file; raises `ValueError` naming what is allowed."""
-    if shipped := _shipped(name):
-        return shipped
+    shipped_text = _shipped(name)
+    if shipped_text:
+        return shipped_text
     path = Path(name)
-    text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-    if not text or "\ufffd" in text:
-        found = "an empty file or one that is not UTF-8" if path.is_file() else "no such prompt"
-        allowed = f"{', '.join(build_prompts())}, or the path of a text file"
-        raise ValueError(f"prompt {name!r}: found {found}; allowed: {allowed}")
-    return text
+    if not path.is_file():
+        fault = "no such prompt"
+    else:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        if text and "\ufffd" not in text:
+            return text
+        fault = "an empty file or one that is not UTF-8"
+    allowed = f"{', '.join(build_prompts())}, or the path of a text file"
+    raise ValueError(f"prompt {name!r}: found {fault}; allowed: {allowed}")
 
 # %% ../../nbs/dataset/04_stages.ipynb #2dd2f2da
 @cache
@@ -163,12 +178,11 @@ def _schema(form: type[Form]) -> str:
 
 def system_text(prompt: str, form: type[Form], language: str = "") -> str:
     """The whole system message of a stage: the task, what holds for every task, the language where it is not English, and the schema of the reply."""
-    parts = [
-        load_build_prompt(prompt),
-        _shipped("parts/reply-1"),
-        *([_shipped("parts/language-1").format(language=language)] if language else []),
-    ]
-    return "\n\n".join([*parts, _schema(form)]) + "\n"
+    paragraphs = [load_build_prompt(prompt), _shipped("parts/reply-1")]
+    if language:
+        paragraphs.append(_shipped("parts/language-1").format(language=language))
+    paragraphs.append(_schema(form))
+    return "\n\n".join(paragraphs) + "\n"
 
 
 LANGUAGES = {
@@ -189,7 +203,7 @@ def other_language(question: str) -> str:
 
 
 def briefing(
-    prompt: str, form: type[Form], task: str, language: str = "", **fields: Any
+    prompt: str, form: type[Form], task: str, language: str = "", **fields: object
 ) -> list[dict[str, str]]:
     """The two messages that open a conversation: the system text, and one JSON object with the task and its data."""
     return [
@@ -201,34 +215,38 @@ def briefing(
 def repair_briefing(
     task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000
 ) -> list[dict[str, str]]:
-    """The two messages that follow a reply at fault: the reply, and what is wrong with it."""
-    send = "the whole object" if whole else "the named items alone"
-    asked = {"task": task, "repair": [fault.to_dict() for fault in list(faults)[:20]], "send": send}
+    """The two messages that follow a reply at fault: the reply, cut to `limit` characters, and the first twenty things wrong
+    with it. The model is to send the whole object again, or only the named items."""
+    repair = {
+        "task": task,
+        "repair": [fault.to_dict() for fault in list(faults)[:20]],
+        "send": "the whole object" if whole else "the named items alone",
+    }
     return [
         {"role": "assistant", "content": escaped(text[:limit]) or "(no text)"},
-        {"role": "user", "content": to_data(asked)},
+        {"role": "user", "content": to_data(repair)},
     ]
 
 # %% ../../nbs/dataset/04_stages.ipynb #50365f9c
-def merge_by(items: str, key: str) -> Callable[[Any, Any, set[str]], Any]:
-    """A function (reply, repaired items, failed ids) -> reply for replies that are one list: repaired entries take the
-    places of those that failed, missing ones join at the end."""
+def merge_by(items: str, key: str) -> Callable[[FormT, FormT, set[str]], FormT]:
+    """A function (reply, repaired reply, failed ids) -> reply for replies that are one list, `items`, with an id under `key`:
+    repaired entries take the places of those that failed, missing ones join at the end."""
 
-    def merge(reply: Any, repaired: Any, failed: set[str]) -> Any:
-        old = getattr(reply, items)
-        new = {getattr(entry, key): entry for entry in getattr(repaired, items)}
-        kept = []
+    def merge(reply: FormT, repaired: FormT, failed: set[str]) -> FormT:
+        repaired_by_id = {getattr(entry, key): entry for entry in getattr(repaired, items)}
+        merged = []
         placed = set()
-        for entry in old:
-            name = getattr(entry, key)
-            if (
-                name not in failed or name not in placed
-            ):  # an item that failed because it stood there twice is placed once
-                kept.append(new.get(name, entry) if name in failed else entry)
-            placed.add(name)
-        return reply.model_copy(
-            update={items: kept + [entry for name, entry in new.items() if name not in placed]}
-        )
+        for entry in getattr(reply, items):
+            entry_id = getattr(entry, key)
+            if entry_id not in failed:
+                merged.append(entry)
+            elif entry_id not in placed:  # it may have failed because it stood there twice
+                merged.append(repaired_by_id.get(entry_id, entry))
+            placed.add(entry_id)
+        for entry_id, entry in repaired_by_id.items():
+            if entry_id not in placed:
+                merged.append(entry)
+        return reply.model_copy(update={items: merged})
 
     return merge
 
@@ -241,9 +259,9 @@ class Stage:
     prompt: str  # a shipped prompt, or the path of a text file
     reply: type[Form]
     asks: Callable[[Draft], dict[str, Any]]  # the data about a draft
-    check: Callable[[Draft, Any], list[Fault]]
-    accept: Callable[[Draft, Any], Draft | Drop]
-    repairs: int = 2
+    check: Callable[[Draft, Any], list[Fault]]  # what is wrong with a reply of this form
+    accept: Callable[[Draft, Any], Draft | Drop]  # what a reply without faults makes of the row
+    repairs: int = 2  # how often a reply at fault is asked for again
     merge: Callable[[Any, Any, set[str]], Any] | None = (
         None  # where a repair sends failed items alone
     )
@@ -269,13 +287,14 @@ class Stage:
     @property
     def recipe(self) -> dict[str, Any]:
         """All that shapes the replies but the model: what freezing a pipeline has to keep."""
-        text = text_hash(system_text(self.prompt, self.reply))
         return {
             "task": self.task or self.name,
             "prompt": Path(self.prompt).stem,
-            "text": text,
+            "text": text_hash(system_text(self.prompt, self.reply)),
             "repairs": self.repairs,
-        } | self.settings
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
 
 
 def stage_hash(stage: Stage, endpoint: Endpoint) -> str:
@@ -299,48 +318,12 @@ class StageRow(Record):
     draft: str = ""  # hash of the row that came in
     faulty: bool = False  # dropped because no reply could be used
     attempt: int = 0
-    spent: dict[str, float] = Field(
-        default_factory=dict
-    )  # calls and tokens, whether a reply came from the cache or not
+    spent: dict[str, float] = Field(default_factory=dict)  # calls and tokens, from the cache or not
 
     @property
     def key(self) -> tuple:
         """The name of the row."""
         return (self.id,)
-
-
-async def _settle(
-    stage: Stage, draft: Draft, client: Client, attempt: int, spent: Counter
-) -> tuple[Any, list[Fault]]:
-    messages = stage.messages(draft)
-    reply = None
-    faults = []
-    task = stage.task or stage.name
-    form = json_format(stage.reply)
-    for _ in range(1 + stage.repairs):
-        answer = await client.ask(messages, attempt=attempt, response_format=form, **stage.settings)
-        spent.update({"calls": 1, "remembered": int(answer.cached)} | answer.usage)
-        found, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
-        unread = [Fault(place, INVALID, text) for place, text in complaints]
-        if found is not None:
-            reply = (
-                found
-                if _whole(stage, reply, faults)
-                else stage.merge(reply, found, {fault.item_id for fault in faults})
-            )
-            faults = stage.check(draft, reply)
-        elif reply is None:
-            faults = unread
-        if not faults:
-            return reply, []
-        messages = messages + repair_briefing(
-            task, answer.text, unread or faults, _whole(stage, reply, faults)
-        )
-    return reply, unread or faults
-
-
-def _whole(stage: Stage, reply: Any, faults: list[Fault]) -> bool:
-    return stage.merge is None or reply is None or any(not fault.item_id for fault in faults)
 
 
 async def stage_row(
@@ -351,47 +334,111 @@ async def stage_row(
     row = StageRow(
         id=draft.id, recipe=stage_hash(stage, client.endpoint), draft=draft.hash, attempt=attempt
     )
-
-    def drop(reason, detail, **more):
-        return Drop(id=draft.id, stage=stage.name, reason=reason, detail=printable(detail), **more)
-
     try:
-        reply, faults = await _settle(stage, draft, client, attempt, spent)
+        reply, faults = await _settled_reply(stage, draft, client, attempt, spent)
     except CallError as error:
         if error.fatal:
             raise
-        long = error.kind == "context_too_long"
-        row.drop = drop(
-            "too long" if long else "failed call", f"{error.kind}: {error}", retry=not long
-        )
+        row.drop = _drop_for_call(stage, draft, error)
     else:
-        outcome = None if faults else stage.accept(draft, reply)
-        if faults:
-            said = [
-                f"{fault.item_id}: {fault.detail}" if fault.item_id else fault.detail
-                for fault in faults[:5]
-            ]
-            row.drop = drop(faults[0].rule, "; ".join(said))
-            row.faulty = True
-        elif isinstance(outcome, Drop):
+        row.faulty = bool(faults)
+        outcome = _drop_for_faults(stage, draft, faults) if faults else stage.accept(draft, reply)
+        if isinstance(outcome, Drop):
             row.drop = outcome
         else:
-            usage = {
-                name: spent[name]
-                for name in ("prompt_tokens", "completion_tokens")
-                if name in spent
-            }
-            recipe = stage.recipe
-            note = {
-                "model": client.endpoint.model,
-                "prompt": recipe["prompt"],
-                "text": recipe["text"],
-                "attempts": spent["calls"],
-                "usage": usage,
-            }
-            row.kept = outcome.model_copy(update={"notes": outcome.notes | {stage.name: note}})
+            notes = dict(outcome.notes)
+            notes[stage.name] = _stage_note(stage, client.endpoint.model, spent)
+            row.kept = outcome.model_copy(update={"notes": notes})
     row.spent = {name: spent[name] for name in SPENT if name in spent}
     return row, spent
+
+
+async def _settled_reply(
+    stage: Stage, draft: Draft, client: Client, attempt: int, spent: Counter
+) -> tuple[Form | None, list[Fault]]:
+    """The first reply without faults and no faults, or after the last repair the reply and what is wrong with it.
+
+    What every call took is added to `spent`.
+    """
+    messages = stage.messages(draft)
+    reply = None
+    faults: list[Fault] = []
+    for _ in range(1 + stage.repairs):
+        answer = await client.ask(
+            messages,
+            attempt=attempt,
+            response_format=json_format(stage.reply),
+            **stage.settings,
+        )
+        _count_call(spent, answer)
+        form, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
+        unreadable = [Fault(item_id, INVALID, complaint) for item_id, complaint in complaints]
+        if form is not None:
+            if not _needs_whole_reply(stage, reply, faults):
+                form = stage.merge(reply, form, {fault.item_id for fault in faults})
+            reply = form
+            faults = stage.check(draft, reply)
+            if not faults:
+                return reply, []
+        elif reply is None:
+            faults = unreadable
+        messages = messages + repair_briefing(
+            stage.task or stage.name,
+            answer.text,
+            unreadable or faults,
+            _needs_whole_reply(stage, reply, faults),
+        )
+    return reply, unreadable or faults
+
+
+def _count_call(spent: Counter, answer: Reply) -> None:
+    spent["calls"] += 1
+    if answer.cached:
+        spent["remembered"] += 1
+    spent.update(answer.usage)
+
+
+def _needs_whole_reply(stage: Stage, reply: Form | None, faults: list[Fault]) -> bool:
+    """Whether a repair has to send everything: nothing can be merged, nothing was read, or the reply as a whole is at fault."""
+    return stage.merge is None or reply is None or any(not fault.item_id for fault in faults)
+
+
+def _drop_for_call(stage: Stage, draft: Draft, error: CallError) -> Drop:
+    """A failed call is made again by a later run; a row that is too long for the model stays too long."""
+    is_too_long = error.kind == "context_too_long"
+    return Drop(
+        id=draft.id,
+        stage=stage.name,
+        reason="too long" if is_too_long else "failed call",
+        detail=printable(f"{error.kind}: {error}"),
+        retry=not is_too_long,
+    )
+
+
+def _drop_for_faults(stage: Stage, draft: Draft, faults: list[Fault]) -> Drop:
+    """A row without a usable reply: the first fault is the reason, the first five are the detail."""
+    details = []
+    for fault in faults[:5]:
+        details.append(f"{fault.item_id}: {fault.detail}" if fault.item_id else fault.detail)
+    return Drop(
+        id=draft.id,
+        stage=stage.name,
+        reason=faults[0].rule,
+        detail=printable("; ".join(details)),
+    )
+
+
+def _stage_note(stage: Stage, model: str, spent: Counter) -> dict[str, Any]:
+    """What a row that is kept says about the stage: model, prompt by name and hash, calls, tokens."""
+    recipe = stage.recipe
+    tokens = ("prompt_tokens", "completion_tokens")
+    return {
+        "model": model,
+        "prompt": recipe["prompt"],
+        "text": recipe["text"],
+        "attempts": spent["calls"],
+        "usage": {name: spent[name] for name in tokens if name in spent},
+    }
 
 # %% ../../nbs/dataset/04_stages.ipynb #fdc81858
 def _stage_rows(path: str | Path) -> Iterator[StageRow]:
@@ -422,7 +469,7 @@ class StageResult:
     usage: Counter[str] = field(default_factory=Counter)
     ids: dict[str, int] = field(
         default_factory=dict, repr=False
-    )  # the rows that came in, and their places
+    )  # rows that came in, and in which order
 
     def stream(self) -> Iterator[Draft]:
         """The rows that were kept, one at a time, in the order in which they came in."""
@@ -441,12 +488,11 @@ class StageResult:
     @property
     def spent(self) -> dict[str, float]:
         """Calls and tokens of all rows, those of earlier runs included; failed calls are not counted."""
-        return dict(
-            sum(
-                (Counter(row.spent) for row in _stage_rows(self.path) if row.id in self.ids),
-                Counter(),
-            )
-        )
+        total = Counter()
+        for row in _stage_rows(self.path):
+            if row.id in self.ids:
+                total += Counter(row.spent)
+        return dict(total)
 
     def count(self, spent: Counter) -> None:
         """Add what one row took."""
@@ -467,9 +513,11 @@ class StageError(RuntimeError):
         self.rows = [drop.id for drop in drops]
         self.path = Path(path)
         self.command = command
-        shown = ", ".join(self.rows[:3]) + (", …" if len(drops) > 3 else "")
+        first_rows = ", ".join(self.rows[:3])
+        if len(drops) > 3:
+            first_rows += ", …"
         super().__init__(
-            f"stage {stage}: the first {len(drops)} rows ({shown}) were all dropped for one reason, {self.reason}. "
+            f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one reason, {self.reason}. "
             f"The last one, {drops[-1].id}: {printable(drops[-1].detail[:300])}. What is done is in {path}. "
             f"When the cause is mended, go on with: {command}"
         )
@@ -478,54 +526,58 @@ class StageError(RuntimeError):
 STUCK = 20
 
 
-class _Past:
-    """What the file of a stage already holds: the draft's hash by row, and under which number of attempt it was made."""
+class _EarlierRows:
+    """What the file of a stage already holds."""
 
     def __init__(self, path: Path, recipe: str):
         self.path = path
         self.recipe = recipe
-        self.known = {}
-        self.attempt = 0
-        self.outcomes = set()
+        self.draft_hashes: dict[str, str] = {}  # of the settled rows, by id
+        self.attempt = 0  # the highest number of attempt under which a row was made
+        self.outcomes: set[tuple[bool, str | None]] = set()  # faulty or not, reason of the drop
 
-    def __call__(self, row: StageRow) -> bool:
-        if row.recipe != self.recipe:
-            raise self.refused(
-                "recipe",
-                row.recipe,
-                f"{self.recipe}: this stage, prompt, form, settings and model",
-                row.id,
-            )
-        retry = bool(row.drop and row.drop.retry)
-        if not retry:
-            self.known[row.id] = row.draft
-        self.attempt = max(self.attempt, row.attempt)
-        self.outcomes.add((row.faulty, row.drop and row.drop.reason))
-        return retry
-
-    def refused(self, rule: str, found: str, allowed: str, row: str) -> DataError:
-        return DataError(
-            [
-                Violation(
-                    rule,
-                    found,
-                    f"{allowed}, or another folder for this build",
-                    example_id=row,
-                    file=str(self.path),
-                )
-            ]
-        )
-
-    def open(self, rows: int | None) -> Journal[StageRow]:
-        journal = Journal(self.path, StageRow, again=self)
-        enough = len(self.known) == rows or (len(self.known) >= STUCK and len(self.outcomes) == 1)
-        if not (self.known and enough and all(faulty for faulty, _ in self.outcomes)):
+    def open_journal(self, row_count: int | None) -> Journal[StageRow]:
+        """The file, opened to go on with these many rows; started over under the next number of attempt where a hopeless
+        builder made all of it."""
+        journal = Journal(self.path, StageRow, again=self._take_in)
+        if not self._is_hopeless(row_count):
             return journal
         journal.__exit__()
         self.path.unlink()
-        self.known = {}
-        self.attempt = self.attempt + 1
+        self.draft_hashes = {}
+        self.attempt += 1
         return Journal(self.path, StageRow)
+
+    def _take_in(self, row: StageRow) -> bool:
+        """Note a row; whether it is to be asked for once more. Raises `DataError` for a row of another recipe."""
+        if row.recipe != self.recipe:
+            allowed = f"{self.recipe}: this stage, prompt, form, settings and model"
+            raise self.mismatch("recipe", row.recipe, allowed, row.id)
+        reason = row.drop.reason if row.drop else None
+        is_failed_call = row.drop is not None and row.drop.retry
+        if not is_failed_call:
+            self.draft_hashes[row.id] = row.draft
+        self.attempt = max(self.attempt, row.attempt)
+        self.outcomes.add((row.faulty, reason))
+        return is_failed_call
+
+    def _is_hopeless(self, row_count: int | None) -> bool:
+        """Whether no reply could be used in any row, be it all that come in, or twenty for one reason."""
+        settled = len(self.draft_hashes)
+        if not settled or not all(faulty for faulty, _ in self.outcomes):
+            return False
+        return settled == row_count or (settled >= STUCK and len(self.outcomes) == 1)
+
+    def mismatch(self, rule: str, actual: str, allowed: str, row_id: str) -> DataError:
+        """The error for a row of the file that does not belong in this build."""
+        violation = Violation(
+            rule,
+            actual,
+            f"{allowed}, or another folder for this build",
+            example_id=row_id,
+            file=str(self.path),
+        )
+        return DataError([violation])
 
 # %% ../../nbs/dataset/04_stages.ipynb #a8cd680b
 async def run_stage(
@@ -545,62 +597,78 @@ async def run_stage(
     """
     path = Path(out) / f"{stage.name}.jsonl"
     result = StageResult(path, stage.name)
-    first = []
-    past = _Past(path, stage_hash(stage, client.endpoint))
+    earlier = _EarlierRows(path, stage_hash(stage, client.endpoint))
+    first_outcomes: list[Drop | None] = []
 
-    def todo() -> Iterator[Draft]:
-        for draft in drafts:
-            if draft.id in result.ids:
-                where = {"example_id": draft.id, "file": f"rows for stage {stage.name}"}
-                raise DataError([Violation("id", "two rows with one id", "each row once", **where)])
-            result.ids[draft.id] = len(result.ids)
-            if draft.id not in past.known:
-                yield draft
-                continue
-            result.found += 1
-            if past.known[draft.id] != draft.hash:
-                raise past.refused(
-                    "draft",
-                    past.known[draft.id],
-                    f"{draft.hash}: the row as it comes in now",
-                    draft.id,
-                )
+    async def ask(draft: Draft) -> tuple[StageRow, Counter]:
+        return await stage_row(stage, draft, client, earlier.attempt)
 
-    with past.open(len(drafts) if isinstance(drafts, Sized) else None) as journal:
-
-        def work(draft):
-            return stage_row(stage, draft, client, past.attempt)
-
-        async with (
-            client,
-            aclosing(run_many(todo(), work, concurrency or client.endpoint.concurrency)) as rows,
-        ):
+    with earlier.open_journal(len(drafts) if isinstance(drafts, Sized) else None) as journal:
+        unsettled = _unsettled(drafts, result, earlier)
+        settled = run_many(unsettled, ask, concurrency or client.endpoint.concurrency)
+        async with client, aclosing(settled) as rows:
             async for _, (row, spent) in rows:
                 journal.append(row)
                 result.count(spent)
                 if on_row:
                     on_row(row)
-                first += [row.drop] * (result.done <= STUCK)
-                if (
-                    result.done == STUCK
-                    and None not in first
-                    and len({drop.reason for drop in first}) == 1
-                ):
-                    raise StageError(stage.name, first, path, command)
+                if result.done <= STUCK:
+                    first_outcomes.append(row.drop)
+                if result.done == STUCK and _fell_alike(first_outcomes):
+                    raise StageError(stage.name, first_outcomes, path, command)
     _put_in_order(path, result.ids)
     return result
 
 
-def _put_in_order(path: Path, places: dict[str, int]) -> None:
-    lines = []
-    at = 0
+def _unsettled(
+    drafts: Iterable[Draft], result: StageResult, earlier: _EarlierRows
+) -> Iterator[Draft]:
+    """The rows that the file does not have yet, one at a time; all that come in are counted in `result`.
+
+    Raises `DataError` for a row that comes in twice, and for one that has changed since it was settled.
+    """
+    for draft in drafts:
+        if draft.id in result.ids:
+            raise DataError(
+                [
+                    Violation(
+                        "id",
+                        "two rows with one id",
+                        "each row once",
+                        example_id=draft.id,
+                        file=f"rows for stage {result.stage}",
+                    )
+                ]
+            )
+        result.ids[draft.id] = len(result.ids)
+        if draft.id not in earlier.draft_hashes:
+            yield draft
+            continue
+        result.found += 1
+        settled_hash = earlier.draft_hashes[draft.id]
+        if settled_hash != draft.hash:
+            allowed = f"{draft.hash}: the row as it comes in now"
+            raise earlier.mismatch("draft", settled_hash, allowed, draft.id)
+
+
+def _fell_alike(drops: list[Drop | None]) -> bool:
+    """Whether all rows were dropped, for one reason."""
+    return None not in drops and len({drop.reason for drop in drops}) == 1
+
+
+def _put_in_order(path: Path, order: dict[str, int]) -> None:
+    """Sort the lines of a file as their rows came in; those of other rows go to the end."""
+    lines = []  # (rank, offset, length)
+    offset = 0
     with open(path, "rb") as file:
         for line in file:
-            lines.append((places.get(json.loads(line)["id"], len(places)), at, len(line)))
-            at += len(line)
-        if lines == (ordered := sorted(lines)):
+            row_id = json.loads(line)["id"]
+            lines.append((order.get(row_id, len(order)), offset, len(line)))
+            offset += len(line)
+        sorted_lines = sorted(lines)
+        if sorted_lines == lines:
             return
-        with replacing(path) as part, open(part, "wb") as sorted_file:
-            for _, start, length in ordered:
+        with replacing(path) as new_path, open(new_path, "wb") as new_file:
+            for _, start, length in sorted_lines:
                 file.seek(start)
-                sorted_file.write(file.read(length))
+                new_file.write(file.read(length))

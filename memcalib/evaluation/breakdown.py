@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_file', 'score_text']
+           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_text']
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +43,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #9c33bf53
+def _cell_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actual"]:
+    cells = []
+    for judgment in judgments:
+        for atom in judgment.atoms:
+            if atom.actual is not None:
+                cells.append(3 * atom.ideal + atom.actual)
+    return np.bincount(np.array(cells, dtype=np.int64), minlength=9).reshape(3, 3)
+
+
 def channel_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actual"]:
     """How many scored atoms of each ideal level were used at each actual level; raises when none is scored."""
-    cells = [3 * a.ideal + a.actual for j in judgments for a in j.atoms if a.actual is not None]
-    if not cells:
+    counts = _cell_counts(judgments)
+    if not counts.any():
         raise ValueError("no scored atom: channel proportions of nothing are undefined")
-    return np.bincount(cells, minlength=9).reshape(3, 3)
+    return counts
 
 
 def channel_proportions(
@@ -62,16 +73,20 @@ def macro_accuracy(proportions: Float[np.ndarray, "ideal actual"]) -> float:
 
     Raises `ValueError` naming the level that has no atoms.
     """
-    if missing := [Level(k).label for k in range(3) if np.isnan(proportions[k]).any()]:
+    missing = [level.label for level in Level if np.isnan(proportions[level]).any()]
+    if missing:
         raise ValueError(
             f"macro accuracy: found no scored atom of ideal level {', '.join(missing)}; allowed: all three"
         )
     return float(np.diag(proportions).mean())
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #8dfb2895
-CHANNEL_NAMES = tuple(
-    f"{u.wire}+" if u == v else f"{u.wire}{v.wire}-" for u in Level for v in Level
-)
+def _channel_name(ideal: Level, actual: Level) -> str:
+    """`B+` for Bound used as Bound, `BA-` for Bound used as Ignore."""
+    return f"{ideal.wire}+" if ideal == actual else f"{ideal.wire}{actual.wire}-"
+
+
+CHANNEL_NAMES = tuple(_channel_name(ideal, actual) for ideal, actual in product(Level, Level))
 
 
 def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
@@ -80,11 +95,11 @@ def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
 
     columns = {}
     for name, group in by_source(judgments).items():
-        if not any(atom.actual is not None for judgment in group for atom in judgment.atoms):
+        counts = _cell_counts(group)
+        if not counts.any():
             columns[name, "atoms"] = [0] * 10
             columns[name, "%"] = [np.nan] * 10
             continue
-        counts = channel_counts(group)
         percent = channel_proportions(counts)
         macro = np.nan if np.isnan(percent).any() else macro_accuracy(percent)
         columns[name, "atoms"] = [*counts.ravel().tolist(), int(counts.sum())]
@@ -94,11 +109,18 @@ def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
 # %% ../../nbs/evaluation/01_breakdown.ipynb #435b7970
 def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     """Judgments grouped by model, in order of appearance; condition and judge are named where there are several."""
-    groups: dict[tuple, list[Judgment]] = {}
-    for j in judgments:
-        groups.setdefault(tuple(getattr(j, field) for field in SOURCE), []).append(j)
-    parts = [k for k in range(3) if k == 0 or len({key[k] for key in groups}) > 1]
-    return {" · ".join(key[k] or "-" for k in parts): group for key, group in groups.items()}
+    groups: dict[tuple[str, ...], list[Judgment]] = {}
+    for judgment in judgments:
+        source = tuple(getattr(judgment, column) for column in SOURCE)
+        groups.setdefault(source, []).append(judgment)
+    naming_columns = [0]  # the model, and what differs besides
+    for column in range(1, len(SOURCE)):
+        if len({source[column] for source in groups}) > 1:
+            naming_columns.append(column)
+    named_groups = {}
+    for source, group in groups.items():
+        named_groups[" · ".join(source[column] or "-" for column in naming_columns)] = group
+    return named_groups
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #5670d8da
 KINDS: dict[str, str] = {
@@ -116,9 +138,27 @@ KINDS: dict[str, str] = {
 
 def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
     """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none fits."""
-    return next((kind for kind, pattern in kinds.items() if re.match(pattern, atom_id)), "other")
+    for kind, pattern in kinds.items():
+        if re.match(pattern, atom_id):
+            return kind
+    return "other"
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #d3052bd5
+_ATOM_FRAME_COLUMNS = [
+    *SOURCE,
+    "domain",
+    "question_id",
+    "atoms",
+    "atom_id",
+    "family",
+    "block",
+    "ideal",
+    "actual",
+    "quoted",
+    "grounded",
+]
+
+
 def atom_frame(
     judgments: "Iterable[Judgment] | pd.DataFrame",
     kinds: Mapping[str, str] = KINDS,
@@ -132,66 +172,53 @@ def atom_frame(
 
     if isinstance(judgments, pd.DataFrame):
         return judgments
+    families = families or {}
     rows = []
-    for j in judgments:
-        head = {name: getattr(j, name) for name in (*SOURCE, "domain", "question_id")} | {
-            "atoms": len(j.atoms)
-        }
-        size = Counter(atom.parent_memory_id for atom in j.atoms)
-        for atom in j.atoms:
-            block = size[atom.parent_memory_id] if atom.parent_memory_id else np.nan
-            levels = {
-                "ideal": int(atom.ideal),
-                "actual": np.nan if atom.actual is None else int(atom.actual),
-            }
-            family = (families or {}).get((j.example_id, atom.atom_id))
-            rows.append(
-                head
-                | {"atom_id": atom.atom_id, "family": family, "block": block}
-                | levels
-                | {"quoted": bool(atom.quote), "grounded": atom.grounded}
+    for judgment in judgments:
+        block_sizes = Counter(atom.parent_memory_id for atom in judgment.atoms)
+        for atom in judgment.atoms:
+            row = (
+                judgment.model,
+                judgment.condition,
+                judgment.judge,
+                judgment.domain,
+                judgment.question_id,
+                len(judgment.atoms),
+                atom.atom_id,
+                families.get((judgment.example_id, atom.atom_id)),
+                block_sizes[atom.parent_memory_id] if atom.parent_memory_id else np.nan,
+                int(atom.ideal),
+                np.nan if atom.actual is None else int(atom.actual),
+                bool(atom.quote),
+                atom.grounded,
             )
-    frame = pd.DataFrame(
-        rows,
-        columns=[
-            "model",
-            "condition",
-            "judge",
-            "domain",
-            "question_id",
-            "atoms",
-            "atom_id",
-            "family",
-            "block",
-            "ideal",
-            "actual",
-            "quoted",
-            "grounded",
-        ],
-    )
-    frame["kind"] = frame["atom_id"].map(
-        {i: distractor_kind(i, kinds) for i in set(frame["atom_id"])}
-    )
+            rows.append(row)
+    frame = pd.DataFrame(rows, columns=_ATOM_FRAME_COLUMNS)
+    kind_by_id = {atom_id: distractor_kind(atom_id, kinds) for atom_id in set(frame["atom_id"])}
+    frame["kind"] = frame["atom_id"].map(kind_by_id)
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["block_size"] = binned(frame["block"].fillna(0), BLOCK_BINS)
     return frame
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #dd347806
 def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
+    """Accuracy with its bounds, over-use and under-use of these atoms in percent, and how many there are."""
     scored = frame.dropna(subset="actual")
-    row = dict.fromkeys(
+    row: dict[str, float] = dict.fromkeys(
         ["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan
     )
     if len(scored):
-        gap = (scored["actual"] - scored["ideal"]).to_numpy()
-        values = 100.0 * np.stack([gap == 0, gap > 0, gap < 0], axis=1)
-        totals, counts = fold_by_question(values, np.zeros(len(gap)), scored["question_id"])
-        accuracy, over, under = values.mean(axis=0).tolist()
-        low, high = interval(bootstrap_means(totals[..., :1], counts, resamples, seed))[
-            :, 0
-        ].tolist()
-        row = dict(zip(row, (accuracy, low, high, over, under), strict=True))
-    return row | {"atoms": len(frame), "unscored_atoms": len(frame) - len(scored)}
+        difference = (scored["actual"] - scored["ideal"]).to_numpy()
+        values = 100.0 * np.stack([difference == 0, difference > 0, difference < 0], axis=1)
+        row["accuracy"], row["over_use"], row["under_use"] = values.mean(axis=0).tolist()
+        correct = values[:, :1]
+        no_seeds = np.zeros(len(values))
+        totals, counts = fold_by_question(correct, no_seeds, scored["question_id"])
+        bounds = interval(bootstrap_means(totals, counts, resamples, seed))
+        row["accuracy_low"], row["accuracy_high"] = bounds[:, 0].tolist()
+    row["atoms"] = len(frame)
+    row["unscored_atoms"] = len(frame) - len(scored)
+    return row
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #51006803
 SLICES = ("domain", "kind", "block_size", "atom_count", "ideal", "family")
@@ -214,14 +241,15 @@ def atom_table(
     if by not in SLICES:
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SLICES)}")
     frame = atom_frame(judgments, kinds)
-    frame = frame if ideal is None else frame[frame["ideal"] == int(ideal)]
+    if ideal is not None:
+        frame = frame[frame["ideal"] == int(ideal)]
     rows = []
-    for key, group in frame.groupby(list(SOURCE), sort=False):
-        for part, rest in group.groupby(by, observed=True):
-            head = dict(zip(SOURCE, key, strict=True)) | {
-                by: Level(part).label if by == "ideal" else part
-            }
-            rows.append(head | _atom_row(rest, resamples, seed))
+    for source, atoms_of_source in frame.groupby(list(SOURCE), sort=False):
+        for slice_value, atoms in atoms_of_source.groupby(by, observed=True):
+            row = dict(zip(SOURCE, source, strict=True))
+            row[by] = Level(slice_value).label if by == "ideal" else slice_value
+            row.update(_atom_row(atoms, resamples, seed))
+            rows.append(row)
     if not rows:
         raise ValueError("no atom to count: a table of nothing is undefined")
     return pd.DataFrame(rows)
@@ -314,27 +342,6 @@ def _differences(
         rows.append(head | means | {"low": low[k], "high": high[k]} | counts | {"p": float(p)})
     return rows
 
-# %% ../../nbs/evaluation/01_breakdown.ipynb #7b1bb711
-def score_file(
-    path: str | Path, rho: float = 0.5, resamples: int = 2000, seed: int = 0, ddof: int = 0
-) -> dict[str, "pd.DataFrame"]:
-    """Every table of a judgments file by name: scores, controls, slices of responses and atoms, channels."""
-    judgments = load_judgments(path)
-    responses = response_frame(judgments)
-    atoms = atom_frame(judgments)
-    options = {"rho": rho, "resamples": resamples, "seed": seed, "ddof": ddof}
-    draw = {"resamples": resamples, "seed": seed}
-    return {
-        "scores": score(responses, **options),
-        "controls": controls(judgments, **options),
-        "by domain": score(responses, by="domain", **options),
-        "by number of atoms": score(responses, by="atom_count", **options),
-        "by number of distractors": score(responses, by="distractor_count", **options),
-        "atoms by block size": atom_table(atoms, by="block_size", **draw),
-        "distractors by kind": atom_table(atoms, by="kind", ideal=Level.IGNORE, **draw),
-        "channels": channel_table(judgments),
-    }
-
 # %% ../../nbs/evaluation/01_breakdown.ipynb #623b7354
 TORN = "the last line is torn, as a stopped run leaves it, and was left out"
 
@@ -345,27 +352,33 @@ def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, 
     Options as in `score`. Says so when a torn last line was left out. Raises `DataError` for a bad file and `ValueError` for an
     unknown slice.
     """
-    import json
-
     judgments = load_judgments(path)
     notes = [f"{path}: {TORN}"] if torn_line(path) else []
-    draw = {k: v for k, v in options.items() if k in ("resamples", "seed")}
+    resampling = {name: options[name] for name in ("resamples", "seed") if name in options}
     tables = {"scores": score(judgments, **options), "controls": controls(judgments, **options)}
-    tables |= {
-        f"atoms by {name.replace('_', ' ')}": atom_table(judgments, name, **draw) for name in by
-    }
+    for name in by:
+        title = f"atoms by {name.replace('_', ' ')}"
+        tables[title] = atom_table(judgments, name, **resampling)
     channels = channel_table(judgments)
     channels.columns = [" ".join(pair) for pair in channels.columns]
     tables["channels"] = channels.reset_index()
-    if as_json:
-        cells = {name: json.loads(rows.to_json(orient="records")) for name, rows in tables.items()}
-        return json.dumps(({"notes": notes} if notes else {}) | cells, indent=1)
-    text = {
-        name: readable(rows) if "SCS" in rows else rows.round(2) for name, rows in tables.items()
-    }
-    return "\n\n".join(
-        [
-            *notes,
-            *(f"{name}\n{rows.to_string(index=False, na_rep='-')}" for name, rows in text.items()),
-        ]
-    )
+    return _tables_as_json(tables, notes) if as_json else _tables_as_text(tables, notes)
+
+
+def _tables_as_json(tables: Mapping[str, "pd.DataFrame"], notes: Sequence[str]) -> str:
+    """One JSON object: the rows of each table under its title, and `notes` where there are any."""
+    document: dict[str, list] = {}
+    if notes:
+        document["notes"] = list(notes)
+    for title, table in tables.items():
+        document[title] = json.loads(table.to_json(orient="records"))
+    return json.dumps(document, indent=1)
+
+
+def _tables_as_text(tables: Mapping[str, "pd.DataFrame"], notes: Sequence[str]) -> str:
+    """The notes and each table under its title, for a terminal."""
+    paragraphs = list(notes)
+    for title, table in tables.items():
+        rows = readable(table) if "SCS" in table else table.round(2)
+        paragraphs.append(f"{title}\n{rows.to_string(index=False, na_rep='-')}")
+    return "\n\n".join(paragraphs)

@@ -30,23 +30,23 @@ EXTRAS = {
 }
 
 # %% ../../nbs/io/06_extras.ipynb #5afc3120
-def explained(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """The error with the extra that brings the missing package; `what` needed it. The error itself where no extra does, or it says so already."""
+def explained(error: ModuleNotFoundError, needed_by: str) -> ModuleNotFoundError:
+    """The error with the extra that brings the missing package; the error itself where no extra does, or it says so already."""
     package = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
-    if extra is None or "memcalib[" in str(error):
+    extras = [extra for extra, packages in EXTRAS.items() if package in packages]
+    if not extras or "memcalib[" in str(error):
         return error
-    return ModuleNotFoundError(
-        f"{what} needs {package}, which is not installed: pip install 'memcalib[{extra}]'",
-        name=error.name,
-        path=error.path,
+    message = (
+        f"{needed_by} needs {package}, which is not installed: pip install 'memcalib[{extras[0]}]'"
     )
+    return ModuleNotFoundError(message, name=error.name, path=error.path)
 
 # %% ../../nbs/io/06_extras.ipynb #7f02ce66
-def needs(package: str, what: str) -> None:
-    """Raise `ModuleNotFoundError` with the extra to install if a package that `what` needs is missing."""
+def needs(package: str, needed_by: str) -> None:
+    """Raise `ModuleNotFoundError` with the extra to install if the package is missing."""
     if find_spec(package) is None:
-        raise explained(ModuleNotFoundError(f"No module named {package!r}", name=package), what)
+        error = ModuleNotFoundError(f"No module named {package!r}", name=package)
+        raise explained(error, needed_by)
 
 # %% ../../nbs/io/06_extras.ipynb #23b5c8fa
 class ExplainingLoader(SourceFileLoader):

@@ -41,18 +41,18 @@ class Journal(Generic[RecordT]):
         try:
             _cut_torn_line(self.path)
             self.keys: set[tuple] = set()
-            self._torn = b""  # half a line that could not be taken back
-            failed = False
+            self._torn_bytes = b""  # half a line that could not be taken back
+            has_rows_to_drop = False
             for row in self.rows():
                 if again(row):
-                    failed = True
+                    has_rows_to_drop = True
                 elif row.key in self.keys:
                     raise ValueError(
                         f"{self.path}: two rows for {row.key}; allowed is one: delete one of them"
                     )
                 else:
                     self.keys.add(row.key)
-            if failed:
+            if has_rows_to_drop:
                 self._rewrite(row for row in self.rows() if not again(row))
         except BaseException:
             _close(self._file)
@@ -81,13 +81,13 @@ class Journal(Generic[RecordT]):
         Where even that fails, the next call takes it back before it writes, or raises again: a line never continues half of another.
         """
         line = (row.to_json() + "\n").encode()
-        done = 0
+        written = 0
         try:
             self._take_back()
-            while done < len(line):
-                done += os.write(self._file, line[done:])
+            while written < len(line):
+                written += os.write(self._file, line[written:])
         except OSError as error:
-            self._torn += line[:done]
+            self._torn_bytes += line[:written]
             with suppress(OSError):
                 self._take_back()
             safe = f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe, and the same command goes on from there"
@@ -95,26 +95,31 @@ class Journal(Generic[RecordT]):
         self.keys.add(row.key)
 
     def _take_back(self) -> None:
-        if self._torn:
-            size = max(0, os.fstat(self._file).st_size - len(self._torn))
-            with open(self.path, "rb") as file:
-                file.seek(size)
-                if file.read() == self._torn:  # and not what another process has written since
-                    os.ftruncate(self._file, size)
-            self._torn = b""
+        """Cut off the half line that a failed `append` left, unless another process has written behind it."""
+        if not self._torn_bytes:
+            return
+        size_before = max(0, os.fstat(self._file).st_size - len(self._torn_bytes))
+        with open(self.path, "rb") as file:
+            file.seek(size_before)
+            end_of_file = file.read()
+        if end_of_file == self._torn_bytes:
+            os.ftruncate(self._file, size_before)
+        self._torn_bytes = b""
 
     def _rewrite(self, rows: Iterator[RecordT]) -> None:
+        """Let a file of these rows alone take the place of the open one, and lock it where that one was locked."""
         try:
-            with replacing(self.path) as part:
-                with open(part, "w", encoding="utf-8") as file:
+            with replacing(self.path) as unfinished:
+                with open(unfinished, "w", encoding="utf-8") as file:
                     file.writelines(row.to_json() + "\n" for row in rows)
-                new = _open(part, self._file in _OURS)
+                descriptor = _open(unfinished, alone=self._file in _LOCKED_FILES)
         except OSError as error:
+            reason = error.strerror or error
             raise OSError(
-                f"{self.path}: {error.strerror or error}; its rows are safe, and the same command goes on from there"
+                f"{self.path}: {reason}; its rows are safe, and the same command goes on from there"
             ) from None
         _close(self._file)
-        self._file = new
+        self._file = descriptor
 
 # %% ../../nbs/io/02_jsonl.ipynb #6d5c2c45
 def try_lock(descriptor: int) -> bool:
@@ -128,9 +133,8 @@ def try_lock(descriptor: int) -> bool:
         return True
 
 
-_OURS: dict[
-    int, tuple[int, int]
-] = {}  # device and number of the files that this process has locked, by descriptor
+# device and inode of the files that this process has locked, by descriptor
+_LOCKED_FILES: dict[int, tuple[int, int]] = {}
 
 
 def _open(path: Path, alone: bool) -> int:
@@ -145,49 +149,61 @@ def _open(path: Path, alone: bool) -> int:
 
 
 def _close(descriptor: int) -> None:
-    _OURS.pop(descriptor, None)
+    _LOCKED_FILES.pop(descriptor, None)
     os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    found = os.fstat(descriptor)
-    place = found.st_dev, found.st_ino
-    if not stat.S_ISREG(found.st_mode):
+    """Lock a regular file for this process; raises `OSError` where another process has it, or has just replaced it."""
+    opened = os.fstat(descriptor)
+    if not stat.S_ISREG(opened.st_mode):
         return
-    ours = place in _OURS.values()
-    if mine := try_lock(descriptor):
-        _OURS[descriptor] = place
-    now = os.stat(path)
-    if not (mine or ours) or (now.st_dev, now.st_ino) != place:
+    opened_file = opened.st_dev, opened.st_ino
+    ours_already = opened_file in _LOCKED_FILES.values()
+    locked_now = try_lock(descriptor)
+    if locked_now:
+        _LOCKED_FILES[descriptor] = opened_file
+    at_path = os.stat(path)
+    was_replaced = (at_path.st_dev, at_path.st_ino) != opened_file
+    if was_replaced or not (locked_now or ours_already):
         raise OSError(
             f"{path}: another process is writing this file; wait for its end, then run the same command again"
         )
 
 # %% ../../nbs/io/02_jsonl.ipynb #093218bd
+_BLOCK = 1 << 20  # bytes that are read at a time when a file is searched from its end
+
+
 def _cut_torn_line(path: Path) -> None:
+    """Cut off a last line that was only half written, and end one that lacks nothing but its line break."""
     with open(path, "rb+") as file:
-        if line := _open_line(file):
-            if _is_whole(line):
-                file.write(b"\n")
-            else:
-                file.truncate(file.tell() - len(line))
+        line = _unended_line(file)
+        if not line:
+            return
+        if _is_whole(line):
+            file.write(b"\n")
+        else:
+            file.truncate(file.tell() - len(line))
 
 
-def _open_line(file: BinaryIO) -> bytes:
-    end = size = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - (1 << 20))
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
+def _unended_line(file: BinaryIO) -> bytes:
+    """What stands behind the last line break of a file; the file is at its end afterwards."""
+    size = file.seek(0, os.SEEK_END)
+    line_start = size
+    while line_start:
+        block_start = max(0, line_start - _BLOCK)
+        file.seek(block_start)
+        newline = file.read(line_start - block_start).rfind(b"\n")
         if newline >= 0:
-            end = start + newline + 1
+            line_start = block_start + newline + 1
             break
-        end = start
-    file.seek(end)
-    return file.read(size - end)
+        line_start = block_start
+    file.seek(line_start)
+    return file.read(size - line_start)
 
 
 def _is_whole(line: bytes) -> bool:
+    """Whether a line is a JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -203,8 +219,11 @@ def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
         yield from read_jsonl(path, kind)
     except DataError as error:
         with open(path, "rb") as file:
-            last, end = max(enumerate(file, 1), default=(0, b""))
-        if end.endswith(b"\n") or error.violations[0].line != last or _is_whole(end):
+            line_count = sum(1 for _ in file)
+            line = _unended_line(file)
+        damage_is_in_last_line = error.violations[0].line == line_count
+        is_half_written = bool(line) and not _is_whole(line)
+        if not (damage_is_in_last_line and is_half_written):
             raise
 
 # %% ../../nbs/io/02_jsonl.ipynb #47102ecd
@@ -214,22 +233,27 @@ def torn_line(path: str | Path) -> int:
     if path.suffix != ".jsonl" or not path.is_file():
         return 0
     with open(path, "rb") as file:
-        line = _open_line(file)
+        line = _unended_line(file)
     return 0 if _is_whole(line) else len(line)
 
 # %% ../../nbs/io/02_jsonl.ipynb #4413badc
 def whole_rows(path: str | Path) -> tuple[list[dict], list[int]]:
-    """The objects of a JSONL file that may be damaged, and the numbers of the lines that are not objects; nothing without a file."""
+    """The objects of a JSONL file that may be damaged, and the numbers of the lines that are not objects; nothing without a file.
+
+    A last line that was only half written is in neither list.
+    """
     path = Path(path)
-    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    lines += [last] if _is_whole(last) else []
-    whole = [_is_whole(line) for line in lines]
-    damaged = [
-        number
-        for number, (line, fine) in enumerate(zip(lines, whole, strict=True), 1)
-        if line.strip() and not fine
-    ]
-    return [json.loads(line) for line, fine in zip(lines, whole, strict=True) if fine], damaged
+    if not path.is_file():
+        return [], []
+    objects = []
+    damaged_lines = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if _is_whole(line):
+            objects.append(json.loads(line))
+        elif line.strip() and number < len(lines):
+            damaged_lines.append(number)
+    return objects, damaged_lines
 
 # %% ../../nbs/io/02_jsonl.ipynb #28fd3ae9
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

@@ -24,13 +24,13 @@ from .settings import changed, current_names
 
 # %% ../../nbs/io/05_runs.ipynb #5e2cd392
 def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; `None` without git, or where it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30
-        )
+        process = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def git_state(folder: str | Path | None = None) -> dict[str, Any]:
@@ -38,16 +38,14 @@ def git_state(folder: str | Path | None = None) -> dict[str, Any]:
     folder = Path(str(resources.files("memcalib"))) if folder is None else Path(folder)
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return {"commit": None, "dirty": None}
-    changes = _git(
-        folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)runs"
-    )  # results are no code
-    new = _git(
-        folder, "ls-files", "--others", "--exclude-standard", "--", "*.py"
-    )  # imported, and in no commit
-    return {
-        "commit": _git(folder, "rev-parse", "HEAD"),
-        "dirty": None if changes is None else bool(changes or new),
-    }
+    commit = _git(folder, "rev-parse", "HEAD")
+    all_but_results = ("--", ":/", ":(top,exclude)runs")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", *all_but_results)
+    if changes is None:
+        return {"commit": commit, "dirty": None}
+    # a module that is in no commit is imported all the same
+    new_modules = _git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py")
+    return {"commit": commit, "dirty": bool(changes or new_modules)}
 
 # %% ../../nbs/io/05_runs.ipynb #a8269614
 PACKAGES = (
@@ -65,13 +63,13 @@ PACKAGES = (
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
     """Installed versions by name, Python first; `None` for a package that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    version_of: dict[str, str | None] = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            version_of[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            version_of[name] = None
+    return version_of
 
 # %% ../../nbs/io/05_runs.ipynb #007c4794
 def file_hash(path: str | Path) -> str:
@@ -86,34 +84,34 @@ def manifest(
     data: str | Path | Mapping[str, str | Path] | None = None,
     judge: str | None = None,
     started: float | None = None,
-    **more: Any,
+    **facts: object,
 ) -> dict[str, Any]:
     """The description of a run; `data` is a file to hash, or several by name, `started` is `time.time()` at its beginning.
 
-    Anything else (cost, device) is added under its own name.
+    Other facts (cost, device) are added under their own names.
     """
-    data = {Path(data).name: data} if isinstance(data, str | Path) else data
-    seeds = dict(seeds) if isinstance(seeds, Mapping) else list(seeds)
-    head = {
+    if data is None:
+        data = {}
+    elif isinstance(data, str | Path):
+        data = {Path(data).name: data}
+    description = {
         "config": dict(config),
-        "seeds": seeds,
+        "seeds": dict(seeds) if isinstance(seeds, Mapping) else list(seeds),
         "judge": judge,
         "git": git_state(),
         "versions": versions(),
+        "data_sha256": {name: file_hash(path) for name, path in data.items()},
+        "platform": platform.platform(),
+        "wall_seconds": None if started is None else round(time.time() - started, 1),
     }
-    hashes = {name: file_hash(path) for name, path in (data or {}).items()}
-    wall = None if started is None else round(time.time() - started, 1)
-    return (
-        head | {"data_sha256": hashes, "platform": platform.platform(), "wall_seconds": wall} | more
-    )
+    description.update(facts)
+    return description
 
 
 def write_manifest(folder: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write manifest.json into a run folder; values JSON does not know become text."""
-    return write_whole(
-        Path(folder) / "manifest.json",
-        json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n",
-    )
+    """Write manifest.json into a run folder and return its path; values JSON does not know become text."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+    return write_whole(Path(folder) / "manifest.json", text + "\n")
 
 # %% ../../nbs/io/05_runs.ipynb #52b2f7f3
 def holds_rows(path: str | Path, kind: type[Record], count: int) -> bool:
@@ -124,13 +122,23 @@ def holds_rows(path: str | Path, kind: type[Record], count: int) -> bool:
         return False
 
 # %% ../../nbs/io/05_runs.ipynb #cc4a328f
-def _by_name(settings: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(settings, dict) or not settings:
-        return {name: settings} if name else {}
-    inner = ((f"{name}.{key}" if name else str(key), value) for key, value in settings.items())
-    return {place: value for key, below in inner for place, value in _by_name(below, key).items()}
+def _by_dotted_name(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings in one dictionary; an empty mapping is a value."""
+    flat = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            flat.update(_by_dotted_name(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
 
 # %% ../../nbs/io/05_runs.ipynb #7ed6ab38
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they come back from a file: tuples are lists, keys are texts."""
+    return json.loads(json.dumps(settings))
+
+
 class RunFolder:
     """The folder of one run, with its settings in parameters.json; raises `ValueError` for a folder that holds a run of other settings.
 
@@ -153,12 +161,11 @@ class RunFolder:
         self.path = Path(path)
         self.mode = mode
         self.started = time.time()
-        self.settings, self.defaults = (
-            json.loads(json.dumps(values)) for values in (settings, defaults or {})
-        )
+        self.settings = _as_json(settings)
+        self.defaults = _as_json(defaults or {})
         self.decisive = decisive
         self.replaceable = replaceable
-        self.order = []
+        self.order: list[str] = []
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{path}: found a file; allowed is a folder, or a name for a new one")
         if bind:
@@ -180,35 +187,39 @@ class RunFolder:
 
     def stored(self) -> dict[str, Any]:
         """The settings that the folder holds; raises `ValueError` for a file of anything else, which is not written over."""
+        file = self.file("parameters.json")
         try:
-            found = json.loads(self.file("parameters.json").read_text(encoding="utf-8"))
+            settings = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            settings = None
+        if not isinstance(settings, dict):
             raise ValueError(
-                f"{self.file('parameters.json')}: not the settings of a run; choose another folder or delete this one"
+                f"{file}: not the settings of a run; choose another folder or delete this one"
             )
-        return current_names(found)
+        return current_names(settings)
+
+    def _decisive_values(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the decisive settings by dotted name."""
+        values = _by_dotted_name(settings)
+        return {name: value for name, value in values.items() if self.decisive(name)}
 
     def differences(self) -> list[str]:
         """Each decisive setting that differs, with the value in the folder and the one now."""
-        every = (_by_name(settings) for settings in (self.stored(), self.settings, self.defaults))
         return changed(
-            *(
-                {name: value for name, value in settings.items() if self.decisive(name)}
-                for settings in every
-            )
+            self._decisive_values(self.stored()),
+            self._decisive_values(self.settings),
+            self._decisive_values(self.defaults),
         )
 
     def bind(self) -> "RunFolder":
         """Tie the folder to these settings, and return itself; raises `ValueError` naming each setting that differs."""
         self.make()
-        differs = self.differences() if self.bound else []
-        if differs and not self.replaceable(self.stored()):
+        differences = self.differences() if self.bound else []
+        if differences and not self.replaceable(self.stored()):
             raise ValueError(
-                f"{self.path} holds a run of other settings ({', '.join(differs)}); choose another folder or delete it"
+                f"{self.path} holds a run of other settings ({', '.join(differences)}); choose another folder or delete it"
             )
-        if differs or not self.bound:
+        if differences or not self.bound:
             write_whole(self.file("parameters.json"), json.dumps(self.settings, indent=1) + "\n")
         return self
 
@@ -227,26 +238,28 @@ class RunFolder:
 
     def part(self, name: str) -> Path:
         """The folder of a part; parts are assembled in the order in which they are first asked for."""
-        self.order += [name] * (name not in self.order)
+        if name not in self.order:
+            self.order.append(name)
         folder = self.path / "parts" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def assemble(self, name: str) -> Path:
         """Join one file of every part that has it, in order, into the run folder."""
-        with replacing(self.file(name)) as whole, open(whole, "wb") as joined:
-            for part in list(self.order):
-                if (piece := self.part(part) / name).exists():
-                    joined.write(piece.read_bytes())
+        with replacing(self.file(name)) as unfinished, open(unfinished, "wb") as joined:
+            for part_name in self.order:
+                file_of_part = self.part(part_name) / name
+                if file_of_part.exists():
+                    joined.write(file_of_part.read_bytes())
         return self.file(name)
 
     def earlier(self) -> dict[str, Any]:
         """The manifest that an earlier call left; empty where there is none, or none that can be read."""
         try:
-            found = json.loads(self.file("manifest.json").read_text(encoding="utf-8"))
+            content = json.loads(self.file("manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            found = None
-        return found if isinstance(found, dict) else {}
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def write_manifest(
         self,
@@ -255,18 +268,14 @@ class RunFolder:
         judge: str | None = None,
         *,
         config: Mapping[str, Any] | None = None,
-        **more: Any,
+        **facts: object,
     ) -> Path:
-        """Write manifest.json: the settings (or `config`), hashes of those `files` of the folder that are there, and all that `manifest` collects."""
+        """Write manifest.json and return its path.
+
+        It holds the settings (or `config`), hashes of those `files` of the folder that are there, and all that `manifest` collects.
+        """
+        if config is None:
+            config = self.settings
         data = {name: self.file(name) for name in files if self.file(name).is_file()}
-        return write_manifest(
-            self.path,
-            manifest(
-                self.settings if config is None else config,
-                seeds,
-                data,
-                judge,
-                self.started,
-                **more,
-            ),
-        )
+        description = manifest(config, seeds, data, judge, self.started, **facts)
+        return write_manifest(self.path, description)

@@ -12,6 +12,7 @@ __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect'
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare
 from ..evaluation.exam import corrected_score, examined, judged_responses
+from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
 from ..io.records import printable
 from memcalib.metrics import (
@@ -66,6 +68,7 @@ from memcalib.report.tables import (
     reasons_table,
     results_frame,
     results_table,
+    with_bounds,
     write_tables,
 )
 
@@ -90,44 +93,49 @@ def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
     for title, by in BREAKDOWNS:
         rated = frame.dropna(subset=by)
         if rated["scored"].any():
-            table = score(rated, by=by)
-            table.insert(0, "name", source_names(table))
-            tables[title] = table.drop(columns=[*SOURCE, *(f"{m}_std" for m in METRICS)])
+            tables[title] = _named_scores(score(rated, by=by))
     return tables
 
+
+def _named_scores(table: "pd.DataFrame") -> "pd.DataFrame":
+    """A score table with the name of each source in place of its columns, without spreads over seeds."""
+    table.insert(0, "name", source_names(table))
+    return table.drop(columns=[*SOURCE, *(f"{metric}_std" for metric in METRICS)])
+
 # %% ../../nbs/report/07_evaluation_report.ipynb #456528ce
+_EFFECT_COLUMNS = [
+    "method",
+    "metric",
+    "difference",
+    "low",
+    "high",
+    "better",
+    "worse",
+    "p",
+    "questions",
+    "start",
+]
+
+
 def memory_effect(run: Run) -> "pd.DataFrame":
     """Paired differences of each treatment of memory to the answers without memory; no row when the control was not run."""
     import pandas as pd
 
     tables = []
-    for (model, judge), part in run.responses.groupby(["model", "judge"], sort=False):
-        usable = part[part["scored"]]
-        for condition in usable["condition"].unique():
-            if condition == "no_memory" or "no_memory" not in set(usable["condition"]):
+    for (model, judge), responses in run.responses.groupby(["model", "judge"], sort=False):
+        scored = responses[responses["scored"]]
+        questions = scored.groupby("condition", sort=False)["question_id"].agg(set).to_dict()
+        control_questions = questions.pop("no_memory", set())
+        for condition, condition_questions in questions.items():
+            if not condition_questions & control_questions:
                 continue
-            asked = usable.groupby("condition")["question_id"].unique()
-            if set(asked[condition]) & set(asked["no_memory"]):
-                found = compare(part, (model, "no_memory"), (model, condition))
-                name = source_names(part[part["condition"] == condition]).iloc[0]
-                tables.append(
-                    found[found["domain"] == "all"].assign(
-                        method=name, start="no memory", judge=judge
-                    )
-                )
-    columns = [
-        "method",
-        "metric",
-        "difference",
-        "low",
-        "high",
-        "better",
-        "worse",
-        "p",
-        "questions",
-        "start",
-    ]
-    return pd.concat(tables)[columns].reset_index(drop=True) if tables else pd.DataFrame()
+            table = compare(responses, (model, "no_memory"), (model, condition))
+            name = source_names(responses[responses["condition"] == condition]).iloc[0]
+            overall = table[table["domain"] == "all"]
+            tables.append(overall.assign(method=name, start="no memory", judge=judge))
+    if not tables:
+        return pd.DataFrame()
+    return pd.concat(tables)[_EFFECT_COLUMNS].reset_index(drop=True)
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
@@ -139,51 +147,47 @@ def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
 
     if run.second is None or len(run.judges) != 1:
         return {}
-    keys = {j.key[:-1] for j in run.second} & {j.key[:-1] for j in run.treated}
-    first, second = (
-        [j for j in rows if j.key[:-1] in keys] for rows in (run.judgments, run.second)
-    )
-    if not keys:
+    second_answers = {judgment.key[:-1] for judgment in run.second}
+    common_answers = {j.key[:-1] for j in run.treated if j.key[:-1] in second_answers}
+    if not common_answers:
         return {}
+    first = [judgment for judgment in run.judgments if judgment.key[:-1] in common_answers]
+    second = [judgment for judgment in run.second if judgment.key[:-1] in common_answers]
     pairs = pair_judgments(first, second)
-    parts = [
-        agreement(pairs),
-        *(agreement(pairs, by=by).rename(columns={by: "part"}) for by in ("domain", "ideal")),
-    ]
+    agreements = [agreement(pairs)]
+    for by in ("domain", "ideal"):
+        agreements.append(agreement(pairs, by=by).rename(columns={by: "part"}))
+    agreement_table = pd.concat(agreements, ignore_index=True)
     tables = {
-        "Second judge, agreement": pd.concat(parts, ignore_index=True).drop(
-            columns=["wilson_low", "wilson_high"]
-        )
+        "Second judge, agreement": agreement_table.drop(columns=["wilson_low", "wilson_high"])
     }
-    names = [level.label for level in Level]
-    counts = pd.DataFrame(confusion(pairs["first"], pairs["second"]), columns=names)
-    counts.insert(0, "first judge", names)
     if pairs[["first", "second"]].notna().all(axis=1).any():
-        tables |= {"Second judge, levels": level_agreement(pairs), "Second judge, counts": counts}
-    if scores := [
-        score(frame) for frame in map(response_frame, (first, second)) if frame["scored"].any()
-    ]:
-        table = pd.concat(scores, ignore_index=True)
-        table.insert(0, "name", source_names(table))
-        tables["Second judge, metrics"] = table.drop(
-            columns=[*SOURCE, *(f"{m}_std" for m in METRICS)]
-        )
+        names = [level.label for level in Level]
+        counts = pd.DataFrame(confusion(pairs["first"], pairs["second"]), columns=names)
+        counts.insert(0, "first judge", names)
+        tables["Second judge, levels"] = level_agreement(pairs)
+        tables["Second judge, counts"] = counts
+    frames = [response_frame(first), response_frame(second)]
+    scores = [score(frame) for frame in frames if frame["scored"].any()]
+    if scores:
+        tables["Second judge, metrics"] = _named_scores(pd.concat(scores, ignore_index=True))
     return tables
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
 def evaluation_costs(run: Run) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them."""
-    roles = {"model": "model", "judge": "judge", "judge2": "second judge"}
-    rows = {
+    usage = {
         "model": run.answers,
-        "judge": run.judgments and usage_frame(run.judgments),
-        "judge2": run.second and usage_frame(run.second),
+        "judge": usage_frame(run.judgments) if run.judgments else None,
+        "second judge": usage_frame(run.second) if run.second else None,
     }
-    totals = run.manifest.get("session") or {}
-    return cost_table(
-        {name: rows[role] for role, name in roles.items()},
-        {name: totals.get(role) or {} for role, name in roles.items()},
-    )
+    session = run.manifest.get("session") or {}
+    totals = {
+        "model": session.get("model") or {},
+        "judge": session.get("judge") or {},
+        "second judge": session.get("judge2") or {},
+    }
+    return cost_table(usage, totals)
 
 
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
@@ -194,24 +198,26 @@ def judge_corrected(run: Run) -> "pd.DataFrame":
     import pandas as pd
 
     counts = np.array(run.exam.get("question_counts") or [], dtype=np.int64)
+    if not counts.size:
+        return pd.DataFrame()
     tables = []
-    for name, rows in judgments_by_source(run).items():
-        if (
-            counts.size
-            and {j.judge for j in rows} == {run.exam.get("judge")}
-            and any(j.scored for j in rows)
-        ):
-            tables.append(corrected_score(judged_responses(rows), counts).assign(method=name))
-    return pd.concat(tables)[["method", *tables[0].columns[:-1]]] if tables else pd.DataFrame()
+    for name, judgments in judgments_by_source(run).items():
+        judges = {judgment.judge for judgment in judgments}
+        scored = any(judgment.scored for judgment in judgments)
+        if scored and judges == {run.exam.get("judge")}:
+            table = corrected_score(judged_responses(judgments), counts)
+            table.insert(0, "method", name)
+            tables.append(table)
+    return pd.concat(tables) if tables else pd.DataFrame()
 
 
 def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
     """The judgments of answers that were given memory, by the name of their source in tables."""
-    found: dict[str, list[Judgment]] = {}
+    by_name: dict[str, list[Judgment]] = {}
     for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
         if judgment.condition != "no_memory":
-            found.setdefault(name, []).append(judgment)
-    return found
+            by_name.setdefault(name, []).append(judgment)
+    return by_name
 
 
 def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
@@ -226,234 +232,296 @@ def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
 
 def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
-    tables = {}
+    tables: dict[str, pd.DataFrame] = {}
     if run.scored:
-        table = results_table(run)
-        tables |= {
-            "Results": results_frame(table),
-            "Scores": table,
-            "Effect of memory": memory_effect(run),
-            "Judge-corrected": judge_corrected(run),
-        } | breakdown_tables(run)
+        scores = results_table(run)
+        tables["Results"] = results_frame(scores)
+        tables["Scores"] = scores
+        tables["Effect of memory"] = memory_effect(run)
+        tables["Judge-corrected"] = judge_corrected(run)
+        tables.update(breakdown_tables(run))
     if run.judgments:
-        tables |= (
-            atom_tables(run)
-            | family_tables(run)
-            | {"Quality": quality_table(run.responses), "Evidence": evidence_table(run.atoms)}
-        )
-        try:
-            tables |= second_judge(run)
-        except ValueError as error:
-            run.notes += [note for note in [f"{_UNCOMPARED}: {error}."] if note not in run.notes]
+        tables.update(atom_tables(run))
+        tables.update(family_tables(run))
+        tables["Quality"] = quality_table(run.responses)
+        tables["Evidence"] = evidence_table(run.atoms)
+        tables.update(_second_judge_or_note(run))
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
         if run.parameters.get("format") == "rpeval" and any(j.scored for j in run.treated):
-            from memcalib.evaluation.rpeval import rpeval_table
-
             tables["RPEval"] = rpeval_table(run.treated)
     if run.judgments or run.answers is not None:
-        tables |= {"Failures": failures_table(run), "Cost": evaluation_costs(run)}
-    return {name: rows for name, rows in tables.items() if len(rows)}
+        tables["Failures"] = failures_table(run)
+        tables["Cost"] = evaluation_costs(run)
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _second_judge_or_note(run: Run) -> "dict[str, pd.DataFrame]":
+    """The tables of `second_judge`; where it raises, none, and a note of the run says why."""
+    try:
+        return second_judge(run)
+    except ValueError as error:
+        note = f"{_UNCOMPARED}: {error}."
+        if note not in run.notes:
+            run.notes.append(note)
+        return {}
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: Run) -> list[tuple[str, str]]:
     """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as markup."""
     frame = run.responses
-    versions = run.manifest.get("versions") or {}
-    git = run.manifest.get("git") or {}
-    command = run.manifest.get("command")
-    examples = run.folder / "examples.jsonl"
-    hashes = run.manifest.get("data_sha256") or {}
-    data = hashes.get("examples.jsonl") or hashes.get("examples")
-    software = f"memcalib {versions.get('memcalib') or UNKNOWN}, commit {(git.get('commit') or UNKNOWN)[:10]}"
-
-    def different(judgments):
-        return {json.dumps(j.settings, sort_keys=True): j.settings for j in judgments if j.settings}
-
-    def judging(judgments):
-        return settings_text([*different(judgments).values()][:20])
-
-    counts = frame.drop_duplicates("example_id")["domain"].value_counts()
-    domains = ", ".join(f"{domain} {count:,}" for domain, count in counts.sort_index().items())
+    domain_counts = frame.drop_duplicates("example_id")["domain"].value_counts().sort_index()
+    domains = ", ".join(f"{domain} {count:,}" for domain, count in domain_counts.items())
+    data = (
+        f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions "
+        f"({domains})"
+    )
+    answers = (
+        f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms"
+    )
+    conditions = [name.replace("_", " ") for name in frame["condition"].unique()]
     pairs = [
         ("Model", ", ".join(name or "no name" for name in frame["model"].unique())),
-        ("Memory", ", ".join(name.replace("_", " ") for name in frame["condition"].unique())),
-        (
-            "Data",
-            f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions ({domains})",
-        ),
-        ("Data SHA-256", str(data or (file_hash(examples) if filled(examples) else UNKNOWN))),
-        (
-            "Answers",
-            f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms",
-        ),
+        ("Memory", ", ".join(conditions)),
+        ("Data", data),
+        ("Data SHA-256", _data_hash(run)),
+        ("Answers", answers),
         ("Seeds", ", ".join(map(str, sorted(frame["seed"].unique())))),
         ("Sampling", settings_text(run.settings)),
         ("Judge", ", ".join(name or "no name" for name in run.judges)),
-        ("Judge settings", judging(run.judgments)),
-        *(
-            ("Exam", examined(name, run.exam if run.exam.get("judge") == name else None))
-            for name in run.judges
-        ),
-        *(
-            (("Second judge", f"{run.second[0].judge or 'no name'}; {judging(run.second)}"),)
-            if run.second
-            else ()
-        ),
-        ("Software", software + (", with changes" if git.get("dirty") else "")),
-        (
-            "Command",
-            command
-            if isinstance(command, str)
-            else shlex.join(map(str, command))
-            if command
-            else UNKNOWN,
-        ),
+        ("Judge settings", _judge_settings(run.judgments)),
     ]
+    for name in run.judges:
+        pairs.append(("Exam", examined(name, _exam_of(run, name))))
+    if run.second:
+        name = run.second[0].judge or "no name"
+        pairs.append(("Second judge", f"{name}; {_judge_settings(run.second)}"))
+    pairs.append(("Software", _software(run)))
+    pairs.append(("Command", _command(run)))
     return [(name, printable(text)) for name, text in pairs]
+
+
+def _data_hash(run: Run) -> str:
+    hashes = run.manifest.get("data_sha256") or {}
+    recorded = hashes.get("examples.jsonl") or hashes.get("examples")
+    examples = run.folder / "examples.jsonl"
+    if recorded:
+        return str(recorded)
+    return file_hash(examples) if filled(examples) else UNKNOWN
+
+
+def _judge_settings(judgments: Sequence[Judgment]) -> str:
+    """The different settings of the judge, 20 at most."""
+    different = {}
+    for judgment in judgments:
+        if judgment.settings:
+            different[json.dumps(judgment.settings, sort_keys=True)] = judgment.settings
+    return settings_text([*different.values()][:20])
+
+
+def _exam_of(run: Run, judge: str) -> dict | None:
+    """The exam that the run carries, where it is that of this judge."""
+    return run.exam if run.exam.get("judge") == judge else None
+
+
+def _software(run: Run) -> str:
+    versions = run.manifest.get("versions") or {}
+    git = run.manifest.get("git") or {}
+    commit = (git.get("commit") or UNKNOWN)[:10]
+    text = f"memcalib {versions.get('memcalib') or UNKNOWN}, commit {commit}"
+    return f"{text}, with changes" if git.get("dirty") else text
+
+
+def _command(run: Run) -> str:
+    command = run.manifest.get("command")
+    if isinstance(command, str):
+        return command
+    return shlex.join(map(str, command)) if command else UNKNOWN
 
 
 def settings_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Settings as text, each with all the values that it has in these rows."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    values_by_name: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row:
+            values_by_name.setdefault(name, [])
+    for name, values in values_by_name.items():
+        for row in rows:
+            text = _setting_value(row.get(name))
+            if text not in values:
+                values.append(text)
+    settings = [f"{name} {' / '.join(values)}" for name, values in values_by_name.items()]
+    return ", ".join(settings) or UNKNOWN
 
-    def plain(value):
-        return (
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        )
 
-    def text(value):
-        return (
-            " and ".join(map(plain, value)) or "nothing"
-            if isinstance(value, list | tuple)
-            else plain(value)
-        )
+def _setting_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " and ".join(map(_plain_value, value)) or "nothing"
+    return _plain_value(value)
 
-    shown = {name: list(dict.fromkeys(text(row.get(name)) for row in rows)) for name in names}
-    return ", ".join(f"{name} {' / '.join(values)}" for name, values in shown.items()) or UNKNOWN
+
+def _plain_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
 def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
-    frame = run.responses
-    answers = run.answers
-    found = list(run.notes)
+    return [
+        *run.notes,
+        *_answer_notices(run),
+        *_coverage_notices(run),
+        *_judge_notices(run),
+        *_score_notices(table),
+    ]
 
-    def percent(part, whole):
-        return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
 
-    if unscored := int((~frame["scored"]).sum()):
-        found.append(
-            f"{percent(unscored, len(frame))} judged answers are unscored. They are in no metric."
+def _of_all(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+
+
+_ENDS = {
+    "length": "were cut off at the token limit",
+    "error": "failed and could not be judged",
+    "content_filter": "were stopped by a content filter; without a text they are in no metric",
+    "tool_calls": "are calls of tools without a text, and in no metric",
+}
+
+
+def _answer_notices(run: Run) -> list[str]:
+    """Answers that are unscored, ended early, are blank, or wait for the judge."""
+    texts = []
+    judged = len(run.responses)
+    unscored = int((~run.responses["scored"]).sum())
+    if unscored:
+        texts.append(
+            f"{_of_all(unscored, judged)} judged answers are unscored. They are in no metric."
         )
-    if answers is not None:
-        ends = {
-            "length": "were cut off at the token limit",
-            "error": "failed and could not be judged",
-            "content_filter": "were stopped by a content filter; without a text they are in no metric",
-            "tool_calls": "are calls of tools without a text, and in no metric",
-        }
-        for reason, words in ends.items():
-            if count := int((answers["finish_reason"] == reason).sum()):
-                found.append(f"{percent(count, len(answers))} answers {words}.")
-        if blank := int(
-            (answers["blank"] & answers["finish_reason"].isin(["stop", "length"])).sum()
-        ):
-            found.append(
-                f"{percent(blank, len(answers))} answers are blank: they use no memory, and count so."
+    answers = run.answers
+    if answers is None:
+        return texts
+    for reason, words in _ENDS.items():
+        count = int((answers["finish_reason"] == reason).sum())
+        if count:
+            texts.append(f"{_of_all(count, len(answers))} answers {words}.")
+    blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"])
+    if blank.any():
+        texts.append(
+            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, and count so."
+        )
+    waiting = len(answers) - judged
+    if waiting > 0:
+        texts.append(
+            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is about the others."
+        )
+    return texts
+
+
+def _coverage_notices(run: Run) -> list[str]:
+    """Examples without an answer, few questions, one seed."""
+    frame = run.responses
+    texts = []
+    if run.versions:
+        unanswered = len(run.versions.keys() - set(frame["example_id"]))
+        if unanswered:
+            texts.append(
+                f"{_of_all(unanswered, len(run.versions))} examples have no judged answer."
             )
-        if (waiting := len(answers) - len(frame)) > 0:
-            found.append(
-                f"{percent(waiting, len(answers))} answers have not been judged yet: this page is about the others."
-            )
-    if run.versions and (silent := len(run.versions.keys() - set(frame["example_id"]))):
-        found.append(f"{percent(silent, len(run.versions))} examples have no judged answer.")
-    if (questions := frame["question_id"].nunique()) < 50:
-        found.append(
+    questions = frame["question_id"].nunique()
+    if questions < 50:
+        texts.append(
             f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough."
         )
     if frame["seed"].nunique() == 1:
-        found.append("One seed: the spread over seeds is unknown.")
-    checked = run.atoms[
-        run.atoms["quoted"] & run.atoms["grounded"].notna() & (run.atoms["actual"] > 0)
-    ]
+        texts.append("One seed: the spread over seeds is unknown.")
+    return texts
+
+
+def _judge_notices(run: Run) -> list[str]:
+    """Quotes that are not there, a judge that saw the ideal levels, a judge without a passed exam."""
+    texts = []
+    atoms = run.atoms
+    checked = atoms[atoms["quoted"] & atoms["grounded"].notna() & (atoms["actual"] > 0)]
     lost = int((checked["grounded"] == False).sum())  # noqa: E712
     if lost > 0.02 * len(checked):
-        found.append(
-            f"{lost:,} of {len(checked):,} evidence quotes ({100 * lost / len(checked):.1f} %) are not in the answer they are about."
+        percent = 100 * lost / len(checked)
+        texts.append(
+            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the answer they are about."
         )
-    if any(j.settings.get("blind") is False for j in run.judgments):
-        found.append(
+    if any(judgment.settings.get("blind") is False for judgment in run.judgments):
+        texts.append(
             "The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels."
         )
+    if run.invented:
+        return texts
     for name in run.judges:
-        if not run.invented and (
-            run.exam.get("judge") != name or run.exam.get("verdict") != "passed"
-        ):
-            found.append(
-                f"{examined(name, run.exam if run.exam.get('judge') == name else None).capitalize()}."
-            )
+        exam = _exam_of(run, name)
+        if exam is None or exam.get("verdict") != "passed":
+            texts.append(f"{examined(name, exam).capitalize()}.")
+    return texts
+
+
+def _score_notices(table: "pd.DataFrame") -> list[str]:
+    """Models that score below a policy that ignores all memory."""
+    ignoring = table.loc[table["model"] == "all Ignore", "SCS"]
+    if not len(ignoring):
+        return []
+    texts = []
     measured = table[table["status"] == "measured"]
-    still = table[table["model"] == "all Ignore"]
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
-        if len(still) and high < still["SCS"].iloc[0]:
-            found.append(
-                f"SCS of {printable(name)} lies below that of ignoring all memory ({still['SCS'].iloc[0]:.1f})."
+        if high < ignoring.iloc[0]:
+            texts.append(
+                f"SCS of {printable(name)} lies below that of ignoring all memory ({ignoring.iloc[0]:.1f})."
             )
-    return found
+    return texts
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #25e8b66e
 def model_card(run: Run, table: "pd.DataFrame") -> str:
     """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds, controls, warnings, protocol."""
-    rows = table[table["status"] != "not run"]
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
     lines = [
         "## Use of memory",
         "",
         "How far stored memory shapes the answers, against the level each piece of it should have. In percent:",
+        "mean over seeds ± standard deviation, and the 95 % interval over questions.",
+        "",
+        f"| | {' | '.join(heads)} |",
+        "|---|" + "---|" * len(heads),
     ]
-    lines += ["mean over seeds ± standard deviation, and the 95 % interval over questions.", ""]
-    lines += [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for _, row in rows.iterrows():
-
-        def cell(metric: str, row=row) -> str:
-            mean, std, low, high = (row[f"{metric}{end}"] for end in ("", "_std", "_low", "_high"))
-            spread = "" if std != std else f" ± {std:.1f}"
-            return "not scored" if mean != mean else f"{mean:.1f}{spread} ({low:.1f} to {high:.1f})"
-
-        name = markdown_cell(row["model"]) + (" (control)" if row["status"] == "control" else "")
-        lines.append(f"| {name} | {' | '.join(map(cell, METRICS))} |")
-    lines += ["", *(f"- {markdown_cell(text)}" for text in notices(run, table)), ""]
+    for row in table[table["status"] != "not run"].to_dict("records"):
+        name = markdown_cell(row["model"])
+        if row["status"] == "control":
+            name += " (control)"
+        cells = [_card_cell(row, metric) for metric in METRICS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append("")
+    lines += [f"- {markdown_cell(text)}" for text in notices(run, table)]
+    lines.append("")
     lines += [f"- {name}: {markdown_cell(text)}" for name, text in protocol(run)]
     return "\n".join(lines) + "\n"
+
+
+def _card_cell(row: Mapping[str, Any], metric: str) -> str:
+    """`mean ± std (low to high)`; no ± for one seed."""
+    mean = row[metric]
+    std = row[f"{metric}_std"]
+    if np.isnan(mean):
+        return "not scored"
+    spread = "" if np.isnan(std) else f" ± {std:.1f}"
+    return f"{mean:.1f}{spread} ({row[f'{metric}_low']:.1f} to {row[f'{metric}_high']:.1f})"
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #81e940a5
 def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
     """The figures that the rows allow: plane, channels, parts, and the levels of two judges."""
     figures: dict[str, Figure] = {}
     if "Scores" in tables:
-        table = tables["Scores"]
-        constant = table["model"].str.startswith("all ") & (table["condition"] == "control")
-        answered = table[(table["status"] != "not run") & ~constant]
-        bare = answered.loc[answered["status"] == "control", "model"]
-        figures["plane"] = plane_figure(
-            answered, None, bare.iloc[0] if len(bare) == 1 else None, table[constant]
-        )
+        figures["plane"] = _plane(tables["Scores"])
     if "Channel proportions" in tables:
-        names = source_names(run.responses)
-        groups = {
-            n: [j for j, name in zip(run.judgments, names, strict=True) if name == n]
-            for n in names[run.responses["condition"] != "no_memory"].unique()[:4]
-        }
-        figures["channels"] = channel_figure(
-            {
-                n: js
-                for n, js in groups.items()
-                if any(a.actual is not None for j in js for a in j.atoms)
-            }
-        )
-    if panels := {
-        title.lower(): (tables[title], by) for title, by in BREAKDOWNS if title in tables
-    }:
+        groups = {}
+        for name, judgments in [*judgments_by_source(run).items()][:4]:
+            if _has_scored_atom(judgments):
+                groups[name] = judgments
+        figures["channels"] = channel_figure(groups)
+    panels = {title.lower(): (tables[title], by) for title, by in BREAKDOWNS if title in tables}
+    if panels:
         figures["parts"] = breakdown_figure(panels)
     if "Second judge, counts" in tables:
         counts = tables["Second judge, counts"].drop(columns="first judge").to_numpy()
@@ -462,28 +530,38 @@ def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[
         )
     return figures
 
+
+def _has_scored_atom(judgments: Sequence[Judgment]) -> bool:
+    atoms = chain.from_iterable(judgment.atoms for judgment in judgments)
+    return any(atom.actual is not None for atom in atoms)
+
+
+def _plane(scores: "pd.DataFrame") -> "Figure":
+    """Models and constant policies in the plane of over-use and under-use, from the one control without memory."""
+    constant = scores["model"].str.startswith("all ") & (scores["condition"] == "control")
+    answered = scores[(scores["status"] != "not run") & ~constant]
+    without_memory = answered.loc[answered["status"] == "control", "model"]
+    start = without_memory.iloc[0] if len(without_memory) == 1 else None
+    return plane_figure(answered, None, start, scores[constant])
+
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
 def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
     """The worst answers as `marked_answer` shows them, with `over`, `under`, `direction` and the `name` of their source."""
     worst = worst_responses(run.responses, count).assign(name=source_names)
     rows = list(worst.itertuples())
-    judged = {(answer_id(j), j.judge): j for j in run.judgments or []}
-    answers = find_rollouts(run.folder / "rollouts.jsonl", [answer_id(row) for row in rows])
-    asked = find_examples(run.folder / "examples.jsonl", worst["example_id"])
-    return [
-        marked_answer(
-            judged[answer_id(row), row.judge],
-            answers.get(answer_id(row)),
-            asked.get(row.example_id),
-        )
-        | {
-            "over": int(row.over),
-            "under": int(row.under),
-            "direction": row.direction,
-            "name": row.name,
-        }
-        for row in rows
-    ]
+    judgments = {(answer_id(j), j.judge): j for j in run.judgments or []}
+    rollouts = find_rollouts(run.folder / "rollouts.jsonl", [answer_id(row) for row in rows])
+    examples = find_examples(run.folder / "examples.jsonl", worst["example_id"])
+    cards = []
+    for row in rows:
+        judgment = judgments[answer_id(row), row.judge]
+        card = marked_answer(judgment, rollouts.get(answer_id(row)), examples.get(row.example_id))
+        card["over"] = int(row.over)
+        card["under"] = int(row.under)
+        card["direction"] = row.direction
+        card["name"] = row.name
+        cards.append(card)
+    return cards
 
 
 def evaluation_summary(run: Run) -> str:
@@ -497,19 +575,16 @@ def evaluation_summary(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
+    """The line of facts at the head of the page, as (name, text) pairs."""
     if not run.judgments:
-        return [
-            ("answers", "none" if run.answers is None else f"{len(run.answers):,}"),
-            ("judged", "none"),
-        ]
-    wanted = {"Model": "model", "Memory": "memory", "Judge": "judge", "Seeds": "seeds"}
-    facts = [(wanted[name], text) for name, text in protocol(run) if name in wanted]
-    counts = {
-        "questions": run.responses["question_id"].nunique(),
-        "answers": len(run.responses),
-        "atoms": int(run.responses["atoms"].sum()),
-    }
-    return [*facts, *((name, f"{count:,}") for name, count in counts.items())]
+        answers = "none" if run.answers is None else f"{len(run.answers):,}"
+        return [("answers", answers), ("judged", "none")]
+    in_head = ("Model", "Memory", "Judge", "Seeds")
+    facts = [(name.lower(), text) for name, text in protocol(run) if name in in_head]
+    facts.append(("questions", f"{run.responses['question_id'].nunique():,}"))
+    facts.append(("answers", f"{len(run.responses):,}"))
+    facts.append(("atoms", f"{int(run.responses['atoms'].sum()):,}"))
+    return facts
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #83321a6f
 EVALUATION_FILES = (
@@ -520,7 +595,8 @@ EVALUATION_FILES = (
     "parameters.json",
     "manifest.json",
 )
-_PLACED = (
+# Tables that the page shows in a section of their own, and not among the slices.
+_IN_OWN_SECTION = (
     "RPEval",
     "Failures",
     "Reasons",
@@ -543,81 +619,100 @@ def write_evaluation_report(folder: str | Path, title: str | None = None, worst:
     run = load_run(folder, EVALUATION_FILES)
     tables = evaluation_tables(run)
     write_tables(run.folder / "tables", tables)
-    files = write_figures(run.folder / "figures", evaluation_figures(run, tables))
-    values = _values(run, tables, worst)
-    models = ", ".join(dict.fromkeys(j.model for j in run.treated)) or run.folder.name
-    page = render_page(
-        "evaluation.html.j2",
-        inline_figures(files),
-        title=title or f"Use of memory: {models}",
-        **values,
-    )
+    figures = write_figures(run.folder / "figures", evaluation_figures(run, tables))
+    values = _page_values(run, tables)
+    if "Scores" in tables:
+        values.update(_score_values(run, tables, worst))
+    models = ", ".join(dict.fromkeys(judgment.model for judgment in run.treated))
+    values["title"] = title or f"Use of memory: {models or run.folder.name}"
+    page = render_page("evaluation.html.j2", inline_figures(figures), **values)
     if values["card"] is not None:
         write_page(run.folder / "model-card.md", values["card"])
     return write_page(run.folder / "report.html", page)
 
 
-def _values(run: Run, tables: "Mapping[str, pd.DataFrame]", count: int) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    table = tables.get("Scores")
+def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, Any]:
+    """What the template shows of any run, scored or not."""
     grids = {
-        name: grid(_plain(rows), fine=("kappa", "linear", "quality"))
-        for name, rows in tables.items()
+        name: grid(_for_page(table), fine=("kappa", "linear", "quality"))
+        for name, table in tables.items()
         if name not in ("Results", "Scores", "Effect of memory")
     }
-    measured = (
-        []
-        if table is None
-        else [row for row in table.to_dict("records") if row["status"] == "measured"]
-    )
-    scale = None if table is None else table[table["status"] == "control"]
-    worst = worst_answers(run, count) if table is not None else []
-    apart = f"none of its {len(run.second or ())} judgments is about an answer that the first judge, and no other, has judged"
+    second = {name: rows for name, rows in grids.items() if name.startswith("Second judge")}
+    slices = {
+        name: rows
+        for name, rows in grids.items()
+        if name not in _IN_OWN_SECTION and name not in second
+    }
+    absent = "not judged yet"
+    if run.judgments:
+        absent = f"none of {len(run.judgments)} judged answers could be scored"
+    provenance = flatten({"parameters": run.parameters}) if run.parameters else []
     return {
         "about": evaluation_summary(run),
         "facts": _facts(run),
-        "notices": run.notes if table is None else notices(run, table),
-        "tiles": [
-            (row["model"], metric_tiles(row, scale)) for row in measured if row["SCS"] == row["SCS"]
-        ],
-        "results": None if table is None else results_grid(table),
-        "absent": f"none of {len(run.judgments)} judged answers could be scored"
-        if run.judgments
-        else "not judged yet",
-        "effect": differences_grid(tables["Effect of memory"])
-        if "Effect of memory" in tables
-        else None,
+        "notices": run.notes,
+        "tiles": [],
+        "results": None,
+        "absent": absent,
+        "effect": None,
         "grids": grids,
-        "slices": {
-            name: g
-            for name, g in grids.items()
-            if name not in _PLACED and not name.startswith("Second judge")
-        },
-        "second": {name: g for name, g in grids.items() if name.startswith("Second judge")},
-        "uncompared": next(
-            (note for note in run.notes if note.startswith(_UNCOMPARED)),
-            apart if run.second else "",
-        ),
-        "worst": [e | {"card": Markup(e["card"]) if e["card"] else None} for e in worst],
+        "slices": slices,
+        "second": second,
+        "uncompared": _why_uncompared(run),
+        "worst": [],
         "protocol": protocol(run) if run.judgments else [],
-        "provenance": [
-            *flatten({"parameters": run.parameters} if run.parameters else {}),
-            *flatten(run.manifest),
-        ],
-        "card": None if table is None else model_card(run, table),
+        "provenance": [*provenance, *flatten(run.manifest)],
+        "card": None,
     }
 
 
-def _plain(table: "pd.DataFrame") -> "pd.DataFrame":
-    counts = [name for name in ("seeds", "atoms", "unscored_atoms") if "responses" in table]
-    table = table.drop(columns=counts).rename(
+def _score_values(
+    run: Run, tables: "Mapping[str, pd.DataFrame]", worst_count: int
+) -> dict[str, Any]:
+    """What the template shows besides where something was scored."""
+    from markupsafe import Markup
+
+    scores = tables["Scores"]
+    control_rows = scores[scores["status"] == "control"]
+    measured = scores[(scores["status"] == "measured") & scores["SCS"].notna()]
+    tiles = [(row["model"], metric_tiles(row, control_rows)) for row in measured.to_dict("records")]
+    cards = worst_answers(run, worst_count)
+    for card in cards:
+        card["card"] = Markup(card["card"]) if card["card"] else None
+    values = {
+        "notices": notices(run, scores),
+        "tiles": tiles,
+        "results": results_grid(scores),
+        "worst": cards,
+        "card": model_card(run, scores),
+    }
+    if "Effect of memory" in tables:
+        values["effect"] = differences_grid(tables["Effect of memory"])
+    return values
+
+
+def _why_uncompared(run: Run) -> str:
+    """Why there is no table of the second judge; empty without one."""
+    for note in run.notes:
+        if note.startswith(_UNCOMPARED):
+            return note
+    if not run.second:
+        return ""
+    return f"none of its {len(run.second)} judgments is about an answer that the first judge, and no other, has judged"
+
+
+def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
+    """A table with the headings of the page, without columns that say nothing there."""
+    if "responses" in table:
+        table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
+    table = table.rename(
         columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"}
     )
-    alone = (
-        "method" in table and table["method"].nunique() == 1 and (len(table) > 1 or "SCS" in table)
-    )
-    return table.drop(columns="method") if alone else table
+    one_method = "method" in table and table["method"].nunique() == 1
+    if one_method and (len(table) > 1 or "SCS" in table):
+        return table.drop(columns="method")
+    return table
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #a1c9e461
 def evaluation_text(folder: str | Path) -> str:
@@ -625,40 +720,36 @@ def evaluation_text(folder: str | Path) -> str:
     run = load_run(folder, EVALUATION_FILES)
     if not run.scored:
         return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
-    lines = quality_lines(run.responses)
-
-    def bounded(row, name, form):
-        return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
-
-    try:
-        second = second_judge(run)
-    except ValueError as error:
-        second = lines.append(f"{_UNCOMPARED}: {error}.") or {}
-    if second:
-        row = second["Second judge, agreement"].iloc[0]
-        metrics = second.get("Second judge, metrics")
-        scores = (
-            ""
-            if metrics is None or len(metrics) != 2
-            else f"; SCS {', '.join(f'{value:.1f}' for value in metrics['SCS'])} by the first and by it"
-        )
-        lines.append(
-            f"second judge {run.second[0].judge}: {bounded(row, 'exact', '.1f')} % of {row['pairs']:,} levels as the first, kappa {bounded(row, 'kappa', '.2f')}{scores}"
-        )
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
-        from memcalib.evaluation.rpeval import rpeval_table
-
         tables.append(rpeval_table(run.treated))
     corrected = judge_corrected(run)
-    tables += [corrected.round(1)] if len(corrected) else []
-    lines += [
-        f"{examined(name, run.exam if run.exam.get('judge') == name else None)}."
-        for name in run.judges
-    ]
-    return "\n\n".join(
-        [
-            *(table.to_string(index=False) for table in tables),
-            *(["\n".join(lines)] if lines else []),
-        ]
+    if len(corrected):
+        tables.append(corrected.round(1))
+    lines = quality_lines(run.responses)
+    lines += _second_judge_lines(run)
+    lines += [f"{examined(name, _exam_of(run, name))}." for name in run.judges]
+    paragraphs = [table.to_string(index=False) for table in tables]
+    if lines:
+        paragraphs.append("\n".join(lines))
+    return "\n\n".join(paragraphs)
+
+
+def _second_judge_lines(run: Run) -> list[str]:
+    """One line on how far the second judge agrees; none without one."""
+    try:
+        tables = second_judge(run)
+    except ValueError as error:
+        return [f"{_UNCOMPARED}: {error}."]
+    if not tables:
+        return []
+    overall = tables["Second judge, agreement"].iloc[0]
+    line = (
+        f"second judge {run.second[0].judge}: {with_bounds(overall, 'exact', '.1f')} % of "
+        f"{overall['pairs']:,} levels as the first, kappa {with_bounds(overall, 'kappa', '.2f')}"
     )
+    metrics = tables.get("Second judge, metrics")
+    if metrics is not None and len(metrics) == 2:
+        scores = ", ".join(f"{value:.1f}" for value in metrics["SCS"])
+        line += f"; SCS {scores} by the first and by it"
+    return [line]

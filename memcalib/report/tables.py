@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'results_table', 'results_frame', 'results_text', 'start_of', 'differences_table',
            'atom_tables', 'published', 'published_table', 'beside_published', 'failures_table', 'reasons_table',
-           'quality_table', 'quality_lines', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell', 'to_latex',
-           'to_markdown', 'caption', 'write_tables']
+           'quality_table', 'with_bounds', 'quality_lines', 'evidence_table', 'cost_table', 'csv_cell', 'markdown_cell',
+           'to_latex', 'to_markdown', 'caption', 'write_tables']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
@@ -53,45 +53,42 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     options = {"resamples": resamples, "seed": seed, "ddof": ddof}
     scores = score(run.responses, **options)
     constant = controls(run.judgments, **options)
-    bare = scores["condition"] == "no_memory"
+    without_memory = scores["condition"] == "no_memory"
     scores["model"] = source_names(scores)
-    absent = [m for m in run.config.get("methods", []) if m not in set(scores["model"])]
-    rows = [
-        {"model": name, "status": "not run"}
-        for name in [*absent, *([] if bare.any() else [NO_MEMORY])]
+    scored_models = set(scores["model"])
+    not_run = [name for name in run.config.get("methods", []) if name not in scored_models]
+    if not without_memory.any():
+        not_run.append(NO_MEMORY)
+    tables = [
+        scores[~without_memory].assign(status="measured"),
+        scores[without_memory].assign(status="control"),
+        constant.assign(status="control"),
+        pd.DataFrame([{"model": name, "status": "not run"} for name in not_run]),
     ]
-    parts = [scores[~bare].assign(status="measured"), scores[bare].assign(status="control")]
-    table = pd.concat(
-        [*parts, constant.assign(status="control"), pd.DataFrame(rows)], ignore_index=True
-    )
     counts = ["seeds", "questions", "responses", "unscored_responses", "atoms", "unscored_atoms"]
-    return table.astype(dict.fromkeys(counts, "Int64"))
+    return pd.concat(tables, ignore_index=True).astype(dict.fromkeys(counts, "Int64"))
 
 # %% ../../nbs/report/02_tables.ipynb #c8f02e67
 def results_frame(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     """A results table as text: `mean ± std`, the SCS interval, unscored counts; `not run` where a row was not run."""
-    text = readable(
-        table[["model", *table.columns[table.columns.get_loc("SCS") :]]].drop(columns="status"),
-        digits,
-    )
-    missing = (table["status"] == "not run").to_numpy()
-    text.loc[missing, [c for c in text.columns if c != "model"]] = "not run"
+    metric_columns = table.columns[table.columns.get_loc("SCS") :]
+    text = readable(table[["model", *metric_columns]].drop(columns="status"), digits)
+    not_run = (table["status"] == "not run").to_numpy()
+    text.loc[not_run, [column for column in text.columns if column != "model"]] = "not run"
     text.insert(1, "status", table["status"].to_numpy())
     return text.rename(columns={"model": "method"})
 
 
 def results_text(run: Run) -> str:
     """The results of a run as text for a terminal; says so when nothing was scored."""
-    return (
-        results_frame(results_table(run), 1).to_string(index=False)
-        if run.scored
-        else "nothing was scored"
-    )
+    if not run.scored:
+        return "nothing was scored"
+    return results_frame(results_table(run), 1).to_string(index=False)
 
 # %% ../../nbs/report/02_tables.ipynb #97672397
 def start_of(run: Run) -> str:
     """The method every other one starts from: `Cold-start` when it was judged, else the first model."""
-    models = list(dict.fromkeys(j.model for j in run.judgments or []))
+    models = list(dict.fromkeys(judgment.model for judgment in run.judgments or []))
     return "Cold-start" if "Cold-start" in models or not models else models[0]
 
 
@@ -101,13 +98,17 @@ def differences_table(
     """Each method minus the start on common questions: difference, 95 % interval, questions better and worse, sign test."""
     import pandas as pd
 
+    if not run.judgments:
+        return pd.DataFrame()
     start = start_of(run)
-    frame = run.responses[run.responses["condition"] != "no_memory"] if run.judgments else None
-    usable = () if frame is None else dict.fromkeys(frame.loc[frame["scored"], "model"])
+    frame = run.responses[run.responses["condition"] != "no_memory"]
+    scored_models = list(dict.fromkeys(frame.loc[frame["scored"], "model"]))
+    if start not in scored_models:
+        return pd.DataFrame()
     tables = [
-        compare(frame, start, name).assign(method=name)
-        for name in usable
-        if name != start and start in usable
+        compare(frame, start, model).assign(method=model)
+        for model in scored_models
+        if model != start
     ]
     if not tables:
         return pd.DataFrame()
@@ -128,9 +129,9 @@ ATOM_BREAKDOWNS = (
 def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Accuracy, over-use and under-use of atoms by domain, block size, number of atoms and kind; slices without atoms are left out."""
     frame = run.atoms[run.atoms["condition"] != "no_memory"]
-    tables = {}
+    tables: dict[str, pd.DataFrame] = {}
     if not frame["actual"].notna().any():
-        return {}
+        return tables
     for title, by, ideal in ATOM_BREAKDOWNS:
         if ideal is None or (frame["ideal"] == ideal).any():
             table = atom_table(frame, by, ideal)
@@ -138,14 +139,21 @@ def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
             tables[title] = table.drop(columns=list(SOURCE))
     channels = channel_table(run.treated)
     channels.columns = [" ".join(pair) for pair in channels.columns]
-    return tables | {"Channel proportions": channels.reset_index()}
+    tables["Channel proportions"] = channels.reset_index()
+    return tables
 
 # %% ../../nbs/report/02_tables.ipynb #921b3161
+def _headed(metric: str) -> str:
+    """The metric with an arrow that says which way is better."""
+    return f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}"
+
+
 def published(name: str) -> "pd.DataFrame":
     """One published table by name, as shipped; raises `KeyError` naming the tables that exist."""
     import pandas as pd
 
-    if name not in (names := shipped_names("data", "reference", suffix=".csv")):
+    names = shipped_names("data", "reference", suffix=".csv")
+    if name not in names:
         raise KeyError(f"no published table {name!r}: allowed are {', '.join(names)}")
     return pd.read_csv(package_data("data", "reference", f"{name}.csv"))
 
@@ -153,19 +161,15 @@ def published(name: str) -> "pd.DataFrame":
 def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     """The published main results of one model as text cells, one row for each method; raises `KeyError` for others."""
     rows = published("main_results")
-    if model not in (known := list(rows["model"].unique())):
-        raise KeyError(f"no published results of {model!r}: allowed are {', '.join(known)}")
+    models = list(rows["model"].unique())
+    if model not in models:
+        raise KeyError(f"no published results of {model!r}: allowed are {', '.join(models)}")
     rows = rows[rows["model"] == model]
-    rows = rows.assign(
-        cell=[
-            f"{m:.{digits}f} ± {s:.{digits}f}"
-            for m, s in zip(rows["mean"], rows["std"], strict=True)
-        ]
-    )
-    wide = rows.pivot(index="method", columns="metric", values="cell").loc[
-        rows["method"].unique(), list(METRICS)
-    ]
-    wide.columns = [f"{name} {'↑' if name in HIGHER_IS_BETTER else '↓'}" for name in METRICS]
+    spreads = zip(rows["mean"], rows["std"], strict=True)
+    cells = [f"{mean:.{digits}f} ± {std:.{digits}f}" for mean, std in spreads]
+    wide = rows.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
+    wide = wide.loc[rows["method"].unique(), list(METRICS)]
+    wide.columns = [_headed(metric) for metric in METRICS]
     return wide.reset_index()
 
 
@@ -178,20 +182,23 @@ def beside_published(
     """Measured and published cells of each method under headings that say which is which; gaps are spelled out."""
     import pandas as pd
 
-    columns = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in metrics]
-    ours = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
-    theirs = published_table(model).set_index("method")[columns]
-    methods = [
-        *theirs.index,
-        *(m for m in ours.index if m not in theirs.index and m != "no memory"),
-    ]
-    parts = {
-        label: ours.reindex(methods).fillna("not run"),
-        f"published, {model}": theirs.reindex(methods).fillna("not published"),
+    columns = [_headed(metric) for metric in metrics]
+    measured = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
+    reference = published_table(model).set_index("method")[columns]
+    methods = list(reference.index)
+    for method in measured.index:
+        if method not in reference.index and method != "no memory":
+            methods.append(method)
+    by_heading = {
+        label: measured.reindex(methods).fillna("not run"),
+        f"published, {model}": reference.reindex(methods).fillna("not published"),
     }
-    return pd.concat(parts, axis=1)
+    return pd.concat(by_heading, axis=1)
 
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
+_APART = {"content_filter": "content filter", "tool_calls": "tool calls"}
+
+
 def failures_table(run: Run) -> "pd.DataFrame":
     """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored.
 
@@ -199,44 +206,48 @@ def failures_table(run: Run) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    def by_name(frame):
-        return dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
-
-    answered = {} if run.answers is None else by_name(run.answers)
-    judged = by_name(run.responses) if run.judgments else {}
+    answers_by_name = {}
+    apart = {}  # finish reasons with a column of their own
+    if run.answers is not None:
+        answers_by_name = _groups_by_name(run.answers)
+        finish_reasons = set(run.answers["finish_reason"])
+        apart = {reason: column for reason, column in _APART.items() if reason in finish_reasons}
+    responses_by_name = _groups_by_name(run.responses) if run.judgments else {}
+    columns = ["answers", "cut off", "empty", *apart.values(), "failed"]
+    columns += ["unscored responses", "unscored atoms"]
     rows = []
-    found = set() if run.answers is None else {*run.answers["finish_reason"]}
-    apart = {
-        reason: name
-        for reason, name in (("content_filter", "content filter"), ("tool_calls", "tool calls"))
-        if reason in found
-    }
-    for name in dict.fromkeys([*answered, *judged]):
-        columns = (
-            "answers",
-            "cut off",
-            "empty",
-            *apart.values(),
-            "failed",
-            "unscored responses",
-            "unscored atoms",
-        )
-        row: dict[str, Any] = dict.fromkeys(columns, "not run")
-        if (part := answered.get(name)) is not None:
-            cut, failed = ((part["finish_reason"] == reason) for reason in ("length", "error"))
-            row |= {"answers": len(part), "cut off": int(cut.sum())}
-            silent = part["blank"] & ~failed & ~part["finish_reason"].isin(list(apart))
-            row |= {"empty": int(silent.sum()), "failed": int(failed.sum())}
-            row |= {
-                name: int((part["finish_reason"] == reason).sum()) for reason, name in apart.items()
-            }
-        if (part := judged.get(name)) is not None:
-            row |= {
-                "unscored responses": int((~part["scored"]).sum()),
-                "unscored atoms": int(part["unscored_atoms"].sum()),
-            }
-        rows.append({"method": name} | row)
+    for name in dict.fromkeys([*answers_by_name, *responses_by_name]):
+        row: dict[str, Any] = {"method": name}
+        row.update(dict.fromkeys(columns, "not run"))
+        if name in answers_by_name:
+            row.update(_answer_counts(answers_by_name[name], apart))
+        if name in responses_by_name:
+            responses = responses_by_name[name]
+            row["unscored responses"] = int((~responses["scored"]).sum())
+            row["unscored atoms"] = int(responses["unscored_atoms"].sum())
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _groups_by_name(frame: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+    """The rows of each source, by its name, in order of appearance."""
+    return dict(list(frame.groupby(source_names(frame[["model", "condition"]]), sort=False)))
+
+
+def _answer_counts(answers: "pd.DataFrame", apart: Mapping[str, str]) -> dict[str, int]:
+    """How many answers there are, and how many ended in each way; `apart` names a column for a finish reason."""
+    finish = answers["finish_reason"]
+    failed = finish == "error"
+    empty = answers["blank"] & ~failed & ~finish.isin(list(apart))
+    counts = {
+        "answers": len(answers),
+        "cut off": int((finish == "length").sum()),
+        "empty": int(empty.sum()),
+        "failed": int(failed.sum()),
+    }
+    for reason, column in apart.items():
+        counts[column] = int((finish == reason).sum())
+    return counts
 
 # %% ../../nbs/report/02_tables.ipynb #795fa323
 def reasons_table(
@@ -246,15 +257,17 @@ def reasons_table(
     import pandas as pd
 
     counts: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], str] = {}
+    first_example: dict[tuple[str, str], str] = {}
     for what, reason, example_id in _failures(judgments, answers):
         masked = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,]*", "…", " ".join(reason.split()))
-        key = what, printable(masked if len(masked) <= 140 else masked[:139] + "…")
-        counts[key] += 1
-        first.setdefault(key, printable(example_id))
+        if len(masked) > 140:
+            masked = masked[:139] + "…"
+        failure = (what, printable(masked))
+        counts[failure] += 1
+        first_example.setdefault(failure, printable(example_id))
     rows = [
-        {"what": w, "reason": r, "count": n, "for example": first[w, r]}
-        for (w, r), n in counts.most_common(top)
+        (what, reason, count, first_example[what, reason])
+        for (what, reason), count in counts.most_common(top)
     ]
     return pd.DataFrame(rows, columns=["what", "reason", "count", "for example"])
 
@@ -262,12 +275,11 @@ def reasons_table(
 def _failures(
     judgments: Iterable[Judgment], answers: "pd.DataFrame | None"
 ) -> Iterable[tuple[str, str, str]]:
+    """(what failed, reason, example id) of each failed answer, unscored answer and unscored atom."""
     if answers is not None:
         failed = answers[answers["finish_reason"] == "error"]
-        yield from (
-            ("answer failed", error or "no reason given", i)
-            for error, i in zip(failed["error"], failed["example_id"], strict=True)
-        )
+        for error, example_id in zip(failed["error"], failed["example_id"], strict=True):
+            yield "answer failed", error or "no reason given", example_id
     for judgment in judgments:
         if judgment.error and answers is not None and judgment.error.startswith("no answer"):
             continue  # counted with the answers
@@ -289,41 +301,50 @@ def quality_table(
     import pandas as pd
 
     rows = []
-    for method, part in responses.groupby(source_names(responses), sort=False):
-        row: dict[str, Any] = {"method": method, "answers": len(part)}
-        for column, count, name, scale in (
-            ("task_quality", "rated_quality", "quality", 1),
-            ("safety_failure", "rated_safety", "unsafe", 100),
-        ):
-            rated = part[part[column].notna()]
-            row |= {count: len(rated)} | dict.fromkeys(
-                (name, f"{name}_low", f"{name}_high"), np.nan
-            )
-            if len(rated):
-                values = scale * rated[column].astype(float).to_numpy()[:, None]
-                totals, counts = fold_by_question(values, rated["seed"], rated["question_id"])
-                low, high = interval(bootstrap_means(totals, counts, resamples, seed))[:, 0]
-                mean = (totals.sum(axis=1)[:, 0] / counts.sum(axis=1)).mean()
-                row |= {name: float(mean), f"{name}_low": float(low), f"{name}_high": float(high)}
+    for method, group in responses.groupby(source_names(responses), sort=False):
+        row: dict[str, Any] = {"method": method, "answers": len(group)}
+        quality = group[group["task_quality"].notna()]
+        safety = group[group["safety_failure"].notna()]
+        row["rated_quality"] = len(quality)
+        row.update(_bounded_mean(quality, "task_quality", "quality", 1, resamples, seed))
+        row["rated_safety"] = len(safety)
+        row.update(_bounded_mean(safety, "safety_failure", "unsafe", 100, resamples, seed))
         rows.append(row)
-    asked = [row for row in rows if row["rated_quality"] or row["rated_safety"]]
-    return pd.DataFrame(rows if asked else [])
+    if not any(row["rated_quality"] or row["rated_safety"] for row in rows):
+        return pd.DataFrame()
+    return pd.DataFrame(rows)
+
+
+def _bounded_mean(
+    rated: "pd.DataFrame", column: str, name: str, scale: float, resamples: int, seed: int
+) -> dict[str, float]:
+    """The mean over seeds of a column times `scale`, as `name`, with its 95 % bounds; NaN without a row."""
+    if not len(rated):
+        return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    values = scale * rated[column].astype(float).to_numpy()[:, None]
+    totals, counts = fold_by_question(values, rated["seed"], rated["question_id"])
+    low, high = interval(bootstrap_means(totals, counts, resamples, seed))[:, 0]
+    mean = (totals.sum(axis=1)[:, 0] / counts.sum(axis=1)).mean()
+    return {name: float(mean), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def with_bounds(row: Mapping[str, Any], name: str, form: str) -> str:
+    """A value of a table with its bounds, `3.1 (2.9 to 3.3)`; the columns are `name`, `name_low`, `name_high`."""
+    return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
 
 
 def quality_lines(responses: "pd.DataFrame") -> list[str]:
     """The rows of `quality_table` as lines for a terminal."""
     lines = []
-
-    def bounded(row, name, form):
-        return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
-
     for row in quality_table(responses).to_dict("records"):
-        asked = [f"quality {bounded(row, 'quality', '.2f')} of 4"] * bool(row["rated_quality"]) + [
-            f"{bounded(row, 'unsafe', '.1f')} % unsafe"
-        ] * bool(row["rated_safety"])
-        lines.append(
-            f"{row['method']}: {', '.join(asked) or 'neither quality nor safety rated'}; {row['rated_quality']:,} of {row['answers']:,} answers rated"
-        )
+        ratings = []
+        if row["rated_quality"]:
+            ratings.append(f"quality {with_bounds(row, 'quality', '.2f')} of 4")
+        if row["rated_safety"]:
+            ratings.append(f"{with_bounds(row, 'unsafe', '.1f')} % unsafe")
+        rating = ", ".join(ratings) or "neither quality nor safety rated"
+        count = f"{row['rated_quality']:,} of {row['answers']:,} answers rated"
+        lines.append(f"{row['method']}: {rating}; {count}")
     return lines
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
@@ -336,24 +357,27 @@ def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
 
     used = atoms[atoms["actual"] > 0]
     rows = []
-    for name, part in used.groupby(source_names(used), sort=False):
-        checked = part["grounded"].notna() & part["quoted"]
-        found = part["grounded"] == True  # noqa: E712
-        counts = {
-            "quote found": found & checked,
-            "not in the answer": ~found & checked,
-            "no quote": ~part["quoted"],
+    for name, group in used.groupby(source_names(used), sort=False):
+        is_grounded = group["grounded"] == True  # noqa: E712
+        is_checked = group["grounded"].notna() & group["quoted"]
+        found = int((is_grounded & is_checked).sum())
+        absent = int((~is_grounded & is_checked).sum())
+        unquoted = int((~group["quoted"]).sum())
+        row = {
+            "method": name,
+            "used atoms": len(group),
+            "quote found": found,
+            "not in the answer": absent,
+            "no quote": unquoted,
+            "not checked": len(group) - found - absent - unquoted,
+            "not in the answer, %": 100 * absent / is_checked.sum() if is_checked.any() else np.nan,
         }
-        row = {column: int(which.sum()) for column, which in counts.items()}
-        row |= {"not checked": len(part) - sum(row.values())}
-        share = 100 * row["not in the answer"] / checked.sum() if checked.any() else np.nan
-        rows.append(
-            {"method": name, "used atoms": len(part)} | row | {"not in the answer, %": share}
-        )
+        rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/02_tables.ipynb #b6555e3e
 UNKNOWN = "not recorded"
+_PERCENTILES = (("median", 50), ("90th percentile", 90), ("99th percentile", 99), ("longest", 100))
 
 
 def cost_table(
@@ -365,82 +389,75 @@ def cost_table(
     """
     import pandas as pd
 
-    def total(values: "pd.Series", form: str = "{:,.0f}") -> str:
-        known = values.dropna()
-        if known.empty:
-            return UNKNOWN
-        return form.format(known.sum()) + (
-            "" if len(known) == len(values) else f" (known for {len(known):,} of {len(values):,})"
-        )
+    columns = {
+        role: _cost_column(frame, totals.get(role) or {})
+        for role, frame in rows.items()
+        if frame is not None
+    }
+    return pd.DataFrame(columns).rename_axis("").reset_index()
 
-    def share(part, whole):
-        return (
-            f"{100 * part / whole:.1f} %"
-            if part is not None and part == part and whole
-            else UNKNOWN
-        )
 
-    table = {}
-    for role, frame in rows.items():
-        if frame is None:
-            continue
-        found = totals.get(role) or {}
-        seconds = frame["seconds"].dropna()
+def _cost_column(usage: "pd.DataFrame", totals: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of one role: sums over its rows, then what its client counted."""
+    cached_tokens = usage["cached_tokens"].sum(min_count=1)
+    column = {
+        "rows": f"{len(usage):,}",
+        "prompt tokens": _sum_text(usage["prompt_tokens"]),
+        "of these cached by the server": _share_text(cached_tokens, usage["prompt_tokens"].sum()),
+        "completion tokens": _sum_text(usage["completion_tokens"]),
+        "cost, USD": _sum_text(usage["cost"], "{:,.4f}"),
+    }
+    seconds = usage["seconds"].dropna()
+    for name, percent in _PERCENTILES:
+        text = f"{np.percentile(seconds, percent):.2f}" if len(seconds) else UNKNOWN
+        column[f"seconds a row, {name}"] = text
+    calls = (totals.get("calls") or 0) + (totals.get("cached") or 0)
+    column["calls to the server"] = _number_text(totals.get("calls"))
+    column["answered from the cache"] = _share_text(totals.get("cached"), calls)
+    column["tried again"] = _number_text(totals.get("retries"))
+    column["failed"] = _number_text(totals.get("failures"))
+    column["spent, USD"] = _number_text(totals.get("cost"), "{:,.4f}")
+    return column
 
-        def number(name, form="{:,.0f}", found=found):
-            return UNKNOWN if found.get(name) is None else form.format(found[name])
 
-        table[role] = {
-            "rows": f"{len(frame):,}",
-            "prompt tokens": total(frame["prompt_tokens"]),
-            "of these cached by the server": share(
-                frame["cached_tokens"].sum(min_count=1), frame["prompt_tokens"].sum()
-            ),
-            "completion tokens": total(frame["completion_tokens"]),
-            "cost, USD": total(frame["cost"], "{:,.4f}"),
-            **{
-                f"seconds a row, {name}": f"{np.percentile(seconds, q):.2f}"
-                if len(seconds)
-                else UNKNOWN
-                for name, q in (
-                    ("median", 50),
-                    ("90th percentile", 90),
-                    ("99th percentile", 99),
-                    ("longest", 100),
-                )
-            },
-            "calls to the server": number("calls"),
-            "answered from the cache": share(
-                found.get("cached"), (found.get("calls") or 0) + (found.get("cached") or 0)
-            ),
-            "tried again": number("retries"),
-            "failed": number("failures"),
-            "spent, USD": number("cost", "{:,.4f}"),
-        }
-    return pd.DataFrame(table).rename_axis("").reset_index()
+def _sum_text(values: "pd.Series", form: str = "{:,.0f}") -> str:
+    """The sum of what is known, saying how many that is where some are not."""
+    recorded = values.dropna()
+    if recorded.empty:
+        return UNKNOWN
+    text = form.format(recorded.sum())
+    if len(recorded) < len(values):
+        text += f" (known for {len(recorded):,} of {len(values):,})"
+    return text
+
+
+def _share_text(part: float | None, whole: float) -> str:
+    if part is None or np.isnan(part) or not whole:
+        return UNKNOWN
+    return f"{100 * part / whole:.1f} %"
+
+
+def _number_text(value: float | None, form: str = "{:,.0f}") -> str:
+    return UNKNOWN if value is None else form.format(value)
 
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: Any) -> Any:
     """A cell that no spreadsheet runs: text that would be read as a formula gets a leading apostrophe, a number stays."""
-    return (
-        value
-        if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value)
-        else sheet_cell(value)
-    )
+    if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
+        return value
+    return sheet_cell(value)
 
 
 def markdown_cell(value: Any) -> str:
     """A cell on one line with the characters that Markdown would read as structure escaped."""
-    return re.sub(
-        r"([\\|`*_\[\]~$])", r"\\\1", html.escape(" ".join(str(value).split()), quote=False)
-    )
+    one_line = " ".join(str(value).split())
+    return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(one_line, quote=False))
 
 # %% ../../nbs/report/02_tables.ipynb #c9493db4
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX["\\"] = r"\textbackslash{}"
+_LATEX["~"] = r"\textasciitilde{}"
+_LATEX["^"] = r"\textasciicircum{}"
 _SIGNS = {
     "±": r"$\pm$",
     "↑": r"$\uparrow$",
@@ -457,33 +474,32 @@ _SIGNS = {
 
 def to_latex(table: "pd.DataFrame", caption: str = "", label: str = "") -> str:
     """A booktabs table with every cell and heading escaped; ± and arrows become math. With a caption it stands in a `table` with caption and label."""
-    flat = table.map(
+    one_line = table.map(
         lambda value: value if isinstance(value, int | float) else " ".join(str(value).split())
     )
-    text = flat.to_latex(index=False, escape=True, float_format="%.2f", na_rep="--")
+    text = one_line.to_latex(index=False, escape=True, float_format="%.2f", na_rep="--")
     if caption:
-        said = "".join(_LATEX.get(c, c) for c in " ".join(caption.split()))
-        named = [f"\\label{{{label}}}"] if label else []
-        text = "\n".join(
-            [
-                r"\begin{table}",
-                r"\centering",
-                f"\\caption{{{said}}}",
-                *named,
-                text + r"\end{table}",
-                "",
-            ]
-        )
+        escaped_caption = "".join(_LATEX.get(c, c) for c in " ".join(caption.split()))
+        lines = [r"\begin{table}", r"\centering", f"\\caption{{{escaped_caption}}}"]
+        if label:
+            lines.append(f"\\label{{{label}}}")
+        lines += [text + r"\end{table}", ""]
+        text = "\n".join(lines)
     return "".join(_SIGNS.get(c, c) for c in text)
 
 
 def to_markdown(table: "pd.DataFrame", caption: str = "") -> str:
     """A pipe table with every cell and heading escaped, numbers with two digits, below its caption."""
-    rows = [list(table.columns), *table.itertuples(index=False)]
-    text = [[f"{v:.2f}" if isinstance(v, float) else markdown_cell(v) for v in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in text]
-    said = [markdown_cell(caption), ""] if caption else []
-    return "\n".join([*said, lines[0], "|" + "---|" * len(text[0]), *lines[1:]]) + "\n"
+    lines = [markdown_cell(caption), ""] if caption else []
+    lines.append(_markdown_row(table.columns))
+    lines.append("|" + "---|" * len(table.columns))
+    lines += [_markdown_row(row) for row in table.itertuples(index=False)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(values: Iterable[Any]) -> str:
+    cells = [f"{v:.2f}" if isinstance(v, float) else markdown_cell(v) for v in values]
+    return f"| {' | '.join(cells)} |"
 
 # %% ../../nbs/report/02_tables.ipynb #c40bf127
 def caption(
@@ -492,16 +508,19 @@ def caption(
     """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread. Raises `ValueError` for an empty `n`."""
     if not n.strip():
         raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
-    drawn = None if seeds is None else list(seeds)
-    parts = [
-        f"n = {n}",
-        "no seed" if not drawn else f"seed{'s' * (len(drawn) > 1)} {', '.join(map(str, drawn))}",
-    ]
-    parts.append(
-        "no spread" if ddof is None else f"± is the standard deviation over seeds, ddof = {ddof}"
-    )
-    parts.append(f"interval: {interval}" if interval else "no interval")
-    return f"{text.rstrip('.')}. {'; '.join(parts)}."
+    seed_names = [] if seeds is None else [str(seed) for seed in seeds]
+    if not seed_names:
+        seed_text = "no seed"
+    elif len(seed_names) == 1:
+        seed_text = f"seed {seed_names[0]}"
+    else:
+        seed_text = f"seeds {', '.join(seed_names)}"
+    spread_text = f"± is the standard deviation over seeds, ddof = {ddof}"
+    if ddof is None:
+        spread_text = "no spread"
+    interval_text = f"interval: {interval}" if interval else "no interval"
+    details = [f"n = {n}", seed_text, spread_text, interval_text]
+    return f"{text.rstrip('.')}. {'; '.join(details)}."
 
 # %% ../../nbs/report/02_tables.ipynb #e73da0c9
 def write_tables(
@@ -512,35 +531,41 @@ def write_tables(
     `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain, in captions.csv beside them.
     Raises `ValueError` for a caption without a table.
     """
-    import pandas as pd
-
-    if strange := [name for name in captions if name not in tables]:
-        raise ValueError(f"caption of {strange[0]!r}: no such table; allowed: {', '.join(tables)}")
+    for name in captions:
+        if name not in tables:
+            raise ValueError(f"caption of {name!r}: no such table; allowed: {', '.join(tables)}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    said = {}
+    written_captions = {}
     for name, table in tables.items():
-        stem = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table")
-        plain = table.rename(columns=csv_cell).map(csv_cell)
+        stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table"
         text = captions.get(name, "")
-        forms = {
-            ".csv": plain.to_csv(index=False),
-            ".tex": to_latex(table, text, f"tab:{stem.name.removeprefix('tab-')}"),
+        if text:
+            written_captions[stem] = text
+        label = f"tab:{stem.removeprefix('tab-')}"
+        contents = {
+            ".csv": table.rename(columns=csv_cell).map(csv_cell).to_csv(index=False),
+            ".tex": to_latex(table, text, label),
             ".md": to_markdown(table, text),
         }
-        said |= {stem.name: text} if text else {}
-        for suffix, content in forms.items():
-            file = stem.with_suffix(suffix)
+        for suffix, content in contents.items():
+            file = folder / f"{stem}{suffix}"
             file.write_text(content, encoding="utf-8")
             files.append(file)
-    if said:
-        file = folder / "captions.csv"
-        earlier = (
-            pd.read_csv(file, index_col="table")["caption"].to_dict() if file.is_file() else {}
-        )
-        pd.DataFrame(sorted((earlier | said).items()), columns=["table", "caption"]).map(
-            csv_cell
-        ).to_csv(file, index=False)
-        files.append(file)
+    if written_captions:
+        files.append(_add_captions(folder / "captions.csv", written_captions))
     return files
+
+
+def _add_captions(file: Path, captions: Mapping[str, str]) -> Path:
+    """Write captions, by file name of their table, beside those that the file holds already."""
+    import pandas as pd
+
+    by_table: dict[str, str] = {}
+    if file.is_file():
+        by_table = pd.read_csv(file, index_col="table")["caption"].to_dict()
+    by_table.update(captions)
+    rows = pd.DataFrame(sorted(by_table.items()), columns=["table", "caption"])
+    rows.map(csv_cell).to_csv(file, index=False)
+    return file

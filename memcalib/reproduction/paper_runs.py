@@ -9,7 +9,8 @@ __all__ = ['WITH_MAIN', 'Speed', 'PaperRuns', 'is_paper_profile', 'load_paper_ru
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #67651370
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,12 @@ class PaperRuns(BaseModel):
 
     recipes: tuple[Name, ...]  # shipped recipes or files; the first is the one of the ablations
     methods: tuple[Name, ...] = tuple(METHODS)
-    arms: dict[str, dict[str, dict[str, Any]]] = Field(
-        default_factory=dict
-    )  # experiment -> arm -> settings of MemCalib-RL
+    # experiment -> arm -> settings of MemCalib-RL
+    arms: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     survey: tuple[Endpoint, ...] = ()
     judge2: Endpoint | None = None
-    price: dict[str, float] | None = (
-        None  # of the judge, US dollars per million tokens: prompt, completion
-    )
+    # of the judge, US dollars per million tokens: prompt, completion
+    price: dict[str, float] | None = None
     test: Name = "data/test.jsonl"
     rpeval: Name = "data/rpeval.json"
     examples: int = Field(default=1500, ge=1)
@@ -61,10 +60,10 @@ class PaperRuns(BaseModel):
 
 def is_paper_profile(name: str | Path) -> bool:
     """Whether a profile describes the paper's own runs and not runs in a micro-world."""
-    known = shipped("reproduction", "profiles")
-    return (str(name) in known or Path(name).is_file()) and "recipes" in read_settings(
-        name, "profile", known, PaperRuns.model_fields
-    )
+    profiles = shipped("reproduction", "profiles")
+    if str(name) not in profiles and not Path(name).is_file():
+        return False
+    return "recipes" in read_settings(name, "profile", profiles, PaperRuns.model_fields)
 
 
 def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) -> PaperRuns:
@@ -76,12 +75,14 @@ def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) ->
         known=shipped("reproduction", "profiles"),
         what="profile",
     )
-    if lacking := [recipe for recipe in plan.recipes if recipe not in plan.speed]:
-        raise ValueError(
-            f"{name}: speed: nothing for recipe {lacking[0]!r}; allowed: one entry for each of {', '.join(plan.recipes)}"
-        )
-    if strange := [method for method in plan.methods if method not in METHODS]:
-        raise ValueError(f"{name}: methods: found {strange[0]!r}; allowed are {', '.join(METHODS)}")
+    for recipe in plan.recipes:
+        if recipe not in plan.speed:
+            raise ValueError(
+                f"{name}: speed: nothing for recipe {recipe!r}; allowed: one entry for each of {', '.join(plan.recipes)}"
+            )
+    for method in plan.methods:
+        if method not in METHODS:
+            raise ValueError(f"{name}: methods: found {method!r}; allowed are {', '.join(METHODS)}")
     return plan
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #48c3730b
@@ -100,12 +101,13 @@ class Work:
     missing: list[str] = field(default_factory=list)
 
 
-def _dollars(price: dict[str, float] | None, prompt: float, completion: float) -> float | None:
-    return (
-        None
-        if price is None
-        else (price["prompt"] * prompt + price["completion"] * completion) / 1e6
-    )
+def _dollars(
+    price: dict[str, float] | None, prompt_tokens: float, completion_tokens: float
+) -> float | None:
+    """What so many tokens of the judge cost; None without a price."""
+    if price is None:
+        return None
+    return (price["prompt"] * prompt_tokens + price["completion"] * completion_tokens) / 1e6
 
 
 def missing_weights(start: Start, place: str) -> Iterator[str]:
@@ -114,29 +116,43 @@ def missing_weights(start: Start, place: str) -> Iterator[str]:
 
     if Path(start.model).is_dir() or start.model.startswith("runs/"):
         return
-    if not is_hub_id(start.model) or not isinstance(
-        try_to_load_from_cache(start.model, "config.json", revision=start.revision), str
-    ):
-        yield f"{place}: {start.model} is neither a folder here nor in the local cache of the hub"
+    if is_hub_id(start.model):
+        cached = try_to_load_from_cache(start.model, "config.json", revision=start.revision)
+        if isinstance(cached, str):
+            return
+    yield f"{place}: {start.model} is neither a folder here nor in the local cache of the hub"
 
 
 def missing_files(recipe: Recipe) -> Iterator[str]:
     """The files of examples that a recipe names and this machine lacks."""
     for name in ("train", "validation"):
         source = getattr(recipe.data, name)
-        hub = source is not None and is_hub_id(source.path) and not Path(source.path).suffix
-        if source is not None and not Path(source.path).exists() and not hub:
+        if source is None or Path(source.path).exists():
+            continue
+        from_hub = is_hub_id(source.path) and not Path(source.path).suffix
+        if not from_hub:
             yield f"data.{name}: {source.path} is not there"
 
 
-def missing_key(who: Endpoint, place: str) -> Iterator[str]:
+def missing_key(endpoint: Endpoint, place: str) -> Iterator[str]:
     """The variable with the key of an endpoint, where it is not set."""
     try:
-        check_key(who, place)
+        check_key(endpoint, place)
     except ValueError as error:
         yield str(error)
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #042c3d2a
+def _training_hours(epoch: Mapping[str, float], speed: Speed) -> float:
+    """GPU hours of a training, from the tokens that one of its epochs samples and reads."""
+    tokens_read = 0.0
+    for name, tokens in epoch.items():
+        if name.startswith("tokens read"):
+            passes = 3 if name.endswith("the update") else 1  # forward, and backward twice as much
+            tokens_read += passes * tokens
+    seconds = epoch.get("tokens sampled", 0) / speed.sampled + tokens_read / speed.read
+    return epoch.get("epochs", 1.0) * seconds / 3600
+
+
 def training_work(
     plan: PaperRuns,
     name: str,
@@ -147,49 +163,38 @@ def training_work(
 ) -> Work:
     """One training of a recipe: what it samples, reads and asks over all its epochs."""
     recipe = load_recipe(name, settings)
-    speed = plan.speed[name]
     config = method_config(recipe, method)
     texts = measure_texts(recipe, config)
-    work = teaching_work(recipe, config, texts) if method == "sft" else epoch_work(config, texts)
-    judged = judge_work(recipe, config, texts, work)
-    epochs = work.get("epochs", 1.0)
-    refused = list(preflight(recipe, method, config, None, texts.validation, local=True))
-    read = sum(
-        value * (3 if key.endswith("the update") else 1)
-        for key, value in work.items()
-        if key.startswith("tokens read")
-    )
-    hours = epochs * (work.get("tokens sampled", 0) / speed.sampled + read / speed.read) / 3600
-    tokens = [epochs * judged[key] for key in ("prompt tokens", "completion tokens")]
-    folder = f"{plan.out}/{name}/{arm or method}"
-    command = [
-        "memcalib",
-        "train",
-        name,
-        "--method",
-        method,
-        "--out",
-        folder,
-        *(word for setting in settings for word in ("--set", setting)),
-    ]
+    if method == "sft":
+        epoch = teaching_work(recipe, config, texts)
+    else:
+        epoch = epoch_work(config, texts)
+    epochs = epoch.get("epochs", 1.0)
+    judged = judge_work(recipe, config, texts, epoch)
+    calls = round(epochs * judged["calls"])
+    prompt_tokens = epochs * judged["prompt tokens"]
+    completion_tokens = epochs * judged["completion tokens"]
+
+    command = ["memcalib", "train", name, "--method", method]
+    command += ["--out", f"{plan.out}/{name}/{arm or method}"]
+    for setting in settings:
+        command += ["--set", setting]
+
     place, start = recipe.begins(method)
-    later = [
-        line for line in refused if start.model.startswith("runs/") and start.model in line
-    ]  # what an earlier command makes
-    missing = [
-        *missing_files(recipe),
-        *missing_weights(start, f"{place}.model"),
-        *(line for line in refused if line not in later),
-    ]
-    asked = round(epochs * judged["calls"])
+    missing = [*missing_files(recipe), *missing_weights(start, f"{place}.model")]
+    for fault in preflight(recipe, method, config, None, texts.validation, local=True):
+        made_by_earlier_command = start.model.startswith("runs/") and start.model in fault
+        if not made_by_earlier_command:
+            missing.append(fault)
     return Work(
         experiments,
         f"{name}: train {arm or method}",
         shlex.join(command),
-        hours,
-        asked,
-        *tokens,
-        _dollars(plan.price, *tokens) if asked else 0.0,
+        _training_hours(epoch, plan.speed[name]),
+        calls,
+        prompt_tokens,
+        completion_tokens,
+        _dollars(plan.price, prompt_tokens, completion_tokens) if calls else 0.0,
         list(dict.fromkeys(missing)),
     )
 
@@ -204,271 +209,310 @@ def evaluation_work(
     data: str,
     examples: int,
     speed: Speed | None = None,
-    more: Iterable[str] = (),
+    missing_for_model: Iterable[str] = (),
 ) -> Work:
-    """One evaluation under all seeds; `speed` for local weights, whose hours count, None for an endpoint; `more` is what else is missing."""
+    """One evaluation under all seeds; `speed` for local weights, whose hours count, None for an endpoint; `missing_for_model` is what else is missing."""
     answers = examples * len(plan.eval_seeds)
-    frame, line = JUDGED_TOKENS
-    judged = ASSUMED["judge frame"] + ASSUMED["atoms"] * ASSUMED["rubric"] + ASSUMED["answer"]
-    tokens = answers * judged, answers * (frame + line * ASSUMED["atoms"])
-    hours = (
-        answers * (ASSUMED["answer"] / speed.sampled + ASSUMED["prompt"] / speed.read) / 3600
-        if speed
-        else 0.0
-    )
-    who = (
-        []
-        if judge is None
-        else ["--judge", judge.model, "--judge-url", judge.url, "--judge-key-env", judge.key_env]
-    )
-    seeds = ["--set", f"sampling.seeds=[{', '.join(map(str, plan.eval_seeds))}]"]
-    command = [
-        "memcalib",
-        "evaluate",
-        data,
-        *model,
-        *who,
-        *seeds,
-        "--out",
-        f"{plan.out}/{what.replace(': ', '/').replace(' ', '-')}",
-    ]
-    missing = [
-        *more,
-        *([] if Path(data).exists() else [f"{data} is not there"]),
-        *([] if judge is None else missing_key(judge, "judge.key_env")),
-    ]
+    frame_tokens, atom_tokens = JUDGED_TOKENS
+    rubric_tokens = ASSUMED["atoms"] * ASSUMED["rubric"]
+    judge_prompt_tokens = ASSUMED["judge frame"] + rubric_tokens + ASSUMED["answer"]
+    prompt_tokens = answers * judge_prompt_tokens
+    completion_tokens = answers * (frame_tokens + atom_tokens * ASSUMED["atoms"])
+    hours = 0.0
+    if speed is not None:
+        answer_seconds = ASSUMED["answer"] / speed.sampled + ASSUMED["prompt"] / speed.read
+        hours = answers * answer_seconds / 3600
+
+    command = ["memcalib", "evaluate", data, *model]
+    missing = list(missing_for_model)
+    if not Path(data).exists():
+        missing.append(f"{data} is not there")
+    if judge is not None:
+        command += ["--judge", judge.model, "--judge-url", judge.url]
+        command += ["--judge-key-env", judge.key_env]
+        missing += missing_key(judge, "judge.key_env")
+    command += ["--set", f"sampling.seeds=[{', '.join(map(str, plan.eval_seeds))}]"]
+    command += ["--out", f"{plan.out}/{what.replace(': ', '/').replace(' ', '-')}"]
     return Work(
         experiments,
         what,
         shlex.join(command),
         hours,
         answers,
-        *tokens,
-        _dollars(plan.price, *tokens),
+        prompt_tokens,
+        completion_tokens,
+        _dollars(plan.price, prompt_tokens, completion_tokens),
         missing,
     )
 
 
 def second_judge_work(plan: PaperRuns, name: str, method: str) -> Work:
     """The second judge reads the answers that the first one has read, so that the two differ in the judge alone."""
-    first = evaluation_work(
+    judge = plan.judge2
+    evaluation = evaluation_work(
         plan,
         f"{name}: evaluate {method}",
         [],
         (),
-        plan.judge2,
+        judge,
         data=plan.test,
         examples=plan.examples,
     )
-    who = plan.judge2
     answers = f"{plan.out}/{name}/evaluate-{method}/rollouts.jsonl"
-    out = f"{plan.out}/{name}/second-judge-{method}/judgments.jsonl"
-    command = [
-        "memcalib",
-        "judge",
-        answers,
-        "--data",
-        plan.test,
-        "--model",
-        who.model,
-        "--base-url",
-        who.url,
-        "--key-env",
-        who.key_env,
-        "--out",
-        out,
-    ]
+    command = ["memcalib", "judge", answers, "--data", plan.test]
+    command += ["--model", judge.model, "--base-url", judge.url, "--key-env", judge.key_env]
+    command += ["--out", f"{plan.out}/{name}/second-judge-{method}/judgments.jsonl"]
     return replace(
-        first,
+        evaluation,
         experiments=("judge_stability",),
         what=f"{name}: second judge {method}",
         command=shlex.join(command),
     )
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #c883f40c
+# they read the main results' runs
 WITH_MAIN = (
     "main_results",
     "channel_proportions",
     "judge_audit",
     "training_dynamics",
     "localization_audit",
-)  # they read the main results' runs
+)
+
+
+@dataclass(frozen=True)
+class _PaperTraining:
+    """One training of the paper's runs, and the experiments that want it."""
+
+    recipe: str
+    method: str
+    experiments: tuple[str, ...]
+    arm: str
+    settings: tuple[str, ...]
+
+
+class _PaperPlan:
+    """The commands of the paper's runs that the named experiments need (all without names)."""
+
+    def __init__(self, plan: PaperRuns, names: Sequence[str]):
+        self.plan = plan
+        self.names = set(names)
+        self.first = plan.recipes[0]  # the recipe of the ablations
+        self.judges: dict[str, Endpoint | None] = {}
+        for name in plan.recipes:
+            judge = load_recipe(name).judge
+            self.judges[name] = judge if isinstance(judge, Endpoint) else None
+
+    def is_wanted(self, experiments: Sequence[str]) -> bool:
+        """Whether one of these experiments was asked for."""
+        return not self.names or not self.names.isdisjoint(experiments)
+
+    def start_settings(self, recipe: str, method: str) -> tuple[str, ...]:
+        """The setting that begins a training with the policy that the fine-tuning of this run makes."""
+        if method == "sft" or "sft" not in self.plan.methods:
+            return ()
+        return (f"start.model={self.plan.out}/{recipe}/sft/policy",)
+
+    def trainings(self) -> list[_PaperTraining]:
+        """Every method of every recipe, and every arm of the first recipe."""
+        trainings = []
+        for recipe in self.plan.recipes:
+            for method in self.plan.methods:
+                experiments: tuple[str, ...] = ("main_results",)
+                if recipe == self.first:
+                    experiments = (*WITH_MAIN, "rpeval_transfer", "judge_stability")
+                    if method in ("memcalib-rl", "gdpo"):
+                        experiments += tuple(self.plan.arms)
+                settings = self.start_settings(recipe, method)
+                trainings.append(_PaperTraining(recipe, method, experiments, method, settings))
+        for experiment, arms in self.plan.arms.items():
+            for arm, changes in arms.items():
+                settings = self.start_settings(self.first, "memcalib-rl")
+                settings += tuple(
+                    f"methods.memcalib-rl.{name}={value}" for name, value in changes.items()
+                )
+                trainings.append(
+                    _PaperTraining(self.first, "memcalib-rl", (experiment,), arm, settings)
+                )
+        return [training for training in trainings if self.is_wanted(training.experiments)]
+
+    def weights(self, recipe: str, arm: str) -> list[str]:
+        """The words of a command that name a policy which this run trains."""
+        return ["--weights", f"{self.plan.out}/{recipe}/{arm}/policy"]
+
+    def evaluation(
+        self,
+        what: str,
+        model: Sequence[str],
+        experiments: tuple[str, ...],
+        recipe: str,
+        *,
+        local: bool,
+        missing_for_model: Iterable[str] = (),
+    ) -> Work:
+        """An evaluation on the test examples, by the judge of a recipe."""
+        return evaluation_work(
+            self.plan,
+            what,
+            model,
+            experiments,
+            self.judges[recipe],
+            data=self.plan.test,
+            examples=self.plan.examples,
+            speed=self.plan.speed[recipe] if local else None,
+            missing_for_model=missing_for_model,
+        )
+
+    def training_commands(self) -> Iterator[Work]:
+        """All trainings, and after them their evaluations."""
+        trainings = self.trainings()
+        for training in trainings:
+            yield training_work(
+                self.plan,
+                training.recipe,
+                training.method,
+                training.experiments,
+                training.arm,
+                training.settings,
+            )
+        for training in trainings:
+            yield self.evaluation(
+                f"{training.recipe}: evaluate {training.arm}",
+                self.weights(training.recipe, training.arm),
+                training.experiments,
+                training.recipe,
+                local=True,
+            )
+
+    def start_commands(self) -> Iterator[Work]:
+        """Evaluations of the base model and of the cold start."""
+        experiments = ("main_results", "model_survey")
+        if not self.is_wanted(experiments):
+            return
+        recipe = load_recipe(self.first, self.start_settings(self.first, ""))
+        starts = {"base": recipe.begins("sft")[1], "cold start": recipe.start}
+        for label, start in starts.items():
+            yield self.evaluation(
+                f"{self.first}: evaluate {label}",
+                ["--weights", start.model],
+                experiments,
+                self.first,
+                local=True,
+                missing_for_model=missing_weights(start, "weights"),
+            )
+
+    def survey_commands(self) -> Iterator[Work]:
+        """Evaluations of models as they are."""
+        if not self.is_wanted(("model_survey",)):
+            return
+        for endpoint in self.plan.survey:
+            model = ["--model", endpoint.model, "--base-url", endpoint.url]
+            model += ["--key-env", endpoint.key_env]
+            yield self.evaluation(
+                f"survey: evaluate {endpoint.model}",
+                model,
+                ("model_survey",),
+                self.first,
+                local=False,
+                missing_for_model=missing_key(endpoint, "survey.key_env"),
+            )
+
+    def second_judge_commands(self) -> Iterator[Work]:
+        """Judgments of the same answers by the second judge."""
+        if self.plan.judge2 is None or not self.is_wanted(("judge_stability",)):
+            return
+        for method in self.plan.methods:
+            yield second_judge_work(self.plan, self.first, method)
+
+    def rpeval_commands(self) -> Iterator[Work]:
+        """Evaluations on RPEval."""
+        if not self.is_wanted(("rpeval_transfer",)):
+            return
+        for method in self.plan.methods:
+            yield evaluation_work(
+                self.plan,
+                f"{self.first}: rpeval {method}",
+                [*self.weights(self.first, method), "--set", "format=rpeval"],
+                ("rpeval_transfer",),
+                self.judges[self.first],
+                data=self.plan.rpeval,
+                examples=self.plan.rpeval_examples,
+                speed=self.plan.speed[self.first],
+            )
 
 
 def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
     """Every command that the named experiments need (all without names), trainings first. Raises `ValueError` for an experiment that the profile does not have."""
-    first = plan.recipes[0]
-    known = {
-        "main_results",
-        "model_survey",
-        *plan.arms,
-        "rpeval_transfer",
-        "judge_stability",
-        *WITH_MAIN,
-    }
-    if strange := [name for name in names if name not in known]:
-        raise ValueError(
-            f"experiment {strange[0]!r} has no runs at the paper's size; allowed are {', '.join(sorted(known))}"
-        )
-
-    def wanted(experiments):
-        return not names or not {*names}.isdisjoint(experiments)
-
-    judges = {
-        name: judge if isinstance(judge := load_recipe(name).judge, Endpoint) else None
-        for name in plan.recipes
-    }
-
-    def cold(name):
-        return f"{plan.out}/{name}/sft/policy"
-
-    def begins(name, method):
-        return [f"start.model={cold(name)}"] if "sft" in plan.methods and method != "sft" else []
-
-    trained: list[
-        tuple[str, str, tuple[str, ...], str, list[str]]
-    ] = []  # recipe, method, experiments, arm, settings
-    for name in plan.recipes:
-        for method in plan.methods:
-            more = (*plan.arms,) if method in ("memcalib-rl", "gdpo") else ()
-            trained.append(
-                (
-                    name,
-                    method,
-                    (*WITH_MAIN, "rpeval_transfer", "judge_stability", *more)
-                    if name == first
-                    else ("main_results",),
-                    method,
-                    begins(name, method),
-                )
+    known_names = {*WITH_MAIN, *plan.arms, "model_survey", "rpeval_transfer", "judge_stability"}
+    for name in names:
+        if name not in known_names:
+            raise ValueError(
+                f"experiment {name!r} has no runs at the paper's size; allowed are {', '.join(sorted(known_names))}"
             )
-    for experiment, arms in plan.arms.items():
-        for arm, settings in arms.items():
-            trained.append(
-                (
-                    first,
-                    "memcalib-rl",
-                    (experiment,),
-                    arm,
-                    [
-                        *begins(first, "memcalib-rl"),
-                        *(f"methods.memcalib-rl.{key}={value}" for key, value in settings.items()),
-                    ],
-                )
-            )
-    trained = [row for row in trained if wanted(row[2])]
-    work = [
-        training_work(plan, name, method, experiments, arm, settings)
-        for name, method, experiments, arm, settings in trained
+    commands = _PaperPlan(plan, names)
+    return [
+        *commands.training_commands(),
+        *commands.start_commands(),
+        *commands.survey_commands(),
+        *commands.second_judge_commands(),
+        *commands.rpeval_commands(),
     ]
-    tests = dict(data=plan.test, examples=plan.examples)
-
-    def weights(name, arm):
-        return ["--weights", f"{plan.out}/{name}/{arm}/policy"]
-
-    for name, _, experiments, arm, _ in trained:
-        work.append(
-            evaluation_work(
-                plan,
-                f"{name}: evaluate {arm}",
-                weights(name, arm),
-                experiments,
-                judges[name],
-                speed=plan.speed[name],
-                **tests,
-            )
-        )
-    if wanted(both := ("main_results", "model_survey")):
-        recipe = load_recipe(first, begins(first, ""))
-        for what, start in (("base", recipe.begins("sft")[1]), ("cold start", recipe.start)):
-            more = list(missing_weights(start, "weights"))
-            work.append(
-                evaluation_work(
-                    plan,
-                    f"{first}: evaluate {what}",
-                    ["--weights", start.model],
-                    both,
-                    judges[first],
-                    speed=plan.speed[first],
-                    more=more,
-                    **tests,
-                )
-            )
-    for model in plan.survey if wanted(("model_survey",)) else ():
-        how = ["--model", model.model, "--base-url", model.url, "--key-env", model.key_env]
-        work.append(
-            evaluation_work(
-                plan,
-                f"survey: evaluate {model.model}",
-                how,
-                ("model_survey",),
-                judges[first],
-                more=missing_key(model, "survey.key_env"),
-                **tests,
-            )
-        )
-    for method in plan.methods if plan.judge2 is not None and wanted(("judge_stability",)) else ():
-        work.append(second_judge_work(plan, first, method))
-    for method in plan.methods if wanted(("rpeval_transfer",)) else ():
-        how = [*weights(first, method), "--set", "format=rpeval"]
-        work.append(
-            evaluation_work(
-                plan,
-                f"{first}: rpeval {method}",
-                how,
-                ("rpeval_transfer",),
-                judges[first],
-                data=plan.rpeval,
-                examples=plan.rpeval_examples,
-                speed=plan.speed[first],
-            )
-        )
-    return work
 
 
-def paper_text(work: Sequence[Work]) -> str:
-    """The work as a page for a terminal: each command with its hours and calls, sums by experiment, and everything that is missing, each once."""
+def _money(dollars: float | None) -> str:
+    return "cost unknown" if dollars is None else f"${dollars:,.0f}"
 
-    def money(value):
-        return "cost unknown" if value is None else f"${value:,.0f}"
 
-    lines = [
-        f"{one.what}\n  {one.command}\n  about {one.gpu_hours:,.0f} GPU hours; {one.calls:,} judge calls, {money(one.cost)}{f'; {len(one.missing)} things missing' if one.missing else ''}"
-        for one in work
-    ]
-    lines += ["", "By experiment (work that several share is counted in each)"]
-    for name in dict.fromkeys(name for one in work for name in one.experiments):
-        mine = [one for one in work if name in one.experiments]
-        lines.append(
-            f"  {name:<24} {len(mine):>3} commands, {sum(one.gpu_hours for one in mine):>9,.0f} GPU hours, {sum(one.calls for one in mine):>11,} judge calls"
-        )
-    costs = [one.cost for one in work]
-    total = money(None if None in costs else sum(cost for cost in costs if cost is not None))
-    lines += [
-        "",
-        f"Together {len(work)} commands, {sum(one.gpu_hours for one in work):,.0f} GPU hours, {sum(one.calls for one in work):,} judge calls, {total}",
-    ]
-    missing: dict[str, list[str]] = {}
-    for one in work:
-        for line in one.missing:
-            missing.setdefault(line, []).append(one.what)
-    unpriced = [
-        "price: not given, so costs are unknown; say --set price.prompt=... --set price.completion=... (US dollars per million tokens of the judge)"
-    ] * (None in costs)
-    lines += [
-        "",
-        f"Missing on this machine: {len(missing) + len(unpriced)}",
-        *(
-            f"  {line} (for {len(whats)} command{'s' * (len(whats) > 1)})"
-            for line, whats in missing.items()
-        ),
-        *(f"  {line}" for line in unpriced),
-    ]
-    lines.append(
-        "Assumed: "
-        + ", ".join(f"{key} {value:,}" for key, value in ASSUMED.items())
-        + "; speeds as in the profile."
+def _work_text(work: Work) -> str:
+    """One command with its hours, calls and cost."""
+    text = (
+        f"{work.what}\n  {work.command}\n  about {work.gpu_hours:,.0f} GPU hours; "
+        f"{work.calls:,} judge calls, {_money(work.cost)}"
     )
+    if work.missing:
+        text += f"; {len(work.missing)} things missing"
+    return text
+
+
+def _missing_lines(works: Sequence[Work]) -> list[str]:
+    """Everything that is missing, each once, with the number of commands that need it."""
+    count_by_line = Counter(line for work in works for line in work.missing)
+    lines = []
+    for line, count in count_by_line.items():
+        lines.append(f"  {line} (for {count} command{'s' if count > 1 else ''})")
+    if any(work.cost is None for work in works):
+        lines.append(
+            "  price: not given, so costs are unknown; say --set price.prompt=... --set price.completion=... (US dollars per million tokens of the judge)"
+        )
+    return [f"Missing on this machine: {len(lines)}", *lines]
+
+
+def paper_text(works: Sequence[Work]) -> str:
+    """The work as a page for a terminal: each command with its hours and calls, sums by experiment, and everything that is missing, each once."""
+    lines = [_work_text(work) for work in works]
+    works_by_experiment: dict[str, list[Work]] = {}
+    for work in works:
+        for name in work.experiments:
+            works_by_experiment.setdefault(name, []).append(work)
+    lines += ["", "By experiment (work that several share is counted in each)"]
+    for name, shared_works in works_by_experiment.items():
+        hours = sum(work.gpu_hours for work in shared_works)
+        calls = sum(work.calls for work in shared_works)
+        lines.append(
+            f"  {name:<24} {len(shared_works):>3} commands, {hours:>9,.0f} GPU hours, {calls:>11,} judge calls"
+        )
+    hours = sum(work.gpu_hours for work in works)
+    calls = sum(work.calls for work in works)
+    known_costs = [work.cost for work in works if work.cost is not None]
+    total = sum(known_costs) if len(known_costs) == len(works) else None
+    lines += [
+        "",
+        f"Together {len(works)} commands, {hours:,.0f} GPU hours, {calls:,} judge calls, {_money(total)}",
+        "",
+        *_missing_lines(works),
+    ]
+    assumed = ", ".join(f"{name} {number:,}" for name, number in ASSUMED.items())
+    lines.append(f"Assumed: {assumed}; speeds as in the profile.")
     return "\n".join(lines)
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #e93efd6d
@@ -479,26 +523,20 @@ def run_paper(
 
     Raises `ValueError` with everything that is missing, before anything is written.
     """
-    work = paper_work(plan, names)
-    print(paper_text(work))
+    works = paper_work(plan, names)
+    print(paper_text(works))
     if dry_run:
         return None
-    if missing := list(dict.fromkeys(line for one in work for line in one.missing)):
+    missing = list(dict.fromkeys(line for work in works for line in work.missing))
+    if missing:
         raise ValueError(
             "\n".join([f"{len(missing)} things are missing; see them with --dry-run", *missing])
         )
+    lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
+    for work in works:
+        lines += [f"# {work.what}", work.command]
     script = Path(out) / "paper" / "commands.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(
-        script,
-        "\n".join(
-            [
-                "#!/usr/bin/env bash",
-                "set -euo pipefail",
-                *(f"# {one.what}\n{one.command}" for one in work),
-                "",
-            ]
-        ),
-    )
+    write_whole(script, "\n".join([*lines, ""]))
     print(f"Commands, in order: {script}")
     return script

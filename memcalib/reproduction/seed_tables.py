@@ -7,6 +7,7 @@ __all__ = ['Grid', 'seed_scores', 'start_scores', 'spread_table', 'paired_table'
            'side_by_side', 'spread_rows', 'published_rows', 'sweep_figure']
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #6ad6a209
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,20 @@ from ..report.tables import published
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #7852384d
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Grid = Mapping[tuple[str, str, int], Training]
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #5d672eea
+def _score_row(world: str, arm: str, seed: int, judgments: Sequence[Judgment]) -> dict[str, Any]:
+    """One trained or starting policy: where it belongs, its six metrics, and how many answers they are of."""
+    row: dict[str, Any] = {"world": world, "arm": arm, "seed": seed}
+    row.update(summary(judgments))
+    row["answers"] = len(judgments)
+    return row
+
+
 def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> "pd.DataFrame":
     """One row for each training of a grid: world, arm, seed, the six metrics on the test examples, unscored answers.
 
@@ -41,17 +51,15 @@ def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> 
     """
     import pandas as pd
 
-    seeds = list(dict.fromkeys(seed for _, _, seed in grid))
-    rows = []
-    if len(eval_seeds) < len(seeds):
+    train_seeds = list(dict.fromkeys(seed for _, _, seed in grid))
+    if len(eval_seeds) < len(train_seeds):
         raise ValueError(
-            f"{len(eval_seeds)} evaluation seeds for {len(seeds)} trainings of an arm: allowed is one for each"
+            f"{len(eval_seeds)} evaluation seeds for {len(train_seeds)} trainings of an arm: allowed is one for each"
         )
+    rows = []
     for (world, arm, seed), training in grid.items():
-        judged = store.judgments(training, eval_seeds[seeds.index(seed)])
-        rows.append(
-            {"world": world, "arm": arm, "seed": seed} | summary(judged) | {"answers": len(judged)}
-        )
+        judgments = store.judgments(training, eval_seeds[train_seeds.index(seed)])
+        rows.append(_score_row(world, arm, seed, judgments))
     return pd.DataFrame(rows)
 
 
@@ -61,27 +69,36 @@ def start_scores(
     """The same rows for the policy that the trainings of each world begin with, under each evaluation seed."""
     import pandas as pd
 
-    first = {
-        world: training
-        for (world, _, _), training in reversed(list(grid.items()))
-        if training.method != "sft"
-    }  # which begins elsewhere
+    training_by_world: dict[str, Training | None] = {}
+    for (world, _, _), training in grid.items():
+        training_by_world.setdefault(world, None)
+        begins_elsewhere = training.method == "sft"
+        if training_by_world[world] is None and not begins_elsewhere:
+            training_by_world[world] = training
     rows = []
-    for world, training in sorted(
-        first.items(), key=lambda item: [w for w, _, _ in grid].index(item[0])
-    ):
+    for world, training in training_by_world.items():
+        if training is None:
+            continue
         for seed in eval_seeds:
-            judged = store.start_judgments(training, seed)
-            rows.append(
-                {"world": world, "arm": name, "seed": seed}
-                | summary(judged)
-                | {"answers": len(judged)}
-            )
+            judgments = store.start_judgments(training, seed)
+            rows.append(_score_row(world, name, seed, judgments))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #86039ea2
-def _arrow(metric: str) -> str:
-    return f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}"
+def _metric_heading(metric: str) -> str:
+    """A metric's name with an arrow towards better values."""
+    arrow = "↑" if metric in HIGHER_IS_BETTER else "↓"
+    return f"{metric} {arrow}"
+
+
+def _spread_text(values: np.ndarray, ddof: int, digits: int) -> str:
+    """`mean ± std` of one metric over trainings; one value alone has no spread."""
+    if np.isnan(values).any():
+        return "not scored"
+    text = f"{values.mean():.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {values.std(ddof=ddof):.{digits}f}"
+    return text
 
 
 def spread_table(
@@ -91,18 +108,31 @@ def spread_table(
     import pandas as pd
 
     rows = []
-    for (world, arm), part in scores.groupby(["world", "arm"], sort=False):
+    for (world, arm), arm_scores in scores.groupby(["world", "arm"], sort=False):
         row: dict[str, Any] = {"world": world, "arm": arm}
         for name in metrics:
-            values = part[name].to_numpy(float)
-            spread = f" ± {values.std(ddof=ddof):.{digits}f}" if len(values) > 1 else ""
-            row[_arrow(name)] = (
-                "not scored" if np.isnan(values).any() else f"{values.mean():.{digits}f}{spread}"
-            )
-        rows.append(row | {"seeds": len(part), "answers": int(part["answers"].sum())})
+            values = arm_scores[name].to_numpy(float)
+            row[_metric_heading(name)] = _spread_text(values, ddof, digits)
+        row["seeds"] = len(arm_scores)
+        row["answers"] = int(arm_scores["answers"].sum())
+        rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #03b15139
+def _mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float]:
+    """Mean and t interval; one value has no interval, none has no mean (NaN)."""
+    from scipy import stats
+
+    count = len(values)
+    if count == 0:
+        return np.nan, np.nan, np.nan
+    mean = values.mean()
+    if count == 1:
+        return mean, np.nan, np.nan
+    half_width = stats.t.ppf((1 + level) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count)
+    return mean, mean - half_width, mean + half_width
+
+
 def paired_table(
     scores: "pd.DataFrame",
     base: str,
@@ -114,42 +144,34 @@ def paired_table(
     A seed in which either arm lacks the metric is left out of it. With one common seed the bounds are NaN, with none the difference too. Raises `ValueError` for a world without `base`.
     """
     import pandas as pd
-    from scipy import stats
 
     rows = []
-    for world, part in scores.groupby("world", sort=False):
-        wide = part.set_index(["arm", "seed"])[list(metrics)]
-        arms = list(dict.fromkeys(part["arm"]))
+    for world, world_scores in scores.groupby("world", sort=False):
+        by_arm_and_seed = world_scores.set_index(["arm", "seed"])[list(metrics)]
+        arms = list(dict.fromkeys(world_scores["arm"]))
         if base not in arms:
             raise ValueError(f"world {world}: found no arm {base!r}; allowed are {', '.join(arms)}")
+        base_scores = by_arm_and_seed.loc[base]
         for arm in arms:
-            common = wide.loc[arm].index.intersection(wide.loc[base].index)
-            if arm == base or not len(common):
+            arm_scores = by_arm_and_seed.loc[arm]
+            common_seeds = arm_scores.index.intersection(base_scores.index)
+            if arm == base or not len(common_seeds):
                 continue
+            differences = arm_scores.loc[common_seeds] - base_scores.loc[common_seeds]
             for name in metrics:
-                gap = wide.loc[arm].loc[common, name].to_numpy(float) - wide.loc[base].loc[
-                    common, name
-                ].to_numpy(float)
-                gap = gap[~np.isnan(gap)]
-                n = len(gap)
-                mean = gap.mean() if len(gap) else np.nan
-                half = (
-                    stats.t.ppf((1 + level) / 2, n - 1) * gap.std(ddof=1) / np.sqrt(n)
-                    if n > 1
-                    else np.nan
-                )
-                rows.append(
-                    {
-                        "world": world,
-                        "arm": arm,
-                        "minus": base,
-                        "metric": name,
-                        "difference": mean,
-                        "low": mean - half,
-                        "high": mean + half,
-                        "seeds": n,
-                    }
-                )
+                metric_differences = differences[name].dropna().to_numpy(float)
+                mean, low, high = _mean_interval(metric_differences, level)
+                row = {
+                    "world": world,
+                    "arm": arm,
+                    "minus": base,
+                    "metric": name,
+                    "difference": mean,
+                    "low": low,
+                    "high": high,
+                    "seeds": len(metric_differences),
+                }
+                rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #a385f4f3
@@ -157,12 +179,14 @@ def grid_steps(store: TrainingStore, grid: Grid, world: str) -> "pd.DataFrame":
     """The rows of the steps of one world's trainings, `method` being the arm."""
     import pandas as pd
 
-    rows = [
-        row | {"method": arm, "seed": seed}
-        for (place, arm, seed), training in grid.items()
-        if place == world
-        for row in store.steps(training)
-    ]
+    rows = []
+    for (training_world, arm, seed), training in grid.items():
+        if training_world != world:
+            continue
+        for row in store.steps(training):
+            row["method"] = arm
+            row["seed"] = seed
+            rows.append(row)
     return pd.json_normalize(rows, sep="/")
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #65b5f285
@@ -171,21 +195,19 @@ def published_spread(
 ) -> "pd.DataFrame":
     """A published table as text cells `mean ± std`, one row for each value of the columns `by`, in its order; raises `KeyError` for an unknown table."""
     rows = published(name)
-    rows = rows.assign(
-        cell=[
-            f"{m:.{digits}f} ± {s:.{digits}f}"
-            for m, s in zip(rows["mean"], rows["std"], strict=True)
-        ]
-    )
-    wide = rows.pivot_table(
+    cells = []
+    for mean, deviation in zip(rows["mean"], rows["std"], strict=True):
+        cells.append(f"{mean:.{digits}f} ± {deviation:.{digits}f}")
+    wide = rows.assign(cell=cells).pivot_table(
         index=list(by), columns="metric", values="cell", aggfunc="first", sort=False
     )
-    return wide[list(metrics)].rename(columns=_arrow).rename_axis(columns=None).reset_index()
+    wide = wide[list(metrics)].rename(columns=_metric_heading)
+    return wide.rename_axis(columns=None).reset_index()
 
 
 def side_by_side(
     measured: "pd.DataFrame",
-    theirs: "pd.DataFrame",
+    published_table: "pd.DataFrame",
     on: str,
     label: str = "measured",
     model: str = "Qwen3-8B",
@@ -194,16 +216,11 @@ def side_by_side(
     import pandas as pd
 
     ours = measured.set_index(on)
-    other = theirs.set_index(on)
-    rows = [*ours.index, *(name for name in other.index if name not in ours.index)]
-    joined = pd.concat(
-        [
-            ours.reindex(rows).fillna("not run").add_prefix(f"{label}, "),
-            other.reindex(rows).fillna("not published").add_prefix(f"published, {model}, "),
-        ],
-        axis=1,
-    )
-    return joined.rename_axis(on).reset_index()
+    theirs = published_table.set_index(on)
+    names = list(dict.fromkeys([*ours.index, *theirs.index]))
+    ours = ours.reindex(names).fillna("not run").add_prefix(f"{label}, ")
+    theirs = theirs.reindex(names).fillna("not published").add_prefix(f"published, {model}, ")
+    return pd.concat([ours, theirs], axis=1).rename_axis(on).reset_index()
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #7f8e03de
 def spread_rows(
@@ -216,20 +233,20 @@ def spread_rows(
     import pandas as pd
 
     rows = []
-    for arm, part in scores.groupby("arm", sort=False):
+    for arm, arm_scores in scores.groupby("arm", sort=False):
         for name in metrics:
-            values = part[name].to_numpy(float)
-            spread = values.std(ddof=ddof) if len(values) > 1 else np.nan
-            rows.append(
-                {
-                    "panel": _arrow(name),
-                    "label": arm,
-                    "series": series,
-                    "value": values.mean(),
-                    "low": values.mean() - spread,
-                    "high": values.mean() + spread,
-                }
-            )
+            values = arm_scores[name].to_numpy(float)
+            mean = values.mean()
+            deviation = values.std(ddof=ddof) if len(values) > 1 else np.nan
+            row = {
+                "panel": _metric_heading(name),
+                "label": arm,
+                "series": series,
+                "value": mean,
+                "low": mean - deviation,
+                "high": mean + deviation,
+            }
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -239,10 +256,12 @@ def published_rows(
     """The same rows of a published table; the label joins the columns `by`."""
     rows = published(name)
     rows = rows[rows["metric"].isin(metrics)]
-    label = [", ".join(map(str, values)) for values in rows[list(by)].itertuples(index=False)]
+    labels = []
+    for values in rows[list(by)].itertuples(index=False):
+        labels.append(", ".join(map(str, values)))
     frame = rows.assign(
-        panel=[_arrow(m) for m in rows["metric"]],
-        label=label,
+        panel=rows["metric"].map(_metric_heading),
+        label=labels,
         series=f"published, {model}",
         value=rows["mean"],
         low=rows["mean"] - rows["std"],
@@ -251,45 +270,44 @@ def published_rows(
     return frame[["panel", "label", "series", "value", "low", "high"]].reset_index(drop=True)
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #0c7abf2c
+def _sweep_line(ax: "Axes", rows: "pd.DataFrame", name: str, styles: Mapping[str, Any]) -> None:
+    """One series of a panel: a line with bars; published values are dashed."""
+    if name.startswith("published"):
+        look = {"color": SOFT, "marker": "D", "ls": "--", "mfc": PAPER}
+    else:
+        style = styles[name]
+        look = {"color": style.colour, "marker": style.marker, "ls": "-", "mfc": style.colour}
+    below = (rows["value"] - rows["low"]).fillna(0)
+    above = (rows["high"] - rows["value"]).fillna(0)
+    ax.errorbar(
+        rows["label"].astype(float),
+        rows["value"],
+        yerr=[below, above],
+        lw=1.1,
+        ms=4,
+        capsize=2,
+        label=plain_label(name),
+        **look,
+    )
+
+
 def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
     """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`, a line for each `series`, the intervals as bars."""
-    parts = dict(list(rows.groupby("panel", sort=False)))
-    series = list(dict.fromkeys(rows["series"]))
-    styles = method_styles([name for name in series if not name.startswith("published")])
-    columns = min(columns, len(parts))
-    height = -(-len(parts) // columns)
+    rows_by_panel = dict(list(rows.groupby("panel", sort=False)))
+    series_names = list(dict.fromkeys(rows["series"]))
+    styles = method_styles([name for name in series_names if not name.startswith("published")])
+    columns = min(columns, len(rows_by_panel))
+    lines = math.ceil(len(rows_by_panel) / columns)
     with plot_style():
-        figure, axes = panels(height, columns, WIDTH, 1.65 * height + 0.5, sharex=True)
-        for ax in axes.flat[len(parts) :]:
+        figure, axes = panels(lines, columns, WIDTH, 1.65 * lines + 0.5, sharex=True)
+        for ax in axes.flat[len(rows_by_panel) :]:
             ax.set_axis_off()
-        for ax, (title, part) in zip(axes.flat, parts.items(), strict=False):
-            for name in series:
-                found = part[part["series"] == name]
-                x = found["label"].astype(float)
-                y = found["value"]
-                shipped = name.startswith("published")
-                colour, marker = (
-                    (SOFT, "D") if shipped else (styles[name].colour, styles[name].marker)
-                )
-                ax.errorbar(
-                    x,
-                    y,
-                    yerr=[(y - found["low"]).fillna(0), (found["high"] - y).fillna(0)],
-                    color=colour,
-                    ls="--" if shipped else "-",
-                    lw=1.1,
-                    marker=marker,
-                    ms=4,
-                    mfc=PAPER if shipped else colour,
-                    capsize=2,
-                    label=plain_label(name),
-                )
-            ax.set(title=plain_label(title), xticks=sorted(set(part["label"].astype(float))))
+        for ax, (title, panel_rows) in zip(axes.flat, rows_by_panel.items(), strict=False):
+            for name in series_names:
+                _sweep_line(ax, panel_rows[panel_rows["series"] == name], name, styles)
+            ticks = sorted(set(panel_rows["label"].astype(float)))
+            ax.set(title=plain_label(title), xticks=ticks)
         figure.supxlabel(xlabel, size=8)
-        figure.legend(
-            *axes[0, 0].get_legend_handles_labels(),
-            loc="outside upper left",
-            ncols=3,
-            handlelength=1.8,
-        )
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=1.8)
         return figure

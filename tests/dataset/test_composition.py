@@ -1,6 +1,8 @@
 """Counts against slow ones, tables in the published form, and an attrition table that adds up."""
 
 from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
 
 import pandas as pd
 import pytest
@@ -23,23 +25,26 @@ def counts():
 
 
 def test_composition_against_a_slow_count(counts):
+    columns = ["examples", "blocks", "atoms"]
     table = c.composition_table(counts).set_index("domain")
-    for domain, title in (
-        ("health", "Health"),
-        ("general", "General assistance"),
-        ("coding", "Coding"),
-    ):
+    titles = {"health": "Health", "general": "General assistance", "coding": "Coding"}
+    for domain, title in titles.items():
         rows = [e for e in EXAMPLES if e.domain == domain]
-        want = [len(rows), sum(len(e.blocks) for e in rows), sum(len(e.atoms) for e in rows)]
-        assert table.loc[title, ["examples", "blocks", "atoms"]].tolist() == want
-    assert (
-        table.loc["Total", "examples"] == len(EXAMPLES)
-        and table.loc["Total", "published atoms"] == 234_220
-    )
-    assert (
-        table.iloc[:-1][["examples", "blocks", "atoms"]].sum().tolist()
-        == table.iloc[-1][["examples", "blocks", "atoms"]].tolist()
-    )
+        expected = [len(rows), sum(len(e.blocks) for e in rows), sum(len(e.atoms) for e in rows)]
+        assert table.loc[title, columns].tolist() == expected
+    assert table.loc["Total", "examples"] == len(EXAMPLES)
+    assert table.loc["Total", "published atoms"] == 234_220
+    assert table.iloc[:-1][columns].sum().tolist() == table.iloc[-1][columns].tolist()
+
+
+def mixed_block_count(example):
+    """The number of blocks with atoms of several levels, read slowly."""
+    count = 0
+    for block in example.blocks:
+        levels = {example.levels[name] for name in block.atom_ids}
+        if len(levels) > 1:
+            count += 1
+    return count
 
 
 def test_the_form_is_the_published_one(counts):
@@ -53,33 +58,38 @@ def test_the_form_is_the_published_one(counts):
 
 def test_structure_against_a_slow_count(counts):
     values = c.structure_table(counts).set_index("statistic")["value"]
-    levels = Counter(atom.ideal for e in EXAMPLES for atom in e.atoms)
+    levels = Counter(atom.ideal for atom in chain.from_iterable(e.atoms for e in EXAMPLES))
     total = sum(levels.values())
     for level in Level:
-        assert (
-            values[f"Atoms with ideal level {level.name}"]
-            == f"{levels[level]:,} ({100 * levels[level] / total:.1f}%)"
-        )
-    mixed = [sum(len({e.levels[a] for a in b.atom_ids}) > 1 for b in e.blocks) for e in EXAMPLES]
+        share = f"{levels[level]:,} ({100 * levels[level] / total:.1f}%)"
+        assert values[f"Atoms with ideal level {level.name}"] == share
+    mixed = [mixed_block_count(example) for example in EXAMPLES]
     assert values["Mixed-target blocks"] == f"{sum(mixed):,}"
-    share = sum(map(bool, mixed))
-    assert (
-        values["Examples containing a mixed-target block"]
-        == f"{share} ({100 * share / len(EXAMPLES):.2f}%)"
-    )
-    sizes = [len(b.atom_ids) for e in EXAMPLES for b in e.blocks]
-    assert values["Atoms per block (min--max)"] == f"{min(sizes)}--{max(sizes)}"
-    assert values["Atoms per example (min--max)"] == "{}--{}".format(
-        *(f(len(e.atoms) for e in EXAMPLES) for f in (min, max))
-    )
+    mixed_examples = sum(map(bool, mixed))
+    share = f"{mixed_examples} ({100 * mixed_examples / len(EXAMPLES):.2f}%)"
+    assert values["Examples containing a mixed-target block"] == share
+    block_sizes = [len(b.atom_ids) for b in chain.from_iterable(e.blocks for e in EXAMPLES)]
+    assert values["Atoms per block (min--max)"] == f"{min(block_sizes)}--{max(block_sizes)}"
+    sizes = [len(example.atoms) for example in EXAMPLES]
+    assert values["Atoms per example (min--max)"] == f"{min(sizes)}--{max(sizes)}"
 
 
 def test_domains_of_ones_own_come_last_and_have_no_published_number():
     odd = EXAMPLES[0].model_copy(update={"domain": "law"})
     table = c.composition_table(c.count_examples([odd, *EXAMPLES]))
-    assert table["domain"].tolist()[-2:] == ["law", "Total"] and pd.isna(
-        table["published examples"].iloc[-2]
-    )
+    assert table["domain"].tolist()[-2:] == ["law", "Total"]
+    assert pd.isna(table["published examples"].iloc[-2])
+
+
+@dataclass
+class InventedBuild:
+    """Rows of a build and where they were lost."""
+
+    domains: dict[str, str]  # of every row that was read
+    passed: Passed
+    entered: list[str]
+    drops_by_stage: dict[str, list[Drop]]
+    finished: list[str]
 
 
 def test_nothing_to_count_is_an_error():
@@ -114,61 +124,59 @@ REASONS = st.sampled_from(["plausibility", "evidence", "failed call"])
 
 @st.composite
 def builds(draw):
-    rows = {f"r{n}": draw(DOMAINS) for n in range(draw(st.integers(1, 30)))}
-    order = draw(st.permutations(sorted(rows)))
-    screened = order[: draw(st.integers(0, len(order) - 1))]
-    kept = order[len(screened) :]
-    undrawn = kept[: draw(st.integers(0, len(kept) - 1))]
-    entered = kept[len(undrawn) :]
-    stages = {}
-    left = list(entered)
-    for name in ("screening", "annotation", "review"):
-        lost = left[: draw(st.integers(0, len(left)))]
-        left = left[len(lost) :]
-        stages[name] = [Drop(id=i, stage=name, reason=draw(REASONS)) for i in lost]
-
-    def row(i):
-        return SourceRow(id=i, source="s", domain=rows[i], question="q", answer="a")
-
-    dropped = [
-        Dropped(
-            id=i, domain=rows[i], stage="screening", rule=draw(st.sampled_from(["noise", "length"]))
-        )
-        for i in screened
+    domains = {f"r{n}": draw(DOMAINS) for n in range(draw(st.integers(1, 30)))}
+    ids = draw(st.permutations(sorted(domains)))
+    screened_out = ids[: draw(st.integers(0, len(ids) - 1))]
+    kept_ids = ids[len(screened_out) :]
+    not_drawn = kept_ids[: draw(st.integers(0, len(kept_ids) - 1))]
+    entered = kept_ids[len(not_drawn) :]
+    drops_by_stage = {}
+    finished = list(entered)
+    for stage in ("screening", "annotation", "review"):
+        lost_ids = finished[: draw(st.integers(0, len(finished)))]
+        finished = finished[len(lost_ids) :]
+        drops_by_stage[stage] = [Drop(id=i, stage=stage, reason=draw(REASONS)) for i in lost_ids]
+    kept_rows = [
+        SourceRow(id=i, source="s", domain=domains[i], question="q", answer="a") for i in kept_ids
     ]
-    return rows, Passed([row(i) for i in kept], dropped), entered, stages, left
+    rules = st.sampled_from(["noise", "length"])
+    dropped_rows = [
+        Dropped(id=i, domain=domains[i], stage="screening", rule=draw(rules)) for i in screened_out
+    ]
+    return InventedBuild(
+        domains, Passed(kept_rows, dropped_rows), entered, drops_by_stage, finished
+    )
 
 
 @given(builds())
 def test_losses_add_up(build):
-    rows, passed, entered, stages, left = build
-    table = c.attrition_table({i: rows[i] for i in entered}, stages.items(), passed)
+    entered_domains = {i: build.domains[i] for i in build.entered}
+    table = c.attrition_table(entered_domains, build.drops_by_stage.items(), build.passed)
     losses = table.iloc[1:-1]
-    kept = table.iloc[-1]
-    assert table["all"].iloc[0] == len(rows) == losses["all"].sum() + kept["all"]
-    assert kept["all"] == kept["left"] == len(left)
-    assert table["left"].tolist() == [
-        *(len(rows) - table["all"].iloc[1 : k + 1].sum() for k in range(len(table) - 1)),
-        len(left),
-    ]
-    assert (table[sorted(set(rows.values()))].sum(axis=1) == table["all"]).all()
-    want = Counter((drop.stage, drop.reason) for drops in stages.values() for drop in drops)
-    want.update((f"sources, {drop.stage}", drop.rule) for drop in passed.dropped)
-    want["sources, selection", "not drawn"] += len(passed.kept) - len(entered)
-    found = {
-        (stage, reason): count
-        for stage, reason, count in losses[["stage", "reason", "all"]].itertuples(index=False)
-    }
-    assert found == {key: n for key, n in want.items() if n}
-    order = [stage for stage in dict.fromkeys(losses["stage"]) if stage in stages]
-    assert order == [name for name in stages if stages[name]]
+    last = table.iloc[-1]
+    assert table["all"].iloc[0] == len(build.domains) == losses["all"].sum() + last["all"]
+    assert last["all"] == last["left"] == len(build.finished)
+    expected_left = len(build.domains)
+    for count, rows_left in losses[["all", "left"]].itertuples(index=False):
+        expected_left -= count
+        assert rows_left == expected_left
+    assert (table[sorted(set(build.domains.values()))].sum(axis=1) == table["all"]).all()
+    expected = Counter((f"sources, {drop.stage}", drop.rule) for drop in build.passed.dropped)
+    expected["sources, selection", "not drawn"] = len(build.passed.kept) - len(build.entered)
+    for drop in chain.from_iterable(build.drops_by_stage.values()):
+        expected[drop.stage, drop.reason] += 1
+    counts = {}
+    for stage, reason, count in losses[["stage", "reason", "all"]].itertuples(index=False):
+        counts[stage, reason] = count
+    assert counts == {loss: count for loss, count in expected.items() if count}
+    stages = [stage for stage in dict.fromkeys(losses["stage"]) if stage in build.drops_by_stage]
+    assert stages == [stage for stage, drops in build.drops_by_stage.items() if drops]
 
 
 def test_rows_that_nobody_knows_are_an_error():
+    stranger = Drop(id="b", stage="screening", reason="x")
     with pytest.raises(ValueError, match="never entered"):
-        c.attrition_table(
-            {"a": "health"}, [("screening", [Drop(id="b", stage="screening", reason="x")])]
-        )
+        c.attrition_table({"a": "health"}, [("screening", [stranger])])
     drop = Drop(id="a", stage="screening", reason="x")
     with pytest.raises(ValueError, match="lost at screening already"):
         c.attrition_table({"a": "health"}, [("screening", [drop, drop])])

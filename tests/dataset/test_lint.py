@@ -6,22 +6,13 @@ import random
 import re
 
 import pytest
+from planted_defects import DEFECTS, plant, rebuilt, with_atom, with_rubric, with_text
+from invented_rows import invented_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
 from memcalib.dataset.grounding import too_close
-from memcalib.practice.defects import (
-    DEFECTS,
-    catch_rate,
-    clean_table,
-    plant,
-    rebuilt,
-    with_atom,
-    with_rubric,
-    with_text,
-)
-from memcalib.practice.defects import invent_rubric, invented_examples
 from memcalib.dataset.lint import (
     LintResult,
     choose_lints,
@@ -31,7 +22,7 @@ from memcalib.dataset.lint import (
     sentence_vectors,
 )
 from memcalib.micro.world import make_examples
-from memcalib.problem import Atom, Block, Example, Level, check_example, sample_records
+from memcalib.problem import Atom, Block, Example, Level, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.dataset.screening import words
 from memcalib.dataset.lint import (
@@ -71,76 +62,6 @@ def example(*texts, question="What is a good breakfast?", memory=None, **fields)
     return Example(
         id="e", domain="general", question=question, blocks=blocks, atoms=atoms, **fields
     )
-
-
-# Sound rows ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_at_most_one_sound_row_in_a_hundred_has_an_error(name):
-    table = clean_table({name: SETS[name]})
-    assert table.loc["any error", (name, "flagged %")] <= 1
-
-
-def test_sound_rows_are_valid_and_reproducible():
-    rows = invented_examples(40, seed=3)
-    assert rows == invented_examples(60, seed=3)[:40] and rows != invented_examples(40, seed=4)
-    for row in rows:
-        assert check_example(row.model_dump(mode="json", exclude_none=True)) == []
-        assert any(a.ideal for a in row.atoms) and all(
-            a.evidence in row.raw_query for a in row.atoms
-        )
-        assert "{" not in row.to_json().replace('{"', "").replace("[{", "")
-    assert len({row.id for row in rows}) == 40 and len({row.domain for row in rows}) == 3
-
-
-# Planted defects ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_is_caught_by_its_check(name):
-    counts = [catch_rate(rows, name, 50, seed=5) for rows in SETS.values()]
-    planted, caught = (sum(column) for column in zip(*counts, strict=True))
-    assert planted >= 50 and caught >= 0.95 * planted, counts
-
-
-def test_there_are_enough_classes_with_distinct_checks():
-    assert len(DEFECTS) >= 12 and len({d.check for d in DEFECTS.values()}) >= 12
-    assert {d.check for d in DEFECTS.values()} <= set(LINTS)
-    unplanted = set(LINTS) - {d.check for d in DEFECTS.values()}
-    assert unplanted == {"all_ignore", "unique_ids"}
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_row_differs_and_the_original_stays(name):
-    rng = random.Random(name)
-    before = [row.to_json() for row in SETS["invented"][:12]]
-    spoiled = [plant(row, name, rng) for row in SETS["invented"][:12]]
-    assert [row.to_json() for row in SETS["invented"][:12]] == before
-    assert any(spoiled) and all(
-        s is None or s.to_json() != b for s, b in zip(spoiled, before, strict=True)
-    )
-
-
-def test_planting_is_reproducible_and_unknown_defects_are_refused():
-    one, two = (plant(RECORD, "swapped_rubrics", random.Random(7)) for _ in range(2))
-    assert one == two
-    with pytest.raises(ValueError, match="typo.*swapped_rubrics"):
-        plant(RECORD, "typo", random.Random(0))
-
-
-def test_a_defect_that_does_not_fit_is_not_planted():
-    bare = example("The user owns a green kayak.")
-    rng = random.Random(0)
-    for name in (
-        "swapped_rubrics",
-        "dropped_atom",
-        "changed_number",
-        "swapped_order",
-        "misquoted_evidence",
-        "other_parent",
-    ):
-        assert plant(bare, name, rng) is None, name
 
 
 # Words --------------------------------------------------------------------------------------------------------------------

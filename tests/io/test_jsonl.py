@@ -15,8 +15,8 @@ from memcalib.problem import Rollout
 from memcalib.io.records import DataError, read_jsonl
 
 
-def row(name, **more):
-    return Rollout(example_id=name, model="demo", response="Yes.\u2028é", **more)
+def row(name, **fields):
+    return Rollout(example_id=name, model="demo", response="Yes.\u2028é", **fields)
 
 
 def fill(path, names):
@@ -70,12 +70,9 @@ def test_a_failed_opening_leaves_no_lock_and_no_open_file(tmp_path):
     for _ in range(3):
         with pytest.raises(DataError, match="rows.jsonl:1: example_id"):
             Journal(path, Rollout)
-    held = [
-        os.readlink(f"/proc/self/fd/{name}")
-        for name in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{name}")
-    ]
-    assert str(path) not in held
+    descriptors = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    open_files = [os.readlink(link) for link in descriptors if os.path.exists(link)]
+    assert str(path) not in open_files
 
 
 @given(cut=st.integers(0, 400))
@@ -108,9 +105,12 @@ def test_no_room_to_drop_failed_rows_loses_nothing(tmp_path):
 
 def test_shared_writers_and_a_second_journal_of_one_process(tmp_path):
     path = tmp_path / "rows.jsonl"
-    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
-        one.append(row("a"))
-        other.append(row("b"))
+    with (
+        Journal(path, Rollout, alone=False) as first,
+        Journal(path, Rollout, alone=False) as second,
+    ):
+        first.append(row("a"))
+        second.append(row("b"))
     with Journal(path, Rollout) as first, Journal(path, Rollout) as second:
         assert len(first) == len(second) == 2
     assert [r.example_id for r in read_jsonl(path, Rollout)] == ["a", "b"]
@@ -120,13 +120,14 @@ def test_shared_writers_and_a_second_journal_of_one_process(tmp_path):
 def test_a_look_at_a_torn_file_sees_its_whole_rows_and_changes_nothing(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("look") / "rows.jsonl"
     fill(path, ["a", "b"])
-    path.write_bytes(torn := path.read_bytes()[:cut])
-    seen = list(rows_so_far(path, Rollout))
-    left_out = torn_line(path)
+    torn = path.read_bytes()[:cut]
+    path.write_bytes(torn)
+    rows_before_repair = list(rows_so_far(path, Rollout))
+    torn_size = torn_line(path)
     assert path.read_bytes() == torn
     with Journal(path, Rollout) as journal:
-        assert seen == list(journal.rows())
-    assert len(torn) - left_out in (path.stat().st_size, path.stat().st_size - 1)
+        assert rows_before_repair == list(journal.rows())
+    assert len(torn) - torn_size in (path.stat().st_size, path.stat().st_size - 1)
 
 
 def test_damage_in_the_middle_is_no_torn_line(tmp_path):
@@ -154,104 +155,121 @@ def test_damage_in_the_middle_is_no_torn_line(tmp_path):
 )
 def test_whole_rows_are_those_that_can_be_read(tmp_path_factory, lines, closed):
     path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
-    path.write_bytes(b"\n".join(lines) + (b"\n" if closed else b""))
-    found, damaged = whole_rows(path)
-    objects = [line for line in lines if line.startswith(b'{"')]
-    assert found == [json.loads(line) for line in objects]
-    wrong = [number for number, line in enumerate(lines, 1) if line and line not in objects]
-    assert damaged == [number for number in wrong if closed or number < len(lines)]
+    content = b"\n".join(lines)
+    if closed:
+        content += b"\n"
+    path.write_bytes(content)
+    objects, damaged_lines = whole_rows(path)
+    whole_lines = [line for line in lines if line.startswith(b'{"')]
+    assert objects == [json.loads(line) for line in whole_lines]
+    other_lines = [
+        number for number, line in enumerate(lines, 1) if line and line not in whole_lines
+    ]
+    assert damaged_lines == [number for number in other_lines if closed or number < len(lines)]
+
+
+def refuse_to_truncate(descriptor, size):
+    raise OSError(errno.EIO, "Input/output error")
 
 
 @pytest.mark.parametrize(
-    "kept", [False, True], ids=["taken back at once", "taken back by the next row"]
+    "half_line_stays", [False, True], ids=["taken back at once", "taken back by the next row"]
 )
-def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, kept):
+def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, half_line_stays):
     """The disk is full in the middle of a row, and in the second case does not even let the half of it be taken back."""
     path = tmp_path / "rows.jsonl"
     write = os.write
-    cut = os.ftruncate
+    truncate = os.ftruncate
 
-    def half(descriptor, data):
-        if len(data) > 10:
+    def write_ten_bytes(descriptor, data):
+        if len(data[:20]) > 10:
             return write(descriptor, data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
-
-    def refuse(descriptor, size):
-        raise OSError(errno.EIO, "Input/output error")
 
     with Journal(path, Rollout) as journal:
         journal.append(row("a"))
         whole = path.read_bytes()
-        monkeypatch.setattr(os, "write", lambda descriptor, data: half(descriptor, data[:20]))
-        if kept:
-            monkeypatch.setattr(os, "ftruncate", refuse)
+        monkeypatch.setattr(os, "write", write_ten_bytes)
+        if half_line_stays:
+            monkeypatch.setattr(os, "ftruncate", refuse_to_truncate)
         for _ in range(2):
             with pytest.raises(OSError, match="rows.jsonl: .*; its 1 rows are safe"):
                 journal.append(row("b"))
-        assert path.read_bytes().startswith(whole) and (len(path.read_bytes()) > len(whole)) == kept
+        content = path.read_bytes()
+        assert content.startswith(whole) and (len(content) > len(whole)) == half_line_stays
         assert row("b").key not in journal
         monkeypatch.setattr(os, "write", write)
-        if kept:  # still in the way: nothing may be added
-            before = path.read_bytes()
+        if half_line_stays:  # nothing may be added behind it
             with pytest.raises(OSError, match="Input/output error"):
                 journal.append(row("b"))
-            assert path.read_bytes() == before
-        monkeypatch.setattr(os, "ftruncate", cut)
+            assert path.read_bytes() == content
+        monkeypatch.setattr(os, "ftruncate", truncate)
         journal.append(row("b"))
         assert [r.example_id for r in journal.rows()] == ["a", "b"]
 
 
 def test_what_a_failed_row_takes_back_is_its_own_alone(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
-    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+    with Journal(path, Rollout, alone=False) as slow, Journal(path, Rollout, alone=False) as fast:
         write = os.write
 
-        def full(descriptor, data):
+        def let_the_fast_one_fill_the_disk(descriptor, data):
             monkeypatch.setattr(os, "write", write)
-            other.append(
-                row("b")
-            )  # another process was faster, and took the last bytes of the disk
+            fast.append(row("b"))
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "write", let_the_fast_one_fill_the_disk)
         with pytest.raises(OSError, match="No space left"):
-            one.append(row("a"))
+            slow.append(row("a"))
     assert [r.example_id for r in read_jsonl(path, Rollout)] == ["b"]
 
 
 def test_rows_of_another_process_behind_half_a_row_stay(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
-    with Journal(path, Rollout, alone=False) as one, Journal(path, Rollout, alone=False) as other:
+    with (
+        Journal(path, Rollout, alone=False) as failing,
+        Journal(path, Rollout, alone=False) as sound,
+    ):
         write = os.write
-        cut = os.ftruncate
+        truncate = os.ftruncate
         calls = []
 
-        def half(descriptor, data):
+        def write_ten_bytes_once(descriptor, data):
             calls.append(data)
             if len(calls) > 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return write(descriptor, data[:10])
 
-        def refuse(descriptor, size):
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(os, "write", half)
-        monkeypatch.setattr(os, "ftruncate", refuse)
+        monkeypatch.setattr(os, "write", write_ten_bytes_once)
+        monkeypatch.setattr(os, "ftruncate", refuse_to_truncate)
         with pytest.raises(OSError, match="No space left"):
-            one.append(row("a"))
+            failing.append(row("a"))
         monkeypatch.setattr(os, "write", write)
-        monkeypatch.setattr(os, "ftruncate", cut)
-        other.append(row("b"))
-        one.append(row("c"))
+        monkeypatch.setattr(os, "ftruncate", truncate)
+        sound.append(row("b"))
+        failing.append(row("c"))
     assert path.read_bytes()[10:] == f"{row('b').to_json()}\n{row('c').to_json()}\n".encode()
     with pytest.raises(DataError, match="rows.jsonl:1:"):
         list(read_jsonl(path, Rollout))
 
 
 def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
-    def none(descriptor, blocking):
+    def have_no_locks(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("memcalib.io.jsonl.lock_descriptor", none)
+    monkeypatch.setattr("memcalib.io.jsonl.lock_descriptor", have_no_locks)
     fill(tmp_path / "rows.jsonl", ["a"])
     assert [r.example_id for r in read_jsonl(tmp_path / "rows.jsonl", Rollout)] == ["a"]
+
+
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_row_is_one_line_for_every_reader(tmp_path, character):
+    path = tmp_path / "rows.jsonl"
+    answer = Rollout(
+        example_id="a", response=f"One.{character}Two.", **{f"x{character}": character}
+    )
+    with Journal(path, Rollout) as journal:
+        journal.append(answer)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1
+    assert Rollout.model_validate(json.loads(lines[0])) == answer

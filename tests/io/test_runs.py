@@ -14,9 +14,10 @@ SETTINGS = {"model": "tiny", "train": {"steps": 3, "trl": {}, "seeds": (1, 2)}}
 CHANGED = {"model": "tiny", "train": {"steps": 4, "trl": {"warmup": 2}, "seeds": [1, 2]}}
 
 
-def refused(path, settings, *rest, **more) -> str:
+def refused(path, settings, defaults=None, **options) -> str:
+    """The message with which the folder refuses these settings."""
     with pytest.raises(ValueError, match="holds a run of other settings") as error:
-        RunFolder(path, settings, *rest, **more)
+        RunFolder(path, settings, defaults, **options)
     return str(error.value)
 
 
@@ -46,7 +47,7 @@ def test_a_folder_takes_its_own_settings_and_names_each_that_differs(tmp_path):
 )
 def test_a_setting_younger_than_the_folder_had_its_default(tmp_path, value, default, fits):
     RunFolder(tmp_path, SETTINGS)
-    now = SETTINGS | {"train": SETTINGS["train"] | {"noise": value}}
+    now = {"model": "tiny", "train": {**SETTINGS["train"], "noise": value}}
     defaults = {"train": {"noise": default, "steps": 100}}
     if fits:
         assert RunFolder(tmp_path, now, defaults).stored() == json.loads(json.dumps(SETTINGS)), (
@@ -59,22 +60,22 @@ def test_a_setting_younger_than_the_folder_had_its_default(tmp_path, value, defa
 
 
 def test_settings_that_decide_nothing_may_change(tmp_path):
-    RunFolder(tmp_path, SETTINGS | {"log_every": 5, "retired": 1})
+    RunFolder(tmp_path, {**SETTINGS, "log_every": 5, "retired": 1})
 
-    def free(name):
+    def is_decisive(name):
         return name not in ("log_every", "retired")
 
-    assert (
-        RunFolder(tmp_path, SETTINGS | {"log_every": 1}, decisive=free).stored()["log_every"] == 5
-    )
-    assert "log_every" not in refused(tmp_path, CHANGED | {"log_every": 1}, decisive=free)
+    reopened = RunFolder(tmp_path, {**SETTINGS, "log_every": 1}, decisive=is_decisive)
+    assert reopened.stored()["log_every"] == 5
+    message = refused(tmp_path, {**CHANGED, "log_every": 1}, decisive=is_decisive)
+    assert "log_every" not in message
 
 
 def test_settings_under_which_nothing_was_made_are_replaced(tmp_path):
     RunFolder(tmp_path, SETTINGS)
-    asked = []
-    refused(tmp_path, CHANGED, replaceable=lambda stored: asked.append(stored))
-    assert asked == [json.loads(json.dumps(SETTINGS))]
+    calls = []
+    refused(tmp_path, CHANGED, replaceable=calls.append)
+    assert calls == [json.loads(json.dumps(SETTINGS))]
     assert RunFolder(tmp_path, CHANGED, replaceable=lambda stored: True).stored() == CHANGED
     RunFolder(tmp_path, CHANGED, replaceable=lambda stored: 1 / 0)
 
@@ -82,10 +83,11 @@ def test_settings_under_which_nothing_was_made_are_replaced(tmp_path):
 @pytest.mark.parametrize("content", ["[1, 2]", "{", "null", "\udcff"])
 def test_a_file_of_anything_else_is_not_written_over(tmp_path, content):
     file = tmp_path / "parameters.json"
-    file.write_bytes(before := content.encode("utf-8", "surrogateescape"))
+    content_bytes = content.encode("utf-8", "surrogateescape")
+    file.write_bytes(content_bytes)
     with pytest.raises(ValueError, match="parameters.json: not the settings of a run"):
         RunFolder(tmp_path, SETTINGS, replaceable=lambda stored: True)
-    assert file.read_bytes() == before
+    assert file.read_bytes() == content_bytes
 
 
 def test_nothing_is_written_before_bind(tmp_path):
@@ -97,11 +99,18 @@ def test_nothing_is_written_before_bind(tmp_path):
         RunFolder(tmp_path / "file", SETTINGS, bind=False)
 
 
+RIVAL = """
+import sys
+from memcalib.io.runs import RunFolder
+with RunFolder(sys.argv[1], {}, bind=False).lock("training"):
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path):
-    code = "import sys; from memcalib.io.runs import RunFolder\n"
-    code += "with RunFolder(sys.argv[1], {}, bind=False).lock('training'): print('in', flush=True); sys.stdin.readline()"
     rival = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", RIVAL, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert rival.stdout.readline() == b"in\n"
     run = RunFolder(tmp_path, {}, bind=False)
@@ -133,15 +142,14 @@ def test_the_manifest_is_found_again(tmp_path):
     assert run.earlier() == {}
     write_whole(run.file("rows.jsonl"), "{}\n")
     written = run.write_manifest(["rows.jsonl", "none.jsonl"], [3], "dice", cost=None)
-    found = run.earlier()
-    assert found == json.loads(written.read_text()) and list(found["data_sha256"]) == ["rows.jsonl"]
-    assert (found["config"], found["seeds"], found["judge"], found["cost"]) == (
-        run.settings,
-        [3],
-        "dice",
-        None,
-    )
-    assert found["wall_seconds"] >= 0
+    earlier = run.earlier()
+    assert earlier == json.loads(written.read_text())
+    assert list(earlier["data_sha256"]) == ["rows.jsonl"]
+    assert earlier["config"] == run.settings
+    assert earlier["seeds"] == [3]
+    assert earlier["judge"] == "dice"
+    assert earlier["cost"] is None
+    assert earlier["wall_seconds"] >= 0
     run.write_manifest(config={"other": 1})
     assert run.earlier()["config"] == {"other": 1}
     for damage in ("", "[]", '{"config"'):
@@ -169,8 +177,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, content):
     assert write_whole(path, content) == path
     whole = path.read_bytes()
     assert whole == (content.encode() if isinstance(content, str) else content)
-    with pytest.raises(KeyboardInterrupt), replacing(path) as part:
-        part.write_text("half")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as unfinished:
+        unfinished.write_text("half")
         raise KeyboardInterrupt
     assert path.read_bytes() == whole and os.listdir(path.parent) == ["table.md"]
     with pytest.raises(FileNotFoundError), replacing(path):

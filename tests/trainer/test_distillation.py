@@ -48,7 +48,7 @@ EXAMPLES = make_examples("short", 6, seed=3, split="rl")
 
 
 def shipped():
-    return load_examples(str(policy_path("cold-short").parents[1] / "records.jsonl"))
+    return load_examples("samples")
 
 
 # the teacher's prompt
