@@ -568,7 +568,14 @@ def exam(
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
     """
-    from memcalib.commands.exam import Exam, ExamRun, exam_text, read_label_sheet, write_label_sheet
+    from memcalib.commands.exam import (
+        Exam,
+        ExamRun,
+        exam_folder,
+        exam_text,
+        read_label_sheet,
+        write_label_sheet,
+    )
     from memcalib.commands.settings_files import given, load_settings, settings_text
 
     if sheet:
@@ -584,8 +591,7 @@ def exam(
         changes.append("answers=null")
     settings = load_settings(Exam, config, given(options), changes, hints=hints)
     judge_name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
-    exam_folder = out or Path("runs/exam") / re.sub(r"[^\w.-]+", "-", judge_name)
-    run = ExamRun(settings, exam_folder, cache_of(cache, no_cache), dry_run)
+    run = ExamRun(settings, out or exam_folder(judge_name), cache_of(cache, no_cache), dry_run)
     if dry_run:
         print(settings_text(settings))
     print(forecast_text([run.forecast()]))

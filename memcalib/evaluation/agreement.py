@@ -255,7 +255,9 @@ _DRAWS_AT_ONCE = 4_000_000
 def resampled_counts(
     counts: Int[np.ndarray, "question cell"], resamples: int = 2000, seed: int = 0
 ) -> Int[np.ndarray, "resample cell"]:
-    """Summed counts of questions drawn with replacement, as often as there are questions."""
+    """Summed counts of questions drawn with replacement, as often as there are questions; zeros without a question."""
+    if not len(counts):
+        return np.zeros((resamples, counts.shape[1]), counts.dtype)
     rng = np.random.default_rng(seed)
     questions = len(counts)
     rows_at_once = max(1, _DRAWS_AT_ONCE // questions)

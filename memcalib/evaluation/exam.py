@@ -663,8 +663,6 @@ def _macro_bounds(
     counts: Int[np.ndarray, "question cell"], resamples: int, seed: int
 ) -> tuple[float, float]:
     """95 % bounds of the macro accuracy, questions resampled; NaN where no resample has every channel."""
-    if not len(counts):
-        return np.nan, np.nan
     macro = macro_accuracy(confusion_shares(resampled_counts(counts, resamples, seed)))
     if np.isnan(macro).all():
         return np.nan, np.nan
@@ -701,6 +699,8 @@ def exam_verdict(
     """`passed`, `failed` or `undecided`, and a line for every reason against the judge."""
     failures = []
     doubts = []
+    if not numbers["atoms"]:
+        return "undecided", ["the answers have no atom on whose level readers agree"]
     unread = 100 * numbers["unscored_atoms"] / numbers["atoms"]
     if unread > limits.unscored:
         failures.append(

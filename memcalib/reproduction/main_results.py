@@ -330,7 +330,7 @@ def make_starts(run: MainRun) -> None:
     """Pretrain and cold-start policies in the run's folder, where it begins from scratch and they are not there yet."""
     if not run.from_scratch or (run.starts["Cold-start"] / "policy.json").exists():
         return
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     with Bar(1) as bar:
         build_policies(
@@ -550,7 +550,7 @@ def run_quickstart(
 # %% ../../nbs/reproduction/05_main_results.ipynb #a9aa08f4
 def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None = None) -> Path:
     """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     folder = Path(out) if out else package_data("micro", "policies")
     with Bar(1) as bar:
