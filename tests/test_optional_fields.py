@@ -6,6 +6,7 @@ import pytest
 
 from memcalib.inference.rollout import SHIPPED_TEMPLATES, TemplateFile
 from memcalib.io.records import DataError
+from memcalib.judge import JudgeConfig, judge_payload
 from memcalib.problem import (
     PROMPT_TEMPLATES,
     Example,
@@ -182,3 +183,14 @@ def test_a_time_that_cannot_be_read_is_kept_as_text():
     row["turns"] = [{"role": "user", "content": "Hello.", "time": "last spring"}]
     assert errors_of(row) == []
     assert Example.model_validate(row).turns[0].time == "last spring"
+
+
+def test_the_judge_reads_turns_and_times_and_otherwise_what_it_read_before():
+    example = Example.model_validate(rich_row())
+    payload = judge_payload(example, "An answer.", JudgeConfig())
+    spoken = [turn["content"] for turn in payload["conversation_before_query"]]
+    assert spoken == [turn["content"] for turn in TURNS]
+    assert payload["model_facing_memory"][0]["time"] == "March 2024"
+    plain = judge_payload(load_examples("samples")[0], "An answer.", JudgeConfig())
+    assert "conversation_before_query" not in plain
+    assert all("time" not in row for row in plain["model_facing_memory"])
