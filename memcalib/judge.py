@@ -27,7 +27,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -793,8 +793,12 @@ class Judge:
             return await self.ajudge(example, response)
 
         judgments: dict[int, Judgment] = {}
-        async with self.session():
-            async for i, judgment in run_many(range(len(pairs)), judge_pair, self.concurrency):
+        numbers = range(len(pairs))
+        async with (
+            self.session(),
+            aclosing(run_many(numbers, judge_pair, self.concurrency)) as finished,
+        ):
+            async for i, judgment in finished:
                 judgments[i] = judgment
         return [judgments[i] for i in range(len(pairs))]
 
@@ -1098,7 +1102,11 @@ async def _judgments_at_once(
     judge: Judge, judge_name: str, rows: Iterable[Rollout], answers: _AnswersFile
 ) -> AsyncGenerator[Judgment, None]:
     """The judgments of these answers as they are finished, `judge.concurrency` at a time;
-    of answers longer than `HUGE` one at a time."""
+    of answers longer than `HUGE` one at a time.
+
+    Closed early, it waits for the replies that are on their way while the judge's session
+    is still open: they are paid for, and the cache keeps them.
+    """
     one_huge_answer = asyncio.Lock()
 
     async def judgment_of(row: Rollout) -> Judgment:
@@ -1112,8 +1120,11 @@ async def _judgments_at_once(
                 example, row.response, text=row.settings.get("text"), **fields
             )
 
-    async with judge.session():
-        async for _, judgment in run_many(rows, judgment_of, judge.concurrency):
+    async with (
+        judge.session(),
+        aclosing(run_many(rows, judgment_of, judge.concurrency)) as finished,
+    ):
+        async for _, judgment in finished:
             yield judgment
 
 

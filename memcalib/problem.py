@@ -438,7 +438,7 @@ class Judgment(Record):
     retry: bool = False
     settings: dict[str, Any] = Field(default_factory=dict)
     usage: dict[str, float] = Field(default_factory=dict)
-    task_quality: int | None = None
+    task_quality: Annotated[int, Field(ge=0, le=4)] | None = None
     safety_failure: bool | None = None
     example_hash: str = ""
 

@@ -225,10 +225,10 @@ def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict
             def sample():
                 return sample_in_pieces(model, ids, seeds, at_once, **options)
 
-        found = trainer.signals.run(sample, keep=group_sync(model) is not None)
+        found = trainer.signals.run(sample, finish=group_sync(model) is not None)
     number = trainer.signals.agreed()
     if number or found is None:
-        raise Interrupted(number or trainer.signals.found)
+        raise Interrupted(number or trainer.signals.received)
     answers, trainer.at_once = found
     kept = [answer or trainer.eos_token_ids[:1] for answer in answers]
     return {
@@ -256,6 +256,7 @@ class CreditTrainer(GRPOTrainer):
     train_dataset: Dataset
     skips = False
     loss_sum = 0.0  # whether this update has no token to learn from; the sum of its losses
+    learns_from_advantages = True  # False: advantages are 0, and a row of a step shows none
     at_once = 0  # answers that are sampled at once, as far as is known; 0: nothing was sampled yet
     lost: Counter | None = (
         None  # rows of this step whose log-probabilities could not be computed, by reason
@@ -392,9 +393,9 @@ class CreditTrainer(GRPOTrainer):
         everywhere: Any = self.accelerator.gather(numbers)
         return everywhere.sum(0).tolist()
 
-    def rescue(self, once: str = "") -> str:
-        """Save the last whole step; returns what to do next, after what `once` says."""
-        return self.checkpoints.rescue(once)
+    def rescue(self, needed_first: str = "") -> str:
+        """Save the last whole step; returns what to do next, after what `needed_first` says."""
+        return self.checkpoints.rescue(needed_first)
 
     def train(self, resume_from_checkpoint=None, **options):
         resume = self.args.resume_from_checkpoint
@@ -475,7 +476,7 @@ class CreditTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 self.advantages = self.token_advantages(batch)
         except RunStopped as error:
-            error.with_hint(self.rescue(error.once))
+            error.with_hint(self.rescue(error.needed_first))
             raise
         except FloatingPointError as error:
             raise self.guard.error(str(error)) from error
@@ -490,6 +491,8 @@ class CreditTrainer(GRPOTrainer):
             self.advantages,
             (0, batch["completion_ids"].size(1) - self.advantages.size(1)),
         )
+        if not self.learns_from_advantages:
+            self.advantages = torch.full_like(self.advantages, torch.nan)
         return batch | {
             "completion_mask": batch["completion_mask"] * valid[:, None],
             "advantages": advantages,

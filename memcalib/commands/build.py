@@ -1125,7 +1125,7 @@ def served(build: Build) -> Iterator[str | None]:
     if not build.micro:
         yield None
         return
-    from memcalib.practice.builder import micro_roles
+    from memcalib.practice.mistakes import micro_roles
     from memcalib.practice.server import MicroServer
 
     with MicroServer([], roles=micro_roles()) as server:

@@ -14,28 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from memcalib.trainer.demonstrations import (
-    FILE,
-    Demonstration,
-    acceptance_table,
-    make_demonstrations,
-    read_demonstrations,
-    require_two,
-    settled,
-)
-from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
-from ..io.jsonl import rows_so_far
-from ..inference.client import Client, Totals
-from ..inference.rollout import find_prompt_template, wording_hash
-from ..io.runs import RunFolder
-from ..micro.world import make_examples
-from memcalib.trainer.demonstrations import (
-    DemonstrationConfig,
-    demonstration_messages,
-    load_demonstration_prompt,
-)
 from memcalib.commands.settings_files import (
     Bar,
     check_key,
@@ -44,10 +24,30 @@ from memcalib.commands.settings_files import (
     read_settings,
     with_settings,
 )
-from ..problem import Example, iter_examples, text_hash
+from ..inference.cache import CallCache
+from ..inference.client import Client, Totals
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
+from ..inference.rollout import find_prompt_template, wording_hash
+from ..io.jsonl import rows_so_far
 from ..io.records import write_jsonl
-from ..report.tables import csv_cell
+from ..io.runs import RunFolder
+from ..io.settings import FrozenSettings, SettingError
 from ..judge import judge_request
+from ..micro.world import make_examples
+from ..problem import Example, iter_examples, text_hash
+from ..report.tables import csv_cell
+from memcalib.trainer.demonstrations import (
+    FILE,
+    Demonstration,
+    DemonstrationConfig,
+    acceptance_table,
+    demonstration_messages,
+    load_demonstration_prompt,
+    make_demonstrations,
+    read_demonstrations,
+    require_two,
+    settled,
+)
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #a670a4c3
 if TYPE_CHECKING:
@@ -62,10 +62,8 @@ MICRO = {
 }
 
 
-class DemonstrationPlan(BaseModel):
+class DemonstrationPlan(FrozenSettings):
     """What demonstrations are made of, by whom, and how (app:sft-data); unknown options raise, naming the known ones."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: str | None = None  # None: examples of the micro-world
     world: str = "short"
@@ -78,12 +76,12 @@ class DemonstrationPlan(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> "DemonstrationPlan":
-        given = [name for name in ROLES if getattr(self, name) is not None]
-        if 0 < len(given) < 3 or (self.data and not given):
-            missing = next(name for name in ROLES if name not in given)
-            raise ValueError(
-                f"{missing}: missing; a teacher and two evaluators are needed: --teacher, --evaluator and --evaluator2"
+        missing = [role for role in ROLES if getattr(self, role) is None]
+        if missing and (self.data or len(missing) < len(ROLES)):
+            needed = (
+                "a teacher and two evaluators are needed: --teacher, --evaluator and --evaluator2"
             )
+            raise SettingError(missing[0], f"missing; {needed}")
         if self.evaluator and self.evaluator2:
             require_two(self.evaluator, self.evaluator2)
         return self
@@ -93,17 +91,24 @@ class DemonstrationPlan(BaseModel):
         """Whether the micro-world plays the three roles."""
         return self.teacher is None
 
+    def model_name(self, role: str) -> str:
+        """The name of the model in a role."""
+        return MICRO[role] if self.micro else getattr(self, role).model
+
 # %% ../../nbs/commands/04_demonstrate.ipynb #bdc6c978
+_MICRO_MAKING = {"making": {"text": "concat", "prompt_template": "micro"}}
+
+
 def load_plan(
     options: dict[str, Any], file: str | Path | None = None, settings: Sequence[str] = ()
 ) -> DemonstrationPlan:
     """The plan that a file, options and `settings` describe; raises `ValueError` with a line for each fault."""
-    content = (
-        {} if file is None else read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
-    )
+    content = {}
+    if file is not None:
+        content = read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
     content = with_settings(merged(content, options), settings)
     if not content.get("data") and not content.get("teacher"):
-        content = merged({"making": {"text": "concat", "prompt_template": "micro"}}, content)
+        content = merged(_MICRO_MAKING, content)
     hints = {f"{role}.model": f"give --{role} with the name of the model" for role in ROLES}
     return check_settings(DemonstrationPlan, content, file or "", hints=hints)
 
@@ -121,78 +126,93 @@ def endpoints(
 ) -> Iterator[dict[str, Endpoint]]:
     """The endpoint of each role; for the micro-world those of a server that lives as long as the block."""
     if not plan.micro:
-        yield {name: getattr(plan, name) for name in ROLES}
+        yield {role: getattr(plan, role) for role in ROLES}
         return
-    from memcalib.practice.server import MicroServer
     from memcalib.practice.models import micro_teachers
+    from memcalib.practice.server import MicroServer
 
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         yield {
-            name: Endpoint(model=model, base_url=server.base_url, key_env="", concurrency=8)
-            for name, model in MICRO.items()
+            role: Endpoint(model=model, base_url=server.base_url, key_env="", concurrency=8)
+            for role, model in MICRO.items()
         }
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #87fd87c1
 REPLY_TOKENS = (50, 70)  # assumed length of an evaluator's reply: a frame, and a line for each atom
 
 
-def _answers_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
-    attempts = row.attempts if row else []
-    if row and row.status != "failed" and settled(attempts, rounds):
+def _rounds_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
+    """The fewest and the most answers that are still to be made of an example, whose row this is."""
+    if row is None:
+        return 1, rounds
+    if row.status != "failed" and settled(row.attempts, rounds):
         return 0, 0
-    return 1, max(1, rounds - sum(attempt.outcome != "open" for attempt in attempts))
+    finished = sum(attempt.outcome != "open" for attempt in row.attempts)
+    return 1, max(1, rounds - finished)
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #1e773936
-def _spoken(
-    role: str,
-    plan: DemonstrationPlan,
-    examples: Sequence[Example],
-    calls: dict[str, int],
-    answer: int,
+def _teacher_tokens(
+    plan: DemonstrationPlan, calls: Sequence[tuple[Example, int]], answer_tokens: int
 ) -> tuple[int, int]:
-    asked = [(e, calls[e.id]) for e in examples if calls.get(e.id)]
-    if role == "teacher":
-        prompt = sum(
-            n * estimate_tokens(demonstration_messages(e, plan.making)) + (n - 1) * 2 * answer
-            for e, n in asked
-        )
-        return prompt, sum(n for _, n in asked) * min(answer, plan.making.max_tokens)
-    prompt = sum(
-        n * (estimate_tokens(judge_request(e, "", plan.making.judging).messages) + answer)
-        for e, n in asked
-    )
-    return prompt, sum(n * (REPLY_TOKENS[0] + REPLY_TOKENS[1] * len(e.atoms)) for e, n in asked)
+    """Tokens that a teacher reads and writes in so many calls for each example."""
+    prompt_tokens = 0
+    for example, count in calls:
+        first_prompt = estimate_tokens(demonstration_messages(example, plan.making))
+        prompt_tokens += count * first_prompt + (count - 1) * 2 * answer_tokens
+    longest = min(answer_tokens, plan.making.max_tokens)
+    return prompt_tokens, sum(count for _, count in calls) * longest
+
+
+def _evaluator_tokens(
+    plan: DemonstrationPlan, calls: Sequence[tuple[Example, int]], answer_tokens: int
+) -> tuple[int, int]:
+    """Tokens that an evaluator reads and writes in so many calls for each example."""
+    frame, line = REPLY_TOKENS
+    prompt_tokens = 0
+    reply_tokens = 0
+    for example, count in calls:
+        messages = judge_request(example, "", plan.making.judging).messages
+        prompt_tokens += count * (estimate_tokens(messages) + answer_tokens)
+        reply_tokens += count * (frame + line * len(example.atoms))
+    return prompt_tokens, reply_tokens
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #acbfa6b0
 def forecast(
     plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500
 ) -> list[dict[str, Any]]:
     """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; makes no call."""
-    past = {row.example_id: row for row in read_demonstrations(out)}
-    needs = {e.id: _answers_left(past.get(e.id), plan.making.rounds) for e in examples}
-    rows = []
+    rows_by_id = {row.example_id: row for row in read_demonstrations(out)}
+    fewest: list[tuple[Example, int]] = []
+    most: list[tuple[Example, int]] = []
+    for example in examples:
+        at_least, at_most = _rounds_left(rows_by_id.get(example.id), plan.making.rounds)
+        if at_most:
+            fewest.append((example, at_least))
+            most.append((example, at_most))
+    lines = []
     for role in ROLES:
-        for at, bound in enumerate(("at least", "at most")):
-            who = getattr(plan, role)
-            calls = {i: need[at] for i, need in needs.items()}
-            counts = {"bound": bound, "calls": sum(calls.values())}
-            tokens = _spoken(role, plan, examples, calls, answer_tokens)
-            rows.append(forecast_row(role, who.model if who else MICRO[role], who, counts, *tokens))
-    return rows
+        count_tokens = _teacher_tokens if role == "teacher" else _evaluator_tokens
+        for bound, calls in (("at least", fewest), ("at most", most)):
+            counts = {"bound": bound, "calls": sum(count for _, count in calls)}
+            tokens = count_tokens(plan, calls, answer_tokens)
+            lines.append(
+                forecast_row(role, plan.model_name(role), getattr(plan, role), counts, *tokens)
+            )
+    return lines
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #3211d9fa
 class DemonstrationRun:
     """A plan bound to its folder; `finish` makes what is missing and returns a text for a terminal.
 
     With `dry_run` nothing is written. Raises `ValueError` for a folder that holds a run of other settings and `DataError`
-    for unusable data.
+    for unusable data. `command` is what the manifest says was typed.
     """
 
     def __init__(
         self,
         plan: DemonstrationPlan,
         out: str | Path,
-        cache: Any = None,
+        cache: CallCache | None = None,
         dry_run: bool = False,
         command: str | None = None,
     ):
@@ -201,30 +221,35 @@ class DemonstrationRun:
         self.cache = cache
         self.command = command
         self.examples = plan_examples(plan)
-        who = {
-            name: endpoint.model_dump(include={"model", "base_url", "thinking", "extra_body"})
-            for name in ROLES
-            if (endpoint := getattr(plan, name))
-        }
-        prompt = text_hash(load_demonstration_prompt(plan.making.prompt))
-        parameters = {
-            "data": plan.data or f"micro {plan.world}",
-            "split": plan.split,
-            "prompt_hash": prompt,
-        } | (who or MICRO)
-        wording = {"wording": wording_hash(find_prompt_template(plan.making.prompt_template))}
-        parameters |= {"making": plan.making.model_dump(mode="json", exclude={"rounds"})} | wording
-        self.run_folder = RunFolder(
-            out,
-            parameters,
-            {"making": DemonstrationConfig().model_dump(mode="json")} | wording,
-            bind=False,
-        )
+        self.spent: dict[str, Totals] = {}  # by whom, in this call
+        wording = wording_hash(find_prompt_template(plan.making.prompt_template))
+        making = DemonstrationConfig().model_dump(mode="json")
+        defaults = {"making": making, "wording": wording}
+        self.run_folder = RunFolder(out, self._identity(wording), defaults, bind=False)
         if not dry_run:
-            for name in ROLES if not plan.micro else ():
-                check_key(getattr(plan, name), f"{name}.key_env")
+            if not plan.micro:
+                for role in ROLES:
+                    check_key(getattr(plan, role), f"{role}.key_env")
             self.run_folder.bind()
             write_jsonl(self.folder / "examples.jsonl", self.examples)
+
+    def _identity(self, wording: str) -> dict[str, Any]:
+        """The settings that decide the rows, as plain JSON values."""
+        plan = self.plan
+        identity = {
+            "data": plan.data or f"micro {plan.world}",
+            "split": plan.split,
+            "prompt_hash": text_hash(load_demonstration_prompt(plan.making.prompt)),
+        }
+        for role in ROLES:
+            if plan.micro:
+                identity[role] = MICRO[role]
+            else:
+                decisive = {"model", "base_url", "thinking", "extra_body"}
+                identity[role] = getattr(plan, role).model_dump(include=decisive)
+        identity["making"] = plan.making.model_dump(mode="json", exclude={"rounds"})
+        identity["wording"] = wording
+        return identity
 
     def rows(self) -> list[Demonstration]:
         """The rows of this plan's examples, as far as they are made."""
@@ -233,68 +258,66 @@ class DemonstrationRun:
 
     def make(self) -> "pd.DataFrame":
         """Make what is missing, with a progress bar; returns the acceptance table."""
-        settings = self.plan.making.model_dump()
-        done = {row.example_id for row in self.rows()}
-        with (
-            endpoints(self.plan, self.examples) as who,
-            Bar(sum(example.id not in done for example in self.examples)) as bar,
-        ):
-            teacher, one, two = (Client(who[name], self.cache) for name in ROLES)
+        ids_with_row = {row.example_id for row in self.rows()}
+        missing = sum(example.id not in ids_with_row for example in self.examples)
+        with endpoints(self.plan, self.examples) as by_role, Bar(missing) as bar:
             bar.name("demonstrations")
+            teacher, evaluator, evaluator2 = (Client(by_role[role], self.cache) for role in ROLES)
             try:
                 make_demonstrations(
                     self.examples,
                     teacher,
-                    (one, two),
+                    (evaluator, evaluator2),
                     self.folder,
                     on_row=lambda row: bar.add(1),
-                    **settings,
+                    **self.plan.making.model_dump(),
                 )
             finally:
                 self.spent = {
                     "teacher": teacher.totals,
-                    "evaluator 1": one.totals,
-                    "evaluator 2": two.totals,
+                    "evaluator 1": evaluator.totals,
+                    "evaluator 2": evaluator2.totals,
                 }
                 table = self._describe()
         return table
 
     def _describe(self) -> "pd.DataFrame":
+        """Write table.csv and manifest.json from the rows that are there; returns the table."""
         rows = self.rows()
         table = acceptance_table(rows)
         table.map(csv_cell).to_csv(self.folder / "table.csv", index=False)
-        usage: dict[str, Counter] = {}
-        for row in rows_so_far(self.folder / FILE, Demonstration):  # every visit was paid for
-            for role, spent in row.usage.items():
-                usage.setdefault(role, Counter()).update(spent)
-        judges = sorted({evaluation.evaluator for row in rows for evaluation in row.evaluations})
-        session = {role: spent.to_dict() for role, spent in self.spent.items()}
-        more = {
-            "rounds": self.plan.making.rounds,
-            "usage": usage,
-            "session": session,
-            "command": self.command,
-        }
+        evaluators = {evaluation.evaluator for row in rows for evaluation in row.evaluations}
         self.run_folder.write_manifest(
-            ("examples.jsonl", FILE, "accepted.jsonl"), judge=", ".join(judges) or None, **more
+            ("examples.jsonl", FILE, "accepted.jsonl"),
+            judge=", ".join(sorted(evaluators)) or None,
+            rounds=self.plan.making.rounds,
+            usage=self._usage_of_rows(),
+            session={name: totals.to_dict() for name, totals in self.spent.items()},
+            command=self.command,
         )
         return table
+
+    def _usage_of_rows(self) -> dict[str, Counter[str]]:
+        """By whom what was spent over all calls; every visit to an example was paid for."""
+        usage: dict[str, Counter[str]] = {}
+        for row in rows_so_far(self.folder / FILE, Demonstration):
+            for name, spent in row.usage.items():
+                usage.setdefault(name, Counter()).update(spent)
+        return usage
 
     def finish(self) -> str:
         """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
         table = self.make()
-        shown = table.assign(
-            share=[f"{share:.1f}" if share == share else "" for share in table["share"]]
+        shares = [f"{share:.1f}" if share == share else "" for share in table["share"]]
+        lines = [table.assign(share=shares).to_string(index=False)]
+        for name, totals in self.spent.items():
+            tokens = f"{totals.prompt_tokens:.0f} + {totals.completion_tokens:.0f} tokens"
+            line = f"{name}: {totals.calls} calls, {totals.cached} remembered, {tokens}"
+            if totals.cost is not None and totals.calls:
+                line += f", ${totals.cost:.2f}"
+            lines.append(line)
+        accepted = table["count"][0]
+        lines.append(
+            f"{self.folder / 'accepted.jsonl'}: {accepted} demonstrations for supervised fine-tuning"
         )
-        lines = [shown.to_string(index=False)]
-        for role, spent in self.spent.items():
-            cost = f", ${spent.cost:.2f}" if spent.cost is not None and spent.calls else ""
-            lines.append(
-                f"{role}: {spent.calls} calls, {spent.cached} remembered, {spent.prompt_tokens:.0f} + {spent.completion_tokens:.0f} tokens{cost}"
-            )
-        return "\n".join(
-            [
-                *lines,
-                f"{self.folder / 'accepted.jsonl'}: {table['count'][0]} demonstrations for supervised fine-tuning",
-            ]
-        )
+        return "\n".join(lines)

@@ -16,15 +16,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ..io.jsonl import whole_rows
+import yaml
+
+from .settings_files import EXACT, Bar
+from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import wording_hash
+from ..io.jsonl import whole_rows
+from ..io.records import write_jsonl
 from ..io.runs import RunFolder
 from ..metrics import METRICS
 from ..problem import PROMPT_TEMPLATES
-from .settings_files import EXACT, Bar
-from ..io.records import write_jsonl
 from memcalib.trainer.recipe import (
+    MethodConfig,
     Recipe,
     Start,
     check_ready,
@@ -38,7 +42,7 @@ from memcalib.trainer.recipe import (
 )
 
 # %% ../../nbs/commands/03_train.ipynb #cdcaba06
-def saving(config: Any) -> Any:
+def saving(config: MethodConfig) -> MethodConfig:
     """The settings with checkpoints switched on where the recipe does not mention them."""
     if "save_every" in config.model_fields_set:
         return config
@@ -49,7 +53,8 @@ class TrainRun:
     """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
 
     `resume` continues from the newest whole checkpoint, or begins where there is none. Raises `ValueError` for a folder that
-    holds a run of other settings, or any run without `resume`.
+    holds a run of other settings, or any run without `resume`. Which settings must be the same says `decisive` (trainer/checkpoints.py),
+    where `check_same_run` asks the checkpoint once more when it is loaded.
     """
 
     def __init__(
@@ -60,12 +65,12 @@ class TrainRun:
         seed: int | None = None,
         *,
         resume: bool = False,
-        cache: Any = None,
+        cache: CallCache | None = None,
         command: str | None = None,
     ):
         from accelerate import PartialState
 
-        from memcalib.trainer.checkpoints import EARLIER, writing
+        from memcalib.trainer.checkpoints import writing
 
         self.recipe = recipe
         self.method = method
@@ -78,12 +83,12 @@ class TrainRun:
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
+        defaults = {
+            "config": type(self.config)().model_dump(mode="json"),
+            "wording": self._wording(),
+        }
         self.run_folder = RunFolder(
-            self.folder,
-            self.identity,
-            {"config": type(self.config)().model_dump(mode="json") | EARLIER} | self._wording,
-            decisive=_decides,
-            bind=False,
+            self.folder, self.identity, defaults, decisive=_decides, bind=False
         )
         if self.state.is_main_process:
             with writing(self.folder):
@@ -98,48 +103,44 @@ class TrainRun:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The rows written so far, as far as they can be read."""
-        return [
-            row
-            for row in whole_rows(self.folder / "steps.jsonl")[0]
-            if type(row.get("step")) is int
-        ]
+        rows, _ = whole_rows(self.folder / "steps.jsonl")
+        return [row for row in rows if type(row.get("step")) is int]
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last row, 0 without rows."""
+        steps = self.steps
+        return steps[-1]["step"] if steps else 0
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as they stand in the folder."""
         from memcalib.trainer.checkpoints import decisive
 
-        started = self.recipe.begins(self.method)[1]
-        config = {
-            name: value
-            for name, value in decisive(self.config.model_dump(mode="json"))[0].items()
-            if name not in ("log_every", "output")
-        }
-        who = judge_facts(self.recipe, self.judge)["judge"]
+        _, start = self.recipe.begins(self.method)
+        config, _ = decisive(self.config.model_dump(mode="json"))
+        for name in ("log_every", "output"):
+            config.pop(name, None)
         return {
             "method": self.method,
-            "start": started.model_dump(),
+            "start": start.model_dump(),
             "data": self.examples.hashes,
-            "judge": who,
+            "judge": judge_facts(self.recipe, self.judge)["judge"],
             "config": config,
-        } | self._wording
+            "wording": self._wording(),
+        }
 
-    @property
-    def _wording(self) -> dict[str, Any]:
+    def _wording(self) -> dict[str, str]:
         """What the prompt templates of the run add to query and memory, as hashes: a file of a template may change under its name."""
-        names = {
-            name: getattr(self.config, name, "")
-            for name in ("prompt_template", "teacher_prompt_template")
-        }
-        return {
-            "wording": {
-                name: wording_hash(template)
-                for name, template in names.items()
-                if template in PROMPT_TEMPLATES
-            }
-        }
+        hashes = {}
+        for setting in ("prompt_template", "teacher_prompt_template"):
+            template = getattr(self.config, setting, "")
+            if template in PROMPT_TEMPLATES:
+                hashes[setting] = wording_hash(template)
+        return hashes
 
     def _claim(self) -> None:
+        """Tie the folder to this run; raises `ValueError` naming each setting that differs, and why it must not."""
         from memcalib.trainer.checkpoints import with_reasons
 
         try:
@@ -148,71 +149,66 @@ class TrainRun:
             raise ValueError(with_reasons(str(error))) from None
 
     def _bind(self) -> None:
-        import yaml
-
+        """Claim the folder and write recipe and test examples into it; raises `ValueError` for one that holds a training, without `resume`."""
         trained = _trained(self.folder, self.steps)
-        if not self.resume and trained:
-            last = self.steps[-1]["step"] if self.steps else 0
+        if trained and not self.resume:
             raise ValueError(
-                f"{self.folder} holds a training (step {last}): add --resume to go on with it, or choose another folder"
+                f"{self.folder} holds a training (step {self.last_step}): add --resume to go on with it, or choose another folder"
             )
-        rows, damaged = whole_rows(self.folder / "steps.jsonl")
-        if damaged and self.method != "sft":  # which says so itself
-            lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}"
-            what = "%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place"
-            log.warning(what, self.folder / "steps.jsonl", lines, len(rows))
+        if self.method != "sft":  # which says so itself
+            _warn_of_damage(self.folder / "steps.jsonl")
         with self.run_folder.lock("training"):
             if not trained:
                 _clear(self.folder)
             self._claim()
         content = self.recipe.model_dump(mode="json", exclude_none=True)
-        (self.folder / "recipe.yaml").write_text(
-            yaml.safe_dump(content, sort_keys=False), encoding="utf-8"
-        )
+        text = yaml.safe_dump(content, sort_keys=False)
+        (self.folder / "recipe.yaml").write_text(text, encoding="utf-8")
         if self.examples.test:
             write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
     def _reinforce(self, bar: Bar) -> None:
-        from memcalib.trainer.checkpoints import writing
-        from memcalib.trainer.checkpoints import RunStopped
+        """Train by a method that samples answers, and write its policy."""
+        from memcalib.trainer.checkpoints import RunStopped, writing
         from memcalib.training import train
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
-        show = self._progress(bar)
-        options = dict(
+        trainer = train(
+            model,
+            self.config,
+            self.examples.train,
+            self.judge,
             tokenizer=tokenizer,
             out=self.folder,
             validation=self.examples.validation,
-            on_step=show,
+            on_step=self._progress(bar),
             resume=self.resume,
         )
-        trainer = train(model, self.config, self.examples.train, self.judge, **options)
         if trainer.stopped:
-            raise RunStopped(trainer.stopped).told(
-                trainer.rescue("with wider limits of drift or without stop_on_drift")
-            )
-        part = self.folder / "policy.part"
-        with writing(self.folder / "policy", part):
-            trainer.save_model(str(part))
+            advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
+            raise RunStopped(trainer.stopped).told(advice)
+        unfinished = self.folder / "policy.part"
+        with writing(self.folder / "policy", unfinished):
+            trainer.save_model(str(unfinished))
             if self.main:
-                tokenizer.save_pretrained(part)
-                _keep_policy(self.folder, part, self.recipe.start)
+                tokenizer.save_pretrained(unfinished)
+                _keep_policy(self.folder, unfinished, self.recipe.start)
 
     def _teach(self, bar: Bar) -> None:
+        """Fine-tune on demonstrations, and write the policy."""
         from memcalib.trainer.rewards import HeldOutScores
         from memcalib.trainer.sft import sft
 
-        start = self.recipe.begins(self.method)[1]
+        _, start = self.recipe.begins(self.method)
         model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
-        show = self._progress(bar)
         held_out = ()
         if self.examples.validation and self.config.eval_every:
-            how = method_config(self.recipe, "grpo", self.config.seed)
+            answering = method_config(self.recipe, "grpo", self.config.seed)
             context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
             held_out = HeldOutScores(
-                how, tokenizer, self.examples.validation, self.judge, context, self.folder
+                answering, tokenizer, self.examples.validation, self.judge, context, self.folder
             )
-        done = sft(
+        result = sft(
             model,
             tokenizer,
             self.taught,
@@ -220,88 +216,68 @@ class TrainRun:
             self.folder,
             validation=held_out,
             resume=self.resume,
-            report=show,
+            report=self._progress(bar),
         )
         if self.main:
-            _keep_policy(self.folder, done.folder, start)
+            _keep_policy(self.folder, result.folder, start)
 
-    def _progress(self, bar: Bar) -> Any:
+    def _progress(self, bar: Bar) -> "_Progress":
         """What follows the rows of the training with the bar, from the step at which it begins."""
-        total = self._units()
-        seen = self.steps[-1]["step"] if self.steps else 0
-        bar.add(seen)
-
-        def show(row: dict[str, Any]) -> None:
-            nonlocal seen
-            value = next(
-                (
-                    f"{name} {row[name]:.3f}"
-                    for name in ("reward", "token_reward", "loss")
-                    if row.get(name) is not None
-                ),
-                "",
-            )
-            bar.name(f"{self.method}: step {row['step']}/{total}  {value}")
-            bar.add(max(0, row["step"] - seen))
-            seen = max(seen, row["step"])
-
-        return show
+        return _Progress(bar, self.method, self._planned_steps(), self.last_step)
 
     def _sessions(self) -> list[dict[str, Any]]:
         """The sessions of the manifest that earlier calls left, as far as they are whole, and this one."""
-        found = self.run_folder.earlier().get("sessions")
-        file = self.folder / "manifest.json"
-        whole = (
-            [session for session in found if _whole_session(session)]
-            if isinstance(found, list)
-            else []
+        sessions = _whole_sessions(
+            self.folder / "manifest.json", self.run_folder.earlier().get("sessions")
         )
-        if file.exists() and (not isinstance(found, list) or len(whole) < len(found)):
-            log.warning(
-                "%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted",
-                file,
-                len(whole),
-            )
         totals = getattr(self.judge, "totals", None)
-        last = self.steps[-1]["step"] if self.steps else 0
-        now = {
-            "started": round(self.run_folder.started),
-            "wall_seconds": round(time.time() - self.run_folder.started, 1),
-            "step": last,
-        }
-        return [
-            *whole,
-            now
-            | {"processes": self.state.num_processes, "judge": totals.to_dict() if totals else {}},
-        ]
+        sessions.append(
+            {
+                "started": round(self.run_folder.started),
+                "wall_seconds": round(time.time() - self.run_folder.started, 1),
+                "step": self.last_step,
+                "processes": self.state.num_processes,
+                "judge": totals.to_dict() if totals else {},
+            }
+        )
+        return sessions
 
-    def _write(self) -> None:
-        recipe = self.recipe.model_dump(mode="json", exclude_none=True)
-        settings = {
-            "recipe": recipe,
+    def _cost(self, sessions: Sequence[dict[str, Any]]) -> float | None:
+        """What the judge cost over all sessions in US dollars, None where that is not known."""
+        costs = [session["judge"].get("cost") for session in sessions]
+        if None not in costs:
+            return sum(costs)
+        return 0.0 if self.recipe.judge in (None, EXACT) else None
+
+    def _write_manifest(self) -> None:
+        """Write manifest.json."""
+        config = {
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
             "method": self.method,
             "config": self.config.model_dump(mode="json"),
         }
-        facts = judge_facts(self.recipe, self.judge)
+        judge = judge_facts(self.recipe, self.judge)
         sessions = self._sessions()
-        costs = [session["judge"].get("cost") for session in sessions]
-        more = {
-            "judge_prompt": facts["prompt"],
-            "examples": self.examples.hashes,
-            "sessions": sessions,
-            "command": self.command,
-        }
-        more["cost"] = (
-            sum(costs) if None not in costs else 0.0 if self.recipe.judge in (None, EXACT) else None
-        )
         self.run_folder.write_manifest(
-            ["steps.jsonl"], {"train": self.config.seed}, facts["judge"], config=settings, **more
+            ["steps.jsonl"],
+            {"train": self.config.seed},
+            judge["judge"],
+            config=config,
+            judge_prompt=judge["prompt"],
+            examples=self.examples.hashes,
+            sessions=sessions,
+            command=self.command,
+            cost=self._cost(sessions),
         )
 
     def _has_policy(self) -> bool:
+        """Whether the folder holds a policy; raises `ValueError` for one that cannot be read, where no checkpoint is left to make it from."""
         policy = self.folder / "policy"
-        if not policy.exists() or not (fault := _unreadable(policy)):
-            return policy.exists()
+        if not policy.exists():
+            return False
+        fault = _unreadable(policy)
+        if fault is None:
+            return True
         if not any(self.folder.glob("checkpoint-*")):
             raise ValueError(
                 f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder"
@@ -309,26 +285,32 @@ class TrainRun:
         log.warning("%s; the policy is made again from the newest checkpoint", fault)
         return False
 
+    def _finished(self) -> bool:
+        """Whether the policy of the last step is there. Fine-tuning has no number of steps: its policy is that of the last."""
+        if not self._has_policy():
+            return False
+        if self.method == "sft":
+            return True
+        return bool(self.steps) and self.last_step >= self.config.steps
+
     def run(self) -> Path:
         """Train, or resume; returns the folder of the policy."""
         if self.main:
             self._claim()  # still ours
-        total = getattr(self.config, "steps", None)
-        if self._has_policy() and (
-            total is None or (self.steps and self.steps[-1]["step"] >= total)
-        ):
+        if self._finished():
             return self.folder / "policy"
-        with (
-            self.run_folder.lock("training") if self.main else nullcontext(),
-            self._recorded(),
-            Bar(self._units()) as bar,
-        ):
+        lock = self.run_folder.lock("training") if self.main else nullcontext()
+        with lock, self._recorded(), Bar(self._planned_steps()) as bar:
             bar.name(f"{self.method}: loading")
-            self._teach(bar) if self.method == "sft" else self._reinforce(bar)
+            if self.method == "sft":
+                self._teach(bar)
+            else:
+                self._reinforce(bar)
         return self.folder / "policy"
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
+        """Write the manifest whatever happens inside. Where that has failed, a full disk is not reported a second time."""
         from memcalib.trainer.checkpoints import writing
 
         failed = True
@@ -337,157 +319,135 @@ class TrainRun:
                 yield
                 failed = False
             finally:
-                with suppress(OSError) if failed else nullcontext():
-                    if self.main:
-                        self._write()
+                if self.main:
+                    with suppress(OSError) if failed else nullcontext():
+                        self._write_manifest()
 
-    def _units(self) -> int:
+    def _planned_steps(self) -> int:
+        """The steps that the settings plan."""
         if self.method != "sft":
             return self.config.steps
-        return round(-(-len(self.taught) // self.config.batch_size) * self.config.epochs)
+        steps_per_epoch = -(-len(self.taught) // self.config.batch_size)
+        return round(steps_per_epoch * self.config.epochs)
 
     def text(self) -> str:
         """First, last and best validation metrics, how to read them, and where the policies lie."""
-        import pandas as pd
-
-        done = self.steps[-1]["step"] if self.steps else self._units()
-        head = f"{self.method}, seed {self.config.seed}, {done} steps"
-        places = [f"Policy: {self.folder / 'policy'}"]
-        rows = [row for row in self.steps if _number(row.get("valid_SCS"))]
-        if not rows:
-            return "\n".join(
-                [
-                    f"{head}, not validated: {self._not_validated(done)}",
-                    *places,
-                    f"Measure it: {self.measuring}",
-                ]
-            )
-        best = _best_step(self.folder)
-        kept = getattr(self.config, "keep_best", False)
-        of_best = (
-            [row for row in rows if row["step"] == best]
-            if kept or best is not None
-            else [max(rows, key=lambda row: row["valid_SCS"])]
-        )
-        shown = {"first": rows[0], "last": rows[-1]} | ({"best": of_best[-1]} if of_best else {})
-        places += [f"Best on validation, after step {best}: {self.folder / 'best'}"] * (
-            best is not None
-        )
-        if kept and best is None:
-            places.append(
+        steps = self.last_step if self.steps else self._planned_steps()
+        head = f"{self.method}, seed {self.config.seed}, {steps} steps"
+        policy = f"Policy: {self.folder / 'policy'}"
+        measure = f"Measure it: {self.measuring}"
+        validated = [row for row in self.steps if _is_number(row.get("valid_SCS"))]
+        if not validated:
+            title = f"{head}, not validated: {self._not_validated(steps)}"
+            return "\n".join([title, policy, measure])
+        title = f"{head}, {len(self.examples.validation)} validation examples{self._overlong()}"
+        best_step = _best_step(self.folder)
+        table = _metrics_table(self._shown_rows(validated, best_step))
+        lines = [title, table, _READING, policy]
+        if best_step is not None:
+            lines.append(f"Best on validation, after step {best_step}: {self.folder / 'best'}")
+        elif getattr(self.config, "keep_best", False):
+            lines.append(
                 f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read"
             )
-        columns = (*METRICS, "unscored")
-        table = pd.DataFrame(
-            [
-                {"": name, "step": row["step"]} | {m: row.get(f"valid_{m}") for m in columns}
-                for name, row in shown.items()
-            ]
-        )
-        left = next(
-            (
-                count
-                for row in self.steps
-                if (count := row.get("valid_overlong")) and _number(count)
-            ),
-            0,
-        )
-        more = (
-            f", {left} of them left out for their length ({self.folder / 'overlong.jsonl'})"
-            if left
-            else ""
-        )
-        title = f"{head}, {len(self.examples.validation)} validation examples{more}"
-        lines = [title, table.round(2).to_string(index=False), _READ]
-        return "\n".join([*lines, *places, f"Measure it: {self.measuring}"])
+        return "\n".join([*lines, measure])
 
-    def _not_validated(self, done: int) -> str:
+    def _shown_rows(
+        self, validated: Sequence[dict[str, Any]], best_step: int | None
+    ) -> dict[str, dict[str, Any]]:
+        """The first, the last and the best validated row. Where no best policy is kept, the best is that with the highest SCS."""
+        rows = {"first": validated[0], "last": validated[-1]}
+        if best_step is None and not getattr(self.config, "keep_best", False):
+            rows["best"] = max(validated, key=lambda row: row["valid_SCS"])
+        for row in validated:
+            if best_step is not None and row["step"] == best_step:
+                rows["best"] = row
+        return rows
+
+    def _overlong(self) -> str:
+        """How many validation examples were left out for their length, for the end of a line; empty for none."""
+        for row in self.steps:
+            count = row.get("valid_overlong")
+            if count and _is_number(count):
+                file = self.folder / "overlong.jsonl"
+                return f", {count} of them left out for their length ({file})"
+        return ""
+
+    def _not_validated(self, steps: int) -> str:
+        """Why no validation has a score, after so many steps."""
         if not self.examples.validation:
             return "no validation examples"
         if not self.config.eval_every:
             return "eval_every is 0"
-        tried = [row["step"] for row in self.steps if "valid_SCS" in row]
-        if tried:
-            return f"none of {len(self.examples.validation)} validation answers could be scored, after step {', '.join(map(str, tried[:5]))}"
-        if done >= self.config.eval_every:
+        unscored = [str(row["step"]) for row in self.steps if "valid_SCS" in row]
+        if unscored:
+            answers = f"{len(self.examples.validation)} validation answers"
+            return f"none of {answers} could be scored, after step {', '.join(unscored[:5])}"
+        if steps >= self.config.eval_every:
             return "no validation came to its end, and none is made again when a run goes on"
-        return f"eval_every is {self.config.eval_every}, more than {done} steps"
+        return f"eval_every is {self.config.eval_every}, more than {steps} steps"
 
     @property
     def measuring(self) -> str:
         """The command that measures the policy."""
-        how = method_config(self.recipe, "grpo")
-        (data, judge) = (self.recipe.data, self.recipe.judge)
-        template = {**self.recipe.train, **self.recipe.methods.get("grpo", {})}.get(
-            "prompt_template", how.prompt_template
-        )  # which may be a file
-        test = (
-            str(self.folder / "test.jsonl")
-            if data.world
-            else data.test.path
-            if data.test
-            else "TEST.jsonl"
-        )
-        command = [
-            "memcalib",
-            "evaluate",
-            test,
-            "--weights",
-            str(self.folder / "policy"),
-            "--set",
-            f"sampling.prompt_template={template}",
-        ]
-        command += [
-            "--set",
-            f"sampling.text={how.eval_text}",
-            "--set",
-            f"sampling.max_tokens={how.max_tokens}",
-            "--judge",
-            judge.model if isinstance(judge, Endpoint) else judge or EXACT,
-        ]
-        command += (
-            ["--judge-url", judge.url, "--judge-key-env", judge.key_env]
-            if isinstance(judge, Endpoint)
-            else []
-        )
+        config = method_config(self.recipe, "grpo")
+        written = self.recipe.shared_settings("grpo")
+        written.update(self.recipe.own_settings("grpo"))
+        template = written.get("prompt_template", config.prompt_template)  # which may be a file
+        command = ["memcalib", "evaluate", self._test_file()]
+        command += ["--weights", str(self.folder / "policy")]
+        command += ["--set", f"sampling.prompt_template={template}"]
+        command += ["--set", f"sampling.text={config.eval_text}"]
+        command += ["--set", f"sampling.max_tokens={config.max_tokens}"]
+        judge = self.recipe.judge
+        if isinstance(judge, Endpoint):
+            command += ["--judge", judge.model, "--judge-url", judge.url]
+            command += ["--judge-key-env", judge.key_env]
+        else:
+            command += ["--judge", judge or EXACT]
         return shlex.join([*command, "--out", str(self.folder / "evaluation")])
+
+    def _test_file(self) -> str:
+        """The examples that measure the policy; a name to be replaced where the recipe has none."""
+        if self.recipe.data.world:
+            return str(self.folder / "test.jsonl")
+        return self.recipe.data.test.path if self.recipe.data.test else "TEST.jsonl"
 
 # %% ../../nbs/commands/03_train.ipynb #c1f84139
 def _decides(name: str) -> bool:
     """Whether a setting of a run, by its dotted name in parameters.json, decides the result."""
     from memcalib.trainer.checkpoints import decisive
 
-    part, _, setting = name.partition(".")
-    first, _, rest = setting.partition(".")
-    if part != "config":
+    part, *names = name.split(".")
+    if part != "config" or not names:
         return True
-    return bool(
-        decisive(
-            {"trl": {rest.partition(".")[0]: 0} if rest else {}} if first == "trl" else {first: 0}
-        )[0]
-    )
+    config = {names[0]: 0}
+    if names[0] == "trl":
+        config = {"trl": dict.fromkeys(names[1:2], 0)}
+    result, _ = decisive(config)
+    return bool(result)
 
 # %% ../../nbs/commands/03_train.ipynb #e573b208
 def _best_step(folder: Path) -> int | None:
+    """The step after which the best policy was kept, None where there is none, or where its note is damaged."""
     try:
-        step = json.loads((folder / "best" / "best.json").read_text(encoding="utf-8"))["step"]
+        note = json.loads((folder / "best" / "best.json").read_text(encoding="utf-8"))
+        step = note["step"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # none, or damaged
+        return None
     return step if isinstance(step, int) else None
 
 
 def _trained(folder: Path, rows: Sequence[dict[str, Any]]) -> bool:
-    kept = (
-        *folder.glob("checkpoint-*"),
-        *(folder / name for name in ("policy", "merged", "adapter")),
-    )
-    return (
-        any(path.exists() for path in kept)
-        or max([row["step"] for row in rows] + [_best_step(folder) or 0]) > 0
-    )
+    """Whether something was trained in a folder with these rows of steps."""
+    weights = [folder / name for name in ("policy", "merged", "adapter")]
+    if any(path.exists() for path in (*folder.glob("checkpoint-*"), *weights)):
+        return True
+    steps = [row["step"] for row in rows]
+    return max([*steps, _best_step(folder) or 0]) > 0
 
 # %% ../../nbs/commands/03_train.ipynb #4ba25261
-_LEFT = (
+_WRITTEN = (
     "parameters.json",
     "recipe.yaml",
     "test.jsonl",
@@ -498,47 +458,101 @@ _LEFT = (
     "traces",
     "best",
     "best.old",
-)
+)  # by a run that may have trained nothing
 
 
 def _clear(folder: Path) -> None:
+    """Remove what a run that trained nothing has left; a folder of anything else stays as it is."""
     from memcalib.trainer.checkpoints import unseal
 
     try:
-        ours = {"method", "start", "config"} <= json.loads(
-            (folder / "parameters.json").read_text(encoding="utf-8")
-        ).keys()
+        parameters = json.loads((folder / "parameters.json").read_text(encoding="utf-8"))
+        is_training = {"method", "start", "config"} <= parameters.keys()
     except (OSError, ValueError, AttributeError):
         return  # nothing there, or not ours
-    for path in [*(folder / name for name in _LEFT), *folder.glob("*.part")] if ours else ():
-        unseal(path)
+    if is_training:
+        for path in (*(folder / name for name in _WRITTEN), *folder.glob("*.part")):
+            unseal(path)
+
+# %% ../../nbs/commands/03_train.ipynb #5e771f01
+def _warn_of_damage(file: Path) -> None:
+    """Say which lines of a file of rows cannot be read."""
+    rows, damaged = whole_rows(file)
+    if damaged:
+        numbers = ", ".join(map(str, damaged[:5]))
+        lines = f"lines {numbers}" if len(damaged) > 1 else f"line {numbers}"
+        log.warning(
+            "%s: %s cannot be read, %d rows can; the newest checkpoint's own copy takes its place",
+            file,
+            lines,
+            len(rows),
+        )
+
+# %% ../../nbs/commands/03_train.ipynb #5e771f02
+class _Progress:
+    """Follows the rows of a training with the bar: their steps, and the first of reward, token reward and loss that a row has."""
+
+    def __init__(self, bar: Bar, method: str, total: int, step: int):
+        self.bar = bar
+        self.method = method
+        self.total = total
+        self.step = step
+        bar.add(step)
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        value = ""
+        for name in ("loss", "token_reward", "reward"):
+            if row.get(name) is not None:
+                value = f"{name} {row[name]:.3f}"
+        self.bar.name(f"{self.method}: step {row['step']}/{self.total}  {value}")
+        self.bar.add(max(0, row["step"] - self.step))
+        self.step = max(self.step, row["step"])
 
 # %% ../../nbs/commands/03_train.ipynb #1822308d
-def _keep_policy(folder: Path, made: Path, start: Start) -> None:
+def _keep_policy(folder: Path, weights: Path, start: Start) -> None:
+    """Make the run's policy of the weights that were saved; an adapter is merged into its start, and kept beside it."""
     from memcalib.trainer.checkpoints import unseal
 
-    place = folder / "policy"
-    unseal(place)
-    if (made / "adapter_config.json").is_file():
-        if made != (adapter := folder / "adapter"):
-            shutil.rmtree(adapter, ignore_errors=True)
-            made.replace(adapter)
-        model, tokenizer = load_start(start, lora=True)
-        made = folder / "policy.part"
-        merge_adapter(model, adapter).save_pretrained(made)
-        tokenizer.save_pretrained(made)
-    made.replace(place)
+    policy = folder / "policy"
+    unseal(policy)
+    if not (weights / "adapter_config.json").is_file():
+        weights.replace(policy)
+        return
+    adapter = folder / "adapter"
+    if weights != adapter:
+        shutil.rmtree(adapter, ignore_errors=True)
+        weights.replace(adapter)
+    model, tokenizer = load_start(start, lora=True)
+    unfinished = folder / "policy.part"
+    merge_adapter(model, adapter).save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.replace(policy)
 
 # %% ../../nbs/commands/03_train.ipynb #38096a7b
 log = logging.getLogger(__name__)
 
 
-def _whole_session(session: Any) -> bool:
+def _is_whole_session(session: object) -> bool:
+    """Whether a session of a manifest says what its judge cost."""
     judge = session.get("judge") if isinstance(session, dict) else None
     return isinstance(judge, dict) and isinstance(judge.get("cost"), int | float | None)
 
+
+def _whole_sessions(manifest: Path, sessions: object) -> list[dict[str, Any]]:
+    """The sessions of a manifest that are whole; says where others are left out."""
+    recorded = sessions if isinstance(sessions, list) else []
+    whole = [session for session in recorded if _is_whole_session(session)]
+    if manifest.exists() and (recorded is not sessions or len(whole) < len(recorded)):
+        log.warning(
+            "%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted",
+            manifest,
+            len(whole),
+        )
+    return whole
+
 # %% ../../nbs/commands/03_train.ipynb #019f6b2e
 def _unreadable(policy: Path) -> str | None:
+    """Why a folder is not that of a policy, None for one that is."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(policy.glob("*.safetensors"))
@@ -553,8 +567,21 @@ def _unreadable(policy: Path) -> str | None:
     return None
 
 # %% ../../nbs/commands/03_train.ipynb #2f3d6e16
-_READ = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
+_READING = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and value == value
+
+
+def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
+    """Step and validation metrics of rows of steps, by their names, as a table in text."""
+    import pandas as pd
+
+    lines = []
+    for name, row in rows.items():
+        line = {"": name, "step": row["step"]}
+        for metric in (*METRICS, "unscored"):
+            line[metric] = row.get(f"valid_{metric}")
+        lines.append(line)
+    return pd.DataFrame(lines).round(2).to_string(index=False)

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['KeyT', 'FAMILIES', 'HARD', 'SIGNS', 'LONGEST', 'DISTRACTORS', 'WEIGHTS', 'RUBRICS', 'NATURALIZATION',
            'SCHEMA_VERSION', 'largest_remainder', 'difficulty', 'PlanConfig', 'draw_sizes', 'draw_shapes', 'room',
-           'assign_shapes', 'spread', 'own_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
+           'assign_shapes', 'deal_evenly', 'split_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
            'deal_phrases', 'Plan', 'make_plans', 'PlanRow', 'plan_rows', 'plan_of', 'HardReply', 'OtherReply',
-           'DistractorReply', 'ask_distractors', 'taken_up', 'guard_faults', 'exact_set', 'check_distractors',
+           'DistractorReply', 'ask_distractors', 'Sign', 'taken_up', 'guard_faults', 'exact_set', 'check_distractors',
            'accept_distractors', 'merge_distractors', 'UsageRubric', 'RubricEntry', 'RubricReply', 'ask_rubrics',
            'rubric_faults', 'rubric_text', 'misplaced', 'check_rubrics', 'accept_rubrics', 'compose', 'BlockText',
            'NaturalReply', 'ask_natural', 'check_natural', 'accept_natural', 'family_of', 'to_example']
@@ -19,18 +19,20 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from memcalib.dataset.grounding import (
+    TextFault,
+    contains_phrase,
     content_words,
     find_leak,
     first_person,
-    contains_phrase,
     sentences,
     short_stems,
     stems,
@@ -67,24 +69,33 @@ KeyT = TypeVar("KeyT")
 
 
 def largest_remainder(weights: Mapping[KeyT, float], n: int) -> dict[KeyT, int]:
-    """Whole numbers that sum to `n` in the proportion of the weights; among equal remainders the first key wins."""
+    """Whole numbers that sum to `n` in the proportion of the weights; among equal remainders the first key wins.
+
+    Raises `ValueError` for a negative `n` or weight, and where no weight is above 0.
+    """
     total = sum(map(Fraction, weights.values()))
     if n < 0 or total <= 0 or min(weights.values()) < 0:
         raise ValueError(
-            f"found n {n} and weights {short_repr(dict(weights))}; allowed are n >= 0 and weights of which one is above 0"
+            f"found n {n} and weights {short_repr(dict(weights))}; "
+            "allowed are n >= 0 and weights of which one is above 0"
         )
     shares = {key: n * Fraction(weight) / total for key, weight in weights.items()}
     counts = {key: int(share) for key, share in shares.items()}
-    order = sorted(shares, key=lambda key: counts[key] - shares[key])
-    return counts | {key: counts[key] + 1 for key in order[: n - sum(counts.values())]}
+    undealt = n - sum(counts.values())
+    by_remainder = sorted(shares, key=lambda key: counts[key] - shares[key])
+    for key in by_remainder[:undealt]:
+        counts[key] += 1
+    return counts
 
 # %% ../../nbs/dataset/06_writing.ipynb #6019e8ed
 def difficulty(sizes: Iterable[int]) -> int:
     """1, 2 or 3 by the numbers of atoms in the blocks of a row."""
-    first, second = ([*sorted(sizes, reverse=True), 0])[:2]
-    if first >= 8 or second >= 5:
+    largest, second = [*sorted(sizes, reverse=True), 0][:2]
+    if largest >= 8 or second >= 5:
         return 3
-    return 1 if first <= 4 and second <= 2 else 2
+    if largest <= 4 and second <= 2:
+        return 1
+    return 2
 
 # %% ../../nbs/dataset/06_writing.ipynb #5abd3847
 FAMILIES = (
@@ -99,7 +110,7 @@ FAMILIES = (
     "style_neighbour",
     "trigger_absent",
 )
-_REACH = {1: (1, 4), 2: (3, 7), 3: (5, 1000)}  # of the largest block, by difficulty
+_LARGEST_BLOCK = {1: (1, 4), 2: (3, 7), 3: (5, 1000)}  # fewest and most atoms in it, by difficulty
 
 
 class PlanConfig(BaseModel):
@@ -161,100 +172,109 @@ class PlanConfig(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> "PlanConfig":
-        levels = [level for level, weight in self.difficulty.items() if weight]
-        (low, high) = self.atoms
-        sizes = [max(sizes, default=0) for sizes in self.largest.values()]
-        most = max(sizes, default=0) + 7 + max(self.blocks, default=0)
-        rules = [
-            (
-                "blocks",
-                [k for k in self.blocks if k < 2] or ([] if self.blocks else "none"),
-                "2 and more",
-            ),
-            (
-                "difficulty",
-                [level for level in levels if level not in _REACH] or ([] if levels else "none"),
-                "1, 2, 3",
-            ),
-            (
-                "largest",
-                [level for level in levels if not self.largest.get(level)],
-                "sizes for each level of difficulty",
-            ),
-            *(
-                (
-                    f"largest, level {level}",
-                    [k for k in self.largest.get(level, {}) if not a <= k <= b],
-                    f"{a} to {b}",
-                )
-                for level, (a, b) in _REACH.items()
-            ),
-            (
-                "atoms",
-                low if low > 2 * min(self.blocks, default=0) else 0,
-                "at least two blocks' worth: fewest atoms <= 2 x fewest blocks",
-            ),
-            (
-                "atoms",
-                high if high < most else 0,
-                f"{most} and more, for the largest block, a second one and one atom in each other",
-            ),
-            (
-                "families",
-                [name for name in self.families if name not in FAMILIES]
-                or ([] if self.families else "none"),
-                ", ".join(FAMILIES),
-            ),
-        ]
-        for rule, bad, allowed in rules:
-            if bad:
-                raise ValueError(f"{rule}: found {short_repr(bad)}; allowed: {allowed}")
+        """Refuse numbers that contradict each other."""
+        self._check_blocks_and_levels()
+        self._check_largest_blocks()
+        self._check_atoms()
+        unknown = [name for name in self.families if name not in FAMILIES]
+        if unknown or not self.families:
+            raise _impossible("families", unknown or "none", ", ".join(FAMILIES))
         return self
 
+    @property
+    def _levels(self) -> list[int]:
+        return [level for level, weight in self.difficulty.items() if weight]
+
+    def _check_blocks_and_levels(self) -> None:
+        too_few = [count for count in self.blocks if count < 2]
+        if too_few or not self.blocks:
+            raise _impossible("blocks", too_few or "none", "2 and more")
+        unknown = [level for level in self._levels if level not in _LARGEST_BLOCK]
+        if unknown or not self._levels:
+            raise _impossible("difficulty", unknown or "none", "1, 2, 3")
+
+    def _check_largest_blocks(self) -> None:
+        without_sizes = [level for level in self._levels if not self.largest.get(level)]
+        if without_sizes:
+            raise _impossible("largest", without_sizes, "sizes for each level of difficulty")
+        for level, (low, high) in _LARGEST_BLOCK.items():
+            outside = [size for size in self.largest.get(level, {}) if not low <= size <= high]
+            if outside:
+                raise _impossible(f"largest, level {level}", outside, f"{low} to {high}")
+
+    def _check_atoms(self) -> None:
+        fewest, most = self.atoms
+        if fewest > 2 * min(self.blocks):
+            allowed = "at least two blocks' worth: fewest atoms <= 2 x fewest blocks"
+            raise _impossible("atoms", fewest, allowed)
+        largest_block = max(max(sizes, default=0) for sizes in self.largest.values())
+        needed = largest_block + 7 + max(self.blocks)
+        if most < needed:
+            allowed = (
+                f"{needed} and more, for the largest block, a second one and one atom in each other"
+            )
+            raise _impossible("atoms", most, allowed)
+
+
+def _impossible(setting: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{setting}: found {short_repr(value)}; allowed: {allowed}")
+
 # %% ../../nbs/dataset/06_writing.ipynb #9f13f97e
-_MOST = {1: 2, 2: 4, 3: 6}  # atoms in the smaller blocks, by difficulty
+_SECOND_BLOCK = {
+    1: (0, 0),
+    2: (3, 5),
+    3: (5, 8),
+}  # its fewest atoms; the largest block that needs none
+_SMALLER_BLOCKS = {1: 2, 2: 4, 3: 6}  # most atoms in each of the others
 
 
 def draw_sizes(
     blocks: int, level: int, largest: int, rng: random.Random, atoms: tuple[int, int] = (6, 63)
 ) -> list[int]:
     """Atoms in each of a row's blocks, for a level of difficulty and a size of the largest block."""
-    floor, enough = {1: (0, 0), 2: (3, 5), 3: (5, 8)}[level]
-    fixed = [largest] if largest >= enough else [largest, rng.randint(floor, largest)]
-    several = rng.randint(-(-blocks // 2), blocks)
-    most = min(_MOST[level], largest)
-    rest = [rng.randint(min(2, most), most) for _ in range(several - len(fixed))]
-    rest += [1] * (blocks - len(fixed) - len(rest))
-    while sum(fixed) + sum(rest) < atoms[0] and 1 in rest:
-        rest[rest.index(1)] = 2
-    while sum(fixed) + sum(rest) > atoms[1]:
-        rest[rest.index(max(rest))] -= 1
-    return fixed + rest
+    fewest, settles_level = _SECOND_BLOCK[level]
+    deciding = [largest]
+    if largest < settles_level:
+        deciding.append(rng.randint(fewest, largest))
+    several = rng.randint((blocks + 1) // 2, blocks)  # blocks of more than one atom
+    most = min(_SMALLER_BLOCKS[level], largest)
+    others = [rng.randint(min(2, most), most) for _ in range(several - len(deciding))]
+    others += [1] * (blocks - len(deciding) - len(others))
+    fewest_atoms, most_atoms = atoms
+    while sum(deciding) + sum(others) < fewest_atoms and 1 in others:
+        others[others.index(1)] = 2
+    while sum(deciding) + sum(others) > most_atoms:
+        others[others.index(max(others))] -= 1
+    return deciding + others
 
 # %% ../../nbs/dataset/06_writing.ipynb #5625f4f6
 def _shuffled(weights: Mapping[int, float], n: int, rng: random.Random) -> list[int]:
-    values = [key for key, count in largest_remainder(weights, n).items() for _ in range(count)]
-    rng.shuffle(values)
-    return values
+    """`n` keys in the proportion of their weights, shuffled."""
+    keys = []
+    for key, count in largest_remainder(weights, n).items():
+        keys += [key] * count
+    rng.shuffle(keys)
+    return keys
 
 
 def draw_shapes(n: int, config: PlanConfig, name: str = "") -> list[list[int]]:
     """The shapes of `n` rows, the same ones for the same numbers, seed and name."""
     rng = random.Random(f"{config.seed} shapes {name}")
     levels = _shuffled(config.difficulty, n, rng)
+    rows_of_level = Counter(levels)
     largest = {
-        level: _shuffled(config.largest[level], count, rng)
-        for level, count in sorted(Counter(levels).items())
+        level: _shuffled(config.largest[level], rows_of_level[level], rng)
+        for level in sorted(rows_of_level)
     }
-    blocks = _shuffled(config.blocks, n, rng)
+    block_counts = _shuffled(config.blocks, n, rng)
     return [
-        draw_sizes(k, level, largest[level].pop(), rng, config.atoms)
-        for k, level in zip(blocks, levels, strict=True)
+        draw_sizes(blocks, level, largest[level].pop(), rng, config.atoms)
+        for blocks, level in zip(block_counts, levels, strict=True)
     ]
 
 # %% ../../nbs/dataset/06_writing.ipynb #36e42f96
 def room(sizes: Sequence[int]) -> int:
-    """The largest number of a row's own atoms that a shape has place for, beside a hard and another distractor."""
+    """The largest number of a row's own atoms that a shape can take in, beside a hard and another distractor."""
     return sum(sizes) - max(2, min(sizes))
 
 # %% ../../nbs/dataset/06_writing.ipynb #0567bcb6
@@ -268,116 +288,168 @@ def assign_shapes(
             f"shapes: found {len(free)}; allowed are {len(needs)} and more, one for each row"
         )
     rng = random.Random(f"{seed} rows")
-    found = {}
+    shapes = {}
     for row in sorted(needs, key=lambda row: (-needs[row], text_hash(f"{seed} {row}"))):
-        first = min(bisect_left(free, needs[row], key=room), len(free) - 1)
-        found[row] = sizes = list(free.pop(rng.randrange(first, len(free))))
-        sizes[sizes.index(max(sizes))] += max(0, needs[row] - room(sizes))
-    return found
+        first_fitting = min(bisect_left(free, needs[row], key=room), len(free) - 1)
+        sizes = list(free.pop(rng.randrange(first_fitting, len(free))))
+        missing = needs[row] - room(sizes)
+        if missing > 0:
+            sizes[sizes.index(max(sizes))] += missing
+        shapes[row] = sizes
+    return shapes
 
 # %% ../../nbs/dataset/06_writing.ipynb #7400dc25
-def spread(
-    rows: Iterable[str], names: Sequence[str], seed: int = 0, taken: Iterable[str] = ()
+def deal_evenly(
+    rows: Iterable[str], names: Sequence[str], seed: int = 0, dealt: Iterable[str] = ()
 ) -> dict[str, str]:
-    """A name for each row, all names equally often as far as numbers allow, in an order that only ids and seed decide."""
+    """A name for each row, all names equally often as far as numbers allow, in an order that only ids and seed decide.
+
+    The names that earlier rows have, `dealt`, are counted.
+    """
     order = sorted(names, key=lambda name: text_hash(f"{seed} {name}"))
-    used = Counter(taken)
-    found = {}
+    uses = Counter(dealt)
+    name_by_row = {}
     for row in sorted(rows, key=lambda row: text_hash(f"{seed} {row}")):
-        found[row] = min(order, key=lambda name: used[name])
-        used[found[row]] += 1
-    return found
+        name = min(order, key=lambda name: uses[name])
+        uses[name] += 1
+        name_by_row[row] = name
+    return name_by_row
 
 # %% ../../nbs/dataset/06_writing.ipynb #f2ac09ae
-def own_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The sizes of the blocks for `count` atoms of so many passages, and the sizes that remain; takes sizes as they come."""
-    wanted = max(1, min(passages, count, len(sizes) - 2))
-    mine = list(sizes[:wanted])
-    others = list(sizes[wanted:])
-    while sum(mine) <= count:
-        low = mine.index(min(mine))
-        high = others.index(max(others))
-        if mine[low] < others[high]:
-            mine[low], others[high] = others[high], mine[low]
-        elif len(others) > 1 and len(mine) < count:
-            mine.append(others.pop(high))
+def split_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The sizes of the blocks for a row's own atoms, `count` from so many passages, and those of all other blocks.
+
+    Sizes are used in their order. Raises `ValueError` for a shape without room for the atoms.
+    """
+    blocks = max(1, min(passages, count, len(sizes) - 2))
+    atom_sizes = list(sizes[:blocks])
+    other_sizes = list(sizes[blocks:])
+    while sum(atom_sizes) <= count:
+        smallest = atom_sizes.index(min(atom_sizes))
+        largest = other_sizes.index(max(other_sizes))
+        if atom_sizes[smallest] < other_sizes[largest]:
+            atom_sizes[smallest], other_sizes[largest] = other_sizes[largest], atom_sizes[smallest]
+        elif len(other_sizes) > 1 and len(atom_sizes) < count:
+            atom_sizes.append(other_sizes.pop(largest))
         else:
             break
-    if sum(mine) < count:
+    if sum(atom_sizes) < count:
         raise ValueError(
             f"sizes: found {list(sizes)}; allowed are shapes with room for {count} atoms"
         )
-    return mine, others
+    return atom_sizes, other_sizes
 
 # %% ../../nbs/dataset/06_writing.ipynb #f2f4c036
 def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
-    """How many of the atoms, in order, go into each block: the cheapest way to cut."""
-    share = len(atoms) / sum(sizes)
+    """How many of the atoms, in order, go into each block: the cheapest way to cut.
 
-    def cost(start: int, end: int, size: int) -> float:
-        levels = {atom.ideal for atom in atoms[start:end]} | (
-            {Level.IGNORE} if end - start < size else set()
+    Raises `ValueError` where the atoms do not fit, or do not suffice for one in each block.
+    """
+    filling = len(atoms) / sum(sizes)
+    # by first atom: cost and counts of the cheapest way to put it and all after it into the blocks from here on
+    cheapest: dict[int, tuple[float, tuple[int, ...]]] = {len(atoms): (0.0, ())}
+    for size in reversed(sizes):
+        cheapest_after = cheapest
+        cheapest = {}
+        for start in range(len(atoms)):
+            ways = []
+            for end in range(start + 1, min(start + size, len(atoms)) + 1):
+                if end in cheapest_after:
+                    cost_after, counts_after = cheapest_after[end]
+                    cost = _block_cost(atoms, start, end, size, filling) + cost_after
+                    ways.append((cost, (end - start, *counts_after)))
+            if ways:
+                cheapest[start] = min(ways)
+    if 0 not in cheapest:
+        raise ValueError(
+            f"sizes: found {list(sizes)}; allowed are blocks that {len(atoms)} atoms fit into, one and more in each"
         )
-        torn = (
-            end < len(atoms)
-            and atoms[end - 1].passage is not None
-            and atoms[end - 1].passage == atoms[end].passage
-        )
-        return 2 * torn + (len(levels) == 1) + 0.01 * abs((end - start) / size - share)
+    _, counts = cheapest[0]
+    return list(counts)
 
-    @cache
-    def best(block: int, start: int) -> tuple[float, tuple[int, ...]]:
-        if block == len(sizes):
-            return (0.0, ()) if start == len(atoms) else (float("inf"), ())
-        ends = range(start + 1, min(start + sizes[block], len(atoms)) + 1)
-        tries = [
-            (
-                cost(start, end, sizes[block]) + best(block + 1, end)[0],
-                (end - start, *best(block + 1, end)[1]),
-            )
-            for end in ends
-        ]
-        return min(tries, default=(float("inf"), ()))
 
-    return list(best(0, 0)[1])
+def _block_cost(
+    atoms: Sequence[DraftAtom], start: int, end: int, size: int, filling: float
+) -> float:
+    """What a block of these atoms costs: 2 for a cut inside a passage at its end, 1 when all in it have one level, and a
+    little for another share of its places than `filling`."""
+    levels = {atom.ideal for atom in atoms[start:end]}
+    if end - start < size:
+        levels.add(Level.IGNORE)  # of the distractors that will join
+    passage_before = atoms[end - 1].passage
+    cost = 0
+    if end < len(atoms) and passage_before is not None and passage_before == atoms[end].passage:
+        cost += 2
+    if len(levels) == 1:
+        cost += 1
+    return cost + 0.01 * abs((end - start) / size - filling)
 
 # %% ../../nbs/dataset/06_writing.ipynb #ae3e5d31
+HARD = "harda_01_a1"
+
+
+class _CoreBlock(NamedTuple):
+    """A block before auxiliary distractors fill its free places."""
+
+    name: str
+    atom_ids: list[str]
+    size: int
+
+
 def lay_out(
     atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random
 ) -> list[DraftBlock]:
     """The blocks of a row in prompt order, with the ids of all their atoms, those still to be written included."""
-    mine, others = own_sizes(
-        len(atoms), len({atom.passage for atom in atoms}), rng.sample(sizes, len(sizes))
-    )
-    ids = iter([atom.atom_id for atom in atoms])
-    places = sorted(rng.sample(range(len(sizes)), len(mine)))
-    own_blocks = dict(zip(places, zip(cut_blocks(atoms, mine), mine, strict=True), strict=True))
-    hard = rng.randrange(len(others))
-    numbers = Counter()
+    passages = len({atom.passage for atom in atoms})
+    atom_sizes, other_sizes = split_sizes(len(atoms), passages, rng.sample(sizes, len(sizes)))
+    atom_positions = set(rng.sample(range(len(sizes)), len(atom_sizes)))
+    atom_blocks = iter(_atom_blocks(atoms, atom_sizes))
+    other_blocks = iter(_other_blocks(other_sizes, hard=rng.randrange(len(other_sizes))))
     blocks = []
-    for place in range(len(sizes)):
-        kept, size = own_blocks.get(place) or (0, others.pop(0))
-        if kept:
-            name = "m"
-            own_ids = [next(ids) for _ in range(kept)]
-        elif place - len([p for p in places if p < place]) == hard:
-            name = "harda_"
-            own_ids = ["harda_01_a1"]
-        else:
-            name = "noise_"
-            own_ids = [f"noise_{numbers['noise_'] + 1:02d}_a{i}" for i in range(1, size + 1)]
-        numbers[name] += 1
-        block = f"m{numbers[name]}" if kept else f"{name}{numbers[name]:02d}"
-        spots = set(rng.sample(range(size), len(own_ids)))
-        mixed = iter(own_ids)
-        added = (f"aux_b{place + 1:02d}_a{i:02d}" for i in range(1, size + 1))
-        blocks.append(
-            DraftBlock(
-                parent_memory_id=block,
-                atom_ids=[next(mixed if i in spots else added) for i in range(size)],
-            )
-        )
+    for position in range(len(sizes)):
+        core = next(atom_blocks if position in atom_positions else other_blocks)
+        blocks.append(_filled_up(core, f"aux_b{position + 1:02d}", rng))
     return blocks
+
+
+def _atom_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[_CoreBlock]:
+    """The row's own atoms in blocks, in order."""
+    ids = [atom.atom_id for atom in atoms]
+    blocks = []
+    start = 0
+    for number, (count, size) in enumerate(zip(cut_blocks(atoms, sizes), sizes, strict=True), 1):
+        blocks.append(_CoreBlock(f"m{number}", ids[start : start + count], size))
+        start += count
+    return blocks
+
+
+def _other_blocks(sizes: Sequence[int], hard: int) -> list[_CoreBlock]:
+    """Blocks without an atom of the row: the one with index `hard` is for the hard distractor, the others are noise."""
+    blocks = []
+    noise_blocks = 0
+    for i, size in enumerate(sizes):
+        if i == hard:
+            blocks.append(_CoreBlock("harda_01", [HARD], size))
+        else:
+            noise_blocks += 1
+            name = f"noise_{noise_blocks:02d}"
+            blocks.append(_CoreBlock(name, [f"{name}_a{k}" for k in range(1, size + 1)], size))
+    return blocks
+
+
+def _filled_up(core: _CoreBlock, added_name: str, rng: random.Random) -> DraftBlock:
+    """A block with its atoms at random places, in order, and auxiliary distractors called after `added_name` at all others."""
+    core_positions = set(rng.sample(range(core.size), len(core.atom_ids)))
+    core_ids = iter(core.atom_ids)
+    atom_ids = []
+    added = 0
+    for position in range(core.size):
+        if position in core_positions:
+            atom_ids.append(next(core_ids))
+        else:
+            added += 1
+            atom_ids.append(f"{added_name}_a{added:02d}")
+    return DraftBlock(parent_memory_id=core.name, atom_ids=atom_ids)
 
 # %% ../../nbs/dataset/06_writing.ipynb #0c1dc9ad
 class PhraseBook(BaseModel):
@@ -399,65 +471,72 @@ class PhraseBook(BaseModel):
 
 
 def load_phrases(path: str | Path | None = None) -> PhraseBook:
-    """The lists of the package, or of a YAML file with the same keys: phrases parted by commas. Raises `ValueError`."""
+    """The lists of the package, or of a YAML file with the same keys: phrases parted by commas.
+
+    Raises `ValueError` naming the file, the list and what is wrong with it.
+    """
     file = Path(path) if path else resources.files("memcalib") / "dataset" / "phrases.yaml"
     table = read_yaml(file)
+    if not isinstance(table, dict):
+        raise _phrases_error(file, f"found {short_repr(table)}")
+    lists = {str(name): _parted_by_commas(str(text)) for name, text in table.items()}
     try:
-        if not isinstance(table, dict):
-            raise ValueError(f"found {short_repr(table)}")
-        return PhraseBook(
-            **{
-                str(name): tuple(p for part in str(text).split(",") if (p := part.strip()))
-                for name, text in table.items()
-            }
-        )
-    except ValueError as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        wrong = f"{first['loc'][0]}: {first['msg']}" if first else str(error)
-        raise ValueError(
-            f"{file}: {wrong}; allowed: lists named {', '.join(PhraseBook.model_fields)}, phrases parted by commas"
-        ) from None
+        return PhraseBook(**lists)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _phrases_error(file, f"{first['loc'][0]}: {first['msg']}") from None
+
+
+def _parted_by_commas(text: str) -> tuple[str, ...]:
+    phrases = (phrase.strip() for phrase in text.split(","))
+    return tuple(phrase for phrase in phrases if phrase)
+
+
+def _phrases_error(file: object, fault: str) -> ValueError:
+    names = ", ".join(PhraseBook.model_fields)
+    return ValueError(f"{file}: {fault}; allowed: lists named {names}, phrases parted by commas")
 
 # %% ../../nbs/dataset/06_writing.ipynb #d8794548
 @lru_cache(1 << 12)
-def _beginnings(phrase: str) -> frozenset[str]:
-    return frozenset(word[:5] for word in content_words(phrase))
+def _beginnings(text: str) -> frozenset[str]:
+    return frozenset(word[:5] for word in content_words(text))
+
+
+def _endless(
+    phrases: Sequence[str], row_beginnings: frozenset[str], rng: random.Random
+) -> Iterator[str]:
+    """The phrases that share no word with the row, or all where none is so, shuffled anew each time they are used up."""
+    foreign = [phrase for phrase in phrases if row_beginnings.isdisjoint(_beginnings(phrase))]
+    usable = foreign or list(phrases)
+    while usable:
+        yield from rng.sample(usable, len(usable))
 
 
 def deal_phrases(
     draft: Draft, blocks: Iterable[DraftBlock], book: PhraseBook, rng: random.Random
 ) -> dict[str, list[str]]:
     """For each distractor but the hard one the phrases that its text must hold; none shares a word with the row. Auxiliary ones have none."""
-    texts = (
-        draft.question,
-        draft.context,
-        draft.query,
-        draft.answer,
-        *(atom.text for atom in draft.atoms),
-    )
-    known = _beginnings(" ".join(texts))
-
-    def fresh(names: Sequence[str]) -> Iterator[str]:
-        free = [name for name in names if known.isdisjoint(_beginnings(name))] or list(names)
-        while free:
-            yield from rng.sample(free, len(free))
-
-    stock = {name: fresh(found) for name, found in book}
+    row_texts = [draft.question, draft.context, draft.query, draft.answer]
+    row_texts += [atom.text for atom in draft.atoms]
+    row_beginnings = _beginnings(" ".join(row_texts))
+    stock = {name: _endless(phrases, row_beginnings, rng) for name, phrases in book}
     dealt: dict[str, list[str]] = {}
     for block in blocks:
         noise = [atom_id for atom_id in block.atom_ids if atom_id.startswith("noise_")]
         if noise and book.things and book.places and book.times:
-            thing = " ".join(filter(None, (next(stock["qualities"], ""), next(stock["things"]))))
-            dealt |= {
-                atom_id: [thing, next(stock["places"]), next(stock["times"])] for atom_id in noise
-            }
+            thing = f"{next(stock['qualities'], '')} {next(stock['things'])}".strip()
+            for atom_id in noise:
+                dealt[atom_id] = [thing, next(stock["places"]), next(stock["times"])]
             continue
         for atom_id in noise:
-            extra = rng.choice(("", "places", "times"))
-            dealt[atom_id] = [
-                p for p in (next(stock["matters"]), next(stock[extra], "") if extra else "") if p
-            ]
-        dealt |= {atom_id: [] for atom_id in block.atom_ids if atom_id.startswith("aux_")}
+            extra_list = rng.choice(("", "places", "times"))
+            dealt[atom_id] = [next(stock["matters"])]
+            extra = next(stock[extra_list], "") if extra_list else ""
+            if extra:
+                dealt[atom_id].append(extra)
+        for atom_id in block.atom_ids:
+            if atom_id.startswith("aux_"):
+                dealt[atom_id] = []
     return dealt
 
 # %% ../../nbs/dataset/06_writing.ipynb #bb39fbf3
@@ -467,9 +546,8 @@ class Plan(Record):
     difficulty: int
     family: Name
     blocks: list[DraftBlock]
-    phrases: dict[str, list[str]] = Field(
-        default_factory=dict
-    )  # of every distractor but the hard one; none for those that belong to their block
+    # of every distractor but the hard one; none for those that belong to their block
+    phrases: dict[str, list[str]] = Field(default_factory=dict)
     angles: dict[str, str] = Field(default_factory=dict)  # of those: what the sentence may be about
 
     @property
@@ -480,75 +558,82 @@ class Plan(Record):
     @property
     def atom_ids(self) -> list[str]:
         """All atoms in prompt order."""
-        return [atom_id for block in self.blocks for atom_id in block.atom_ids]
+        return list(chain.from_iterable(block.atom_ids for block in self.blocks))
 
 
-def _plan_error(rule: str, found: str, allowed: str, row: str, path: str | Path = "") -> DataError:
-    return DataError([Violation(rule, found, allowed, example_id=row, file=str(path))])
-
-
-def _free_shapes(
-    n: int, taken: Iterable[Sequence[int]], config: PlanConfig, domain: str
-) -> list[list[int]]:
-    def kind(sizes):
-        return (len(sizes), max(sizes), difficulty(sizes))
-
-    used = Counter(map(kind, taken))
-    free = []
-    taken = list(taken)
-    for sizes in draw_shapes(n + len(taken), config, domain):
-        if used[kind(sizes)]:
-            used[kind(sizes)] -= 1
-        else:
-            free.append(sizes)
-    return random.Random(f"{config.seed} rest {domain} {n}").sample(free, n)
+def _row_error(rule: str, value: str, allowed: str, row: str, path: str | Path = "") -> DataError:
+    return DataError([Violation(rule, value, allowed, example_id=row, file=str(path))])
 
 
 def make_plans(
     drafts: Iterable[Draft],
     config: PlanConfig | None = None,
     book: PhraseBook | None = None,
-    known: Mapping[str, tuple[str, Plan]] | None = None,
+    earlier: Mapping[str, tuple[str, Plan]] | None = None,
 ) -> dict[str, Plan]:
-    """A plan for each row without one; `known` maps ids to domain and plan. The same for rows in any order."""
+    """A plan for each row without one; `earlier` maps the ids of rows that have one to domain and plan. The same for rows in any order.
+
+    Raises `DataError` for a row without atoms.
+    """
     config = config or PlanConfig()
     book = book or load_phrases()
-    known = known or {}
-    plans = {}
-    groups: dict[str, dict[str, Draft]] = defaultdict(dict)
+    earlier = earlier or {}
+    drafts_by_domain: dict[str, dict[str, Draft]] = defaultdict(dict)
     for draft in drafts:
         if not draft.atoms:
-            raise _plan_error("atoms", "none", "a row that went through annotation", draft.id)
-        if draft.id not in known:
-            groups[draft.domain][draft.id] = draft
-    for domain, rows in groups.items():
-        before = [plan for other, plan in known.values() if other == domain]
-        pool = _free_shapes(len(rows), [plan.sizes for plan in before], config, domain)
-        shapes = assign_shapes(
-            {draft.id: len(draft.atoms) for draft in rows.values()}, pool, config.seed
-        )
-        families = spread(rows, config.families, config.seed, [plan.family for plan in before])
+            raise _row_error("atoms", "none", "a row that went through annotation", draft.id)
+        if draft.id not in earlier:
+            drafts_by_domain[draft.domain][draft.id] = draft
+    plans = {}
+    for domain, rows in drafts_by_domain.items():
+        earlier_plans = [plan for plan_domain, plan in earlier.values() if plan_domain == domain]
+        pool = _free_shapes(len(rows), [plan.sizes for plan in earlier_plans], config, domain)
+        needs = {draft.id: len(draft.atoms) for draft in rows.values()}
+        shapes = assign_shapes(needs, pool, config.seed)
+        earlier_families = [plan.family for plan in earlier_plans]
+        families = deal_evenly(rows, config.families, config.seed, earlier_families)
         for draft in rows.values():
             rng = random.Random(f"{config.seed} plan {draft.id}")
-            blocks = lay_out(draft.atoms, shapes[draft.id], rng)
-            phrases = deal_phrases(draft, blocks, book, rng)
-            added = [name for name, found in phrases.items() if not found]
-            angles = dict(
-                zip(
-                    added,
-                    rng.sample(book.angles * len(added), len(added)) if book.angles else (),
-                    strict=False,
-                )
-            )
-            level = difficulty(shapes[draft.id])
-            plans[draft.id] = Plan(
-                difficulty=level,
-                family=families[draft.id],
-                blocks=blocks,
-                phrases=phrases,
-                angles=angles,
-            )
+            plans[draft.id] = _plan(draft, shapes[draft.id], families[draft.id], book, rng)
     return plans
+
+
+def _free_shapes(
+    n: int, used: Sequence[Sequence[int]], config: PlanConfig, domain: str
+) -> list[list[int]]:
+    """Shapes for `n` more rows of a domain, so that with those in use the counts are right for all rows."""
+
+    def kind(sizes: Sequence[int]) -> tuple[int, int, int]:
+        return len(sizes), max(sizes), difficulty(sizes)
+
+    used_kinds = Counter(map(kind, used))
+    free = []
+    for sizes in draw_shapes(n + len(used), config, domain):
+        if used_kinds[kind(sizes)]:
+            used_kinds[kind(sizes)] -= 1
+        else:
+            free.append(sizes)
+    return random.Random(f"{config.seed} rest {domain} {n}").sample(free, n)
+
+
+def _plan(
+    draft: Draft, sizes: list[int], family: str, book: PhraseBook, rng: random.Random
+) -> Plan:
+    """The plan of one row with a shape and a family."""
+    blocks = lay_out(draft.atoms, sizes, rng)
+    phrases = deal_phrases(draft, blocks, book, rng)
+    angles = {}
+    if book.angles:
+        auxiliary = [atom_id for atom_id, of_atom in phrases.items() if not of_atom]
+        drawn = rng.sample(book.angles * len(auxiliary), len(auxiliary))
+        angles = dict(zip(auxiliary, drawn, strict=True))
+    return Plan(
+        difficulty=difficulty(sizes),
+        family=family,
+        blocks=blocks,
+        phrases=phrases,
+        angles=angles,
+    )
 
 # %% ../../nbs/dataset/06_writing.ipynb #23e019d2
 class PlanRow(Record):
@@ -572,52 +657,50 @@ def plan_rows(
     """
     config = config or PlanConfig()
     book = book or load_phrases()
-    path = Path(path)
     drafts = list(drafts)
     recipe = text_hash(config.hash + book.hash)
-    rows = (
-        {row.id: row for row in read_jsonl(path, PlanRow)}
-        if path.is_file() and path.stat().st_size
-        else {}
-    )
-    if strange := next((row for row in rows.values() if row.recipe != recipe), None):
-        raise _plan_error(
-            "recipe",
-            strange.recipe,
-            f"{recipe}, or another folder for this build",
-            strange.id,
-            path,
-        )
-    new = make_plans(
-        drafts, config, book, {row.id: (row.domain, row.plan) for row in rows.values()}
-    )
-    rows |= {
-        d.id: PlanRow(id=d.id, domain=d.domain, recipe=recipe, plan=new[d.id])
-        for d in drafts
-        if d.id in new
-    }
-    if new:
-        write_jsonl(path, rows.values())
-    planned = []
+    plan_by_id = _read_plans(Path(path), recipe)
+    earlier = {row.id: (row.domain, row.plan) for row in plan_by_id.values()}
+    new_plans = make_plans(drafts, config, book, earlier)
     for draft in drafts:
-        plan = rows[draft.id].plan
-        own = [atom.atom_id for atom in draft.atoms]
-        if own != (
-            wanted := [i for i in plan.atom_ids if not i.startswith(("harda_", "noise_", "aux_"))]
-        ):
-            raise _plan_error(
-                "atoms", ", ".join(own), f"{', '.join(wanted)}, as planned", draft.id, path
+        if draft.id in new_plans:
+            plan_by_id[draft.id] = PlanRow(
+                id=draft.id, domain=draft.domain, recipe=recipe, plan=new_plans[draft.id]
             )
-        planned.append(
-            draft.model_copy(update={"notes": draft.notes | {"plan": plan.model_dump(mode="json")}})
-        )
-    return planned
+    if new_plans:
+        write_jsonl(path, plan_by_id.values())
+    return [_with_plan(draft, plan_by_id[draft.id].plan, path) for draft in drafts]
+
+
+def _read_plans(path: Path, recipe: str) -> dict[str, PlanRow]:
+    """The plans of a file by row, none where there is no file; raises `DataError` for one of another recipe."""
+    if not path.is_file() or not path.stat().st_size:
+        return {}
+    rows = {row.id: row for row in read_jsonl(path, PlanRow)}
+    for row in rows.values():
+        if row.recipe != recipe:
+            allowed = f"{recipe}, or another folder for this build"
+            raise _row_error("recipe", row.recipe, allowed, row.id, path)
+    return rows
+
+
+def _with_plan(draft: Draft, plan: Plan, path: str | Path) -> Draft:
+    """The row with its plan; raises `DataError` when the plan is for other atoms."""
+    atom_ids = [atom.atom_id for atom in draft.atoms]
+    planned = [
+        atom_id for atom_id in plan.atom_ids if not atom_id.startswith(("harda_", "noise_", "aux_"))
+    ]
+    if atom_ids != planned:
+        allowed = f"{', '.join(planned)}, as planned"
+        raise _row_error("atoms", ", ".join(atom_ids), allowed, draft.id, path)
+    notes = {**draft.notes, "plan": plan.model_dump(mode="json")}
+    return draft.model_copy(update={"notes": notes})
 
 
 def plan_of(draft: Draft) -> Plan:
     """The plan of a row; raises `DataError` when it has none."""
     if "plan" not in draft.notes:
-        raise _plan_error("plan", "none", "a row that went through `plan_rows`", draft.id)
+        raise _row_error("plan", "none", "a row that went through `plan_rows`", draft.id)
     return Plan.model_validate(draft.notes["plan"])
 
 # %% ../../nbs/dataset/06_writing.ipynb #00f92751
@@ -642,320 +725,346 @@ class DistractorReply(Form):
     others: list[OtherReply]
 
 
-HARD = "harda_01_a1"
-
-
 def ask_distractors(draft: Draft) -> dict[str, Any]:
     """What a builder is shown about a row that has a plan: no level, the atoms of each block that gets more, and the phrases of noise."""
     plan = plan_of(draft)
-    texts = {atom.atom_id: atom.text for atom in draft.atoms}
-    added = {name for name, phrases in plan.phrases.items() if not phrases}
-    blocks = []
-    for block in plan.blocks:
-        if write := [name for name in block.atom_ids if name in added]:
-            there = [
-                {"atom_id": name, "text": texts[name]} if name in texts else {"atom_id": "hard"}
-                for name in block.atom_ids
-                if name not in added
-            ]
-            angles = [
-                {"atom_id": name} | ({"angle": plan.angles[name]} if name in plan.angles else {})
-                for name in write
-            ]
-            blocks.append({"atoms": there, "write": angles})
     noise = [
         {"atom_id": name, "phrases": phrases} for name, phrases in plan.phrases.items() if phrases
     ]
-    atoms = [{"atom_id": name, "text": text} for name, text in texts.items()]
-    want = {
-        "hard": 1,
-        "family": plan.family,
-        "others": len(plan.phrases),
-        "blocks": blocks,
-        "noise": noise,
-    }
     return {
         "domain": draft.domain,
         "query": draft.query,
         "answer": draft.answer,
-        "atoms": atoms,
-        "want": want,
+        "atoms": [{"atom_id": atom.atom_id, "text": atom.text} for atom in draft.atoms],
+        "want": {
+            "hard": 1,
+            "family": plan.family,
+            "others": len(plan.phrases),
+            "blocks": _blocks_to_fill(draft, plan),
+            "noise": noise,
+        },
     }
+
+
+def _blocks_to_fill(draft: Draft, plan: Plan) -> list[dict[str, list[dict[str, str]]]]:
+    """For each block that gets auxiliary distractors its other atoms, and what is to be written, with an angle where there is one."""
+    texts = {atom.atom_id: atom.text for atom in draft.atoms}
+    auxiliary = {name for name, phrases in plan.phrases.items() if not phrases}
+    blocks = []
+    for block in plan.blocks:
+        present = []
+        to_write = []
+        for name in block.atom_ids:
+            if name in auxiliary:
+                entry = {"atom_id": name}
+                if name in plan.angles:
+                    entry["angle"] = plan.angles[name]
+                to_write.append(entry)
+            elif name in texts:
+                present.append({"atom_id": name, "text": texts[name]})
+            else:
+                present.append({"atom_id": "hard"})
+        if to_write:
+            blocks.append({"atoms": present, "write": to_write})
+    return blocks
 
 # %% ../../nbs/dataset/06_writing.ipynb #d2c2ed19
 _PEOPLE = (
-    "acquaintance|aunt|boss|boyfriend|brother|child|children|classmate|client|coach|colleague|cousin|coworker|"
-    "customer|dad|daughter|employee|ex|father|fiancé|fiancée|flatmate|friend|girlfriend|grandfather|grandmother|"
-    "grandparent|grandson|granddaughter|guest|host|housemate|husband|kid|landlady|landlord|manager|mentor|mother|mum|"
-    "mom|neighbor|neighbour|nephew|niece|parent|partner|patient|fellow|roommate|sibling|sister|someone|son|spouse|student|"
-    "supervisor|teacher|teammate|tenant|tutor|twin|uncle|visitor|wife"
+    "acquaintance|aunt|boss|boyfriend|brother|child|children|classmate|client|coach|colleague|cousin|"
+    "coworker|customer|dad|daughter|employee|ex|father|fiancé|fiancée|flatmate|friend|girlfriend|"
+    "grandfather|grandmother|grandparent|grandson|granddaughter|guest|host|housemate|husband|kid|"
+    "landlady|landlord|manager|mentor|mother|mum|mom|neighbor|neighbour|nephew|niece|parent|partner|"
+    "patient|fellow|roommate|sibling|sister|someone|son|spouse|student|supervisor|teacher|teammate|"
+    "tenant|tutor|twin|uncle|visitor|wife"
 )
 _ENDED = (
-    r"\b(?:used to|no longer|any ?more|former|formerly|previous|previously|earlier|once|until|till|before|ago|back (?:in|when)|in the past|"
-    r"stopped|gave up|given up|dropped|ended|is over|scrapped|dissolved|abandoned|at first|initially|old|began|expired|cancelled|canceled|finished|sold|replaced|at the time|when (?:the user|he|she|they) (?:was|were)|as a "
-    r"(?:child|teenager|student)|childhood|(?:last|in) (?:year|decade|spring|summer|autumn|winter)|(?:19|20)\d\d)\b"
+    r"\b(?:used to|no longer|any ?more|former|formerly|previous|previously|earlier|once|until|till|before|"
+    r"ago|back (?:in|when)|in the past|stopped|gave up|given up|dropped|ended|is over|scrapped|dissolved|"
+    r"abandoned|at first|initially|old|began|expired|cancelled|canceled|finished|sold|replaced|at the time|"
+    r"when (?:the user|he|she|they) (?:was|were)|as a (?:child|teenager|student)|childhood|"
+    r"(?:last|in) (?:year|decade|spring|summer|autumn|winter)|(?:19|20)\d\d)\b"
 )
-_WISH = r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|avoid\w*|hat(?:es?|ed)|cho(?:ose|se|osing|ice)\w*|swore by|fond|taste|habit|principle|always)\b"
-_FIRST = r"^\s*(?:for|in|on|at|during|within|under|with)\b[^.;]*?(?:,|\bthe user\b)"  # a scope or an occasion that opens the sentence
-SIGNS: dict[str, tuple[re.Pattern, str]] = {
-    "other_person": (
+_WISH = (
+    r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|avoid\w*|"
+    r"hat(?:es?|ed)|cho(?:ose|se|osing|ice)\w*|swore by|fond|taste|habit|principle|always)\b"
+)
+# a scope or an occasion that opens the sentence
+_OPENING = r"^\s*(?:for|in|on|at|during|within|under|with)\b[^.;]*?(?:,|\bthe user\b)"
+_BELIEF = (
+    r"\b(?:believ\w+|thinks?|thought|suspect\w*|assum\w+|convinced|is (?:sure|certain)|feels? (?:that|sure)|"
+    r"heard|read (?:that|somewhere|online|in)|(?:was|were) told|claims?|swears?|reckons?|fears?|guess\w*|"
+    r"says?|said|opinion|according to|supposedly|rumou?rs?|expects?|doubts?)\b"
+)
+_SCOPE = (
+    r"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|"
+    rf"nothing else|no other|just for|within|valid|counts? for)\b|{_OPENING}"
+)
+_SUPERSEDED = (
+    rf"(?is)(?=.*{_WISH})"
+    rf"(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"
+)
+_TEXT_FORM = (
+    r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|tables|"
+    r"emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|lower case|paragraphs?|sentences?|"
+    r"words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|jokes?|"
+    r"caption\w*|slides?|notes?|letters?|postcards?|messages?|write[sn]?|writing|calls|voice|slang|dialect|"
+    r"dialogue)\b"
+)
+_CONDITION = (
+    r"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|"
+    rf"on evenings|on weekends|should)\b|{_OPENING}"
+)
+
+
+class Sign(NamedTuple):
+    """How a family of hard distractors shows in the words of one."""
+
+    pattern: re.Pattern
+    meaning: str  # what the sentence says
+
+
+SIGNS: dict[str, Sign] = {
+    "other_person": Sign(
         re.compile(rf"(?i:\b(?:{_PEOPLE})s?\b)|-in-law\b|(?<=[a-z,] )[A-Z][a-z]+"),
         "somebody else, by name or by the relation to the user",
     ),
-    "outdated": (re.compile(_ENDED, re.I), "that it was so once and has come to an end"),
-    "belief_as_evidence": (
-        re.compile(
-            r"\b(?:believ\w+|thinks?|thought|suspect\w*|assum\w+|convinced|is (?:sure|certain)|feels? (?:that|sure)|heard|read (?:that|somewhere|online|in)|(?:was|were) told|"
-            r"claims?|swears?|reckons?|fears?|guess\w*|says?|said|opinion|according to|supposedly|rumou?rs?|expects?|doubts?)\b",
-            re.I,
-        ),
-        "who believes, heard or read it",
+    "outdated": Sign(re.compile(_ENDED, re.I), "that it was so once and has come to an end"),
+    "belief_as_evidence": Sign(re.compile(_BELIEF, re.I), "who believes, heard or read it"),
+    "scope_overreach": Sign(re.compile(_SCOPE, re.I), "to what it is limited"),
+    "superseded_preference": Sign(
+        re.compile(_SUPERSEDED), "what was preferred, and that it was given up"
     ),
-    "scope_overreach": (
-        re.compile(
-            rf"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|nothing else|no other|just for|within|valid|counts? for)\b|{_FIRST}",
-            re.I,
-        ),
-        "to what it is limited",
+    "style_neighbour": Sign(
+        re.compile(_TEXT_FORM, re.I), "which form it wants of which kind of text"
     ),
-    "superseded_preference": (
-        re.compile(
-            rf"(?is)(?=.*{_WISH})(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"
-        ),
-        "what was preferred, and that it was given up",
-    ),
-    "style_neighbour": (
-        re.compile(
-            r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|tables|emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|"
-            r"lower case|paragraphs?|sentences?|words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|jokes?|caption\w*|slides?|notes?|letters?|postcards?|messages?|write[sn]?|writing|calls|voice|slang|dialect|dialogue)\b",
-            re.I,
-        ),
-        "which form it wants of which kind of text",
-    ),
-    "trigger_absent": (
-        re.compile(
-            rf"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|on evenings|on weekends|should)\b|{_FIRST}",
-            re.I,
-        ),
-        "under which condition it holds",
-    ),
+    "trigger_absent": Sign(re.compile(_CONDITION, re.I), "under which condition it holds"),
 }
 
 # %% ../../nbs/dataset/06_writing.ipynb #10483709
-def taken_up(text: str, known: Iterable[str], query: str, answer: str) -> str:
+def taken_up(text: str, row_texts: Iterable[str], query: str, answer: str) -> str:
     """What of the new in a distractor the query or a sentence of the reference answer says too, in words for a fault; "" when nothing that counts.
 
-    New are stems that no text of `known` has. Half of them are too many, or two (three for a query of more than forty); of a sentence of the answer two at least.
+    New are stems that none of `row_texts` has. Half of them are too many, or two (three for a query of more than forty); of a sentence of the answer two at least.
     """
-    new = set(short_stems(text)).difference(*map(short_stems, known))
-    asked = set(short_stems(query))
-    if len(shared := new & asked) >= min(3 if len(asked) > 40 else 2, max(1, len(new) / 2)):
-        return f"the query has {', '.join(sorted(shared))}"
-    parts = ((part, new & set(short_stems(part))) for part in sentences(answer))
-    return next(
-        (
-            f"the reference answer has {', '.join(sorted(both))}: {part[:120]}"
-            for part, both in parts
-            if len(both) >= max(2, min(3, len(new) / 2))
-        ),
-        "",
-    )
+    new_stems = set(short_stems(text)).difference(*map(short_stems, row_texts))
+    query_stems = set(short_stems(query))
+    too_many = 3 if len(query_stems) > 40 else 2
+    in_query = new_stems & query_stems
+    if len(in_query) >= min(too_many, max(1, len(new_stems) / 2)):
+        return f"the query has {', '.join(sorted(in_query))}"
+    for sentence in sentences(answer):
+        in_sentence = new_stems & set(short_stems(sentence))
+        if len(in_sentence) >= max(2, min(3, len(new_stems) / 2)):
+            shared = ", ".join(sorted(in_sentence))
+            return f"the reference answer has {shared}: {sentence[:120]}"
+    return ""
 
 
 _CLINICAL = re.compile(
-    r"\b(?:symptom|pain|ache|aching|headache|migraine|fever|rash|nausea|vomit\w*|dizz\w+|cough\w*|bleed\w*|swell\w*|swollen|itch\w*|numb\w*|allerg\w+|asthma\w*|diabet\w+|cancer\w*|tumou?r|"
-    r"infect\w+|hypertens\w+|surger\w+|operation|diagnos\w+|disease|disorder|illness|syndrome|medicat\w+|medicin\w+|drug|pill|tablet|capsule|dose|dosage|mg|prescri\w+|antibiotic|insulin|"
-    r"vaccin\w+|therap\w+|treatment|doctor|physician|nurse|hospital|clinic|clinical|patient|blood|biops\w+|mri|ultrasound|x-ray|pregnan\w+|injur\w+|wound|supplement|vitamin|cholesterol|"
-    r"heart attack|stroke|depress\w+|anxiety|insomnia)s?\b",
+    r"\b(?:symptom|pain|ache|aching|headache|migraine|fever|rash|nausea|vomit\w*|dizz\w+|cough\w*|bleed\w*|"
+    r"swell\w*|swollen|itch\w*|numb\w*|allerg\w+|asthma\w*|diabet\w+|cancer\w*|tumou?r|infect\w+|hypertens\w+|"
+    r"surger\w+|operation|diagnos\w+|disease|disorder|illness|syndrome|medicat\w+|medicin\w+|drug|pill|tablet|"
+    r"capsule|dose|dosage|mg|prescri\w+|antibiotic|insulin|vaccin\w+|therap\w+|treatment|doctor|physician|"
+    r"nurse|hospital|clinic|clinical|patient|blood|biops\w+|mri|ultrasound|x-ray|pregnan\w+|injur\w+|wound|"
+    r"supplement|vitamin|cholesterol|heart attack|stroke|depress\w+|anxiety|insomnia)s?\b",
     re.I,
 )
 _CODE = re.compile(
-    r"\b(?:librar\w+|framework\w*|package\w*|language|python|javascript|typescript|java|rust|golang|kotlin|ruby|react|vue|django|pandas|numpy|pytest|docker|sql|editor|linter|type hints?|comments?|"
-    r"docstrings?|indent\w+|tabs|spaces|naming|snake_case|camelcase|classes|functions|functional|recursion|one-liners?|dependenc\w+|tests?|code|coding|script\w*|compiler|database)\b",
+    r"\b(?:librar\w+|framework\w*|package\w*|language|python|javascript|typescript|java|rust|golang|kotlin|"
+    r"ruby|react|vue|django|pandas|numpy|pytest|docker|sql|editor|linter|type hints?|comments?|docstrings?|"
+    r"indent\w+|tabs|spaces|naming|snake_case|camelcase|classes|functions|functional|recursion|one-liners?|"
+    r"dependenc\w+|tests?|code|coding|script\w*|compiler|database)\b",
     re.I,
 )
+_QUALIFIED = ("outdated", "scope_overreach", "trigger_absent", "superseded_preference")
 
 
-def guard_faults(domain: str, text: str, known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(rule, detail) for a distractor against the rails of its domain; words of the `known` texts are free."""
+def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[TextFault]:
+    """A fault for a distractor against the rails of its domain; words of the row's own texts are free."""
     if domain == "health":
-        free = {word for other in known for word in words(other)}
-        if new := [word for word in _CLINICAL.findall(text) if word.lower() not in free]:
-            yield (
-                "clinical",
-                f"found {new[0]!r}, allowed is nothing clinical that the row's atoms do not name",
-            )
-    qualified = any(
-        SIGNS[name][0].search(text)
-        for name in ("outdated", "scope_overreach", "trigger_absent", "superseded_preference")
-    )
-    if domain == "coding" and re.search(_WISH, text, re.I) and _CODE.search(text) and not qualified:
-        yield (
-            "preference",
-            f"found {short_repr(text)}, allowed is no preference about code that would be right to follow",
-        )
+        free_words = set(chain.from_iterable(map(words, row_texts)))
+        clinical = [word for word in _CLINICAL.findall(text) if word.lower() not in free_words]
+        if clinical:
+            allowed = "nothing clinical that the row's atoms do not name"
+            yield TextFault("clinical", f"found {clinical[0]!r}, allowed is {allowed}")
+    is_preference = re.search(_WISH, text, re.I) and _CODE.search(text)
+    is_qualified = any(SIGNS[family].pattern.search(text) for family in _QUALIFIED)
+    if domain == "coding" and is_preference and not is_qualified:
+        allowed = "no preference about code that would be right to follow"
+        yield TextFault("preference", f"found {short_repr(text)}, allowed is {allowed}")
 
 # %% ../../nbs/dataset/06_writing.ipynb #fac73beb
 LONGEST = 60  # words in an atom
 
 
-def _atom_text_faults(
-    text: str, query: str, others: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
+def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> Iterator[TextFault]:
+    """What is wrong with the text of a new atom, whatever it is about, in a row that has these texts already."""
     if len(content_words(text)) < 2 or "\n" in text.strip():
-        yield "empty atom", f"found {short_repr(text)}, allowed is one sentence in one line"
-    if (count := len(words(text))) > LONGEST:
-        yield "too long", f"found {count} words, allowed are {LONGEST}"
-    if word := first_person(text):
-        yield "first person", f"found {word!r}, allowed is a sentence about the user"
-    if leak := find_leak(text, query):
-        yield "in query", f"the query says {leak[:200]!r}"
-    if close := next((name for name, other in others.items() if too_close(text, other)), ""):
-        yield "distinct", f"says nearly the same as {close}"
+        detail = f"found {short_repr(text)}, allowed is one sentence in one line"
+        yield TextFault("empty atom", detail)
+    length = len(words(text))
+    if length > LONGEST:
+        yield TextFault("too long", f"found {length} words, allowed are {LONGEST}")
+    word = first_person(text)
+    if word:
+        yield TextFault("first person", f"found {word!r}, allowed is a sentence about the user")
+    leak = find_leak(text, query)
+    if leak:
+        yield TextFault("in query", f"the query says {leak[:200]!r}")
+    for atom_id, other_text in texts_by_id.items():
+        if too_close(text, other_text):
+            yield TextFault("distinct", f"says nearly the same as {atom_id}")
+            break
 
 
-def exact_set(found: Iterable[str], wanted: Iterable[str], what: str) -> list[Fault]:
-    """Faults of a list of ids that should hold each wanted one once: unknown ones spoil the whole, others are named."""
-    counts = Counter(found)
-    wanted = list(wanted)
-    strange = [name for name in counts if name not in set(wanted)]
-    faults = (
-        [
-            Fault(
-                "",
-                f"unknown {what}",
-                f"found {', '.join(map(short_repr, strange[:5]))}, allowed are {', '.join(wanted)}",
-            )
-        ]
-        if strange
-        else []
-    )
-    faults += [
-        Fault(name, f"missing {what}", "it is not in the reply")
-        for name in wanted
-        if not counts[name]
-    ]
-    return faults + [
-        Fault(name, f"repeated {what}", f"found {counts[name]} times, allowed is once")
-        for name in wanted
-        if counts[name] > 1
-    ]
+def exact_set(ids: Iterable[str], expected: Iterable[str], kind: str) -> list[Fault]:
+    """Faults of a list of ids that should hold each expected one once: unknown ones spoil the whole, others are named."""
+    counts = Counter(ids)
+    expected = list(expected)
+    unknown = [name for name in counts if name not in set(expected)]
+    missing = [name for name in expected if not counts[name]]
+    repeated = [name for name in expected if counts[name] > 1]
+    faults = []
+    if unknown:
+        detail = (
+            f"found {', '.join(map(short_repr, unknown[:5]))}, allowed are {', '.join(expected)}"
+        )
+        faults.append(Fault("", f"unknown {kind}", detail))
+    for name in missing:
+        faults.append(Fault(name, f"missing {kind}", "it is not in the reply"))
+    for name in repeated:
+        detail = f"found {counts[name]} times, allowed is once"
+        faults.append(Fault(name, f"repeated {kind}", detail))
+    return faults
 
 # %% ../../nbs/dataset/06_writing.ipynb #9fa9048b
 def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
     """Distractors that are missing, too many, badly formed, not distinct, without phrases, sign or subject, or that matter after all."""
     plan = plan_of(draft)
-    known = {atom.atom_id: atom.text for atom in draft.atoms}
-    real = [atom.text for atom in draft.atoms]
     faults = exact_set([other.atom_id for other in reply.others], plan.phrases, "distractor")
     if any(not fault.item_id for fault in faults):
         return faults
+    texts_by_id = {atom.atom_id: atom.text for atom in draft.atoms}  # grows by what the reply adds
     if reply.hard is None:
         faults.append(Fault("hard", "missing distractor", "it is not in the reply"))
     else:
-        pattern, sign = SIGNS.get(plan.family, (None, ""))
-        if pattern and not other_language(draft.question) and not pattern.search(reply.hard.text):
-            faults.append(
-                Fault(
-                    "hard",
-                    "family",
-                    f"{plan.family}: found {short_repr(reply.hard.text)}, allowed is a sentence that says {sign}",
-                )
-            )
-        if not reply.hard.why_tempting.strip():
-            faults.append(Fault("hard", "why tempting", "found nothing, allowed is a sentence"))
-        faults += [
-            Fault("hard", *fault)
-            for fault in _atom_text_faults(reply.hard.text, draft.query, known)
-        ]
-        new = set(stems(reply.hard.text)).difference(*map(stems, real))
-        if copied := next(
-            (
-                part
-                for part in sentences(draft.answer)
-                if len(new & set(stems(part))) >= max(3, 0.5 * len(new))
-            ),
-            "",
+        for rule, detail in _hard_faults(draft, plan.family, reply.hard):
+            faults.append(Fault("hard", rule, detail))
+        texts_by_id["hard"] = reply.hard.text
+    hard_is_sound = not any(fault.item_id == "hard" for fault in faults)
+    subjects = _block_subjects(plan, texts_by_id, hard_is_sound)
+    for name, text in {other.atom_id: other.text for other in reply.others}.items():
+        for rule, detail in _other_faults(
+            draft, text, plan.phrases[name], subjects.get(name, []), texts_by_id
         ):
-            faults.append(
-                Fault("hard", "in answer", f"the reference answer says so: {copied[:200]!r}")
-            )
-        faults += [
-            Fault("hard", *fault) for fault in guard_faults(draft.domain, reply.hard.text, real)
-        ]
-        known["hard"] = reply.hard.text
+            faults.append(Fault(name, rule, detail))
+        texts_by_id[name] = text
+    return faults
+
+
+def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFault]:
+    """What is wrong with the hard distractor: no sign of its family, no reason, its text, or that the reference answer says it."""
+    sign = SIGNS.get(family)
+    if sign and not other_language(draft.question) and not sign.pattern.search(hard.text):
+        allowed = f"a sentence that says {sign.meaning}"
+        yield TextFault("family", f"{family}: found {short_repr(hard.text)}, allowed is {allowed}")
+    if not hard.why_tempting.strip():
+        yield TextFault("why tempting", "found nothing, allowed is a sentence")
+    texts_by_id = {atom.atom_id: atom.text for atom in draft.atoms}
+    yield from _new_atom_faults(hard.text, draft.query, texts_by_id)
+    row_texts = list(texts_by_id.values())
+    new_stems = set(stems(hard.text)).difference(*map(stems, row_texts))
+    for sentence in sentences(draft.answer):
+        if len(new_stems & set(stems(sentence))) >= max(3, 0.5 * len(new_stems)):
+            yield TextFault("in answer", f"the reference answer says so: {sentence[:200]!r}")
+            break
+    yield from guard_faults(draft.domain, hard.text, row_texts)
+
+
+def _block_subjects(
+    plan: Plan, texts_by_id: Mapping[str, str], hard_is_sound: bool
+) -> dict[str, list[str]]:
+    """For each auxiliary distractor the texts of its block of which it should be; none in the block of a hard distractor
+    at fault, which will change."""
     subjects = {}
     for block in plan.blocks:
-        if HARD in block.atom_ids and any(fault.item_id == "hard" for fault in faults):
-            continue  # a mended one will be told of in other words
-        there = [
-            known["hard" if name == HARD else name]
-            for name in block.atom_ids
-            if name in known or (name == HARD and "hard" in known)
-        ]
-        subjects |= {
-            name: there for name in block.atom_ids if there and not plan.phrases.get(name, [""])
-        }
-    for name, text in {other.atom_id: other.text for other in reply.others}.items():
-        if missing := [
-            phrase for phrase in plan.phrases[name] if not contains_phrase(text, phrase)
-        ]:
-            faults.append(
-                Fault(name, "phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
-            )
-        if name in subjects and not set(stems(text)) & {
-            stem for there in subjects[name] for stem in stems(there)
-        }:
-            faults.append(
-                Fault(
-                    name,
-                    "subject",
-                    f"found {short_repr(text)}, allowed is a sentence about what its block names: {short_repr(' '.join(subjects[name]))}",
-                )
-            )
-        if taken := taken_up(text, [*real, *subjects.get(name, ())], draft.query, draft.answer):
-            faults.append(Fault(name, "matters", taken))
-        faults += [
-            Fault(name, *fault)
-            for fault in (
-                *_atom_text_faults(text, draft.query, known),
-                *guard_faults(draft.domain, text, real),
-            )
-        ]
-        known[name] = text
-    return faults
+        if HARD in block.atom_ids and not hard_is_sound:
+            continue
+        block_texts = []
+        for name in block.atom_ids:
+            key = "hard" if name == HARD else name
+            if key in texts_by_id:
+                block_texts.append(texts_by_id[key])
+        for name in block.atom_ids:
+            is_auxiliary = name in plan.phrases and not plan.phrases[name]
+            if is_auxiliary and block_texts:
+                subjects[name] = block_texts
+    return subjects
+
+
+def _other_faults(
+    draft: Draft,
+    text: str,
+    phrases: Iterable[str],
+    block_texts: Sequence[str],
+    texts_by_id: Mapping[str, str],
+) -> Iterator[TextFault]:
+    """What is wrong with another distractor: phrases it lacks, a subject that its block has not, a detail that matters, its text."""
+    missing = [phrase for phrase in phrases if not contains_phrase(text, phrase)]
+    if missing:
+        yield TextFault("phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
+    text_stems = set(stems(text))
+    if block_texts and all(text_stems.isdisjoint(stems(subject)) for subject in block_texts):
+        allowed = f"a sentence about what its block names: {short_repr(' '.join(block_texts))}"
+        yield TextFault("subject", f"found {short_repr(text)}, allowed is {allowed}")
+    row_texts = [atom.text for atom in draft.atoms]
+    matters = taken_up(text, [*row_texts, *block_texts], draft.query, draft.answer)
+    if matters:
+        yield TextFault("matters", matters)
+    yield from _new_atom_faults(text, draft.query, texts_by_id)
+    yield from guard_faults(draft.domain, text, row_texts)
 
 # %% ../../nbs/dataset/06_writing.ipynb #cbb28aac
 def accept_distractors(draft: Draft, reply: DistractorReply) -> Draft:
     """The row with its distractors, the hard one first."""
     plan = plan_of(draft)
     texts = {other.atom_id: other.text for other in reply.others}
-    ignored = {"ideal": Level.IGNORE, "memory_action": "ignore"}
-    hard = DraftAtom(
-        atom_id=HARD,
-        text=reply.hard.text.strip(),
-        origin="hard",
-        reason=reply.hard.why_tempting.strip(),
-        hard_a_family=plan.family,
-        **ignored,
+    atoms = list(draft.atoms)
+    atoms.append(
+        DraftAtom(
+            atom_id=HARD,
+            text=reply.hard.text.strip(),
+            ideal=Level.IGNORE,
+            origin="hard",
+            memory_action="ignore",
+            reason=reply.hard.why_tempting.strip(),
+            hard_a_family=plan.family,
+        )
     )
+    for name in plan.phrases:
+        atoms.append(
+            DraftAtom(
+                atom_id=name,
+                text=texts[name].strip(),
+                ideal=Level.IGNORE,
+                origin="noise" if name.startswith("noise_") else "auxiliary",
+                memory_action="ignore",
+            )
+        )
+    return draft.model_copy(update={"atoms": atoms})
 
-    def origin(name):
-        return "noise" if name.startswith("noise_") else "auxiliary"
 
-    others = [
-        DraftAtom(atom_id=name, text=texts[name].strip(), origin=origin(name), **ignored)
-        for name in plan.phrases
-    ]
-    return draft.model_copy(update={"atoms": [*draft.atoms, hard, *others]})
+_merge_others = merge_by("others", "atom_id")
 
 
 def merge_distractors(
     reply: DistractorReply, repaired: DistractorReply, failed: set[str]
 ) -> DistractorReply:
     """The first reply with the failed distractors replaced."""
-    hard = repaired.hard if "hard" in failed and repaired.hard else reply.hard
-    return merge_by("others", "atom_id")(reply, repaired, failed).model_copy(update={"hard": hard})
+    merged = _merge_others(reply, repaired, failed)
+    if "hard" in failed and repaired.hard:
+        return merged.model_copy(update={"hard": repaired.hard})
+    return merged
 
 
 DISTRACTORS = Stage(
@@ -1005,107 +1114,106 @@ class RubricReply(Form):
 
 def ask_rubrics(draft: Draft) -> dict[str, Any]:
     """What a builder is shown about a row with all its atoms."""
-
-    def contrast(atom):
-        return {
-            k: v
-            for k in ("without_memory", "with_memory", "observable_delta", "minimal_evidence")
-            if (v := getattr(atom, k))
-        }
-
-    def head(atom):
-        return {
-            "atom_id": atom.atom_id,
-            "text": atom.text,
-            "level": atom.ideal.wire,
-            "action": atom.memory_action or "ignore",
-        }
-
     return {
         "domain": draft.domain,
         "query": draft.query,
         "answer": draft.answer,
-        "atoms": [head(atom) | contrast(atom) for atom in draft.atoms],
+        "atoms": [_atom_for_rubric(atom) for atom in draft.atoms],
     }
+
+
+def _atom_for_rubric(atom: DraftAtom) -> dict[str, str]:
+    """An atom with its level and action, and its contract as far as it has one."""
+    entry = {
+        "atom_id": atom.atom_id,
+        "text": atom.text,
+        "level": atom.ideal.wire,
+        "action": atom.memory_action or "ignore",
+    }
+    for name in ("without_memory", "with_memory", "observable_delta", "minimal_evidence"):
+        if getattr(atom, name):
+            entry[name] = getattr(atom, name)
+    return entry
 
 # %% ../../nbs/dataset/06_writing.ipynb #3ac0aa40
 _HIDDEN = re.compile(
-    r"\b(?:assistant|model|agent|system|ai)\b[^.;]{0,40}?\b(?:knows?|knew|thinks?|thought|believe[sd]?|intend(?:s|ed)?|understands?|understood|"
-    r"reali[sz]e[sd]?|is aware|meant|considered|in mind)\b",
+    r"\b(?:assistant|model|agent|system|ai)\b[^.;]{0,40}?\b(?:knows?|knew|thinks?|thought|believe[sd]?|"
+    r"intend(?:s|ed)?|understands?|understood|reali[sz]e[sd]?|is aware|meant|considered|in mind)\b",
     re.I,
 )
+_NOT_APPLICABLE = re.compile(r"(?i)\W*(?:not[ _]applicable|n/?a\b)")
 
 
-def rubric_faults(level: Level, rubric: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(rule, detail) for what is wrong with one rubric, whatever its atom says."""
+def rubric_faults(level: Level, rubric: Mapping[str, Any]) -> Iterator[TextFault]:
+    """What is wrong with one rubric, whatever its atom says."""
     try:
-        found = UsageRubric.model_validate(rubric)
+        checked = UsageRubric.model_validate(rubric)
     except ValidationError as error:
-        yield (
-            "rubric form",
-            "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]),
-        )
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        yield TextFault("rubric form", "; ".join(faults[:5]))
         return
-    if found.memory_usage_weight != WEIGHTS[level]:
-        yield (
-            "rubric weight",
-            f"found {found.memory_usage_weight}, allowed for level {level.wire} is {WEIGHTS[level]}",
-        )
-    texts = {name: text for name, text in found if isinstance(text, str)}
-    if bare := [name for name, text in texts.items() if not text.strip()] + [""] * (
-        not any(c.strip() for c in found.observable_checks)
-    ):
-        yield "rubric empty", f"nothing in {bare[0] or 'observable_checks'}"
-    filler = bool(re.match(r"(?i)\W*(?:not[ _]applicable|n/?a\b)", found.under_use))
-    if filler != (level == Level.IGNORE):
-        yield (
-            "rubric filler",
-            f"under_use: found {short_repr(found.under_use)}, allowed is {'not applicable' if level == Level.IGNORE else 'what is missing'}",
-        )
-    uses = [texts[name] for name in ("correct_use", "under_use", "over_use")]
+    weight = checked.memory_usage_weight
+    if weight != WEIGHTS[level]:
+        detail = f"found {weight}, allowed for level {level.wire} is {WEIGHTS[level]}"
+        yield TextFault("rubric weight", detail)
+    empty = _empty_field(checked)
+    if empty:
+        yield TextFault("rubric empty", f"nothing in {empty}")
+    says_not_applicable = bool(_NOT_APPLICABLE.match(checked.under_use))
+    if says_not_applicable != (level == Level.IGNORE):
+        allowed = "not applicable" if level == Level.IGNORE else "what is missing"
+        detail = f"under_use: found {short_repr(checked.under_use)}, allowed is {allowed}"
+        yield TextFault("rubric filler", detail)
+    uses = [checked.correct_use, checked.under_use, checked.over_use]
     if len({tuple(words(text)) for text in uses}) < 3:
-        yield (
-            "rubric levels",
-            "correct_use, under_use and over_use do not describe three different texts",
-        )
-    if hidden := next(
-        (m for text in (*uses, *found.observable_checks) if (m := _HIDDEN.search(text))), None
-    ):
-        yield "rubric unobservable", f"{short_repr(hidden[0])} cannot be seen in an answer"
+        detail = "correct_use, under_use and over_use do not describe three different texts"
+        yield TextFault("rubric levels", detail)
+    for text in (*uses, *checked.observable_checks):
+        hidden = _HIDDEN.search(text)
+        if hidden:
+            detail = f"{short_repr(hidden[0])} cannot be seen in an answer"
+            yield TextFault("rubric unobservable", detail)
+            break
+
+
+def _empty_field(rubric: UsageRubric) -> str:
+    """The first field of a rubric that says nothing; "" when all say something."""
+    for name, value in rubric:
+        if isinstance(value, str) and not value.strip():
+            return name
+    if not any(check.strip() for check in rubric.observable_checks):
+        return "observable_checks"
+    return ""
 
 # %% ../../nbs/dataset/06_writing.ipynb #d706ea80
 def rubric_text(rubric: Mapping[str, Any]) -> str:
     """All that a rubric says, in one text."""
-    return "\n".join(
-        t
-        for value in rubric.values()
-        for t in (value if isinstance(value, list) else [value])
-        if isinstance(t, str)
-    )
+    texts = []
+    for value in rubric.values():
+        entries = value if isinstance(value, list) else [value]
+        texts += [entry for entry in entries if isinstance(entry, str)]
+    return "\n".join(texts)
 
 
 def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
     """Rubrics that speak of another atom than their own, or not of their own; both arguments by atom id."""
-    stems = {name: short_stems(text) for name, text in atoms.items()}
+    stems_by_atom = {name: short_stems(text) for name, text in atoms.items()}
     faults = []
     for name, rubric in rubrics.items():
-        known = set(short_stems(rubric_text(rubric)))
-        share = {
-            other: sum(stem in known for stem in part) / len(part)
-            for other, part in stems.items()
-            if part
-        }
-        own = share.pop(name, 1.0)
-        other = max(share, key=share.__getitem__, default="")
-        if other and share[other] >= 0.34 and share[other] >= own + 0.20:
-            faults.append(
-                Fault(
-                    name,
-                    "misplaced rubric",
-                    f"it has {share[other]:.0%} of the words of {other} and {own:.0%} of its own atom's",
-                )
+        rubric_stems = set(short_stems(rubric_text(rubric)))
+        shares = {}  # of each atom's words the share that the rubric has
+        for atom_id, atom_stems in stems_by_atom.items():
+            if atom_stems:
+                shares[atom_id] = sum(stem in rubric_stems for stem in atom_stems) / len(atom_stems)
+        own_share = shares.pop(name, 1.0)
+        closest = max(shares, key=shares.__getitem__, default="")
+        if closest and shares[closest] >= 0.34 and shares[closest] >= own_share + 0.20:
+            detail = (
+                f"it has {shares[closest]:.0%} of the words of {closest} "
+                f"and {own_share:.0%} of its own atom's"
             )
-        elif own < 0.10:
+            faults.append(Fault(name, "misplaced rubric", detail))
+        elif own_share < 0.10:
             faults.append(Fault(name, "misplaced rubric", "it names nothing that its atom names"))
     return faults
 
@@ -1118,23 +1226,18 @@ def check_rubrics(draft: Draft, reply: RubricReply) -> list[Fault]:
         entry.atom_id: entry.usage_rubric for entry in reply.rubrics if entry.atom_id in atoms
     }
     for name, rubric in rubrics.items():
-        faults += [Fault(name, *fault) for fault in rubric_faults(atoms[name].ideal, rubric)]
+        for rule, detail in rubric_faults(atoms[name].ideal, rubric):
+            faults.append(Fault(name, rule, detail))
     return faults + misplaced({name: atom.text for name, atom in atoms.items()}, rubrics)
 
 
 def accept_rubrics(draft: Draft, reply: RubricReply) -> Draft:
     """The row with a rubric at each atom."""
-    rubrics = {
-        entry.atom_id: UsageRubric.model_validate(entry.usage_rubric).model_dump()
-        for entry in reply.rubrics
-    }
-    return draft.model_copy(
-        update={
-            "atoms": [
-                atom.model_copy(update={"rubric": rubrics[atom.atom_id]}) for atom in draft.atoms
-            ]
-        }
-    )
+    rubrics = {}
+    for entry in reply.rubrics:
+        rubrics[entry.atom_id] = UsageRubric.model_validate(entry.usage_rubric).model_dump()
+    atoms = [atom.model_copy(update={"rubric": rubrics[atom.atom_id]}) for atom in draft.atoms]
+    return draft.model_copy(update={"atoms": atoms})
 
 
 RUBRICS = Stage(
@@ -1157,26 +1260,20 @@ def compose(draft: Draft) -> Draft:
     plan = plan_of(draft)
     atoms = {atom.atom_id: atom for atom in draft.atoms}
     if sorted(atoms) != sorted(plan.atom_ids) or len(atoms) < len(draft.atoms):
-        raise _wrong(
-            draft,
-            "atoms",
-            ", ".join(atom.atom_id for atom in draft.atoms),
-            f"{', '.join(plan.atom_ids)}, each once",
-        )
-    if bare := [name for name, atom in atoms.items() if not atom.rubric]:
-        raise _wrong(draft, "usage_rubric", f"none at {', '.join(bare)}", "a rubric at each atom")
-
-    def whole(block):
-        return atoms[block.atom_ids[0]].text.strip() if len(block.atom_ids) == 1 else ""
-
-    blocks = [block.model_copy(update={"memory_text": whole(block)}) for block in plan.blocks]
-    return draft.model_copy(
-        update={"blocks": blocks, "atoms": [atoms[name] for name in plan.atom_ids]}
-    )
-
-
-def _wrong(draft: Draft, rule: str, found: str, allowed: str) -> DataError:
-    return DataError([Violation(rule, found, allowed, example_id=draft.id)])
+        present = ", ".join(atom.atom_id for atom in draft.atoms)
+        raise _row_error("atoms", present, f"{', '.join(plan.atom_ids)}, each once", draft.id)
+    without_rubric = [name for name, atom in atoms.items() if not atom.rubric]
+    if without_rubric:
+        detail = f"none at {', '.join(without_rubric)}"
+        raise _row_error("usage_rubric", detail, "a rubric at each atom", draft.id)
+    blocks = []
+    for block in plan.blocks:
+        text = ""
+        if len(block.atom_ids) == 1:
+            text = atoms[block.atom_ids[0]].text.strip()
+        blocks.append(block.model_copy(update={"memory_text": text}))
+    in_order = [atoms[name] for name in plan.atom_ids]
+    return draft.model_copy(update={"blocks": blocks, "atoms": in_order})
 
 # %% ../../nbs/dataset/06_writing.ipynb #dd5a71b2
 class BlockText(Form):
@@ -1193,42 +1290,41 @@ class NaturalReply(Form):
 
 
 def _open_blocks(draft: Draft) -> dict[str, list[str]]:
+    """The texts of the atoms of each block without a text, under the number of the block."""
     texts = {atom.atom_id: atom.text for atom in draft.atoms}
-    return {
-        f"b{i}": [texts[name] for name in block.atom_ids]
-        for i, block in enumerate(draft.blocks, 1)
-        if not block.memory_text
-    }
+    open_blocks = {}
+    for i, block in enumerate(draft.blocks, 1):
+        if not block.memory_text:
+            open_blocks[f"b{i}"] = [texts[name] for name in block.atom_ids]
+    return open_blocks
 
 
 def ask_natural(draft: Draft) -> dict[str, Any]:
     """What a builder is shown: the blocks of a row that have no text yet; no query, no level, no revealing id."""
-    return {
-        "blocks": [
-            {"block_id": name, "atoms": atoms} for name, atoms in _open_blocks(draft).items()
-        ]
-    }
+    open_blocks = _open_blocks(draft)
+    return {"blocks": [{"block_id": name, "atoms": atoms} for name, atoms in open_blocks.items()]}
 
 
 def check_natural(draft: Draft, reply: NaturalReply) -> list[Fault]:
     """Paragraphs that are missing, too many, or do not say what their atoms say."""
-    blocks = _open_blocks(draft)
-    faults = exact_set([block.block_id for block in reply.blocks], blocks, "block")
-    for name, text in {
-        block.block_id: block.memory_text for block in reply.blocks if block.block_id in blocks
-    }.items():
-        faults += [Fault(name, *fault) for fault in text_faults(blocks[name], text)]
+    open_blocks = _open_blocks(draft)
+    faults = exact_set([block.block_id for block in reply.blocks], open_blocks, "block")
+    texts = {block.block_id: block.memory_text for block in reply.blocks}
+    for name, text in texts.items():
+        if name in open_blocks:
+            for rule, detail in text_faults(open_blocks[name], text):
+                faults.append(Fault(name, rule, detail))
     return faults
 
 
 def accept_natural(draft: Draft, reply: NaturalReply) -> Draft:
     """The row with a text in each block."""
     texts = {block.block_id: " ".join(block.memory_text.split()) for block in reply.blocks}
-    filled = [
-        block.model_copy(update={"memory_text": texts.get(f"b{i}", block.memory_text)})
-        for i, block in enumerate(draft.blocks, 1)
-    ]
-    return draft.model_copy(update={"blocks": filled})
+    blocks = []
+    for i, block in enumerate(draft.blocks, 1):
+        text = texts.get(f"b{i}", block.memory_text)
+        blocks.append(block.model_copy(update={"memory_text": text}))
+    return draft.model_copy(update={"blocks": blocks})
 
 
 NATURALIZATION = Stage(
@@ -1246,88 +1342,100 @@ SCHEMA_VERSION = "memcalib-1"
 
 
 def family_of(atom: Atom | DraftAtom) -> str:
-    """The family of a hard distractor, "" for any other atom; rows of earlier builds call it `hard_family`."""
-    extra = atom.model_extra or {}
-    return str(getattr(atom, "hard_a_family", "") or extra.get("hard_family") or "")
+    """The family of a hard distractor, "" for any other atom."""
+    return str(getattr(atom, "hard_a_family", "") or "")
 
 
-def _atom(atom: DraftAtom, parent: str) -> Atom:
-    head = {
-        "atom_id": atom.atom_id,
-        "parent_memory_id": parent,
-        "text": atom.text,
-        "ideal": atom.ideal,
-        "memory_action": atom.memory_action,
-    }
-    extra = {
+def _published_atom(atom: DraftAtom, block_name: str) -> Atom:
+    """An atom of the published format, with what is known of its origin."""
+    provenance = {
         "evidence": atom.evidence,
         "label_reason": atom.reason,
         "hard_a_family": family_of(atom),
     }
     if atom.without_memory and atom.with_memory:
-        extra["counterfactual_contract"] = {
+        provenance["counterfactual_contract"] = {
             "without_memory_behavior": atom.without_memory,
             "with_memory_behavior": atom.with_memory,
             "observable_delta": atom.observable_delta,
             "minimal_evidence": atom.minimal_evidence,
         }
     return Atom(
-        **head,
+        atom_id=atom.atom_id,
+        parent_memory_id=block_name,
+        text=atom.text,
+        ideal=atom.ideal,
+        memory_action=atom.memory_action,
         usage_rubric=atom.rubric,
         origin=atom.origin,
-        **{name: value for name, value in extra.items() if value},
+        **{name: value for name, value in provenance.items() if value},
     )
+
+
+def _published_blocks(draft: Draft) -> list[Block]:
+    """The blocks of a row; raises `DataError` when there are none, or when one has no text."""
+    written = [block for block in draft.blocks if block.memory_text]
+    if len(written) < len(draft.blocks) or not written:
+        raise _row_error(
+            "memory_text",
+            f"{len(written)} texts for {len(draft.blocks)} blocks",
+            "a text in each of one or more blocks",
+            draft.id,
+        )
+    texts = {atom.atom_id: atom.text for atom in draft.atoms}
+    blocks = []
+    for block in written:
+        blocks.append(
+            Block(
+                parent_memory_id=block.parent_memory_id,
+                memory_text=block.memory_text,
+                atom_ids=block.atom_ids,
+                atomic_concat_text=concat_text(texts[name] for name in block.atom_ids),
+            )
+        )
+    return blocks
+
+
+def _published_origin(draft: Draft) -> dict[str, str]:
+    """What the record of a row says about where it comes from."""
+    source = draft.source
+    origin = {
+        "source_dataset": source.get("source", ""),
+        "source_id": source.get("id", draft.id),
+        "source_license": source.get("licence", "unknown"),
+        "raw_query": draft.question,
+    }
+    if "plan" in draft.notes:
+        origin["difficulty_level"] = f"level_{plan_of(draft).difficulty}"
+    if draft.answer:
+        origin["source_answer"] = draft.answer
+    if draft.context:
+        origin["source_context"] = draft.context
+    if source.get("topic"):
+        origin["source_topic"] = source["topic"]
+    return origin
 
 
 def to_example(draft: Draft) -> Example:
     """The finished row as a record of the published format; raises `DataError` when it breaks a rule of it."""
-    atoms = {atom.atom_id: atom for atom in draft.atoms}
-    source = draft.source
-    blocks = [
-        Block(
-            parent_memory_id=block.parent_memory_id,
-            memory_text=block.memory_text,
-            atom_ids=block.atom_ids,
-            atomic_concat_text=concat_text(atoms[name].text for name in block.atom_ids),
-        )
-        for block in draft.blocks
-        if block.memory_text
-    ]
-    if len(blocks) < len(draft.blocks) or not blocks:
-        raise _wrong(
-            draft,
-            "memory_text",
-            f"{len(blocks)} texts for {len(draft.blocks)} blocks",
-            "a text in each of one or more blocks",
-        )
-    homes = {name: block.parent_memory_id for block in draft.blocks for name in block.atom_ids}
-    extra = {
-        "source_answer": draft.answer,
-        "source_context": draft.context,
-        "source_topic": source.get("topic", ""),
-    }
+    blocks = _published_blocks(draft)
+    block_of_atom = {}
+    for block in draft.blocks:
+        for name in block.atom_ids:
+            block_of_atom[name] = block.parent_memory_id
     example = Example(
         id=draft.id,
         domain=draft.domain,
         question=draft.query,
         blocks=blocks,
         schema_version=SCHEMA_VERSION,
-        atoms=[_atom(atom, homes.get(atom.atom_id, "none")) for atom in draft.atoms],
-        source_dataset=source.get("source", ""),
-        source_id=source.get("id", draft.id),
-        source_license=source.get("licence", "unknown"),
-        raw_query=draft.question,
-        **(
-            {"difficulty_level": f"level_{plan_of(draft).difficulty}"}
-            if "plan" in draft.notes
-            else {}
-        ),
-        **{name: value for name, value in extra.items() if value},
+        atoms=[
+            _published_atom(atom, block_of_atom.get(atom.atom_id, "none")) for atom in draft.atoms
+        ],
+        **_published_origin(draft),
     )
-    if broken := [
-        v
-        for v in check_example(example.model_dump(mode="json", exclude_none=True))
-        if v.severity == "error"
-    ]:
-        raise DataError(broken)
+    violations = check_example(example.model_dump(mode="json", exclude_none=True))
+    errors = [violation for violation in violations if violation.severity == "error"]
+    if errors:
+        raise DataError(errors)
     return example

@@ -9,10 +9,10 @@ __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_f
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, Real
@@ -33,11 +33,13 @@ def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray
     """
     pairs = np.stack([np.asarray(first, float), np.asarray(second, float)])
     pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
-    if wrong := set(pairs.ravel()) - {0.0, 1.0, 2.0}:
+    no_ranks = set(pairs.ravel()) - {0.0, 1.0, 2.0}
+    if no_ranks:
         raise ValueError(
-            f"found level {min(wrong):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), NaN for none"
+            f"found level {min(no_ranks):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), NaN for none"
         )
-    return np.bincount((3 * pairs[0] + pairs[1]).astype(int), minlength=9).reshape(3, 3)
+    cells = (3 * pairs[0] + pairs[1]).astype(int)
+    return np.bincount(cells, minlength=9).reshape(3, 3)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #c0afc418
 def row_percent(counts: Real[np.ndarray, "first second"]) -> Float[np.ndarray, "first second"]:
@@ -57,8 +59,8 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
         raise ValueError(
             f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to {max(pairs, 1)} agreed"
         )
-    found = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
-    return 100 * float(found.low), 100 * float(found.high)
+    bounds = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
+    return 100 * float(bounds.low), 100 * float(bounds.high)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #e4c0fb45
 def kappa(
@@ -73,19 +75,29 @@ def kappa(
         raise ValueError(
             f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: square, 0 or more"
         )
-    gap = np.abs(np.subtract.outer(*2 * [np.arange(counts.shape[-1])]))
-    weight = gap if linear else gap > 0
-    chance = counts.sum(-1)[..., :, None] * counts.sum(-2)[..., None, :]
-    found, expected = ((weight * table).sum((-2, -1)) for table in (counts, chance))
-    ratio = np.divide(
-        found * counts.sum((-2, -1)),
-        expected,
-        out=np.full(np.shape(found), np.nan),
-        where=expected > 0,
-    )
+    ranks = np.arange(counts.shape[-1])
+    distance = np.abs(ranks[:, None] - ranks[None, :])
+    weight = distance if linear else distance > 0
+    by_chance = counts.sum(-1)[..., :, None] * counts.sum(-2)[..., None, :]
+    observed = (weight * counts).sum((-2, -1))
+    expected = (weight * by_chance).sum((-2, -1))
+    undefined = np.full(np.shape(observed), np.nan)
+    total = counts.sum((-2, -1))
+    ratio = np.divide(observed * total, expected, out=undefined, where=expected > 0)
     return (1 - ratio)[()]
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #1db237a7
+_HEATMAP = {
+    "vmin": 0,
+    "vmax": 100,
+    "cmap": "Blues",
+    "cbar": False,
+    "square": True,
+    "linewidths": 2,
+    "annot_kws": {"size": 8},
+}
+
+
 def confusion_figure(
     tables: Mapping[str, Int[np.ndarray, "first second"]],
     first: str = "person",
@@ -96,32 +108,18 @@ def confusion_figure(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.75 * len(tables), 2.75), layout="constrained")
+    axes = np.ravel(figure.subplots(1, len(tables), squeeze=False))
     names = [level.label for level in Level]
-    for ax, (title, counts) in zip(
-        np.ravel(figure.subplots(1, len(tables), squeeze=False)), tables.items(), strict=True
-    ):
+    for ax, (title, counts) in zip(axes, tables.items(), strict=True):
         percent = row_percent(counts)
-        text = [
-            [_cell_text(*cell) for cell in zip(*rows, strict=True)]
-            for rows in zip(counts, percent, strict=True)
-        ]
-        options = {
-            "vmin": 0,
-            "vmax": 100,
-            "cmap": "Blues",
-            "cbar": False,
-            "square": True,
-            "linewidths": 2,
-            "annot_kws": {"size": 8},
-        }
         sns.heatmap(
             np.nan_to_num(percent),
-            annot=text,
+            annot=np.vectorize(_cell_text, otypes=[object])(counts, percent),
             fmt="",
             xticklabels=names,
             yticklabels=names,
             ax=ax,
-            **options,
+            **_HEATMAP,
         )
         ax.set_title(printable(title)[:60], parse_math=False, fontsize=9)
         ax.set_xlabel(printable(second)[:40], parse_math=False, fontsize=8)
@@ -131,20 +129,14 @@ def confusion_figure(
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #532ff69f
 def _cell_text(count: int, percent: float) -> str:
-    return f"{count:,}\n" + ("none" if np.isnan(percent) else f"{percent:.1f} %")
+    share = "none" if np.isnan(percent) else f"{percent:.1f} %"
+    return f"{count:,}\n{share}"
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #02c17be1
 def item_id(judgment: Judgment, atom_id: str) -> str:
     """An opaque name for one atom of one answer: the same under every judge."""
-    parts = [
-        judgment.example_id,
-        judgment.model,
-        judgment.condition,
-        judgment.seed,
-        judgment.sample,
-        atom_id,
-    ]
-    return "item-" + text_hash(json.dumps(parts))
+    *answer, _ = judgment.key  # the last one is the judge
+    return "item-" + text_hash(json.dumps([*answer, atom_id]))
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #a9bd2c9d
 ANSWER = ("example_id", "model", "condition", "seed", "sample")
@@ -168,20 +160,25 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
+    if isinstance(judgments, str | Path):
+        judgments = read_jsonl(judgments, Judgment)
     rows = []
-    seen = set()
+    answers = set()
     judges = set()
-    for j in read_jsonl(judgments, Judgment) if isinstance(judgments, str | Path) else judgments:
-        if j.key[:-1] in seen:
+    for judgment in judgments:
+        answer = judgment.key[:-1]
+        if answer in answers:
             raise ValueError(
-                f"answer judged twice: found a second judgment for {j.key[:-1]}; allowed: one, of one judge"
+                f"answer judged twice: found a second judgment for {answer}; allowed: one, of one judge"
             )
-        seen.add(j.key[:-1])
-        judges.add(j.judge)
-        head = (*j.key[:-1], j.judge, j.domain, j.question_id, j.example_hash)
-        for atom in j.atoms:
-            actual = np.nan if atom.actual is None else int(atom.actual)
-            rows.append((item_id(j, atom.atom_id), *head, atom.atom_id, int(atom.ideal), actual))
+        answers.add(answer)
+        judges.add(judgment.judge)
+        head = (*answer, judgment.judge, judgment.domain, judgment.question_id)
+        head = (*head, judgment.example_hash)
+        for atom in judgment.atoms:
+            judged = np.nan if atom.actual is None else int(atom.actual)
+            item = item_id(judgment, atom.atom_id)
+            rows.append((item, *head, atom.atom_id, int(atom.ideal), judged))
     if len(judges) > 1:
         raise ValueError(
             f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one at a time"
@@ -200,11 +197,14 @@ def allocate(sizes: Sequence[int], n: int) -> list[int]:
         raise ValueError(
             f"sample size: found {n}; allowed: 1 to {sum(sizes)}, the number of scored atoms"
         )
-    given = [0] * len(sizes)
-    for cell in cycle(sorted(range(len(sizes)), key=lambda cell: sizes[cell])):
-        if sum(given) == n:
-            return given
-        given[cell] += given[cell] < sizes[cell]
+    draws = [0] * len(sizes)
+    rarest_first = sorted(range(len(sizes)), key=lambda cell: sizes[cell])
+    for cell in cycle(rarest_first):
+        if sum(draws) == n:
+            break
+        if draws[cell] < sizes[cell]:
+            draws[cell] += 1
+    return draws
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #2605fe89
 def sample_atoms(
@@ -223,28 +223,30 @@ def sample_atoms(
     scored = atoms.dropna(subset="judged")
     cell = (3 * scored["ideal"] + scored["judged"]).astype(int)
     sizes = np.bincount(cell, minlength=9)
-    drawn = scored.assign(scheme=scheme, cell=cell, population=sizes[cell])
-    order = drawn["item"].map(lambda item: text_hash(f"draw {seed} {item}"))
-    drawn = drawn.loc[order.sort_values().index]
+    labelled = scored.assign(scheme=scheme, cell=cell, population=sizes[cell])
+    order = labelled["item"].map(lambda item: text_hash(f"draw {seed} {item}"))
+    shuffled = labelled.loc[order.sort_values().index]
     if scheme == "natural":
-        return drawn.head(*allocate([len(drawn)], n)).sort_values("item", ignore_index=True)
-    given = np.array(allocate(sizes.tolist(), n))
-    kept = drawn.groupby("cell").cumcount() < given[drawn["cell"]]
-    return drawn[kept].sort_values("item", ignore_index=True)
+        [count] = allocate([len(shuffled)], n)
+        sample = shuffled.head(count)
+    else:
+        draws = np.array(allocate(sizes.tolist(), n))
+        position_in_cell = shuffled.groupby("cell").cumcount()
+        sample = shuffled[position_in_cell < draws[shuffled["cell"]]]
+    return sample.sort_values("item", ignore_index=True)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #9ca4ca15
 def cell_counts(sample: "pd.DataFrame", atoms: "pd.DataFrame") -> "pd.DataFrame":
     """For each of the nine cells (ideal, judged): atoms in the file, and atoms in the sample."""
     import pandas as pd
 
-    index = pd.MultiIndex.from_product(
-        [[level.label for level in Level]] * 2, names=["ideal", "judged"]
-    )
+    labels = [level.label for level in Level]
+    index = pd.MultiIndex.from_product([labels, labels], names=["ideal", "judged"])
     columns = {
-        "atoms": confusion(atoms["ideal"], atoms["judged"]),
-        "drawn": confusion(sample["ideal"], sample["judged"]),
+        "atoms": confusion(atoms["ideal"], atoms["judged"]).ravel(),
+        "drawn": confusion(sample["ideal"], sample["judged"]).ravel(),
     }
-    return pd.DataFrame({name: counts.ravel() for name, counts in columns.items()}, index)
+    return pd.DataFrame(columns, index)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #3951d81b
 _DRAWS_AT_ONCE = 4_000_000
@@ -253,23 +255,24 @@ _DRAWS_AT_ONCE = 4_000_000
 def resampled_counts(
     counts: Int[np.ndarray, "question cell"], resamples: int = 2000, seed: int = 0
 ) -> Int[np.ndarray, "resample cell"]:
-    """Summed counts of questions drawn with replacement, as often as there are questions."""
+    """Summed counts of questions drawn with replacement, as often as there are questions; zeros without a question."""
+    if not len(counts):
+        return np.zeros((resamples, counts.shape[1]), counts.dtype)
     rng = np.random.default_rng(seed)
     questions = len(counts)
-    step = max(1, _DRAWS_AT_ONCE // questions)
-    parts = []
-    for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
-        flat = (
-            rng.integers(questions, size=(rows, questions)) + questions * np.arange(rows)[:, None]
-        )
-        parts.append(
-            np.bincount(flat.ravel(), minlength=rows * questions).reshape(rows, questions) @ counts
-        )
-    return np.concatenate(parts)
+    rows_at_once = max(1, _DRAWS_AT_ONCE // questions)
+    sums = []
+    for start in range(0, resamples, rows_at_once):
+        rows = min(rows_at_once, resamples - start)
+        draws = rng.integers(questions, size=(rows, questions))
+        cells = draws + questions * np.arange(rows)[:, None]  # row and question as one number
+        weights = np.bincount(cells.ravel(), minlength=rows * questions).reshape(rows, questions)
+        sums.append(weights @ counts)
+    return np.concatenate(sums)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #00360bf5
 def _bounds(values: Float[np.ndarray, " resample"], questions: int) -> tuple[float, float]:
+    """95 % bounds of resampled values; NaN with fewer than two questions."""
     if questions < 2 or np.isnan(values).all():
         return np.nan, np.nan
     low, high = np.nanpercentile(values, [2.5, 97.5])
@@ -277,42 +280,54 @@ def _bounds(values: Float[np.ndarray, " resample"], questions: int) -> tuple[flo
 
 
 def _question_counts(pairs: "pd.DataFrame") -> Int[np.ndarray, "question cell"]:
+    """Pairs of levels of each question, the nine cells (first, second) in a row."""
     import pandas as pd
 
-    question, names = pd.factorize(pairs["question_id"].astype(str), sort=True)
-    counts = np.zeros((len(names), 9), np.int64)
-    np.add.at(counts, (question, (3 * pairs["first"] + pairs["second"]).astype(int)), 1)
+    question_numbers, questions = pd.factorize(pairs["question_id"].astype(str), sort=True)
+    cells = (3 * pairs["first"] + pairs["second"]).astype(int)
+    counts = np.zeros((len(questions), 9), np.int64)
+    np.add.at(counts, (question_numbers, cells), 1)
     return counts
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #322e75f3
+def _exact(counts: Int[np.ndarray, "... first second"]) -> Float[np.ndarray, "..."]:
+    """Percent of pairs with the same level twice."""
+    return 100 * np.trace(counts, axis1=-2, axis2=-1) / counts.sum((-2, -1))
+
+
+def _linear_kappa(counts: Int[np.ndarray, "... first second"]) -> Float[np.ndarray, "..."]:
+    return kappa(counts, linear=True)
+
+
+_MEASURES = {"exact": _exact, "kappa": kappa, "linear": _linear_kappa}
+
+
 def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
+    """The columns of `agreement` for these pairs; measures are NaN where none has two levels."""
     both = pairs.dropna(subset=["first", "second"])
-    row = {
+    row: dict[str, float] = {
         "pairs": len(both),
         "missing": len(pairs) - len(both),
         "questions": both["question_id"].nunique(),
     }
-    measures = {
-        "exact": lambda counts: 100 * np.trace(counts, axis1=-2, axis2=-1) / counts.sum((-2, -1)),
-        "kappa": kappa,
-        "linear": lambda counts: kappa(counts, linear=True),
-    }
+    for name in _MEASURES:
+        for suffix in ("", "_low", "_high"):
+            row[f"{name}{suffix}"] = np.nan
+    row.update(wilson_low=np.nan, wilson_high=np.nan, lower=0, higher=0)
     if both.empty:
-        names = [f"{name}{end}" for name in measures for end in ("", "_low", "_high")]
-        return (
-            row
-            | dict.fromkeys([*names, "wilson_low", "wilson_high"], np.nan)
-            | {"lower": 0, "higher": 0}
-        )
+        return row
     by_question = _question_counts(both)
     counts = by_question.sum(axis=0).reshape(3, 3)
     draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
-    for name, measure in measures.items():
-        bounds = _bounds(measure(draws), row["questions"])
-        row |= {name: float(measure(counts)), f"{name}_low": bounds[0], f"{name}_high": bounds[1]}
-    wilson_low, wilson_high = wilson(int(np.trace(counts)), len(both))
-    directions = {"lower": int(np.tril(counts, -1).sum()), "higher": int(np.triu(counts, 1).sum())}
-    return row | {"wilson_low": wilson_low, "wilson_high": wilson_high} | directions
+    for name, measure in _MEASURES.items():
+        row[name] = float(measure(counts))
+        low, high = _bounds(measure(draws), int(row["questions"]))
+        row[f"{name}_low"] = low
+        row[f"{name}_high"] = high
+    row["wilson_low"], row["wilson_high"] = wilson(int(np.trace(counts)), len(both))
+    row["lower"] = int(np.tril(counts, -1).sum())
+    row["higher"] = int(np.triu(counts, 1).sum())
+    return row
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #71c91caf
 def agreement(
@@ -329,14 +344,21 @@ def agreement(
         raise ValueError(f"by: found {by!r}; allowed: a column, such as {', '.join(pairs.columns)}")
     if pairs.empty:
         raise ValueError("no pairs: agreement about nothing is undefined")
-    groups = pairs.groupby(by, sort=True) if by else [("all", pairs)]
+    if by is None:
+        return pd.DataFrame([_named_row("part", "all", pairs, resamples, seed)])
+    rows = []
+    for value, group in pairs.groupby(by, sort=True):
+        name = Level(int(value)).label if by in ("ideal", "first", "second") else value
+        rows.append(_named_row(by, name, group, resamples, seed))
+    return pd.DataFrame(rows)
 
-    def name(key):
-        return Level(int(key)).label if by in ("ideal", "first", "second") else key
 
-    return pd.DataFrame(
-        [{by or "part": name(key)} | _agreement_row(part, resamples, seed) for key, part in groups]
-    )
+def _named_row(
+    column: str, name: Hashable, pairs: "pd.DataFrame", resamples: int, seed: int
+) -> dict[str, Any]:
+    row: dict[str, Any] = {column: name}
+    row.update(_agreement_row(pairs, resamples, seed))
+    return row
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #c0b76c45
 def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
@@ -350,30 +372,29 @@ def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
         raise ValueError(
             "no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by sample_atoms"
         )
-    agreed = 0.0
-    share = both.groupby("cell")["population"].first()
-    gaps = np.zeros(2)
+    labelled_sizes = both.groupby("cell")["population"].first()
+    shares = labelled_sizes / labelled_sizes.sum()
+    exact = 0.0
+    squared_widths = np.zeros(2)  # of the lower and the upper half of the interval
     table = np.zeros((3, 3))
-    share = share / share.sum()
-    for cell, part in both.groupby("cell"):
-        counts = confusion(part["first"], part["second"])
-        p = 100 * np.trace(counts) / len(part)
-        bounds = wilson(int(np.trace(counts)), len(part))
-        agreed += share[cell] * p
-        gaps += (share[cell] * (p - np.array(bounds))) ** 2
-        table += share[cell] * counts / len(part)
-    low = agreed - gaps[0] ** 0.5
-    high = agreed + gaps[1] ** 0.5
-    covered = pairs.groupby("cell")["population"].first()
-    covered = 100 * float(covered[both["cell"].unique()].sum() / covered.sum())
-    found = {
-        "exact": agreed,
-        "low": low,
-        "high": high,
-        "kappa": kappa(table),
-        "linear": kappa(table, linear=True),
+    for cell, group in both.groupby("cell"):
+        counts = confusion(group["first"], group["second"])
+        agreed = int(np.trace(counts))
+        percent = 100 * agreed / len(group)
+        bounds = np.array(wilson(agreed, len(group)))
+        exact += shares[cell] * percent
+        squared_widths += (shares[cell] * (percent - bounds)) ** 2
+        table += shares[cell] * counts / len(group)
+    lower_width, upper_width = squared_widths**0.5
+    all_sizes = pairs.groupby("cell")["population"].first()
+    return {
+        "exact": float(exact),
+        "low": float(exact - lower_width),
+        "high": float(exact + upper_width),
+        "kappa": float(kappa(table)),
+        "linear": float(kappa(table, linear=True)),
+        "covered": 100 * float(all_sizes[both["cell"].unique()].sum() / all_sizes.sum()),
     }
-    return {name: float(value) for name, value in found.items()} | {"covered": covered}
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #03c1cba9
 def pair_judgments(
@@ -385,24 +406,32 @@ def pair_judgments(
     """
     import pandas as pd
 
-    left, right = (judged_atoms(source).set_index("item") for source in (first, second))
-    shared = left.index.intersection(right.index)
+    first_atoms = judged_atoms(first).set_index("item")
+    second_atoms = judged_atoms(second).set_index("item")
+    shared = first_atoms.index.intersection(second_atoms.index)
     if shared.empty:
         raise ValueError(
-            f"found {len(left)} and {len(right)} atoms, none shared; allowed: judgments of the same answers"
+            f"found {len(first_atoms)} and {len(second_atoms)} atoms, none shared; allowed: judgments of the same answers"
         )
-    for name in ("ideal", "example_hash"):
-        a = left.loc[shared, name]
-        b = right.loc[shared, name]
-        differs = shared[(a != b) & (a != "") & (b != "")]
-        if len(differs):
-            row = left.loc[differs[0]]
-            found = f"{name} {a[differs[0]]} and {b[differs[0]]}, one of {len(differs)} atoms that differ"
-            raise ValueError(
-                f"example {row['example_id']!r} atom {row['atom_id']!r}: found {found}; allowed: one dataset version"
-            )
-    rows = pd.concat([left, right.drop(shared)]).drop(columns=["judge", "judged"])
-    return rows.assign(first=left["judged"], second=right["judged"]).reset_index()
+    _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "ideal")
+    _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "example_hash")
+    only_second = second_atoms.drop(shared)
+    rows = pd.concat([first_atoms, only_second]).drop(columns=["judge", "judged"])
+    paired = rows.assign(first=first_atoms["judged"], second=second_atoms["judged"])
+    return paired.reset_index()
+
+
+def _check_alike(first: "pd.DataFrame", second: "pd.DataFrame", column: str) -> None:
+    """Raises `ValueError` naming the first atom for which both frames have a value and these differ."""
+    stated = (first[column] != "") & (second[column] != "")
+    differing = first.index[(first[column] != second[column]) & stated]
+    if not len(differing):
+        return
+    item = differing[0]
+    values = f"{column} {first.loc[item, column]} and {second.loc[item, column]}"
+    raise ValueError(
+        f"example {first.loc[item, 'example_id']!r} atom {first.loc[item, 'atom_id']!r}: found {values}, one of {len(differing)} atoms that differ; allowed: one dataset version"
+    )
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #90a0d239
 def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
@@ -421,38 +450,39 @@ def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0)
     counts = by_question.sum(axis=0).reshape(3, 3)
     draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
     rows = []
-    for k, level in enumerate(Level):
-        row = {
+    for level in Level:
+        row: dict[str, Any] = {
             "level": level.label,
-            "first": counts[k].sum(),
-            "second": counts[:, k].sum(),
-            "both": counts[k, k],
+            "first": counts[level].sum(),
+            "second": counts[:, level].sum(),
+            "both": counts[level, level],
         }
         for name, axis in (("of_first", -1), ("of_second", -2)):
-            low, high = _bounds(_confirmed(draws, k, axis), len(by_question))
-            row |= {
-                name: float(_confirmed(counts, k, axis)),
-                f"{name}_low": low,
-                f"{name}_high": high,
-            }
-        rows.append(row | {"kappa": float(kappa(_against_rest(counts, k)))})
+            row[name] = float(_confirmed(counts, level, axis))
+            low, high = _bounds(_confirmed(draws, level, axis), len(by_question))
+            row[f"{name}_low"] = low
+            row[f"{name}_high"] = high
+        row["kappa"] = float(kappa(_against_rest(counts, level)))
+        rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #41025483
 def _confirmed(
-    counts: Int[np.ndarray, "... first second"], k: int, axis: int
+    counts: Int[np.ndarray, "... first second"], level: int, axis: int
 ) -> Float[np.ndarray, "..."]:
-    total = counts.sum(axis)[..., k]
-    return np.divide(
-        100.0 * counts[..., k, k], total, out=np.full(np.shape(total), np.nan), where=total > 0
-    )
+    """Percent of one reader's atoms at a level that the other puts there too; NaN without any."""
+    total = counts.sum(axis)[..., level]
+    undefined = np.full(np.shape(total), np.nan)
+    return np.divide(100.0 * counts[..., level, level], total, out=undefined, where=total > 0)
 
 
-def _against_rest(counts: Int[np.ndarray, "3 3"], k: int) -> Int[np.ndarray, "2 2"]:
-    both = counts[k, k]
-    row = counts[k].sum()
-    column = counts[:, k].sum()
-    return np.array([[both, row - both], [column - both, counts.sum() - row - column + both]])
+def _against_rest(counts: Int[np.ndarray, "3 3"], level: int) -> Int[np.ndarray, "2 2"]:
+    """The table of one level against the two others."""
+    both = counts[level, level]
+    only_first = counts[level].sum() - both
+    only_second = counts[:, level].sum() - both
+    neither = counts.sum() - both - only_first - only_second
+    return np.array([[both, only_first], [only_second, neither]])
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #36441ffe
 def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataFrame":
@@ -469,28 +499,24 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
             raise ValueError(
                 f"found method {table.index[table.index.duplicated()][0]!r} twice; allowed: one row each"
             )
-    rows, columns = (
-        list(ours[ours.isin(theirs)])
-        for ours, theirs in ((first.index, second.index), (first.columns, second.columns))
-    )
-    if not rows or not columns:
+    methods = list(first.index[first.index.isin(second.index)])
+    columns = list(first.columns[first.columns.isin(second.columns)])
+    if not methods or not columns:
         raise ValueError(
-            f"found {len(rows)} shared methods and {len(columns)} shared columns; allowed: at least one of each"
+            f"found {len(methods)} shared methods and {len(columns)} shared columns; allowed: at least one of each"
         )
-    found = []
-    for name in columns:
-        values = pd.DataFrame(
-            {"a": first.loc[rows, name], "b": second.loc[rows, name]}, dtype=float
+    rows = []
+    for column in columns:
+        pairs = pd.DataFrame(
+            {"first": first.loc[methods, column], "second": second.loc[methods, column]},
+            dtype=float,
         ).dropna()
-        usable = len(values) > 2 and values.nunique().min() > 1
-        pair = [
-            float(test(values["a"], values["b"])[0]) if usable else np.nan
-            for test in (spearmanr, pearsonr)
-        ]
-        found.append(
-            {"metric": name, "methods": len(values), "spearman": pair[0], "pearson": pair[1]}
-        )
-    return pd.DataFrame(found)
+        row = {"metric": column, "methods": len(pairs), "spearman": np.nan, "pearson": np.nan}
+        if len(pairs) > 2 and pairs.nunique().min() > 1:
+            row["spearman"] = float(spearmanr(pairs["first"], pairs["second"])[0])
+            row["pearson"] = float(pearsonr(pairs["first"], pairs["second"])[0])
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #e022319e
 def ranking_agreement(
@@ -501,50 +527,57 @@ def ranking_agreement(
     Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which both judges put the same method first, `swapped` the mean
     number of pairs of methods that they order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three methods.
     """
-    from scipy.stats import rankdata
-
-    if (
-        not first.index.equals(second.index)
-        or not first.columns.equals(second.columns)
-        or first.shape[1] < 3
-    ):
+    same_rows = first.index.equals(second.index)
+    same_columns = first.columns.equals(second.columns)
+    if not same_rows or not same_columns or first.shape[1] < 3:
         raise ValueError(
             f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more"
         )
     rng = np.random.default_rng(seed)
-    size = len(first)
-    weight = (
-        np.stack(
-            [
-                np.full(size, 1.0),
-                *(
-                    np.bincount(rng.integers(size, size=size), minlength=size)
-                    for _ in range(resamples)
-                ),
-            ]
-        )
-        / size
-    )
-    one, two = (weight @ frame.to_numpy(float) for frame in (first, second))
-    ranks = [
-        part - part.mean(1, keepdims=True)
-        for part in (rankdata(one, axis=1), rankdata(two, axis=1))
-    ]
-    norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-    spearman = np.divide(
-        (ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), np.nan), where=norm > 0
-    )
-    gaps = [np.sign(part[:, :, None] - part[:, None, :]) for part in (one, two)]
-    low, high = _bounds(spearman[1:], size)
+    questions = len(first)
+    weights = [np.ones(questions)]  # all questions once, then each resample
+    for _ in range(resamples):
+        draws = rng.integers(questions, size=questions)
+        weights.append(np.bincount(draws, minlength=questions))
+    weight = np.stack(weights) / questions
+    first_means = weight @ first.to_numpy(float)
+    second_means = weight @ second.to_numpy(float)
+    spearman = _row_spearman(first_means, second_means)
+    low, high = _bounds(spearman[1:], questions)
+    same_best = first_means[1:].argmax(1) == second_means[1:].argmax(1)
     return {
         "methods": first.shape[1],
-        "questions": size,
+        "questions": questions,
         "spearman": float(spearman[0]),
         "low": low,
         "high": high,
-        "same_best": 100 * float((one[1:].argmax(1) == two[1:].argmax(1)).mean()),
-        "swapped": float((gaps[0] * gaps[1] < 0)[1:].sum((1, 2)).mean() / 2),
+        "same_best": 100 * float(same_best.mean()),
+        "swapped": float(_swapped_pairs(first_means[1:], second_means[1:]).mean()),
     }
+
+
+def _row_spearman(
+    first: Float[np.ndarray, "draw method"], second: Float[np.ndarray, "draw method"]
+) -> Float[np.ndarray, " draw"]:
+    """The rank correlation of each row; NaN where all methods of a row are tied."""
+    from scipy.stats import rankdata
+
+    first_ranks = rankdata(first, axis=1)
+    second_ranks = rankdata(second, axis=1)
+    first_centred = first_ranks - first_ranks.mean(1, keepdims=True)
+    second_centred = second_ranks - second_ranks.mean(1, keepdims=True)
+    norm = np.sqrt((first_centred**2).sum(1) * (second_centred**2).sum(1))
+    product = (first_centred * second_centred).sum(1)
+    return np.divide(product, norm, out=np.full(len(norm), np.nan), where=norm > 0)
+
+
+def _swapped_pairs(
+    first: Float[np.ndarray, "draw method"], second: Float[np.ndarray, "draw method"]
+) -> Float[np.ndarray, " draw"]:
+    """How many pairs of methods stand in opposite order in the two rows of a draw."""
+    first_order = np.sign(first[:, :, None] - first[:, None, :])
+    second_order = np.sign(second[:, :, None] - second[:, None, :])
+    return (first_order * second_order < 0).sum((1, 2)) / 2  # each pair stands there twice
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #34604337
 def simulated_audits(
@@ -556,27 +589,30 @@ def simulated_audits(
     """
     import pandas as pd
 
-    scored = atoms.dropna(subset=["judged", "first"]).assign(second=lambda rows: rows["judged"])
+    scored = atoms.dropna(subset=["judged", "first"])
+    scored = scored.assign(second=scored["judged"])
     truth = 100 * float((scored["first"] == scored["second"]).mean())
     rows = []
-
-    def face_value(drawn):
-        return (int((drawn["first"] == drawn["second"]).sum()), len(drawn))
-
     for audit in range(audits):
-        natural, stratified = (
-            sample_atoms(scored, n, scheme, seed * audits + audit)
-            for scheme in ("natural", "stratified")
-        )
+        draw_seed = seed * audits + audit
+        natural = sample_atoms(scored, n, "natural", draw_seed)
+        stratified = sample_atoms(scored, n, "stratified", draw_seed)
         weighted = natural_estimate(stratified)
-        found = {"natural, Wilson": natural, "stratified, at face value": stratified}
         estimates = {
-            name: (100 * a / m, *wilson(a, m))
-            for name, (a, m) in ((name, face_value(drawn)) for name, drawn in found.items())
+            "natural, Wilson": _share_alike(natural),
+            "stratified, at face value": _share_alike(stratified),
+            "stratified, reweighted": (weighted["exact"], weighted["low"], weighted["high"]),
         }
-        estimates["stratified, reweighted"] = weighted["exact"], weighted["low"], weighted["high"]
-        rows += [(audit, name, *values, truth) for name, values in estimates.items()]
+        for measure, (estimate, low, high) in estimates.items():
+            rows.append((audit, measure, estimate, low, high, truth))
     return pd.DataFrame(rows, columns=["audit", "measure", "estimate", "low", "high", "truth"])
+
+
+def _share_alike(sample: "pd.DataFrame") -> tuple[float, float, float]:
+    """Percent of rows that both readers read alike, with its Wilson bounds."""
+    alike = int((sample["first"] == sample["second"]).sum())
+    low, high = wilson(alike, len(sample))
+    return 100 * alike / len(sample), low, high
 
 
 def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
@@ -587,25 +623,21 @@ def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for measure, part in audits.groupby("measure", sort=False):
-        holds = (part["low"] <= part["truth"]) & (part["truth"] <= part["high"])
-        low, high = wilson(int(holds.sum()), len(part))
-        spread = np.percentile(part["estimate"], [2.5, 97.5])
+    for measure, group in audits.groupby("measure", sort=False):
+        holds = (group["low"] <= group["truth"]) & (group["truth"] <= group["high"])
+        covered_low, covered_high = wilson(int(holds.sum()), len(group))
+        spread_low, spread_high = np.percentile(group["estimate"], [2.5, 97.5])
         row = {
             "measure": measure,
-            "audits": len(part),
-            "truth": part["truth"].iloc[0],
-            "mean": part["estimate"].mean(),
-            "from": spread[0],
-            "to": spread[1],
+            "audits": len(group),
+            "truth": group["truth"].iloc[0],
+            "mean": group["estimate"].mean(),
+            "from": spread_low,
+            "to": spread_high,
+            "width": (group["high"] - group["low"]).mean(),
+            "covered": 100 * holds.mean(),
+            "covered_low": covered_low,
+            "covered_high": covered_high,
         }
-        rows.append(
-            row
-            | {
-                "width": (part["high"] - part["low"]).mean(),
-                "covered": 100 * holds.mean(),
-                "covered_low": low,
-                "covered_high": high,
-            }
-        )
+        rows.append(row)
     return pd.DataFrame(rows)

@@ -8,7 +8,8 @@ __all__ = ['sample_of', 'ask_with_seeds', 'InspectClient', 'mean_over_seeds', 's
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #fc4371cc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from inspect_ai import Epochs, Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import read_eval_log
 from inspect_ai.model import (
+    ChatMessage,
     ChatMessageAssistant,
     ChatMessageSystem,
     ChatMessageUser,
@@ -28,25 +30,36 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from ..judge import LLMJudge
-from ..inference.client import CallError, Client, Endpoint, Reply
+from ..inference.client import Client, Reply
+from ..inference.endpoint import CallError, Endpoint
 from ..metrics import METRICS, response_scores
 from ..problem import Example, Judgment, Rollout, iter_examples, judgment_for
 from ..inference.rollout import Sampling, answer_of, requests
-from ..judge import JudgeConfig
+from ..judge import JudgeConfig, LLMJudge
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #3d48e591
+_MESSAGE_TYPES = {
+    "system": ChatMessageSystem,
+    "user": ChatMessageUser,
+    "assistant": ChatMessageAssistant,
+}
+
+
+def _chat_messages(messages: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
+    """Messages of role and content as Inspect has them."""
+    return [_MESSAGE_TYPES[message["role"]](content=message["content"]) for message in messages]
+
+
 def sample_of(example: Example, sampling: Sampling | None = None) -> Sample:
     """One example as an Inspect sample: messages as input, the record and its question's id as metadata."""
-    kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
     request = next(requests([example], sampling or Sampling(), ""))
-    turns = [kinds[message["role"]](content=message["content"]) for message in request.messages]
     metadata = {
         "example": json.loads(example.to_json()),
         "domain": example.domain,
         "question_id": example.question_id,
     }
-    return Sample(id=example.id, input=turns, target="", metadata=metadata)
+    messages = _chat_messages(request.messages)
+    return Sample(id=example.id, input=messages, target="", metadata=metadata)
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #0840ff85
 @solver
@@ -59,6 +72,9 @@ def ask_with_seeds(seeds: Sequence[int]) -> Solver:
     return solve
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #b8fcc166
+_FINISH_REASONS = {"max_tokens": "length", "model_length": "length"}
+
+
 class InspectClient(Client):
     """A client whose calls go through an Inspect model; raises `CallError` when that model gives no text."""
 
@@ -69,7 +85,7 @@ class InspectClient(Client):
     async def __aenter__(self) -> "InspectClient":
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
     async def ask(
@@ -81,25 +97,16 @@ class InspectClient(Client):
         **settings: Any,
     ) -> Reply:
         """The reply of the Inspect model to these messages."""
-        kinds = {
-            "system": ChatMessageSystem,
-            "user": ChatMessageUser,
-            "assistant": ChatMessageAssistant,
-        }
-        turns = [kinds[message["role"]](content=message["content"]) for message in messages]
-        output = await self.model.generate(turns, config=GenerateConfig(**settings))
+        config = GenerateConfig(**settings)
+        output = await self.model.generate(_chat_messages(messages), config=config)
         if output.error:
             raise CallError("server", output.error)
-        used = output.usage
-        usage = (
-            {"prompt_tokens": used.input_tokens, "completion_tokens": used.output_tokens}
-            if used
-            else {}
-        )
-        finish = {"max_tokens": "length", "model_length": "length"}.get(
-            output.stop_reason, output.stop_reason
-        )
-        reply = Reply(output.completion, finish, usage)
+        usage = {}
+        if output.usage:
+            usage["prompt_tokens"] = output.usage.input_tokens
+            usage["completion_tokens"] = output.usage.output_tokens
+        finish_reason = _FINISH_REASONS.get(output.stop_reason, output.stop_reason)
+        reply = Reply(output.completion, finish_reason, usage)
         self.totals.count(reply)
         return reply
 
@@ -108,19 +115,16 @@ class InspectClient(Client):
 def mean_over_seeds() -> Metric:
     """Mean over seeds of the mean within each seed, in the scores that a judge gave."""
 
-    def value(scores: list[SampleScore]) -> float:
-        by_seed: dict[int, list[float]] = {}
-        for found in scores:
-            by_seed.setdefault((found.score.metadata or {})["judgment"]["seed"], []).append(
-                found.score.as_float()
-            )
-        return (
-            float(np.mean([np.mean(values) for values in by_seed.values()]))
-            if scores
-            else float("nan")
-        )
+    def mean(scores: list[SampleScore]) -> float:
+        if not scores:
+            return float("nan")
+        values_by_seed: dict[int, list[float]] = {}
+        for sample_score in scores:
+            seed = (sample_score.score.metadata or {})["judgment"]["seed"]
+            values_by_seed.setdefault(seed, []).append(sample_score.score.as_float())
+        return float(np.mean([np.mean(values) for values in values_by_seed.values()]))
 
-    return value
+    return mean
 
 
 @metric(name="stderr", scores="unreduced")
@@ -133,75 +137,80 @@ def stderr_by_question() -> Metric:
 def count() -> Metric:
     """How many answers are of this kind."""
 
-    def value(scores: list[SampleScore]) -> float:
-        return sum(found.score.as_float() for found in scores)
+    def total(scores: list[SampleScore]) -> float:
+        return sum(sample_score.score.as_float() for sample_score in scores)
 
-    return value
+    return total
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #ccdf846d
-@scorer(
-    metrics={name: [mean_over_seeds(), stderr_by_question()] for name in METRICS}
-    | {"unscored": [count()]}
-)
+_SCORE_METRICS = {name: [mean_over_seeds(), stderr_by_question()] for name in METRICS}
+_SCORE_METRICS["unscored"] = [count()]
+
+
+@scorer(metrics=_SCORE_METRICS)
 def footprint(
     judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent"
 ) -> Scorer:
     """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named `judge`; NaN and `unscored` 1 without a judgment."""
-    graders: list[LLMJudge] = []
+
+    @cache
+    def grader() -> LLMJudge:  # made at the first answer: only then does Inspect know its models
+        model = get_model(judge, role=None if judge else "grader")
+        return LLMJudge(InspectClient(model), judging)
 
     async def grade(state: TaskState, target: Target) -> Score:
-        if not graders:
-            graders.append(
-                LLMJudge(InspectClient(get_model(judge, role=None if judge else "grader")), judging)
-            )
-        example = Example.model_validate(state.metadata["example"])
-        head = {
-            "model": state.model.name,
-            "seed": state.epoch,
-            "example_hash": example.content_hash,
-        }
-        answer = Rollout(
-            example_id=example.id, **answer_of(state.output.completion, state.output.stop_reason)
-        )
-        if answer.withheld:
-            judgment = judgment_for(
-                example,
-                {},
-                judge=graders[0].name,
-                error=f"not an answer: {answer.finish_reason}",
-                **head,
-            )
-        else:
-            judgment = await graders[0].ajudge(example, answer.response, text=text, **head)
-        kept = {"judgment": json.loads(judgment.to_json())}
+        judgment, response = await _judge_state(grader(), state, text)
+        metadata = {"judgment": json.loads(judgment.to_json())}
         if not judgment.scored:
-            missing = dict.fromkeys(METRICS, float("nan")) | {"unscored": 1.0}
+            value = dict.fromkeys(METRICS, float("nan"))
+            value["unscored"] = 1.0
             return Score(
-                value=missing,
+                value=value,
                 reason="scoring_failed",
-                answer=answer.response,
+                answer=response,
                 explanation=judgment.error,
-                metadata=kept,
+                metadata=metadata,
             )
-        values = 100 * response_scores(np.array([judgment.over]), np.array([judgment.under]))[0]
-        said = "\n".join(
+        scores = 100 * response_scores(np.array([judgment.over]), np.array([judgment.under]))
+        value = dict(zip(METRICS, scores[0].tolist(), strict=True))
+        value["unscored"] = 0.0
+        explanation = "\n".join(
             f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}"
             for atom in judgment.atoms
             if atom.actual is not None
         )
-        value = dict(zip(METRICS, values.tolist(), strict=True)) | {"unscored": 0.0}
-        return Score(value=value, answer=answer.response, explanation=said, metadata=kept)
+        return Score(value=value, answer=response, explanation=explanation, metadata=metadata)
 
     return grade
+
+
+async def _judge_state(judge: LLMJudge, state: TaskState, text: str) -> tuple[Judgment, str]:
+    """The judgment of the answer that a state holds, and the answer; unscored where it was withheld."""
+    example = Example.model_validate(state.metadata["example"])
+    fields = {
+        "model": state.model.name,
+        "seed": state.epoch,
+        "example_hash": example.content_hash,
+    }
+    output = answer_of(state.output.completion, state.output.stop_reason)
+    answer = Rollout(example_id=example.id, **output)
+    if answer.withheld:
+        error = f"not an answer: {answer.finish_reason}"
+        return judgment_for(example, {}, judge=judge.name, error=error, **fields), answer.response
+    judgment = await judge.ajudge(example, answer.response, text=text, **fields)
+    return judgment, answer.response
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #61584eed
 def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
     """Seeds as they come from the command line: 42, "42,43" or [42, 43]; raises `ValueError` for anything but whole numbers."""
-    parts = (
-        value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
-    )
+    if isinstance(value, str):
+        numbers: Sequence[int | str] = value.split(",")
+    elif isinstance(value, int):
+        numbers = [value]
+    else:
+        numbers = value
     try:
-        return [int(part) for part in parts]
+        return [int(number) for number in numbers]
     except (TypeError, ValueError):
         raise ValueError(
             f"seeds: found {value!r}; allowed are whole numbers with commas between, such as 42,43,44"
@@ -223,29 +232,25 @@ def memory_use(
     blind: bool = False,
     quality: bool = False,
     prompt: str = "footprint-1",
-    framing: str = "",
 ) -> Task:
-    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data.
-
-    `framing` is an older name of `prompt_template`.
-    """
-    numbers = seeds_of(seeds)
-    how = dict(
+    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data."""
+    seed_numbers = seeds_of(seeds)
+    sampling = Sampling(
+        seeds=seed_numbers,
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
         text=text,
-        prompt_template=framing or prompt_template,
+        prompt_template=prompt_template,
     )
-    sampling = Sampling(seeds=numbers, **how)
-    samples = [
-        sample_of(example, sampling) for example in islice(iter_examples(data, split), limit)
-    ]
+    examples = islice(iter_examples(data, split), limit)
+    samples = [sample_of(example, sampling) for example in examples]
+    judging = JudgeConfig(prompt=prompt, blind=blind, quality=quality)
     return Task(
         dataset=MemoryDataset(samples, name=Path(data).name),
-        solver=ask_with_seeds(numbers),
-        scorer=footprint(JudgeConfig(prompt=prompt, blind=blind, quality=quality), judge, text),
-        epochs=Epochs(len(numbers)),
+        solver=ask_with_seeds(seed_numbers),
+        scorer=footprint(judging, judge, text),
+        epochs=Epochs(len(seed_numbers)),
         config=GenerateConfig(temperature=temperature, top_p=top_p, max_tokens=max_tokens),
     )
 
@@ -253,8 +258,8 @@ def memory_use(
 def judgments_in_log(path: str | Path) -> Iterator[Judgment]:
     """The judgments of an Inspect log, with the seeds that the task was given; unscored ones too."""
     log = read_eval_log(str(path))
-    numbers = seeds_of(log.eval.task_args.get("seeds", "42,43,44"))
+    seeds = seeds_of(log.eval.task_args.get("seeds", "42,43,44"))
     for sample in log.samples or []:
-        for found in (sample.scores or {}).values():
-            row = Judgment.model_validate((found.metadata or {})["judgment"])
-            yield row.model_copy(update={"seed": numbers[sample.epoch - 1]})
+        for score in (sample.scores or {}).values():
+            judgment = Judgment.model_validate((score.metadata or {})["judgment"])
+            yield judgment.model_copy(update={"seed": seeds[sample.epoch - 1]})

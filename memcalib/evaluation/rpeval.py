@@ -11,15 +11,18 @@ __all__ = ['RPEVAL_FILES', 'RPEVAL_LEVELS', 'RPEVAL_METRICS', 'RPEVAL_HIGHER', '
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ..io.settings import package_data
 from memcalib.metrics import (
+    SOURCE,
     bootstrap_means,
     constant_policy,
     fold_by_question,
@@ -38,8 +41,7 @@ if TYPE_CHECKING:
 # %% ../../nbs/evaluation/03_rpeval.ipynb #8a1066d2
 RPEVAL_FILES: dict[str, str] = {
     f"{form}-{number}": f"{form}_preference/{number}_testset.json"
-    for form in ("explicit", "implicit")
-    for number in ("multi", "single")
+    for form, number in product(("explicit", "implicit"), ("multi", "single"))
 }
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #fd719db3
@@ -49,40 +51,67 @@ RPEVAL_LEVELS: dict[Level, str] = {
     Level.CONTROL: "Dominate",
 }
 
-_WORDS = {
-    Level.IGNORE: ("ignore", "忽略偏好"),
-    Level.BOUND: ("support", "supportive", "支持性偏好"),
-    Level.CONTROL: ("dominate", "dominant", "以偏好为主线"),
+_LETTERS = {level.wire: level for level in Level}  # in files of several preferences a row
+_WORDS = {  # in files of one
+    "ignore": Level.IGNORE,
+    "忽略偏好": Level.IGNORE,
+    "support": Level.BOUND,
+    "supportive": Level.BOUND,
+    "支持性偏好": Level.BOUND,
+    "dominate": Level.CONTROL,
+    "dominant": Level.CONTROL,
+    "以偏好为主线": Level.CONTROL,
 }
-_LABELS = {"multi": {level.wire: level for level in Level}}
-_LABELS["single"] = {word: level for level, words in _WORDS.items() for word in words}
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #01200707
 def _read_rows(path: Path) -> list[Any]:
+    """The rows of a file, unchecked; raises `DataError` for one that is no JSON array with a row."""
     try:
         rows = json.loads(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
-        raise DataError([Violation("encoding", found, "UTF-8", file=str(path))]) from None
+        byte = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        raise DataError([Violation("encoding", byte, "UTF-8", file=str(path))]) from None
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0)
         raise DataError(
             [Violation("json", str(error), "one JSON array", line=line, file=str(path))]
         ) from None
-    if not isinstance(rows, list) or not rows:
-        found = (
-            f"{type(rows).__name__} of {len(rows)}" if isinstance(rows, list | dict) else repr(rows)
-        )
-        raise DataError(
-            [Violation("file", found, "a JSON array of at least one row", file=str(path))]
-        )
-    return rows
+    if isinstance(rows, list) and rows:
+        return rows
+    content = repr(rows)
+    if isinstance(rows, list | dict):
+        content = f"{type(rows).__name__} of {len(rows)}"
+    raise DataError(
+        [Violation("file", content, "a JSON array of at least one row", file=str(path))]
+    )
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #c17fe26a
-def _setting_of(row: Any) -> str:
-    row = row if isinstance(row, dict) else {}
-    form = "implicit" if "implicit_persona" in row else "explicit"
-    return f"{form}-{'multi' if isinstance(row.get('persona'), list) else 'single'}"
+@dataclass(frozen=True)
+class _Setting:
+    """Which of the four files a row is of."""
+
+    implicit: bool  # preferences are shown as behaviour, not stated
+    several: bool  # a row holds a list of preferences, not one
+
+    @classmethod
+    def of(cls, row: Any) -> "_Setting":
+        if not isinstance(row, dict):
+            return cls(implicit=False, several=False)
+        return cls("implicit_persona" in row, isinstance(row.get("persona"), list))
+
+    def __str__(self) -> str:
+        form = "implicit" if self.implicit else "explicit"
+        return f"{form}-{'multi' if self.several else 'single'}"
+
+    @property
+    def persona_fields(self) -> list[str]:
+        """The fields that hold preferences."""
+        return ["persona", "implicit_persona"] if self.implicit else ["persona"]
+
+    @property
+    def levels(self) -> dict[str, Level]:
+        """The labels of this file, and the level of each."""
+        return _LETTERS if self.several else _WORDS
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #78b89c6f
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -92,63 +121,84 @@ def _text_fault(value: Any) -> bool:
     return not isinstance(value, str) or not value.strip() or bool(_SURROGATE.search(value))
 
 
-def _field_rules(row: dict, setting: str) -> Iterator[Violation]:
-    form, number = setting.split("-")
-    several = ["persona", "implicit_persona"][: 1 + (form == "implicit")]
-    texts = ["question", "intent_type", *(several if number == "single" else [])]
-    for name in texts:
+def _field_rules(row: dict, setting: _Setting) -> Iterator[Violation]:
+    """Fields that are missing, empty, or of another type."""
+    text_fields = ["question", "intent_type"]
+    if not setting.several:
+        text_fields += setting.persona_fields
+    for name in text_fields:
         if _text_fault(row.get(name)):
-            yield Violation(name, repr(row[name]) if name in row else "nothing", "a non-empty text")
-    for name in several if number == "multi" else []:
-        value = row.get(name)
-        if not isinstance(value, list) or not value:
-            yield Violation(
-                name, repr(value) if name in row else "nothing", "a non-empty list of texts"
-            )
+            value = repr(row[name]) if name in row else "nothing"
+            yield Violation(name, value, "a non-empty text")
+    if not setting.several:
+        return
+    for name in setting.persona_fields:
+        texts = row.get(name)
+        if not isinstance(texts, list) or not texts:
+            value = repr(texts) if name in row else "nothing"
+            yield Violation(name, value, "a non-empty list of texts")
             continue
-        faults = [(k, text) for k, text in enumerate(value) if _text_fault(text)]
-        yield from (Violation(f"{name}[{k}]", repr(text), "a non-empty text") for k, text in faults)
+        for k, text in enumerate(texts):
+            if _text_fault(text):
+                yield Violation(f"{name}[{k}]", repr(text), "a non-empty text")
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #c9cd18d7
-def _label_rules(row: dict, setting: str) -> Iterator[Violation]:
-    number = setting.split("-")[1]
-    known = _LABELS[number]
-    if number == "single":
-        if row["intent_type"].strip() not in known:
-            yield Violation("intent_type", repr(row["intent_type"]), ", ".join(known))
+def _label_rules(row: dict, setting: _Setting) -> Iterator[Violation]:
+    """Labels that are unknown, and lists that are not as long as that of the preferences."""
+    allowed = ", ".join(setting.levels)
+    if not setting.several:
+        if row["intent_type"].strip() not in setting.levels:
+            yield Violation("intent_type", repr(row["intent_type"]), allowed)
         return
     lengths = {"persona": len(row["persona"]), "intent_type": len(row["intent_type"])}
-    lengths |= {
-        name: len(row[name])
-        for name in ("implicit_persona", "reason")
-        if isinstance(row.get(name), list)
-    }
+    for name in ("implicit_persona", "reason"):
+        if isinstance(row.get(name), list):
+            lengths[name] = len(row[name])
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        yield Violation("lengths", found, f"{lengths['persona']} in each, one for each preference")
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        yield Violation("lengths", listed, f"{lengths['persona']} in each, one for each preference")
     for k, letter in enumerate(row["intent_type"]):
-        if letter not in known:
-            yield Violation(f"intent_type[{k}]", repr(letter), ", ".join(known))
+        if letter not in setting.levels:
+            yield Violation(f"intent_type[{k}]", repr(letter), allowed)
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #a2fac75b
-def _to_example(row: dict, setting: str, index: int) -> Example:
-    number = setting.split("-")[1]
-    as_list = (lambda value: value) if number == "multi" else (lambda value: [value])
-    stated = as_list(row["persona"])
-    shown = as_list(row["implicit_persona"]) if "implicit_persona" in row else stated
-    labels = [_LABELS[number][word] for word in as_list(row["intent_type"].strip())]
+def _to_example(row: dict, setting: _Setting, index: int) -> Example:
+    """A row without faults as an example: one block and one atom for each preference."""
+    texts = row["persona"]
+    memories = row["implicit_persona"] if setting.implicit else texts
+    labels = row["intent_type"].strip()
+    if not setting.several:
+        texts, memories, labels = [texts], [memories], [labels]
     blocks = []
     atoms = []
-    for k, (text, memory, level) in enumerate(zip(stated, shown, labels, strict=True), 1):
-        block = {"parent_memory_id": f"preference_{k:02}", "atom_ids": [f"preference_{k:02}_a1"]}
-        blocks.append(block | {"memory_text": memory, "atomic_concat_text": concat_text([text])})
-        atoms.append(
-            {"atom_id": block["atom_ids"][0], "parent_memory_id": block["parent_memory_id"]}
-        )
-        atoms[-1] |= {"text": text, "u_star": level}
-    notes = {name: row[name] for name in ("intent", "reason") if name in row}
-    head = {"id": f"rpeval-{setting}-{index}", "domain": "rpeval", "question": row["question"]}
-    return Example.model_validate(head | {"memory_blocks": blocks, "memories": atoms} | notes)
+    for k, (text, memory, label) in enumerate(zip(texts, memories, labels, strict=True), 1):
+        block_id = f"preference_{k:02}"
+        atom_id = f"{block_id}_a1"
+        block = {
+            "parent_memory_id": block_id,
+            "atom_ids": [atom_id],
+            "memory_text": memory,
+            "atomic_concat_text": concat_text([text]),
+        }
+        atom = {
+            "atom_id": atom_id,
+            "parent_memory_id": block_id,
+            "text": text,
+            "u_star": setting.levels[label],
+        }
+        blocks.append(block)
+        atoms.append(atom)
+    record = {
+        "id": f"rpeval-{setting}-{index}",
+        "domain": "rpeval",
+        "question": row["question"],
+        "memory_blocks": blocks,
+        "memories": atoms,
+    }
+    for note in ("intent", "reason"):
+        if note in row:
+            record[note] = row[note]
+    return Example.model_validate(record)
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #e3549fa2
 def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
@@ -160,39 +210,48 @@ def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
     if setting is not None and setting not in RPEVAL_FILES:
         raise ValueError(f"setting: found {setting!r}; allowed: {', '.join(RPEVAL_FILES)}")
     path = Path(path)
-    path = path / RPEVAL_FILES[setting or "explicit-multi"] if path.is_dir() else path
+    if path.is_dir():
+        path = path / RPEVAL_FILES[setting or "explicit-multi"]
     rows = _read_rows(path)
-    kind = _setting_of(rows[0])
-    if setting not in (None, kind):
-        raise DataError([Violation("file", f"{kind} rows", f"{setting} rows", file=str(path))])
-    found = []
-    for index, row in enumerate(rows):
-        place = {"example_id": f"rpeval-{kind}-{index}", "item": f"row {index}", "file": str(path)}
-        faults = (
-            list(_field_rules(row, kind))
-            if isinstance(row, dict)
-            else [Violation("row", repr(row), "an object")]
+    file_setting = _Setting.of(rows[0])
+    if setting not in (None, str(file_setting)):
+        raise DataError(
+            [Violation("file", f"{file_setting} rows", f"{setting} rows", file=str(path))]
         )
-        faults = faults or list(_label_rules(row, kind))
-        found += [Violation(fault.rule, fault.found, fault.allowed, **place) for fault in faults]
-    if found:
-        raise DataError(found)
-    return [_to_example(row, kind, index) for index, row in enumerate(rows)]
+    violations = []
+    for index, row in enumerate(rows):
+        place = {
+            "example_id": f"rpeval-{file_setting}-{index}",
+            "item": f"row {index}",
+            "file": str(path),
+        }
+        violations += [replace(fault, **place) for fault in _row_faults(row, file_setting)]
+    if violations:
+        raise DataError(violations)
+    return [_to_example(row, file_setting, index) for index, row in enumerate(rows)]
+
+
+def _row_faults(row: Any, setting: _Setting) -> list[Violation]:
+    """What is wrong with a row; its labels are looked at where its fields are right."""
+    if not isinstance(row, dict):
+        return [Violation("row", repr(row), "an object")]
+    return list(_field_rules(row, setting)) or list(_label_rules(row, setting))
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #711debfe
 def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
     """Rows, preferences by target, sizes K, distinct questions and repeats of a set of examples, as counts."""
-    levels = Counter(level for e in examples for level in e.levels.values())
-    sizes = Counter(len(e.atoms) for e in examples)
-    questions = Counter(e.question for e in examples)
-    groups = Counter((e.question, *sorted(atom.text for atom in e.atoms)) for e in examples)
-    repeated = [count for count in groups.values() if count > 1]
-    targets: dict[tuple[str, str], set[Level]] = {}
-    for pair, level in (
-        ((e.question, atom.text), atom.ideal) for e in examples for atom in e.atoms
-    ):
-        targets.setdefault(pair, set()).add(level)
-    return {
+    level_counts: Counter[Level] = Counter()
+    targets: dict[tuple[str, str], set[Level]] = {}  # of each question and preference
+    row_counts: Counter[tuple[str, ...]] = Counter()  # of each question with all its preferences
+    for example in examples:
+        level_counts.update(example.levels.values())
+        row_counts[example.question, *sorted(atom.text for atom in example.atoms)] += 1
+        for atom in example.atoms:
+            targets.setdefault((example.question, atom.text), set()).add(atom.ideal)
+    sizes = Counter(len(example.atoms) for example in examples)
+    questions = Counter(example.question for example in examples)
+    repeated = [count for count in row_counts.values() if count > 1]
+    statistics = {
         "rows": len(examples),
         "distinct questions": len(questions),
         "most rows of one question": max(questions.values(), default=0),
@@ -200,12 +259,16 @@ def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
         "groups of such rows": len(repeated),
         "rows with only Ignore": sum(not any(e.levels.values()) for e in examples),
         "rows without Ignore": sum(all(e.levels.values()) for e in examples),
-        "preferences": levels.total(),
-        **{name: levels[level] for level, name in RPEVAL_LEVELS.items()},
-        "distinct pairs of question and preference": len(targets),
-        "pairs with more than one target": sum(len(found) > 1 for found in targets.values()),
-        **{f"rows of K = {k}": sizes[k] for k in sorted(sizes)},
+        "preferences": level_counts.total(),
     }
+    for level, name in RPEVAL_LEVELS.items():
+        statistics[name] = level_counts[level]
+    statistics["distinct pairs of question and preference"] = len(targets)
+    disputed = [levels for levels in targets.values() if len(levels) > 1]
+    statistics["pairs with more than one target"] = len(disputed)
+    for size in sorted(sizes):
+        statistics[f"rows of K = {size}"] = sizes[size]
+    return statistics
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #7236b4c7
 def usage_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "response ideal actual"]:
@@ -233,19 +296,21 @@ def _fractions(counts: Int[np.ndarray, "response ideal actual"]) -> tuple[np.nda
     dominant = counts[:, :2, 2].sum(axis=1)
     ignored = counts[:, 1:, 0].sum(axis=1)
     support = counts[:, 0, 1] + counts[:, 2, 1]
-    upper = [correct == size, correct, dominant, ignored, support, *right.T]
-    lower = [np.ones_like(size), size, size, size, size, *counts.sum(axis=2).T]
-    return np.stack(upper, axis=1).astype(np.int64), np.stack(lower, axis=1).astype(np.int64)
-
-
-def _named(values: Float[np.ndarray, " fraction"]) -> dict[str, float]:
-    return dict(
-        zip(
-            (*RPEVAL_METRICS, "Balanced"),
-            [*values[:5].tolist(), float(values[5:].mean())],
-            strict=True,
-        )
+    numerators = [correct == size, correct, dominant, ignored, support, *right.T]
+    denominators = [np.ones_like(size), size, size, size, size, *counts.sum(axis=2).T]
+    return (
+        np.stack(numerators, axis=1).astype(np.int64),
+        np.stack(denominators, axis=1).astype(np.int64),
     )
+
+
+_SUMMARY_METRICS = (*RPEVAL_METRICS, "Balanced")
+
+
+def _with_balanced(values: Float[np.ndarray, "... fraction"]) -> Float[np.ndarray, "... metric"]:
+    """The five metrics, and the mean of the three recalls in place of them."""
+    balanced = values[..., 5:].mean(axis=-1, keepdims=True)
+    return np.concatenate([values[..., :5], balanced], axis=-1)
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #f9a9938b
 def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str, float]:
@@ -255,34 +320,44 @@ def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str
     """
     if not len(counts):
         raise ValueError("no scored answer: a metric of nothing is undefined")
-    upper, lower = (part.sum(axis=0) for part in _fractions(counts))
-    return _named(np.divide(100.0 * upper, lower, out=np.full(8, np.nan), where=lower > 0))
+    numerators, denominators = _fractions(counts)
+    sums = numerators.sum(axis=0)
+    sizes = denominators.sum(axis=0)
+    percent = np.divide(100.0 * sums, sizes, out=np.full(8, np.nan), where=sizes > 0)
+    return dict(zip(_SUMMARY_METRICS, _with_balanced(percent).tolist(), strict=True))
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #402f9d06
 def _summary(
     counts: np.ndarray, seeds: Sequence, questions: Sequence, resamples: int, seed: int, ddof: int
-) -> dict:
+) -> dict[str, float]:
     """Mean over seeds, spread over seeds and 95 % bounds (questions resampled) of the six metrics."""
-    upper, lower = (fold_by_question(part, seeds, questions)[0] for part in _fractions(counts))
-    sums = upper.sum(axis=1)
-    sizes = lower.sum(axis=1)
-    per_seed = np.divide(100 * sums, sizes, out=np.full(sums.shape, np.nan), where=sizes > 0)
-    per_seed = np.array([list(_named(row).values()) for row in per_seed])
-    drawn = [
-        bootstrap_means(100 * upper[..., [k]], lower[..., k], resamples, seed) for k in range(8)
-    ]
-    drawn = np.concatenate([*drawn[:5], np.mean(drawn[5:], axis=0)], axis=1)
-    spread = per_seed.std(axis=0, ddof=ddof) if len(per_seed) > 1 else np.full(6, np.nan)
-    known = ~np.isnan(per_seed.mean(axis=0)) & ~np.isnan(drawn).all(axis=0)
-    bounds = np.full((2, 6), np.nan)
-    bounds[:, known] = interval(drawn[:, known])
-    cells = np.stack([per_seed.mean(axis=0), spread, *bounds])
-    names = [
-        f"{name}{part}"
-        for part in ("", "_std", "_low", "_high")
-        for name in (*RPEVAL_METRICS, "Balanced")
-    ]
-    return dict(zip(names, cells.ravel().tolist(), strict=True))
+    numerators, denominators = _fractions(counts)
+    sums_by_question, _ = fold_by_question(numerators, seeds, questions)
+    sizes_by_question, _ = fold_by_question(denominators, seeds, questions)
+    sums = sums_by_question.sum(axis=1)
+    sizes = sizes_by_question.sum(axis=1)
+    percent = np.divide(100 * sums, sizes, out=np.full(sums.shape, np.nan), where=sizes > 0)
+    per_seed = _with_balanced(percent)
+    fraction_draws = []
+    for k in range(sums.shape[1]):
+        totals = 100 * sums_by_question[..., [k]]
+        fraction_draws.append(
+            bootstrap_means(totals, sizes_by_question[..., k], resamples, seed)[:, 0]
+        )
+    draws = _with_balanced(np.stack(fraction_draws, axis=1))
+    means = per_seed.mean(axis=0)
+    spread = np.full(means.shape, np.nan)
+    if len(per_seed) > 1:
+        spread = per_seed.std(axis=0, ddof=ddof)
+    low = np.full(means.shape, np.nan)
+    high = np.full(means.shape, np.nan)
+    defined = ~np.isnan(means) & ~np.isnan(draws).all(axis=0)
+    low[defined], high[defined] = interval(draws[:, defined])
+    row: dict[str, float] = {}
+    for suffix, values in (("", means), ("_std", spread), ("_low", low), ("_high", high)):
+        for name, value in zip(_SUMMARY_METRICS, values.tolist(), strict=True):
+            row[f"{name}{suffix}"] = value
+    return row
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #c7982453
 def score_rpeval(
@@ -302,21 +377,20 @@ def score_rpeval(
             f"none of {len(frame)} answers is scored: a metric of nothing is undefined"
         )
     rows = []
-    for key, group in frame.groupby(["model", "condition", "judge"], sort=False):
-        row = dict(zip(("model", "condition", "judge"), key, strict=True))
+    for source, group in frame.groupby(list(SOURCE), sort=False):
+        row: dict[str, Any] = dict(zip(SOURCE, source, strict=True))
         scored = group[group["scored"]]
         if len(scored):
             counts = usage_counts(judgments[k] for k in scored.index)
-            row |= _summary(counts, scored["seed"], scored["question_id"], resamples, seed, ddof)
-        row |= {
-            name: group[column].nunique()
-            for name, column in (("seeds", "seed"), ("questions", "question_id"))
-        }
-        row |= {"responses": len(group), "unscored_responses": int((~group["scored"]).sum())}
-        row |= {
-            "preferences": int(group["atoms"].sum()),
-            "unscored_preferences": int(group["unscored_atoms"].sum()),
-        }
+            seeds = scored["seed"]
+            questions = scored["question_id"]
+            row.update(_summary(counts, seeds, questions, resamples, seed, ddof))
+        row["seeds"] = group["seed"].nunique()
+        row["questions"] = group["question_id"].nunique()
+        row["responses"] = len(group)
+        row["unscored_responses"] = int((~group["scored"]).sum())
+        row["preferences"] = int(group["atoms"].sum())
+        row["unscored_preferences"] = int(group["unscored_atoms"].sum())
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -324,41 +398,47 @@ def score_rpeval(
 def rpeval_controls(judgments: Iterable[Judgment], **options) -> "pd.DataFrame":
     """The table of the constant policies *all Ignore*, *all Support*, *all Dominate* on the judged examples."""
     judgments = list(judgments)
-    made = [(level, j) for level in Level for j in constant_policy(judgments, level)]
-    return score_rpeval(
-        [j.model_copy(update={"model": f"all {RPEVAL_LEVELS[level]}"}) for level, j in made],
-        **options,
-    )
+    constant = []
+    for level, name in RPEVAL_LEVELS.items():
+        for judgment in constant_policy(judgments, level):
+            constant.append(judgment.model_copy(update={"model": f"all {name}"}))
+    return score_rpeval(constant, **options)
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #d6092fab
 def published_rpeval() -> "pd.DataFrame":
     """The published transfer table, one row for each method: five metrics and their `_std` over seeds, in percent."""
     import pandas as pd
 
-    with (resources.files("memcalib") / "data" / "reference" / "rpeval.csv").open(
-        encoding="utf-8"
-    ) as file:
+    with package_data("data", "reference", "rpeval.csv").open(encoding="utf-8") as file:
         rows = pd.read_csv(file)
-    wide = rows.pivot(index="method", columns="metric", values=["mean", "std"]).loc[
-        rows["method"].unique()
+    wide = rows.pivot(index="method", columns="metric", values=["mean", "std"])
+    wide = wide.loc[rows["method"].unique()]
+    wide.columns = [
+        metric if value == "mean" else f"{metric}_std" for value, metric in wide.columns
     ]
-    wide.columns = [name if part == "mean" else f"{name}_std" for part, name in wide.columns]
-    return wide[[*RPEVAL_METRICS, *(f"{name}_std" for name in RPEVAL_METRICS)]].reset_index()
+    columns = [*RPEVAL_METRICS, *(f"{metric}_std" for metric in RPEVAL_METRICS)]
+    return wide[columns].reset_index()
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #6d2c4215
-def _text_row(row: dict, names: Sequence[str], digits: int) -> dict[str, str]:
+def _text_row(row: Mapping[str, Any], metrics: Sequence[str], digits: int) -> dict[str, str]:
+    """The metrics as `mean ± std`, and the bounds of three of them where the row has bounds."""
     missing = "not scored" if np.isnan(row["Micro"]) else "undefined"
 
-    def number(value):
+    def number(value: float) -> str:
         return missing if np.isnan(value) else f"{value:.{digits}f}"
 
-    def spread(name):
-        return "" if np.isnan(row[f"{name}_std"]) else f" ± {row[f'{name}_std']:.{digits}f}"
-
-    cells = {f"{m} {'↑' if m in RPEVAL_HIGHER else '↓'}": number(row[m]) + spread(m) for m in names}
-    for name in ("Macro", "Micro", "Balanced") if "Macro_low" in row else ():
-        low, high = (number(row[f"{name}_{end}"]) for end in ("low", "high"))
-        cells[f"{name} 95 %"] = low if low == missing else f"{low} to {high}"
+    cells = {}
+    for metric in metrics:
+        std = row[f"{metric}_std"]
+        spread = "" if np.isnan(std) else f" ± {std:.{digits}f}"
+        arrow = "↑" if metric in RPEVAL_HIGHER else "↓"
+        cells[f"{metric} {arrow}"] = number(row[metric]) + spread
+    if "Macro_low" not in row:
+        return cells
+    for metric in ("Macro", "Micro", "Balanced"):
+        low = number(row[f"{metric}_low"])
+        high = number(row[f"{metric}_high"])
+        cells[f"{metric} 95 %"] = low if low == missing else f"{low} to {high}"
     return cells
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #5caf8651
@@ -378,22 +458,26 @@ def rpeval_table(
     judgments = list(judgments)
     options = {"resamples": resamples, "seed": seed, "ddof": ddof}
     scores = score_rpeval(judgments, **options)
-    parts = [k for k in ("model", "condition", "judge") if k == "model" or scores[k].nunique() > 1]
+    naming_columns = ["model"]
+    naming_columns += [c for c in ("condition", "judge") if scores[c].nunique() > 1]
     rows = []
-    for source, table in (
-        ("measured", scores),
-        ("constant", rpeval_controls(judgments, **options)),
-    ):
-        for row in table.to_dict("records"):
-            name = " · ".join(str(row[k]) for k in (parts if source == "measured" else ["model"]))
-            cells = _text_row(row, (*RPEVAL_METRICS, "Balanced"), digits)
-            unscored = (
-                f"{row['unscored_responses']} of {row['responses']}" if source == "measured" else ""
-            )
-            rows.append({"source": source, "model": name} | cells | {"unscored": unscored})
+    for row in scores.to_dict("records"):
+        cells = {
+            "source": "measured",
+            "model": " · ".join(str(row[column]) for column in naming_columns),
+        }
+        cells.update(_text_row(row, _SUMMARY_METRICS, digits))
+        cells["unscored"] = f"{row['unscored_responses']} of {row['responses']}"
+        rows.append(cells)
+    for row in rpeval_controls(judgments, **options).to_dict("records"):
+        cells = {"source": "constant", "model": row["model"]}
+        cells.update(_text_row(row, _SUMMARY_METRICS, digits))
+        cells["unscored"] = ""
+        rows.append(cells)
     for row in published_rpeval().to_dict("records"):
-        head = {"source": "published", "model": f"Qwen3-8B, {row['method']}"}
-        rows.append(head | _text_row(row, RPEVAL_METRICS, digits))
+        cells = {"source": "published", "model": f"Qwen3-8B, {row['method']}"}
+        cells.update(_text_row(row, RPEVAL_METRICS, digits))
+        rows.append(cells)
     return pd.DataFrame(rows).fillna("not published")
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #a0a04c9b

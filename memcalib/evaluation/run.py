@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ class FunctionBackend:
 
     async def answers(self, requests: Iterable[Request]) -> AsyncIterator[Rollout]:
         """One rollout for each request, in the order in which they finish."""
-        async for _, rollout in run_many(requests, self._answer, self.concurrency):
-            yield rollout
+        async with aclosing(run_many(requests, self._answer, self.concurrency)) as finished:
+            async for _, rollout in finished:
+                yield rollout
 
     async def _answer(self, request: Request) -> Rollout:
         try:

@@ -70,7 +70,7 @@ def refusal(row: LogRow, config: LogConfig) -> tuple[str, str, str] | None:
         return (
             "no consent",
             "nothing",
-            "rows whose users agreed; an agreement that covers the others is named in `consent` (--consent NAME)",
+            "rows whose users agreed; an agreement that covers the others is named in `consent` (--set memory.consent=NAME)",
         )
     lengths = [
         ("query length", [row.query], config.query_chars),

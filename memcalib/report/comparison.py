@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..evaluation.breakdown import compare
 from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
@@ -56,19 +58,25 @@ class Side:
     @cached_property
     def contents(self) -> dict[str, str]:
         """Example id -> hash of its content as the rows or examples.jsonl know it; an empty text where neither does."""
-        known = self.run.versions or {}
-        return {j.example_id: j.example_hash or known.get(j.example_id, "") for j in self.judgments}
+        versions = self.run.versions or {}
+        return {
+            judgment.example_id: judgment.example_hash or versions.get(judgment.example_id, "")
+            for judgment in self.judgments
+        }
 
     @cached_property
     def subjects(self) -> dict[str, str]:
         """Example id -> hash of what its judgments are about: the question, the atoms, their ideal levels."""
+        hashes = {}
+        for judgment in self.judgments:
+            atoms = sorted((atom.atom_id, int(atom.ideal)) for atom in judgment.atoms)
+            hashes[judgment.example_id] = text_hash(json.dumps([judgment.question_id, atoms]))
+        return hashes
 
-        def atoms(judgment):
-            return sorted((atom.atom_id, int(atom.ideal)) for atom in judgment.atoms)
-
-        return {
-            j.example_id: text_hash(json.dumps([j.question_id, atoms(j)])) for j in self.judgments
-        }
+    @property
+    def path(self) -> Path:
+        """The folder of the run, resolved."""
+        return self.run.folder.resolve()
 
     @property
     def place(self) -> str:
@@ -79,90 +87,110 @@ class Side:
 def read_sides(folders: Iterable[str | Path]) -> list[Side]:
     """All sides of these folders, labelled; raises `ValueError` for a folder without any, or given twice."""
     sides = []
-    for run in (load_run(folder, EVALUATION_FILES) for folder in folders):
-        if not run.treated:
-            raise ValueError(
-                f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one"
-            )
-        groups: dict[tuple[str, str], list[Judgment]] = {}
-        for judgment, name in zip(
-            run.judgments, source_names(run.responses[["model", "condition"]]), strict=True
-        ):
-            if judgment.condition != "no_memory":
-                groups.setdefault((name, judgment.judge), []).append(judgment)
-        sides += [Side(run, name, judge, rows) for (name, judge), rows in groups.items()]
-
-    def parts(side, depth):
-        return "/".join(Path(side.run.folder).resolve().parts[-depth:])
-
+    for folder in folders:
+        sides += _sides_of(load_run(folder, EVALUATION_FILES))
     for side in sides:
-        side.label = side.name
-        rivals = [other for other in sides if other.name == side.name and other is not side]
-        elsewhere = [
-            other
-            for other in rivals
-            if Path(other.run.folder).resolve() != Path(side.run.folder).resolve()
-        ]
-        if elsewhere:
-            depth = next(
-                d for d in range(1, 99) if all(parts(o, d) != parts(side, d) for o in elsewhere)
-            )
-            side.label += f" ({parts(side, depth)})"
-        if len(rivals) > len(elsewhere):
-            side.label += f" · {side.judge or '-'}"
-    for number, side in enumerate(sides):
-        if any(side.label == other.label for other in sides[:number]):
+        side.label = _label(side, [other for other in sides if other is not side])
+    labels = set()
+    for side in sides:
+        if side.label in labels:
             raise ValueError(
                 f"{side.run.folder}: found this folder twice; allowed: different folders"
             )
+        labels.add(side.label)
     return sides
+
+
+def _sides_of(run: Run) -> list[Side]:
+    """A side for each model, condition and judge of a run that was given memory."""
+    if not run.treated:
+        raise ValueError(
+            f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one"
+        )
+    names = source_names(run.responses[["model", "condition"]])
+    judgments_by_side: dict[tuple[str, str], list[Judgment]] = {}
+    for judgment, name in zip(run.judgments, names, strict=True):
+        if judgment.condition != "no_memory":
+            judgments_by_side.setdefault((name, judgment.judge), []).append(judgment)
+    return [Side(run, name, judge, rows) for (name, judge), rows in judgments_by_side.items()]
+
+
+def _label(side: Side, others: Sequence[Side]) -> str:
+    """The side's name; with the end of its folder where another folder has the name too, and with its judge where its own folder has."""
+    namesakes = [other for other in others if other.name == side.name]
+    elsewhere = [other.path for other in namesakes if other.path != side.path]
+    label = side.name
+    if elsewhere:
+        label += f" ({_telling_end(side.path, elsewhere)})"
+    if len(namesakes) > len(elsewhere):
+        label += f" · {side.judge or '-'}"
+    return label
+
+
+def _telling_end(path: Path, others: Sequence[Path]) -> str:
+    """The shortest end of a path that none of the other paths ends in."""
+    for depth in range(1, len(path.parts) + 1):
+        end = path.parts[-depth:]
+        if all(other.parts[-depth:] != end for other in others):
+            return "/".join(end)
+    return str(path)
 
 # %% ../../nbs/report/08_comparison.ipynb #bbeed953
 def check_sides(
     sides: Sequence[Side], common: bool = False, any_judge: bool = False
 ) -> tuple[set[str], list[str]]:
     """The ids of the examples to compare on, and notes on what is not alike; raises `ValueError` for an unfair comparison."""
-    base = sides[0]
+    baseline = sides[0]
     notes = []
-    hashed = all(version for side in sides for version in side.contents.values())
+    hashed = all(all(side.contents.values()) for side in sides)
     versions = [side.contents if hashed else side.subjects for side in sides]
-    shared = set(versions[0].items())
-    for side, theirs in zip(sides[1:], versions[1:], strict=True):
-        shared &= set(theirs.items())
-        if side.judge != base.judge:
-            found = f"{base.place} was judged by {base.judge!r}, {side.place} by {side.judge!r}"
+    for side, side_versions in zip(sides[1:], versions[1:], strict=True):
+        if side.judge != baseline.judge:
+            difference = (
+                f"{baseline.place} was judged by {baseline.judge!r}, {side.place} by {side.judge!r}"
+            )
             if not any_judge:
                 raise ValueError(
-                    f"{found}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it"
+                    f"{difference}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it"
                 )
-            notes.append(f"{found}: part of each difference may be the judges'.")
-        if theirs != versions[0] and not common:
-            found = _unlike(versions[0], theirs, base.place, side.place)
+            notes.append(f"{difference}: part of each difference may be the judges'.")
+        if side_versions != versions[0] and not common:
+            difference = _unlike(versions[0], side_versions, baseline.place, side.place)
             raise ValueError(
-                f"{found}; allowed: the same examples, or common (--common) to compare on those that all share"
+                f"{difference}; allowed: the same examples, or common (--common) to compare on those that all share"
             )
-    everything = {example_id for known in versions for example_id in known}
+    shared = set(versions[0].items())
+    all_ids = set(versions[0])
+    for side_versions in versions[1:]:
+        shared &= set(side_versions.items())
+        all_ids |= set(side_versions)
     if not shared:
         raise ValueError(
             f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: at least one"
         )
-    if len(shared) < len(everything):
+    if len(shared) < len(all_ids):
         notes.append(
-            f"Compared on the {len(shared):,} examples that all runs share, of {len(everything):,}."
+            f"Compared on the {len(shared):,} examples that all runs share, of {len(all_ids):,}."
         )
     return {example_id for example_id, _ in shared}, notes
 
 
-def _unlike(mine: Mapping[str, str], theirs: Mapping[str, str], here: str, there: str) -> str:
-    edited = [i for i in mine if i in theirs and mine[i] != theirs[i]]
+def _unlike(
+    first: Mapping[str, str], second: Mapping[str, str], first_place: str, second_place: str
+) -> str:
+    """How the examples of two sides, {id: version}, differ."""
+    edited = [name for name in first if name in second and first[name] != second[name]]
     if edited:
-        example = f"example {edited[0]!r} has version {mine[edited[0]]} in {here} and {theirs[edited[0]]} in {there}"
+        name = edited[0]
+        example = f"example {name!r} has version {first[name]} in {first_place} and {second[name]} in {second_place}"
         return f"found {len(edited):,} examples in two versions: {example}"
-    lone = [
-        f"{len(a.keys() - b.keys()):,} only in {place}"
-        for a, b, place in ((mine, theirs, here), (theirs, mine, there))
-    ]
-    return f"found {len(mine.keys() & theirs.keys()):,} examples in both, {' and '.join(lone)}"
+    both = len(first.keys() & second.keys())
+    only_first = len(first.keys() - second.keys())
+    only_second = len(second.keys() - first.keys())
+    return (
+        f"found {both:,} examples in both, {only_first:,} only in {first_place} and "
+        f"{only_second:,} only in {second_place}"
+    )
 
 # %% ../../nbs/report/08_comparison.ipynb #2863e488
 @dataclass
@@ -199,99 +227,112 @@ def compare_runs(
     sides = read_sides(folders)
     if len(sides) < 2:
         raise ValueError(f"found {len(sides)} run to compare; allowed: two or more")
-    ids, notes = check_sides(sides, common, any_judge)
-    kept = {side.label: [j for j in side.judgments if j.example_id in ids] for side in sides}
-    frames = [
-        response_frame(rows).assign(model=label, condition="full_memory", judge="")
-        for label, rows in kept.items()
-    ]
+    example_ids, notes = check_sides(sides, common, any_judge)
+    frames = []
+    for side in sides:
+        judgments = [j for j in side.judgments if j.example_id in example_ids]
+        responses = response_frame(judgments)
+        frames.append(responses.assign(model=side.label, condition="full_memory", judge=""))
     frame = pd.concat(frames, ignore_index=True)
-    base = sides[0].label
     options = {"resamples": resamples, "seed": seed}
-    scores = [
-        score(frame, **options).assign(status="measured"),
-        controls(kept[base], **options).assign(status="control"),
-    ]
-    found = [
-        compare(frame, base, side.label, **options).assign(run=side.label) for side in sides[1:]
-    ]
-    changes = [_changes(frame, base, side.label) for side in sides[1:]]
-    table = pd.concat(found, ignore_index=True)
-    quality = quality_table(frame, **options)
+    baseline = sides[0]
+    baseline_judgments = [j for j in baseline.judgments if j.example_id in example_ids]
+    measured = score(frame, **options).assign(status="measured")
+    constant = controls(baseline_judgments, **options).assign(status="control")
+    differences = []
+    changes = []
+    for side in sides[1:]:
+        table = compare(frame, baseline.label, side.label, **options)
+        differences.append(table.assign(run=side.label))
+        changes.append(_changes(frame, baseline.label, side.label))
+    all_differences = pd.concat(differences, ignore_index=True)
     return Comparison(
         sides,
-        pd.concat(scores, ignore_index=True),
-        table,
+        pd.concat([measured, constant], ignore_index=True),
+        all_differences,
         pd.concat(changes),
-        quality,
-        notes + _notes(sides, frame, table),
+        quality_table(frame, **options),
+        notes + _notes(sides, frame, all_differences),
     )
 
 
-def _changes(frame: "pd.DataFrame", base: str, label: str, count: int = 5) -> "pd.DataFrame":
+def _changes(frame: "pd.DataFrame", baseline: str, label: str, count: int = 5) -> "pd.DataFrame":
+    """The questions on which a run gained and lost most SCS, `count` of each."""
     import pandas as pd
 
     scored = frame[frame["scored"]].assign(SCS=100 * 0.5 ** (frame["over"] + frame["under"]))
-    table = scored.pivot_table(
+    by_question = scored.pivot_table(
         index=["domain", "question_id"], columns="model", values="SCS", aggfunc="mean"
     )
-    table = table[[base, label]].dropna().set_axis(["before", "after"], axis=1)
-    table["change"] = table["after"] - table["before"]
-    ranked = table.sort_values("change", kind="stable")
-    ends = ranked[ranked["change"] > 0].tail(count)[::-1], ranked[ranked["change"] < 0].head(count)
-    first = frame.drop_duplicates("question_id").set_index("question_id")["example_id"]
-    rows = [end.reset_index() for end in ends]
-    return pd.concat(rows).assign(run=label, example_id=lambda t: t["question_id"].map(first))
+    pairs = by_question[[baseline, label]].dropna().set_axis(["before", "after"], axis=1)
+    pairs["change"] = pairs["after"] - pairs["before"]
+    ranked = pairs.sort_values("change", kind="stable")
+    gains = ranked[ranked["change"] > 0].tail(count)[::-1]
+    losses = ranked[ranked["change"] < 0].head(count)
+    table = pd.concat([gains.reset_index(), losses.reset_index()]).assign(run=label)
+    first_rows = frame.drop_duplicates("question_id").set_index("question_id")
+    return table.assign(example_id=table["question_id"].map(first_rows["example_id"]))
+
+
+def _scs_correction(side: Side) -> float:
+    """By how much the known errors of its judge shift the SCS of a side; 0 where that is not known."""
+    table = judge_corrected(side.run)
+    if not len(table):
+        return 0.0
+    rows = table[(table["method"] == side.name) & (table["metric"] == "SCS")]
+    if not len(rows):
+        return 0.0
+    correction = abs(float(rows["correction"].iloc[0]))
+    return 0.0 if np.isnan(correction) else correction
 
 
 def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
     """A note for each difference in SCS that is smaller than what the judge's known errors shift one of its sides by."""
-    shift = {}
-    for side in sides:
-        table = judge_corrected(side.run)
-        rows = (
-            table[(table["method"] == side.name) & (table["metric"] == "SCS")]
-            if len(table)
-            else table
-        )
-        shift[side.label] = abs(float(rows["correction"].iloc[0])) if len(rows) else 0.0
+    corrections = {side.label: _scs_correction(side) for side in sides}
+    baseline = sides[0].label
+    overall = differences[(differences["domain"] == "all") & (differences["metric"] == "SCS")]
     notes = []
-    base = sides[0].label
-    for row in differences[
-        (differences["domain"] == "all") & (differences["metric"] == "SCS")
-    ].to_dict("records"):
-        label = max(
-            (base, row["run"]), key=lambda name: shift[name] if shift[name] == shift[name] else 0.0
-        )
-        if shift[label] > abs(row["difference"]):
+    for row in overall.to_dict("records"):
+        label = max((baseline, row["run"]), key=corrections.get)
+        if corrections[label] > abs(row["difference"]):
             notes.append(
-                f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({shift[label]:.1f} by its exam)."
+                f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({corrections[label]:.1f} by its exam)."
             )
     return notes
 
 
+def _run_notes(sides: Sequence[Side]) -> list[str]:
+    """What of the run folders could not be used."""
+    runs = {id(side.run): side.run for side in sides}
+    notes = []
+    for run in runs.values():
+        notes += [f"{run.folder}: {note}" for note in run.notes]
+    return notes
+
+
+def _protocol_notes(sides: Sequence[Side]) -> list[str]:
+    """In what the runs were not made alike."""
+    protocols = {side.label: dict(protocol(side.run)) for side in sides}
+    notes = []
+    for name in ("Seeds", "Sampling", "Judge settings", "Software"):
+        values = {label: pairs[name] for label, pairs in protocols.items()}
+        if len(set(values.values())) > 1:
+            listed = "; ".join(f"{label}: {value}" for label, value in values.items())
+            notes.append(f"{name} differ: {listed}.")
+    return notes
+
+
 def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFrame") -> list[str]:
-    notes = [
-        f"{run.folder}: {note}"
-        for run in {id(side.run): side.run for side in sides}.values()
-        for note in run.notes
-    ]
+    notes = _run_notes(sides)
     for side in sides:
         rows = frame[frame["model"] == side.label]
-        if unscored := int((~rows["scored"]).sum()):
+        unscored = int((~rows["scored"]).sum())
+        if unscored:
             notes.append(
                 f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out."
             )
     notes += _doubts(sides, differences)
-    how = {side.label: dict(protocol(side.run)) for side in sides}
-    for name in ("Seeds", "Sampling", "Judge settings", "Software"):
-        values = {label: pairs[name] for label, pairs in how.items()}
-        if len(set(values.values())) > 1:
-            notes.append(
-                f"{name} differ: "
-                + "; ".join(f"{label}: {value}" for label, value in values.items())
-                + "."
-            )
+    notes += _protocol_notes(sides)
     notes.append(
         "In a difference each question counts once, in the scores of a run each answer, so the two need not add up."
     )
@@ -307,22 +348,24 @@ def comparison_text(comparison: Comparison) -> str:
     lines = [f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
-        lines += [
-            _line(row["metric"], row) for row in rows[rows["domain"] == "all"].to_dict("records")
-        ]
-        parts = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")].to_dict("records")
-        lines += [_line(f"SCS, {row['domain']}", row) for row in parts if len(parts) > 1]
-    return printable(
-        "\n".join([*lines, "", "* the 95 % interval lies on one side of zero", *comparison.notes]),
-        keep="\n",
-    )
+        for row in rows[rows["domain"] == "all"].to_dict("records"):
+            lines.append(_line(row["metric"], row))
+        by_domain = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")]
+        if len(by_domain) > 1:
+            for row in by_domain.to_dict("records"):
+                lines.append(_line(f"SCS, {row['domain']}", row))
+    lines += ["", "* the 95 % interval lies on one side of zero", *comparison.notes]
+    return printable("\n".join(lines), keep="\n")
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
-    star = "*" if row["low"] > 0 or row["high"] < 0 else " "
+    """One difference: both means, the difference with its interval, questions better and worse, p."""
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
-    span = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
-    return f"  {name + ' ' + arrow:<24}{row['first']:6.1f} → {row['second']:5.1f}  {span:<26} better {row['better']:,}, worse {row['worse']:,}, {p_value(row['p'])}"
+    star = "*" if row["low"] > 0 or row["high"] < 0 else " "
+    means = f"{row['first']:6.1f} → {row['second']:5.1f}"
+    bounded = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
+    counts = f"better {row['better']:,}, worse {row['worse']:,}"
+    return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p_value(row['p'])}"
 
 # %% ../../nbs/report/08_comparison.ipynb #58bff2b1
 def comparison_tables(comparison: Comparison) -> "dict[str, pd.DataFrame]":
@@ -340,49 +383,56 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
     """Write tables/, figures/ and comparison.html into a folder; returns the path of the page."""
     folder = Path(folder)
     write_tables(folder / "tables", comparison_tables(comparison))
-    measured, constant = (
-        comparison.scores[comparison.scores["status"] == s] for s in ("measured", "control")
+    scores = comparison.scores
+    plane = plane_figure(
+        scores[scores["status"] == "measured"],
+        None,
+        comparison.baseline,
+        scores[scores["status"] == "control"],
     )
-    figures = {
-        "comparison-plane": plane_figure(measured, None, comparison.baseline, constant),
-        "comparison-differences": differences_figure(
-            comparison.differences, styles=method_styles(comparison.scores["model"])
-        ),
-    }
+    bars = differences_figure(comparison.differences, styles=method_styles(scores["model"]))
+    figures = {"comparison-plane": plane, "comparison-differences": bars}
     files = write_figures(folder / "figures", figures)
-    changes = comparison.changes[["run", "domain", "example_id", "before", "after", "change"]]
-    asked = find_examples(comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"])
-    questions = [
-        " ".join(printable(asked[i].question).split())[:90] if i in asked else ""
-        for i in changes["example_id"]
-    ]
     domains = [name for name in comparison.differences["domain"].unique() if name != "all"]
-    values = {
-        "baseline": comparison.baseline,
-        "notes": comparison.notes,
-        "results": results_grid(comparison.scores),
-        "overall": _differences(comparison, "all"),
-        "domains": {name: _differences(comparison, name) for name in domains if len(domains) > 1},
-        "changes": grid(
-            changes.assign(question=questions).rename(columns={"example_id": "example"})
-        )
-        if len(changes)
-        else None,
-        "quality": grid(comparison.quality, fine=("quality",)) if len(comparison.quality) else None,
-        "protocols": [
-            (side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides
-        ],
-    }
+    by_domain = {}
+    if len(domains) > 1:
+        by_domain = {name: _differences_in(comparison, name) for name in domains}
+    quality = comparison.quality
     page = render_page(
         "comparison.html.j2",
         inline_figures(files),
         title=f"Compared with {comparison.baseline}",
-        **values,
+        baseline=comparison.baseline,
+        notes=comparison.notes,
+        results=results_grid(scores),
+        overall=_differences_in(comparison, "all"),
+        domains=by_domain,
+        changes=_changes_grid(comparison),
+        quality=grid(quality, fine=("quality",)) if len(quality) else None,
+        protocols=[
+            (side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides
+        ],
     )
     return write_page(folder / "comparison.html", page)
 
 
-def _differences(comparison: Comparison, domain: str) -> dict[str, list]:
+def _changes_grid(comparison: Comparison) -> dict[str, list] | None:
+    """The questions that changed most, with the first words of each."""
+    changes = comparison.changes[["run", "domain", "example_id", "before", "after", "change"]]
+    if not len(changes):
+        return None
+    examples = find_examples(
+        comparison.sides[0].run.folder / "examples.jsonl", changes["example_id"]
+    )
+    questions = []
+    for example_id in changes["example_id"]:
+        text = examples[example_id].question if example_id in examples else ""
+        questions.append(" ".join(printable(text).split())[:90])
+    return grid(changes.assign(question=questions).rename(columns={"example_id": "example"}))
+
+
+def _differences_in(comparison: Comparison, domain: str) -> dict[str, list]:
     rows = comparison.differences[comparison.differences["domain"] == domain]
-    found = differences_grid(rows.assign(method=rows["run"], start="baseline"))
-    return found | {"columns": ["run", *found["columns"][1:]]}
+    table = differences_grid(rows.assign(method=rows["run"], start="baseline"))
+    table["columns"] = ["run", *table["columns"][1:]]
+    return table

@@ -20,6 +20,7 @@ from .tables import write_tables
 # %% ../../nbs/report/09_exam_report.ipynb #50fd189a
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 # %% ../../nbs/report/09_exam_report.ipynb #16184d2b
 def misread_answers(
@@ -30,41 +31,38 @@ def misread_answers(
 ) -> list[dict[str, Any]]:
     """The plain readings with the most levels misread, each with its answer and the atoms in question; at most one of an example."""
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
-    plain = plain.assign(gap=(plain["judged"] - plain["actual"]).abs())
-    totals = plain.groupby(["answer_id", "example_id"], as_index=False)["gap"].sum()
-    worst = (
-        totals[totals["gap"] > 0]
-        .sort_values(["gap", "answer_id"], ascending=[False, True])
-        .drop_duplicates("example_id")
-        .head(count)
-    )
-    found = []
-    for row in worst.itertuples():
-        example = examples[row.example_id]
-        part = plain[(plain["answer_id"] == row.answer_id) & (plain["gap"] > 0)]
-        atoms = [
+    misread = plain.assign(levels=(plain["judged"] - plain["actual"]).abs())
+    misread = misread[misread["levels"] > 0]
+    totals = misread.groupby(["answer_id", "example_id"], as_index=False)["levels"].sum()
+    totals = totals.sort_values(["levels", "answer_id"], ascending=[False, True])
+    worst = totals.drop_duplicates("example_id").head(count)
+    cards = []
+    for answer_id, example_id in zip(worst["answer_id"], worst["example_id"], strict=True):
+        atoms = misread[misread["answer_id"] == answer_id]
+        example = examples[example_id]
+        kind = f"{atoms['kind'].iloc[0]} {atoms['trick'].iloc[0].replace('_', ' ')}"
+        cards.append(
             {
-                "text": printable(example.atom(a.atom_id).text),
-                "ideal": Level(a.ideal).label,
-                "actual": Level(a.actual).label,
-                "judged": Level(int(a.judged)).label,
-            }
-            | {"quote": printable(a.quote), "reason": printable(a.reason)}
-            for a in part.itertuples()
-        ]
-        kind = " ".join(
-            filter(None, [part["kind"].iloc[0], part["trick"].iloc[0].replace("_", " ")])
-        )
-        found.append(
-            {
-                "id": row.answer_id,
-                "kind": kind,
+                "id": answer_id,
+                "kind": kind.strip(),
                 "question": printable(example.question),
-                "response": printable(responses[row.answer_id], keep="\n"),
-                "atoms": atoms,
+                "response": printable(responses[answer_id], keep="\n"),
+                "atoms": [_misread_atom(example, row) for row in atoms.to_dict("records")],
             }
         )
-    return found
+    return cards
+
+
+def _misread_atom(example: Example, row: Mapping[str, Any]) -> dict[str, str]:
+    """What the page shows of one atom of an exam frame."""
+    return {
+        "text": printable(example.atom(row["atom_id"]).text),
+        "ideal": Level(row["ideal"]).label,
+        "actual": Level(row["actual"]).label,
+        "judged": Level(int(row["judged"])).label,
+        "quote": printable(row["quote"]),
+        "reason": printable(row["reason"]),
+    }
 
 
 def write_exam_report(
@@ -77,35 +75,34 @@ def write_exam_report(
     """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the page."""
     folder = Path(folder)
     write_tables(folder / "tables", dict(tables))
-    scored = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
-    parts = {f"ideally {level.label}": scored[scored["ideal"] == level] for level in Level}
-    figure = channel_figure(
-        {
-            name: confusion(rows["actual"], rows["judged"])
-            for name, rows in parts.items()
-            if len(rows)
-        },
-        down="known",
-        across="judged",
-    )
-    files = write_figures(folder / "figures", {"exam-confusion": figure} if len(scored) else {})
-    grids = {name: grid(table) for name, table in tables.items()}
-    notice = [printable(text) for text in exam["data"].get("edited", ())]
-    shown = {
-        name: exam[name]
-        for name in ("judge", "date", "settings", "data", "usage")
-        if exam.get(name)
-    }
+    files = write_figures(folder / "figures", _figures(frame))
+    provenance = {}
+    for name in ("judge", "date", "settings", "data", "usage"):
+        if exam.get(name):
+            provenance[name] = exam[name]
     page = render_page(
         "exam.html.j2",
         inline_figures(files),
         title=f"Exam of the judge {exam['judge']}",
         verdict=exam["verdict"],
-        reasons=[printable(r) for r in exam["reasons"]],
+        reasons=[printable(reason) for reason in exam["reasons"]],
         numbers=exam["numbers"],
-        grids=grids,
+        grids={name: grid(table) for name, table in tables.items()},
         misread=misread,
-        notices=notice,
-        protocol=[*flatten(shown)],
+        notices=[printable(text) for text in exam["data"].get("edited", ())],
+        protocol=[*flatten(provenance)],
     )
     return write_page(folder / "exam.html", page)
+
+
+def _figures(frame: "pd.DataFrame") -> "dict[str, Figure]":
+    """Known against judged levels, for each ideal level; none where nothing was scored."""
+    scored = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
+    if not len(scored):
+        return {}
+    counts = {}
+    for level in Level:
+        rows = scored[scored["ideal"] == level]
+        if len(rows):
+            counts[f"ideally {level.label}"] = confusion(rows["actual"], rows["judged"])
+    return {"exam-confusion": channel_figure(counts, down="known", across="judged")}

@@ -14,17 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from memcalib.trainer.recipe import (
     LABELS,
+    AsGiven,
     Examples,
     Recipe,
+    check_recipe,
     method_config,
     read_splits,
-    recipe_faults,
 )
 from memcalib.reproduction.training_store import (
     Training,
@@ -34,15 +35,15 @@ from memcalib.reproduction.training_store import (
     last_step,
     train_policy,
 )
-from ..commands.settings_files import EXACT, Bar, load_settings, shipped
-from ..io.settings import package_data
+from ..commands.settings_files import EXACT, Bar, check_settings, load_settings, shipped
+from ..io.settings import SettingError, SettingErrors, package_data
 from ..io.records import one_line, read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder, holds_rows
 from ..io.tasks import Task, TasksFailed, run_in_turn, run_tasks
 from ..metrics import METRICS
 from ..problem import Example, Judgment, Rollout
-from ..trainer.train_config import METHODS, TrainConfig
-from ..trainer.sft import SftConfig
+from ..trainer.train_config import METHODS, TrainSettings
+from ..trainer.sft import SftSettings
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #b5f33cba
 def _check_names(setting: str, kind: str, names: Sequence[str], allowed: Sequence[str]) -> None:
@@ -51,6 +52,12 @@ def _check_names(setting: str, kind: str, names: Sequence[str], allowed: Sequenc
             raise ValueError(
                 f"{setting}: unknown {kind} {name!r}: allowed are {', '.join(allowed)}"
             )
+
+
+def _in_profile(error: SettingError) -> SettingError:
+    """An error of a recipe as one of a profile, which calls overrides what a recipe calls methods."""
+    part, _, name = error.setting.partition(".")
+    return error.at(f"overrides.{name}") if part == "methods" else error
 
 
 class Profile(BaseModel):
@@ -66,9 +73,9 @@ class Profile(BaseModel):
     methods: tuple[str, ...] = ("GRPO", "GDPO", "MemCalib-RL")
     train_seeds: tuple[int, ...] = (1,)
     eval_seeds: tuple[int, ...] = (42, 43, 44)
-    train: dict[str, Any] = Field(default_factory=dict)
-    overrides: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    sft: dict[str, Any] = Field(default_factory=dict)
+    train: Annotated[TrainSettings, AsGiven] = TrainSettings()
+    overrides: dict[str, Annotated[TrainSettings, AsGiven]] = Field(default_factory=dict)
+    sft: Annotated[SftSettings, AsGiven] = SftSettings()
     sft_examples: int = Field(default=14400, ge=1)
     train_examples: int = Field(default=2000, ge=1)
     eval_examples: int = Field(default=300, ge=1)
@@ -112,7 +119,7 @@ class Profile(BaseModel):
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
     def recipe(self, check: bool = False) -> Recipe:
-        """The recipe of every training of this run; with `check`, `ValueError` has a line for each fault of its settings."""
+        """The recipe of every training of this run; with `check`, `SettingErrors` has a line for each fault of its settings."""
         from memcalib.micro.world import WORLDS
 
         content = {
@@ -133,15 +140,12 @@ class Profile(BaseModel):
             "sft": self.sft,
             "methods": self.overrides,
         }
-        if check:
-            faults = []
-            for fault in recipe_faults(content):
-                if fault.startswith("methods."):  # which a profile calls overrides
-                    fault = fault.replace("methods.", "overrides.", 1)
-                faults.append(fault)
-            if faults:
-                raise ValueError("\n".join(dict.fromkeys(faults)))
-        return Recipe.model_validate(content)
+        if not check:
+            return Recipe.model_validate(content)
+        try:
+            return check_recipe(content)
+        except SettingErrors as errors:
+            raise SettingErrors(map(_in_profile, errors.errors)) from None
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #70742bb6
 def profile_names() -> list[str]:
@@ -154,14 +158,12 @@ def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:
 
     Raises `FileNotFoundError` naming the shipped profiles, or `ValueError` with a line for each fault and its place.
     """
-    inner = {"train": TrainConfig.model_fields, "sft": SftConfig.model_fields}
-    profile = load_settings(
-        Profile, name, settings=settings, known=shipped("reproduction", "profiles"), inner=inner
-    )
+    known = shipped("reproduction", "profiles")
+    profile = load_settings(Profile, name, settings=settings, known=known, inside=("train", "sft"))
     try:
         recipe = profile.recipe(check=True)
-    except ValueError as error:
-        raise ValueError("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from None
+    except SettingErrors as errors:
+        raise SettingErrors(errors.errors, str(name)) from None
     for label in profile.methods:
         if label == "SFT":
             continue
@@ -184,21 +186,19 @@ def _arm_profile(
     arm_settings = {name: value for name, value in arm.items() if name != "method"}
     changes = profile.main_settings
     changes["world"] = world
-    changes["train"] = dict(profile.train)
+    changes["train"] = profile.train.explicit()
     for name, value in world_changes.items():
         if name in SIZES:
             changes[name] = value
         else:
             changes["train"][name] = value
     changes["train"].update(arm_settings)
-    changes["overrides"] = dict(profile.overrides)
     if method in profile.overrides:  # what an arm says counts more than an override
+        overrides = profile.overrides[method].explicit()
         changes["overrides"][method] = {
-            name: value
-            for name, value in profile.overrides[method].items()
-            if name not in arm_settings
+            name: value for name, value in overrides.items() if name not in arm_settings
         }
-    return Profile(**changes)
+    return check_settings(Profile, changes)
 
 
 def training_grid(
@@ -330,7 +330,7 @@ def make_starts(run: MainRun) -> None:
     """Pretrain and cold-start policies in the run's folder, where it begins from scratch and they are not there yet."""
     if not run.from_scratch or (run.starts["Cold-start"] / "policy.json").exists():
         return
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     with Bar(1) as bar:
         build_policies(
@@ -550,7 +550,7 @@ def run_quickstart(
 # %% ../../nbs/reproduction/05_main_results.ipynb #a9aa08f4
 def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None = None) -> Path:
     """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
-    from memcalib.trainer.sft import build_policies
+    from memcalib.micro.shipped import build_policies
 
     folder = Path(out) if out else package_data("micro", "policies")
     with Bar(1) as bar:

@@ -17,7 +17,8 @@ from ..io.runs import manifest, write_manifest
 from .rule_runs import RUNS, GridPlan, GridRow, run_grid, stored_rows
 from ..micro.policy import build_tokenizer, pretrain, save_policy
 from ..micro.world import JUDGE, demonstrations
-from ..trainer.sft import COLD_STARTS, cold_start
+from ..micro.shipped import COLD_STARTS
+from ..trainer.sft import cold_start
 
 # %% ../../nbs/reproduction/09_rule_grid.ipynb #14cc8365
 def plan_names() -> list[str]:

@@ -37,7 +37,6 @@ from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..redistribution import Credit
 from memcalib.trainer.checkpoints import (
-    EARLIER,
     ROWS,
     Checkpoints,
     RunStopped,
@@ -450,7 +449,7 @@ class StepRows(TrainerCallback):
             self.write_trace(row["step"])
         self.write(row | ({"drift": moved} if moved else {}))
         if self.stop:
-            raise self.stop.with_hint(self.trainer.rescue(self.stop.once))
+            raise self.stop.with_hint(self.trainer.rescue(self.stop.needed_first))
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #6f7c6882
 class Diverged(ValueError):
@@ -591,7 +590,7 @@ class FiniteGuard(TrainerCallback):
 class CreditCheckpoints(Checkpoints):
     """The checkpoints of a `CreditTrainer`, which has thresholds, `rows`, and checksums of its reference policy."""
 
-    usual = TrainConfig().model_dump(mode="json") | EARLIER
+    defaults = TrainConfig().model_dump(mode="json")
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -607,7 +606,7 @@ class CreditCheckpoints(Checkpoints):
             "processes": processes,
         }
 
-    def kept(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         trainer = self.trainer
         rows = self.trainer.rows
         counts = {
@@ -626,7 +625,7 @@ class CreditCheckpoints(Checkpoints):
             | {"thresholds": trainer.thresholds.state_dict(), "drift": rows.drift.state_dict()}
         )
 
-    def put_back(self, state: Mapping[str, Any]) -> None:
+    def restore_extra(self, state: Mapping[str, Any]) -> None:
         rows = self.trainer.rows
         rows.skipped = state["skipped"]
         rows.worst_mean = state["worst_mean"]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LEAKS', 'CHECK', 'FILE', 'ACCEPTED', 'STUCK', 'DemonstrationConfig', 'load_demonstration_prompt', 'atom_names',
            'demonstration_messages', 'find_leaks', 'Objection', 'check_answer', 'objections_of', 'repair_messages',
-           'Evaluation', 'Attempt', 'outcome_of', 'Demonstration', 'settled', 'verdict_of', 'require_two', 'Panel',
-           'demonstrate', 'training_rows', 'acceptance_table', 'read_demonstrations', 'DemonstrationResult',
+           'Evaluation', 'Attempt', 'outcome_of', 'Demonstration', 'settled', 'Verdict', 'verdict_of', 'require_two',
+           'Panel', 'demonstrate', 'training_rows', 'acceptance_table', 'read_demonstrations', 'DemonstrationResult',
            'DemonstrationError', 'make_demonstrations']
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #a0f8ddc7
@@ -18,18 +18,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ..inference.client import Client, FailureStreak, Totals, run_async, run_many
+from memcalib.inference.client import (
+    Client,
+    FailureStreak,
+    Totals,
+    escaped,
+    run_async,
+    run_many,
+    to_data,
+)
 from ..inference.endpoint import CallError, Endpoint
-from ..inference.client import escaped, to_data
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
-from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
-from ..problem import Example, Judgment, Name, WireLevel, render, text_hash
 from ..io.records import DataError, Record, Violation, printable, write_whole
+from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
+from ..problem import Atom, Example, Judgment, Name, WireLevel, render, text_hash
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #15291cd5
 class DemonstrationConfig(BaseModel):
@@ -75,27 +82,39 @@ def load_demonstration_prompt(name: str) -> str:
 # %% ../../nbs/trainer/08_demonstrations.ipynb #63b4b757
 def atom_names(example: Example) -> dict[str, str]:
     """Atom id -> short name such as m1_a2, in prompt order."""
-    return {atom.atom_id: name for _, _, own in named_atoms(example, False) for name, atom in own}
+    names = {}
+    for _, _, atoms in named_atoms(example, False):
+        for name, atom in atoms:
+            names[atom.atom_id] = name
+    return names
 
 
-def _atom(block: str, name: str, atom: Any) -> dict[str, Any]:
+def _atom_row(block: str, name: str, atom: Atom) -> dict[str, Any]:
+    """What the teacher is told about an atom of the block with this name."""
     row = {"name": name, "memory": block, "text": atom.text, "ideal_level": atom.ideal.label}
-    return row | ({"rubric": atom.usage_rubric} if atom.usage_rubric else {})
+    if atom.usage_rubric:
+        row["rubric"] = atom.usage_rubric
+    return row
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #06413e15
 def demonstration_messages(example: Example, config: DemonstrationConfig) -> list[dict[str, str]]:
     """The two messages that open the conversation with the teacher (app:sft-data)."""
-    written = "memory_text" if config.text == "fluent" else "atomic_concat_text"
-    rows = named_atoms(example, False)
-    asked = {
+    memory = []
+    atom_rows = []
+    for block_name, block, atoms in named_atoms(example, False):
+        text = block.memory_text if config.text == "fluent" else block.atomic_concat_text
+        memory.append({"name": block_name, "text": text})
+        for atom_name, atom in atoms:
+            atom_rows.append(_atom_row(block_name, atom_name, atom))
+    task = {
         "task": "demonstration",
         "query": example.question,
-        "memory": [{"name": name, "text": getattr(block, written)} for name, block, _ in rows],
-        "atoms": [_atom(name, atom_name, atom) for name, _, own in rows for atom_name, atom in own],
+        "memory": memory,
+        "atoms": atom_rows,
     }
     return [
         {"role": "system", "content": load_demonstration_prompt(config.prompt)},
-        {"role": "user", "content": to_data(asked)},
+        {"role": "user", "content": to_data(task)},
     ]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #fa7514ca
@@ -118,32 +137,34 @@ LEAKS: dict[str, re.Pattern] = {
 }
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #0235ff60
+def _name_pattern(example: Example) -> re.Pattern | None:
+    """Ids and short names of atoms that are no ordinary words: they hold a letter, and a digit or an underscore."""
+    names = []
+    for name in {*example.levels, *atom_names(example).values()}:
+        if re.search(r"[A-Za-z]", name) and re.search(r"[\d_]", name):
+            names.append(re.escape(name))
+    if not names:
+        return None
+    alternatives = "|".join(sorted(names, key=len, reverse=True))
+    return re.compile(rf"(?<![\w-])(?:{alternatives})(?![\w-])")
+
+
 def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
     """(kind, words found) for each word of an answer that gives the request away; empty for a clean answer."""
-    own = " ".join(
-        [
-            example.question,
-            *(text for b in example.blocks for text in (b.memory_text, b.atomic_concat_text)),
-        ]
-    ).casefold()
-    ids = [
-        i
-        for i in {*example.levels, *atom_names(example).values()}
-        if re.search(r"[A-Za-z]", i) and re.search(r"[\d_]", i)
-    ]
-    known = (
-        re.compile(
-            rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(ids, key=len, reverse=True)))})(?![\w-])"
-        )
-        if ids
-        else None
-    )
-    found = [
-        (kind, m[0])
-        for kind, pattern in [*LEAKS.items(), *([("name of an atom", known)] if known else [])]
-        for m in pattern.finditer(answer)
-    ]
-    return [(kind, words) for kind, words in dict.fromkeys(found) if words.casefold() not in own]
+    patterns = dict(LEAKS)
+    names = _name_pattern(example)
+    if names:
+        patterns["name of an atom"] = names
+    texts = [example.question]
+    for block in example.blocks:
+        texts += [block.memory_text, block.atomic_concat_text]
+    words_of_the_user = " ".join(texts).casefold()
+    leaks = []
+    for kind, pattern in patterns.items():
+        for match in pattern.finditer(answer):
+            if match[0].casefold() not in words_of_the_user:
+                leaks.append((kind, match[0]))
+    return list(dict.fromkeys(leaks))
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #356cd682
 CHECK = "check"
@@ -180,45 +201,48 @@ def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> 
 def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Objection]:
     """What an evaluator has against an answer; empty when every atom has its ideal level and quality and safety are right."""
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
-        return [
-            Objection(
-                by=by, rule="unreadable", detail=judgment.error or "no verdict on quality or safety"
-            )
-        ]
-    found = [
-        Objection(by=by, rule="safety", detail="somebody who follows the answer could come to harm")
-    ] * judgment.safety_failure
+        detail = judgment.error or "no verdict on quality or safety"
+        return [Objection(by=by, rule="unreadable", detail=detail)]
+    objections = []
+    if judgment.safety_failure:
+        detail = "somebody who follows the answer could come to harm"
+        objections.append(Objection(by=by, rule="safety", detail=detail))
     for atom in judgment.atoms:
         if atom.actual != atom.ideal:
             rule = "over-use" if atom.actual > atom.ideal else "under-use"
             detail = f"found {atom.actual.label}, wanted {atom.ideal.label}. {atom.reason}"
-            found.append(Objection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail))
+            objections.append(Objection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail))
     if judgment.task_quality < min_quality:
-        found.append(
-            Objection(
-                by=by,
-                rule="task quality",
-                detail=f"found {judgment.task_quality}, wanted {min_quality} or more of 4",
-            )
-        )
-    return found
+        detail = f"found {judgment.task_quality}, wanted {min_quality} or more of 4"
+        objections.append(Objection(by=by, rule="task quality", detail=detail))
+    return objections
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #b97241fb
+_MOST_POINTS = 40  # objections that a teacher is told in one round
+
+
 def repair_messages(
     example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]
 ) -> list[dict[str, str]]:
     """The messages of a further round: the opening, the last answer, and what was said against it; the opening alone where that is nothing."""
     names = atom_names(example)
     levels = example.levels
+    readable = [objection for objection in against if objection.rule != "unreadable"]
     points = []
-    for o in [o for o in against if o.rule != "unreadable"][:40]:
-        atom = (
-            {"atom": names[o.atom_id], "ideal_level": levels[o.atom_id].label} if o.atom_id else {}
-        )
-        points.append({"by": o.by, "rule": o.rule} | atom | {"detail": o.detail})
-    said = [{"role": "assistant", "content": escaped(answer[:20_000]) or "(no text)"}]
-    said += [{"role": "user", "content": to_data({"task": "demonstration", "repair": points})}]
-    return demonstration_messages(example, config) + (said if points else [])
+    for objection in readable[:_MOST_POINTS]:
+        point = {"by": objection.by, "rule": objection.rule}
+        if objection.atom_id:
+            point["atom"] = names[objection.atom_id]
+            point["ideal_level"] = levels[objection.atom_id].label
+        point["detail"] = objection.detail
+        points.append(point)
+    messages = demonstration_messages(example, config)
+    if points:
+        repair = to_data({"task": "demonstration", "repair": points})
+        last_answer = escaped(answer[:20_000]) or "(no text)"
+        messages.append({"role": "assistant", "content": last_answer})
+        messages.append({"role": "user", "content": repair})
+    return messages
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #67ee24c3
 class Evaluation(Record):
@@ -244,14 +268,14 @@ class Attempt(Record):
 # %% ../../nbs/trainer/08_demonstrations.ipynb #7d911034
 def outcome_of(against: Sequence[Objection]) -> str:
     """The outcome of an answer that both evaluators were asked about, or that failed a check."""
-    by = {o.by for o in against}
+    objectors = {objection.by for objection in against}
     if not against:
         return "accepted"
-    if CHECK in by:
+    if CHECK in objectors:
         return "unusable"
-    if all(o.rule == "unreadable" for o in against):
+    if all(objection.rule == "unreadable" for objection in against):
         return "unread"
-    return "refused" if len(by) > 1 else "split"
+    return "refused" if len(objectors) > 1 else "split"
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #dbeeb3b5
 if TYPE_CHECKING:
@@ -264,9 +288,7 @@ class Demonstration(Record):
     example_id: Name
     domain: str
     status: Literal["accepted", "review", "rejected", "failed"]
-    visit: int = (
-        0  # how often the row had been left before: after a failed call, or for want of rounds
-    )
+    visit: int = 0  # how often the row had been left before, for a failed call or want of rounds
     reason: str = ""
     detail: str = ""
     response: str = ""
@@ -276,7 +298,7 @@ class Demonstration(Record):
     example_hash: str = ""
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[str, int]:
         """(example, visit): a row that was taken up again has a line for each time, and the last one counts."""
         return self.example_id, self.visit
 
@@ -307,34 +329,48 @@ _GRAVE = (
 
 def settled(attempts: Sequence[Attempt], rounds: int) -> bool:
     """Whether a row needs no further answer: accepted, or out of rounds."""
-    last = attempts[-1].outcome if attempts else "open"
-    return last == "accepted" or (last != "open" and len(attempts) >= rounds)
+    outcome = attempts[-1].outcome if attempts else "open"
+    if outcome == "accepted":
+        return True
+    return outcome != "open" and len(attempts) >= rounds
 
 
-def verdict_of(attempts: Sequence[Attempt]) -> tuple[str, str, str]:
-    """(status, reason, detail) of a settled row; the reason is the gravest rule, or that the evaluators disagree."""
+class Verdict(NamedTuple):
+    """What becomes of a settled row."""
+
+    status: str
+    reason: str  # the gravest rule, or that the evaluators disagree
+    detail: str
+
+
+def verdict_of(attempts: Sequence[Attempt]) -> Verdict:
+    """The verdict on a settled row, by its last attempt."""
     last = attempts[-1]
     if last.outcome == "accepted":
-        return "accepted", "", ""
-    rules = {o.rule for o in last.objections}
-    levels = "levels" if rules & {"over-use", "under-use"} and "safety" not in rules else ""
-    reason = (
-        "evaluators disagree"
-        if last.outcome == "split"
-        else levels or next(rule for rule in _GRAVE if rule in rules)
-    )
-    said = [
-        f"{o.by}: {o.rule}{f' of {o.atom_id}' if o.atom_id else ''}: {o.detail}"
-        for o in last.objections[:5]
-    ]
-    return _STATUS[last.outcome], reason, printable("; ".join(said))[:1000]
+        return Verdict("accepted", "", "")
+    details = []
+    for objection in last.objections[:5]:
+        atom = f" of {objection.atom_id}" if objection.atom_id else ""
+        details.append(f"{objection.by}: {objection.rule}{atom}: {objection.detail}")
+    detail = printable("; ".join(details))[:1000]
+    return Verdict(_STATUS[last.outcome], _reason(last), detail)
+
+
+def _reason(attempt: Attempt) -> str:
+    """The gravest rule that an answer broke; over-use and under-use are both `levels`."""
+    if attempt.outcome == "split":
+        return "evaluators disagree"
+    rules = {objection.rule for objection in attempt.objections}
+    gravest = next(rule for rule in _GRAVE if rule in rules)
+    return "levels" if gravest in ("over-use", "under-use") else gravest
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #e2cf38e2
-def require_two(one: Endpoint, two: Endpoint) -> None:
+def require_two(first: Endpoint, second: Endpoint) -> None:
     """Raise `ValueError` when two evaluators are the same model at the same address."""
-    if (one.url, one.model, one.extra_body) == (two.url, two.model, two.extra_body):
+    same_address = (first.url, first.model) == (second.url, second.model)
+    if same_address and first.extra_body == second.extra_body:
         raise ValueError(
-            f"evaluators: found {one.model!r} at {one.url} twice; allowed: two different models, which judge independently"
+            f"evaluators: found {first.model!r} at {first.url} twice; allowed: two different models, which judge independently"
         )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #998510d8
@@ -347,176 +383,232 @@ class Panel:
     config: DemonstrationConfig
 
     def __post_init__(self):
-        require_two(*(client.endpoint for client in self.evaluators))
-        self.judges = [LLMJudge(client, self.config.judging) for client in self.evaluators]
-        self.by = {f"evaluator {n}": judge for n, judge in enumerate(self.judges, 1)}
-        self.settings = {
-            "temperature": self.config.temperature,
-            "max_tokens": self.config.max_tokens,
+        first, second = self.evaluators
+        require_two(first.endpoint, second.endpoint)
+        self.judges = {
+            "evaluator 1": LLMJudge(first, self.config.judging),
+            "evaluator 2": LLMJudge(second, self.config.judging),
         }
 
     @property
     def recipe(self) -> str:
         """Hash of everything that shapes a row but the number of rounds."""
-        e = self.teacher.endpoint
-        text = load_demonstration_prompt(self.config.prompt)
-        kept = self.config.model_dump(include={"text", "min_quality", "temperature", "max_tokens"})
-        return text_hash(
-            to_data(
-                [
-                    text,
-                    kept,
-                    e.model,
-                    e.thinking,
-                    e.extra_body,
-                    [judge.name for judge in self.judges],
-                ]
-            )
-        )
+        teacher = self.teacher.endpoint
+        settings = {"text", "min_quality", "temperature", "max_tokens"}
+        parts = [
+            load_demonstration_prompt(self.config.prompt),
+            self.config.model_dump(include=settings),
+            teacher.model,
+            teacher.thinking,
+            teacher.extra_body,
+            [judge.name for judge in self.judges.values()],
+        ]
+        return text_hash(to_data(parts))
 
     @property
     def totals(self) -> dict[str, Totals]:
         """What each role has spent so far."""
-        return {"teacher": self.teacher.totals} | {
-            by: judge.totals for by, judge in self.by.items()
-        }
+        totals = {"teacher": self.teacher.totals}
+        for name, judge in self.judges.items():
+            totals[name] = judge.totals
+        return totals
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #4a569b9b
 async def _answer(
     panel: Panel, example: Example, attempts: Sequence[Attempt], spent: Counter
 ) -> Attempt:
-    last = attempts[-1] if attempts else None
-    opening = demonstration_messages(example, panel.config)
-    messages = (
-        repair_messages(example, panel.config, last.response, last.objections) if last else opening
+    """The teacher's next answer, checked by rule; what the call took is added to `spent`."""
+    config = panel.config
+    if attempts:
+        last = attempts[-1]
+        messages = repair_messages(example, config, last.response, last.objections)
+    else:
+        messages = demonstration_messages(example, config)
+    reply = await panel.teacher.ask(
+        messages,
+        attempt=len(attempts),
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
     )
-    reply = await panel.teacher.ask(messages, attempt=len(attempts), **panel.settings)
-    spent.update({"calls": 1, "remembered": int(reply.cached)} | reply.usage)
-    attempt = Attempt(response=reply.text.strip(), finish_reason=reply.finish_reason)
-    attempt.objections = check_answer(example, attempt.response, attempt.finish_reason)
-    attempt.outcome = "unusable" if attempt.objections else "open"
-    return attempt
+    spent["calls"] += 1
+    spent["remembered"] += int(reply.cached)
+    spent.update(reply.usage)
+    response = reply.text.strip()
+    objections = check_answer(example, response, reply.finish_reason)
+    return Attempt(
+        response=response,
+        finish_reason=reply.finish_reason,
+        objections=objections,
+        outcome="unusable" if objections else "open",
+    )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #4188a374
 class _CallFailed(Exception):
-    pass
+    """An evaluator's call failed; what the other one said is kept."""
 
 
 async def _evaluate(
     panel: Panel, example: Example, attempt: Attempt, spent: Mapping[str, Counter]
 ) -> None:
-    had = {evaluation.by for evaluation in attempt.evaluations}
-    waiting = [by for by in panel.by if by not in had]
-    calls = [
-        panel.by[by].ajudge(example, attempt.response, text=panel.config.text) for by in waiting
-    ]
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    for by, judgment in zip(waiting, found, strict=True):
+    """Ask the evaluators that have not judged the answer yet; raises `_CallFailed`, and what else a call raises."""
+    judged_by = {evaluation.by for evaluation in attempt.evaluations}
+    waiting = [name for name in panel.judges if name not in judged_by]
+    calls = []
+    for name in waiting:
+        judge = panel.judges[name]
+        calls.append(judge.ajudge(example, attempt.response, text=panel.config.text))
+    judgments = await asyncio.gather(*calls, return_exceptions=True)
+    failure = None
+    for name, judgment in zip(waiting, judgments, strict=True):
         if isinstance(judgment, BaseException):
             raise judgment
-        spent[by].update(judgment.usage)
-        if not judgment.retry:
-            attempt.evaluations.append(_evaluation(panel.by[by].name, by, judgment))
-            attempt.objections += objections_of(judgment, by, panel.config.min_quality)
-    if failed := next((judgment.error for judgment in found if judgment.retry), None):
-        raise _CallFailed(failed)
+        spent[name].update(judgment.usage)
+        if judgment.retry:
+            failure = failure or judgment.error
+            continue
+        attempt.evaluations.append(_evaluation(panel.judges[name].name, name, judgment))
+        attempt.objections += objections_of(judgment, name, panel.config.min_quality)
+    if failure:
+        raise _CallFailed(failure)
     attempt.outcome = outcome_of(attempt.objections)
 
 
 def _evaluation(evaluator: str, by: str, judgment: Judgment) -> Evaluation:
     levels = {atom.atom_id: atom.actual for atom in judgment.atoms if atom.actual is not None}
-    whole = {name: getattr(judgment, name) for name in ("task_quality", "safety_failure", "error")}
-    return Evaluation(evaluator=evaluator, by=by, levels=levels, **whole)
+    return Evaluation(
+        evaluator=evaluator,
+        by=by,
+        levels=levels,
+        task_quality=judgment.task_quality,
+        safety_failure=judgment.safety_failure,
+        error=judgment.error,
+    )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #7c86bdec
 async def demonstrate(
     panel: Panel, example: Example, earlier: Demonstration | None = None
 ) -> Demonstration:
     """One example through its rounds, going on after an `earlier` row of it; raises `CallError` only when it is fatal."""
-    attempts = [attempt.model_copy(deep=True) for attempt in earlier.attempts] if earlier else []
-    spent = {role: Counter() for role in panel.totals}
-    place = {
-        "example_id": example.id,
-        "domain": example.domain,
-        "visit": earlier.visit + 1 if earlier else 0,
-    }
     row = Demonstration(
-        **place, status="failed", recipe=panel.recipe, example_hash=example.content_hash
+        example_id=example.id,
+        domain=example.domain,
+        visit=earlier.visit + 1 if earlier else 0,
+        status="failed",
+        recipe=panel.recipe,
+        example_hash=example.content_hash,
     )
+    if earlier:
+        row.attempts = [attempt.model_copy(deep=True) for attempt in earlier.attempts]
+    spent = {role: Counter() for role in panel.totals}
     try:
-        while not settled(attempts, panel.config.rounds):
-            if not attempts or attempts[-1].outcome != "open":
-                attempts.append(await _answer(panel, example, attempts, spent["teacher"]))
-            if attempts[-1].outcome == "open":
-                await _evaluate(panel, example, attempts[-1], spent)
-        row.status, row.reason, row.detail = verdict_of(attempts)
+        await _rounds(panel, example, row.attempts, spent)
+        row.status, row.reason, row.detail = verdict_of(row.attempts)
     except (CallError, _CallFailed) as error:
         if getattr(error, "fatal", False):
             raise
         row.reason = "failed call"
         row.detail = printable(f"{getattr(error, 'kind', 'evaluator')}: {error}")[:1000]
-    usage = {role: dict(counts) for role, counts in spent.items() if counts}
-    return row.model_copy(
-        update={
-            "attempts": attempts,
-            "response": attempts[-1].response if attempts else "",
-            "usage": usage,
-        }
-    )
+    if row.attempts:
+        row.response = row.attempts[-1].response
+    row.usage = {role: dict(counts) for role, counts in spent.items() if counts}
+    return row
+
+
+async def _rounds(
+    panel: Panel, example: Example, attempts: list[Attempt], spent: Mapping[str, Counter]
+) -> None:
+    """Ask the teacher and the evaluators in turn, until the row is settled; attempts are added to the list."""
+    while not settled(attempts, panel.config.rounds):
+        if not attempts or attempts[-1].outcome != "open":
+            attempts.append(await _answer(panel, example, attempts, spent["teacher"]))
+        if attempts[-1].outcome == "open":
+            await _evaluate(panel, example, attempts[-1], spent)
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #9d8f3250
 def training_rows(
     examples: Iterable[Example], rows: Iterable[Demonstration], config: DemonstrationConfig
 ) -> Iterator[dict[str, Any]]:
     """Prompt and completion messages of the accepted rows, in the order of the examples."""
-    accepted = {row.example_id: row.response for row in rows if row.status == "accepted"}
+    answers = {row.example_id: row.response for row in rows if row.status == "accepted"}
     for example in examples:
-        if example.id in accepted:
-            prompt = render(
-                example,
-                text=config.text,
-                prompt_template=find_prompt_template(config.prompt_template),
-            )
-            completion = [{"role": "assistant", "content": accepted[example.id]}]
-            yield {"example_id": example.id, "prompt": prompt, "completion": completion}
+        if example.id in answers:
+            template = find_prompt_template(config.prompt_template)
+            yield {
+                "example_id": example.id,
+                "prompt": render(example, text=config.text, prompt_template=template),
+                "completion": [{"role": "assistant", "content": answers[example.id]}],
+            }
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #e7407722
+class _Count(NamedTuple):
+    """A line of the table: how many, out of how many."""
+
+    kind: str
+    name: str
+    count: int
+    of: int
+
+
 def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
     """Counts and shares (%) by status, domain, round and reason; `of` is what the share is taken of (app:sft-data)."""
     import pandas as pd
 
     rows = list(rows)
     lines = [
-        ("status", name, sum(row.status == name for row in rows), len(rows))
-        for name in ("accepted", "review", "rejected", "failed")
+        *_status_counts(rows),
+        *_domain_counts(rows),
+        *_round_counts(rows),
+        *_reason_counts(rows),
+        *_objection_counts(rows),
     ]
-    for domain in sorted({row.domain for row in rows}):
-        own = [row.status == "accepted" for row in rows if row.domain == domain]
-        lines.append(("accepted in domain", domain, sum(own), len(own)))
-    for number in range(1, max((len(row.attempts) for row in rows), default=0) + 1):
-        read = [
-            row.attempts[number - 1].outcome == "accepted"
-            for row in rows
-            if len(row.attempts) >= number
-        ]
-        lines.append(("accepted in round", str(number), sum(read), len(read)))
-    reasons = Counter(f"{row.status}: {row.reason}" for row in rows if row.status != "accepted")
-    lines += [("not accepted", reason, count, len(rows)) for reason, count in reasons.most_common()]
-    lines += _objected([attempt for row in rows for attempt in row.attempts])
-    share = [round(100 * count / of, 1) if of else None for *_, count, of in lines]
-    return pd.DataFrame(lines, columns=["what", "which", "count", "of"]).assign(share=share)
+    shares = [round(100 * line.count / line.of, 1) if line.of else None for line in lines]
+    return pd.DataFrame(lines, columns=["what", "which", "count", "of"]).assign(share=shares)
 
 
-def _objected(answers: Sequence[Attempt]) -> list[tuple[str, str, int, int]]:
-    rules = Counter(
-        rule for answer in answers for rule in {(o.by, o.rule) for o in answer.objections}
-    )
-    read = Counter(
-        evaluation.by for answer in answers for evaluation in answer.evaluations
-    ) | Counter({CHECK: len(answers)})
+def _status_counts(rows: Sequence[Demonstration]) -> list[_Count]:
+    counts = Counter(row.status for row in rows)
+    names = ("accepted", "review", "rejected", "failed")
+    return [_Count("status", name, counts[name], len(rows)) for name in names]
+
+
+def _domain_counts(rows: Sequence[Demonstration]) -> list[_Count]:
+    total = Counter(row.domain for row in rows)
+    accepted = Counter(row.domain for row in rows if row.status == "accepted")
     return [
-        ("answers objected to", f"{by}: {rule}", count, read[by])
-        for (by, rule), count in rules.most_common()
+        _Count("accepted in domain", domain, accepted[domain], total[domain])
+        for domain in sorted(total)
+    ]
+
+
+def _round_counts(rows: Sequence[Demonstration]) -> list[_Count]:
+    lines = []
+    most_rounds = max((len(row.attempts) for row in rows), default=0)
+    for index in range(most_rounds):
+        outcomes = [row.attempts[index].outcome for row in rows if len(row.attempts) > index]
+        accepted = outcomes.count("accepted")
+        lines.append(_Count("accepted in round", str(index + 1), accepted, len(outcomes)))
+    return lines
+
+
+def _reason_counts(rows: Sequence[Demonstration]) -> list[_Count]:
+    reasons = Counter(f"{row.status}: {row.reason}" for row in rows if row.status != "accepted")
+    return [
+        _Count("not accepted", reason, count, len(rows)) for reason, count in reasons.most_common()
+    ]
+
+
+def _objection_counts(rows: Sequence[Demonstration]) -> list[_Count]:
+    """How many answers each rule was brought against, of those that whoever objects has read."""
+    answers_read = Counter()
+    objected = Counter()
+    for row in rows:
+        for attempt in row.attempts:
+            answers_read[CHECK] += 1
+            answers_read.update(evaluation.by for evaluation in attempt.evaluations)
+            objected.update({(objection.by, objection.rule) for objection in attempt.objections})
+    return [
+        _Count("answers objected to", f"{by}: {rule}", count, answers_read[by])
+        for (by, rule), count in objected.most_common()
     ]
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #3d4217e7
@@ -526,9 +618,10 @@ ACCEPTED = "accepted.jsonl"
 
 def read_demonstrations(folder: str | Path) -> list[Demonstration]:
     """The rows of a folder, the last one of each example; none before the first row is written."""
-    return list(
-        {row.example_id: row for row in rows_so_far(Path(folder) / FILE, Demonstration)}.values()
-    )
+    latest = {}
+    for row in rows_so_far(Path(folder) / FILE, Demonstration):
+        latest[row.example_id] = row
+    return list(latest.values())
 
 
 @dataclass
@@ -559,32 +652,36 @@ class DemonstrationError(RuntimeError):
         self.path = path
         self.command = command
         counts = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
-        which = f"the first {len(rows)} rows, so the run stopped" if early else f"{len(rows)} rows"
+        extent = f"the first {len(rows)} rows, so the run stopped" if early else f"{len(rows)} rows"
+        last = rows[-1]
+        hint = f"; go on with: {command}" if command else ""
         super().__init__(
-            f"no demonstration was accepted in {which} ({counts}). The last one, {rows[-1].example_id!r}: {rows[-1].detail[:300]}. "
+            f"no demonstration was accepted in {extent} ({counts}). The last one, {last.example_id!r}: {last.detail[:300]}. "
             f"All answers are in {path}. The same command makes failed calls again, and with a higher --rounds it gives the "
-            f"other rows further rounds{f'; go on with: {command}' if command else ''}"
+            f"other rows further rounds{hint}"
         )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #a93b8051
-def _earlier(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
-    versions = {example.id: example.content_hash for example in examples}
+def _earlier_rows(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
+    """The last row of each example in a file; raises `DataError` for one of another recipe or another version of its example."""
+    hashes = {example.id: example.content_hash for example in examples}
     latest = {}
     for row in rows_so_far(path, Demonstration):
-        now = {"recipe": recipe, "example_hash": versions.get(row.example_id, row.example_hash)}
-        if differs := [name for name, value in now.items() if getattr(row, name) != value]:
-            allowed = f"{now[differs[0]]}, which stands for prompt, settings, models and example as they are now; or another folder"
-            raise DataError(
-                [
-                    Violation(
-                        differs[0],
-                        getattr(row, differs[0]),
-                        allowed,
-                        example_id=row.example_id,
-                        file=str(path),
-                    )
-                ]
-            )
+        expected = {
+            "recipe": recipe,
+            "example_hash": hashes.get(row.example_id, row.example_hash),
+        }
+        for name, value in expected.items():
+            if getattr(row, name) != value:
+                allowed = f"{value}, which stands for prompt, settings, models and example as they are now; or another folder"
+                violation = Violation(
+                    name,
+                    getattr(row, name),
+                    allowed,
+                    example_id=row.example_id,
+                    file=str(path),
+                )
+                raise DataError([violation])
         latest[row.example_id] = row
     return latest
 
@@ -593,42 +690,40 @@ async def _run(
     panel: Panel,
     examples: Sequence[Example],
     result: DemonstrationResult,
-    on_row: Any,
+    on_row: Callable[[Demonstration], None] | None,
     command: str,
 ) -> None:
+    """Demonstrate every example that is not settled in the file; rows are written as they come. Raises `DemonstrationError` when stuck."""
     path = result.folder / FILE
-    first = []
-    failures = FailureStreak(STUCK)
     with Journal(path, Demonstration) as journal:
-        past = _earlier(path, panel.recipe, examples)
-        done = {
-            i
-            for i, row in past.items()
-            if row.status != "failed" and settled(row.attempts, panel.config.rounds)
-        }
-        todo = [example for example in examples if example.id not in done]
-        result.found = len(examples) - len(todo)
+        earlier = _earlier_rows(path, panel.recipe, examples)
+        unsettled = []
+        for example in examples:
+            row = earlier.get(example.id)
+            is_done = row and row.status != "failed" and settled(row.attempts, panel.config.rounds)
+            if not is_done:
+                unsettled.append(example)
+        result.found = len(examples) - len(unsettled)
 
-        def work(example):
-            return demonstrate(panel, example, past.get(example.id))
+        def work(example: Example):
+            return demonstrate(panel, example, earlier.get(example.id))
 
+        first_rows = []
+        failures = FailureStreak(STUCK)
         async with AsyncExitStack() as stack:
             for client in (panel.teacher, *panel.evaluators):
                 await stack.enter_async_context(client)
-            rows = await stack.enter_async_context(
-                aclosing(run_many(todo, work, panel.teacher.endpoint.concurrency))
-            )
-            async for _, row in rows:
+            running = run_many(unsettled, work, panel.teacher.endpoint.concurrency)
+            async for _, row in await stack.enter_async_context(aclosing(running)):
                 journal.append(row)
                 result.new += 1
-                first += [row] * (len(first) < STUCK)
+                if len(first_rows) < STUCK:
+                    first_rows.append(row)
                 if on_row:
                     on_row(row)
-                if (
-                    failures.add(None if row.status == "accepted" else row.reason)
-                    and not result.found
-                ):
-                    raise DemonstrationError(first, path, command, early=True)
+                is_stuck = failures.add(None if row.status == "accepted" else row.reason)
+                if is_stuck and not result.found:
+                    raise DemonstrationError(first_rows, path, command, early=True)
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #abb3241b
 def make_demonstrations(
@@ -647,21 +742,21 @@ def make_demonstrations(
     none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
     panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
-    ids = Counter(example.id for example in examples)
-    if repeated := [i for i, count in ids.items() if count > 1]:
-        raise DataError(
-            [Violation("id", "two examples with one id", "each id once", example_id=repeated[0])]
+    count_by_id = Counter(example.id for example in examples)
+    repeated = [example_id for example_id, count in count_by_id.items() if count > 1]
+    if repeated:
+        violation = Violation(
+            "id", "two examples with one id", "each id once", example_id=repeated[0]
         )
+        raise DataError([violation])
     result = DemonstrationResult(Path(out), totals=panel.totals)
     try:
         run_async(_run(panel, examples, result, on_row, command))
     finally:  # in the order of the examples, whatever order the calls came back in
-        accepted = (
-            json.dumps(row, ensure_ascii=False) + "\n"
-            for row in training_rows(examples, result.rows, panel.config)
-        )
-        write_whole(result.folder / ACCEPTED, "".join(accepted))
-    rows = [row for row in result.rows if row.example_id in ids]
+        accepted = training_rows(examples, result.rows, panel.config)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in accepted]
+        write_whole(result.folder / ACCEPTED, "".join(lines))
+    rows = [row for row in result.rows if row.example_id in count_by_id]
     if rows and not any(row.status == "accepted" for row in rows):
         raise DemonstrationError(rows, result.folder / FILE, command)
     return result

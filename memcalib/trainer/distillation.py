@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['PROMPT', 'TeacherView', 'TEACHER_VIEWS', 'Tail', 'answer_key', 'written_key', 'curated_prompt', 'hinted_prompt',
-           'teacher_messages', 'teacher_encoder', 'prompted_scores', 'micro_teacher', 'teacher_of', 'build_teachers',
-           'HeadLogps', 'head_logps', 'TeacherLogps', 'teacher_logps', 'reverse_kl_rewards', 'token_stats',
-           'topk_forward_kl', 'load_teacher', 'DistillationStats', 'OpsdPG', 'OpsdGKD']
+           'teacher_messages', 'teacher_encoder', 'prompted_scores', 'HeadLogps', 'head_logps', 'TeacherLogps',
+           'teacher_logps', 'reverse_kl_rewards', 'token_stats', 'topk_forward_kl', 'load_teacher', 'DistillationStats',
+           'OpsdPG', 'OpsdGKD']
 
 # %% ../../nbs/trainer/07_distillation.ipynb #358c8ea7
 import copy
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import create_model_from_path, use_adapter
@@ -45,20 +44,12 @@ from memcalib.credit.tree_attention import (
     unpad,
 )
 from ..inference.client import to_data
-from ..inference.local import end_tokens, prompt_encoder, sample_tokens
+from ..inference.local import end_tokens, sample_tokens
 from ..io.records import is_hub_id
 from ..judge import prompt_part
 from ..metrics import summary
-from ..micro.policy import Report, Row, fit, load_policy, policy_path, save_policy
-from memcalib.micro.world import (
-    WORLDS,
-    World,
-    answer,
-    audit_text,
-    exact_judge,
-    make_examples,
-    noisy_levels,
-)
+from ..micro.policy import policy_path
+from ..micro.world import audit_text
 from memcalib.problem import (
     PROMPT_TEMPLATES,
     Example,
@@ -70,25 +61,24 @@ from memcalib.problem import (
     render,
 )
 from .rewards import fitting_examples
-from .sft import COLD_STARTS
 from ..training import CreditTrainer
 
 # %% ../../nbs/trainer/07_distillation.ipynb #af018265
 def answer_key(example: Example) -> list[dict[str, Any]]:
     """One row for each atom in prompt order: `memory` (block number), `text`, `level` (A, B or C) and `rubric` (or None)."""
-    atoms = {atom.atom_id: atom for atom in example.atoms}
-    shown = [
-        (block.number, atoms[atom_id]) for block in example.blocks for atom_id in block.atom_ids
-    ]
-    return [
-        {
-            "memory": number,
-            "text": atom.text,
-            "level": atom.ideal.wire,
-            "rubric": atom.usage_rubric or None,
-        }
-        for number, atom in shown
-    ]
+    rows = []
+    for block in example.blocks:
+        for atom_id in block.atom_ids:
+            atom = example.atom(atom_id)
+            rows.append(
+                {
+                    "memory": block.number,
+                    "text": atom.text,
+                    "level": atom.ideal.wire,
+                    "rubric": atom.usage_rubric or None,
+                }
+            )
+    return rows
 
 # %% ../../nbs/trainer/07_distillation.ipynb #fc5375b4
 PROMPT = "teacher-1"
@@ -98,21 +88,16 @@ def written_key(
     example: Example, text: str = "concat", prompt_template: str = "plain"
 ) -> list[dict[str, str]]:
     """The ordinary prompt with instructions and answer key in its system turn."""
-    turns = render(example, text=text, prompt_template=prompt_template)
-    given = "\n\n".join(turn["content"] for turn in turns if turn["role"] == "system")
-    system = "\n\n".join(
-        part
-        for part in (
-            given,
-            prompt_part(PROMPT, ("trainer", "prompts")),
-            to_data(answer_key(example)),
-        )
-        if part
-    )
-    return [
-        {"role": "system", "content": system},
-        *(turn for turn in turns if turn["role"] != "system"),
+    messages = render(example, text=text, prompt_template=prompt_template)
+    system_texts = [message["content"] for message in messages if message["role"] == "system"]
+    other_messages = [message for message in messages if message["role"] != "system"]
+    parts = [
+        "\n\n".join(system_texts),
+        prompt_part(PROMPT, ("trainer", "prompts")),
+        to_data(answer_key(example)),
     ]
+    system = "\n\n".join(part for part in parts if part)
+    return [{"role": "system", "content": system}, *other_messages]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9c89139f
 def curated_prompt(
@@ -130,11 +115,9 @@ def hinted_prompt(
     levels: Mapping[str, Level] | None = None,
 ) -> list[dict[str, str]]:
     """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
-    named = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
-    return [
-        {"role": "system", "content": named},
-        *render(example, text=text, prompt_template="micro"),
-    ]
+    hints = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
+    messages = render(example, text=text, prompt_template="micro")
+    return [{"role": "system", "content": hints}, *messages]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #1dd5f052
 TeacherView = Callable[[Example, str, str], list[dict[str, str]]]
@@ -148,33 +131,33 @@ def teacher_messages(
 
     Raises `ValueError` for an unknown `text` or `prompt_template`, naming the known ones.
     """
-    known = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
-    if prompt_template not in known:
+    allowed = dict.fromkeys([*PROMPT_TEMPLATES, *TEACHER_VIEWS])
+    if prompt_template not in allowed:
         raise ValueError(
-            f"unknown prompt template {prompt_template!r}: allowed are {', '.join(known)}"
+            f"unknown prompt template {prompt_template!r}: allowed are {', '.join(allowed)}"
         )
-    return TEACHER_VIEWS.get(prompt_template, written_key)(example, text, prompt_template)
+    view = TEACHER_VIEWS.get(prompt_template, written_key)
+    return view(example, text, prompt_template)
 
 # %% ../../nbs/trainer/07_distillation.ipynb #5340d719
 def teacher_encoder(
-    tokenizer, text: str = "concat", prompt_template: str = "plain"
+    tokenizer: PreTrainedTokenizerBase, text: str = "concat", prompt_template: str = "plain"
 ) -> Callable[[Example], list[int]]:
     """A function from an example to the teacher's prompt token ids; each example is encoded once."""
-    known: dict[str, list[int]] = {}
+    ids_by_example: dict[str, list[int]] = {}
 
     def encode(example: Example) -> list[int]:
-        if example.id not in known:
-            known[example.id] = encode_prompt(
-                tokenizer, teacher_messages(example, text, prompt_template)
-            )
-        return known[example.id]
+        if example.id not in ids_by_example:
+            messages = teacher_messages(example, text, prompt_template)
+            ids_by_example[example.id] = encode_prompt(tokenizer, messages)
+        return ids_by_example[example.id]
 
     return encode
 
 # %% ../../nbs/trainer/07_distillation.ipynb #df6428e7
 def prompted_scores(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     judge: JudgeLike,
     encode: Callable[[Example], list[int]],
@@ -184,126 +167,30 @@ def prompted_scores(
     seed: int = 42,
 ) -> dict[str, float]:
     """The six metrics of one sampled answer for each example, its prompt made by `encode`; see `summary`."""
-    generator = torch.Generator(model.device).manual_seed(seed)
-    options = dict(
+    answers = sample_tokens(
+        model,
+        [encode(example) for example in examples],
         ends=end_tokens(model, tokenizer),
         max_tokens=max_tokens,
         temperature=temperature,
-        generator=generator,
+        generator=torch.Generator(model.device).manual_seed(seed),
     )
-    answers = sample_tokens(model, [encode(example) for example in examples], **options)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     return summary(judge_all(judge, examples, texts))
 
-# %% ../../nbs/trainer/07_distillation.ipynb #350eb908
-def _lessons(
-    world: World,
-    tokenizer,
-    rng: random.Random,
-    pool: Sequence[Example],
-    size: int,
-    hinted: float,
-    flip: float,
-) -> Iterator[list[Row]]:
-    recipe = COLD_STARTS[world.policy]
-    while True:
-        rows = []
-        for example in rng.sample(pool, size):
-            if with_hint := rng.random() < hinted:
-                levels = noisy_levels(example, rng, flip, recipe.get("bias"))
-            else:
-                levels = noisy_levels(example, rng, recipe["flip"], recipe.get("bias"))
-            turns = (
-                hinted_prompt(example, levels=levels)
-                if with_hint
-                else render(example, "concat", "micro")
-            )
-            said = [*tokenizer(answer(example, rng, levels))["input_ids"], tokenizer.eos_token_id]
-            rows.append((encode_prompt(tokenizer, turns), said, "hinted" if with_hint else "plain"))
-        yield rows
-
-
-def micro_teacher(
-    world: World | str,
-    steps: int = 800,
-    *,
-    seed: int = 0,
-    lr: float = 0.01,
-    size: int = 24,
-    hinted: float = 0.75,
-    flip: float = 0.3,
-    pool: int = 3000,
-    report: Report | None = None,
-):
-    """The world's cold start after reading lessons on `steps` batches of `size` rows: a teacher for `micro-hinted` prompts."""
-    world = WORLDS[world] if isinstance(world, str) else world
-    model, tokenizer = load_policy(world.policy)
-    examples = make_examples(world, max(pool, size), seed, "coldstart")
-    return fit(
-        model,
-        _lessons(world, tokenizer, random.Random(f"teacher-{seed}"), examples, size, hinted, flip),
-        steps,
-        lr=lr,
-        report=report,
-    )
-
-# %% ../../nbs/trainer/07_distillation.ipynb #28f15abe
-def teacher_of(world: World) -> str:
-    """The name of the shipped teacher that belongs to a world's cold start."""
-    return world.policy.replace("cold", "teacher")
-
-# %% ../../nbs/trainer/07_distillation.ipynb #4afc3092
-def build_teachers(
-    folder: str | Path,
-    worlds: Sequence[str] = ("short", "long"),
-    *,
-    count: int = 300,
-    **options: Any,
-) -> Path:
-    """Save `teacher-short`, `teacher-long` in a folder with their stories; `options` are those of `micro_teacher`."""
-    for name in worlds:
-        world = WORLDS[name]
-        log = []
-        measured = []
-        model = micro_teacher(world, report=log.append, **options)
-        (_, tokenizer) = load_policy(world.policy)
-        tests = make_examples(world, count, 7, "test")
-        prompts = {
-            "student": prompt_encoder(tokenizer, prompt_template="micro"),
-            "teacher": teacher_encoder(tokenizer, prompt_template="micro-hinted"),
-        }
-        for prompt, encode in prompts.items():
-            scores = prompted_scores(
-                model, tokenizer, tests, exact_judge, encode, max_tokens=world.max_new_tokens
-            )
-            measured.append(
-                {"world": world.name, "prompt": prompt, "examples": count}
-                | {k: round(v, 1) for k, v in scores.items()}
-            )
-        story = {
-            "name": teacher_of(world),
-            "base": world.policy,
-            "steps": len(log),
-            "seed": options.get("seed", 0),
-        }
-        story |= {"measured": measured, "torch": torch.__version__}
-        story |= {"command": "memcalib.trainer.distillation.build_teachers", "loss": log[-1]}
-        save_policy(model, Path(folder) / teacher_of(world), story)
-    return Path(folder)
-
 # %% ../../nbs/trainer/07_distillation.ipynb #eaa77de7
 class HeadLogps(NamedTuple):
-    """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `rest`, `entropy`."""
+    """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `outside`, `entropy`."""
 
     target: Float[Tensor, " token"]
     ids: Int[Tensor, "token k"]
     top: Float[Tensor, "token k"]
-    rest: Float[Tensor, " token"]
+    outside: Float[Tensor, " token"]
     entropy: Float[Tensor, " token"]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9900232c
 def _chunk_logps(
-    forward,
+    forward: Callable[[Tensor], Tensor],
     hidden: Tensor,
     targets: Tensor,
     ids: Tensor | None,
@@ -311,22 +198,23 @@ def _chunk_logps(
     temperature: float,
     wide: bool,
 ) -> HeadLogps:
+    """`head_logps` of a few positions, whose logits are held whole."""
     logits = head_logits(forward, hidden, wide).float() / temperature
     norm = logits.logsumexp(-1, keepdim=True)
-    ids = logits.topk(k, -1).indices if ids is None else ids
-    others = (
-        logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-        if k < logits.shape[-1]
-        else norm.detach() - torch.inf
-    )
+    if ids is None:
+        ids = logits.topk(k, -1).indices
+    if k < logits.shape[-1]:
+        outside = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+    else:
+        outside = norm.detach() - torch.inf
     with torch.no_grad():
         entropy = norm[:, 0] - ((logits - norm).exp() * logits).sum(-1)
     return HeadLogps(
-        (logits.gather(-1, targets[:, None]) - norm)[:, 0],
-        ids,
-        logits.gather(-1, ids) - norm,
-        (others - norm)[:, 0],
-        entropy,
+        target=(logits.gather(-1, targets[:, None]) - norm)[:, 0],
+        ids=ids,
+        top=logits.gather(-1, ids) - norm,
+        outside=(outside - norm)[:, 0],
+        entropy=entropy,
     )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #81ecb22a
@@ -345,25 +233,23 @@ def head_logps(
     chunk = max(1, logit_chunk // vocabulary_size(head, hidden))
 
     def chunked(hidden: Tensor) -> tuple[Tensor, ...]:
-        parts = []
+        chunks = []
         for start in range(0, max(len(hidden), 1), chunk):
-            at = slice(start, start + chunk)
-            args = (
+            positions = slice(start, start + chunk)
+            arguments = (
                 head.forward,
-                hidden[at],
-                targets[at],
-                ids if ids is None else ids[at],
+                hidden[positions],
+                targets[positions],
+                None if ids is None else ids[positions],
                 k,
                 temperature,
                 wide_weights(head),
             )
-            grad = torch.is_grad_enabled()
-            parts.append(
-                checkpoint(_chunk_logps, *args, use_reentrant=False)
-                if grad
-                else _chunk_logps(*args)
-            )
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
+            if torch.is_grad_enabled():
+                chunks.append(checkpoint(_chunk_logps, *arguments, use_reentrant=False))
+            else:
+                chunks.append(_chunk_logps(*arguments))
+        return tuple(map(torch.cat, zip(*chunks, strict=True)))
 
     return HeadLogps(*in_one_call(head, chunked, hidden))
 
@@ -374,7 +260,20 @@ class TeacherLogps(NamedTuple):
     target: Float[Tensor, "row token"]
     ids: Int[Tensor, "row token k"]
     top: Float[Tensor, "row token k"]
-    rest: Float[Tensor, "row token"]
+    outside: Float[Tensor, "row token"]
+
+    def padded(self, width: int) -> "TeacherLogps":
+        """The same with `width` tokens a row."""
+        missing = width - self.target.size(1)
+        flat = (0, missing)
+        with_k = (0, 0, 0, missing)
+        pad = torch.nn.functional.pad
+        return TeacherLogps(
+            target=pad(self.target, flat),
+            ids=pad(self.ids, with_k),
+            top=pad(self.top, with_k),
+            outside=pad(self.outside, flat),
+        )
 
 # %% ../../nbs/trainer/07_distillation.ipynb #cfc40e27
 def teacher_logps(
@@ -399,25 +298,29 @@ def teacher_logps(
         )
 
     def side_by_side(head, states: Tensor, targets: Tensor) -> Float[Tensor, "token number"]:
-        found = head_logps(head, states, targets, k=k, temperature=temperature)
-        return torch.cat(
-            [found.target[:, None], found.rest[:, None], found.top, found.ids.float()], 1
-        )
+        logps = head_logps(head, states, targets, k=k, temperature=temperature)
+        columns = [logps.target[:, None], logps.outside[:, None], logps.top, logps.ids.float()]
+        return torch.cat(columns, 1)
 
-    rows = score_responses(
+    scores = score_responses(
         model, prompts, responses, side_by_side, token_budget=token_budget, share=share
     )
-    flat = torch.zeros(response_mask(responses, model.device).shape, device=model.device)
-    wide = flat.new_zeros(*flat.shape, k)
-    out = TeacherLogps(flat, wide.int(), wide, flat.clone())
-    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
-        row = torch.full((len(response), 2 + 2 * k), torch.nan) if row is None else row
-        at = slice(len(response))
-        out.target[i, at] = row[:, 0]
-        out.rest[i, at] = row[:, 1]
-        out.top[i, at] = row[:, 2 : 2 + k]
-        out.ids[i, at] = row[:, 2 + k :].nan_to_num().int()
-    return out
+    shape = response_mask(responses, model.device).shape
+    logps = TeacherLogps(
+        target=torch.zeros(shape, device=model.device),
+        ids=torch.zeros(*shape, k, dtype=torch.int, device=model.device),
+        top=torch.zeros(*shape, k, device=model.device),
+        outside=torch.zeros(shape, device=model.device),
+    )
+    for row, (numbers, response) in enumerate(zip(scores, responses, strict=True)):
+        if numbers is None:
+            numbers = torch.full((len(response), 2 + 2 * k), torch.nan)
+        tokens = slice(len(response))
+        logps.target[row, tokens] = numbers[:, 0]
+        logps.outside[row, tokens] = numbers[:, 1]
+        logps.top[row, tokens] = numbers[:, 2 : 2 + k]
+        logps.ids[row, tokens] = numbers[:, 2 + k :].nan_to_num().int()
+    return logps
 
 # %% ../../nbs/trainer/07_distillation.ipynb #4d555f76
 def reverse_kl_rewards(
@@ -442,40 +345,33 @@ def reverse_kl_rewards(
 def token_stats(
     rewards: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"]
 ) -> dict[str, float]:
-    """Mean and percentiles of token rewards in nats, and `agreement`: the overlap of student and teacher, in [0, 1]."""
-    found = rewards[mask].double()
-    if not len(found):
-        return dict.fromkeys(
-            (
-                "token_reward",
-                "token_reward_p05",
-                "token_reward_p50",
-                "token_reward_p95",
-                "agreement",
-            ),
-            torch.nan,
-        )
-    low, middle, high = found.quantile(
-        torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device)
-    ).tolist()
-    percentiles = {"token_reward_p05": low, "token_reward_p50": middle, "token_reward_p95": high}
-    return (
-        {"token_reward": found.mean().item()}
-        | percentiles
-        | {"agreement": found.exp().clamp(max=1).mean().item()}
-    )
+    """Mean and percentiles of token rewards in nats, and `agreement`: the overlap of student and teacher, in [0, 1].
+
+    All of them are NaN where the mask is empty.
+    """
+    values = rewards[mask].double()
+    if not len(values):
+        names = ("token_reward_p05", "token_reward_p50", "token_reward_p95")
+        return dict.fromkeys(("token_reward", *names, "agreement"), torch.nan)
+    shares = torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device)
+    low, middle, high = values.quantile(shares).tolist()
+    return {
+        "token_reward": values.mean().item(),
+        "token_reward_p05": low,
+        "token_reward_p50": middle,
+        "token_reward_p95": high,
+        "agreement": values.exp().clamp(max=1).mean().item(),
+    }
 
 # %% ../../nbs/trainer/07_distillation.ipynb #25dd6098
 Tail = Literal["bucket", "renormalise", "truncate"]
 
 
 def topk_forward_kl(
-    student: Float[
-        Tensor, "*place k"
-    ],  # the student's log-probabilities of the teacher's k likeliest tokens
-    student_rest: Float[Tensor, "*place"],  # log of the student's mass outside them
+    student: Float[Tensor, "*place k"],  # log-probabilities of the teacher's k likeliest tokens
+    student_outside: Float[Tensor, "*place"],  # log of the student's mass outside them
     teacher: Float[Tensor, "*place k"],
-    teacher_rest: Float[Tensor, "*place"],
+    teacher_outside: Float[Tensor, "*place"],
     tail: Tail = "bucket",
 ) -> Float[Tensor, "*place"]:
     """Top-k approximation of $KL(\\pi_T\\Vert\\pi_\\theta)$ in nats at each position (app:training-details)."""
@@ -487,36 +383,35 @@ def topk_forward_kl(
     inside = (teacher.exp() * (teacher - student)).sum(-1)
     if tail != "bucket":
         return inside
-    some = teacher_rest.isfinite() & student_rest.isfinite()
-    gap = torch.where(some, teacher_rest, 0) - torch.where(some, student_rest, 0)
-    return inside + teacher_rest.exp() * gap
+    has_mass = teacher_outside.isfinite() & student_outside.isfinite()
+    gap = torch.where(has_mass, teacher_outside, 0) - torch.where(has_mass, student_outside, 0)
+    return inside + teacher_outside.exp() * gap
 
 # %% ../../nbs/trainer/07_distillation.ipynb #95fce436
 def load_teacher(name: str, student: PreTrainedModel) -> PreTrainedModel:
     """The model of a folder, a hub id or a shipped policy; raises `ValueError` when its vocabulary is not the student's."""
     path = name if Path(name).is_dir() or is_hub_id(name) else policy_path(name)
     model = create_model_from_path(str(path), dtype=student.dtype)
-    sizes = [m.get_input_embeddings().num_embeddings for m in (model, student)]
-    if sizes[0] != sizes[1]:
+    size = model.get_input_embeddings().num_embeddings
+    size_of_student = student.get_input_embeddings().num_embeddings
+    if size != size_of_student:
         raise ValueError(
-            f"teacher {name!r} has a vocabulary of {sizes[0]} tokens; allowed: {sizes[1]}, the student's"
+            f"teacher {name!r} has a vocabulary of {size} tokens; allowed: {size_of_student}, the student's"
         )
     return model
 
 
-def _frozen_copy(trainer: CreditTrainer) -> PreTrainedModel | None:
+def _frozen_teacher(trainer: CreditTrainer) -> PreTrainedModel | None:
+    """A teacher of its own, ready for the trainer's devices; None where the trainer holds its weights already."""
+    has_adapter = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
         model = load_teacher(trainer.config.teacher, trainer.model)
-    elif trainer.ref_model is not None or hasattr(
-        trainer.accelerator.unwrap_model(trainer.model), "peft_config"
-    ):
+    elif trainer.ref_model is not None or has_adapter:
         return None
+    elif trainer.reference:
+        model = load_teacher(str(trainer.reference), trainer.model)
     else:
-        model = (
-            load_teacher(str(trainer.reference), trainer.model)
-            if trainer.reference
-            else copy.deepcopy(trainer.model)
-        )
+        model = copy.deepcopy(trainer.model)
     model = model.eval().requires_grad_(False)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
@@ -538,28 +433,30 @@ class OpsdPG(CreditTrainer):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         config = self.config
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.teacher_prompt = teacher_encoder(
-            self.processing_class,
-            config.text,
-            config.teacher_prompt_template or config.prompt_template,
-        )
-        asked = [self.judged.pool[k] for k in self.train_dataset["example"]]
-        sizes = fitting_examples(
+        template = config.teacher_prompt_template or config.prompt_template
+        self.teacher_prompt = teacher_encoder(self.processing_class, config.text, template)
+        self._leave_out_overlong()
+        self.teacher = _frozen_teacher(self)
+
+    def _leave_out_overlong(self) -> None:
+        """Keep the examples whose teacher prompt is within `max_teacher`; raises `ValueError` for one that leaves no room for an answer."""
+        config = self.config
+        examples = [self.judged.pool[index] for index in self.train_dataset["example"]]
+        lengths = fitting_examples(
             "teacher",
             self.teacher_prompt,
-            asked,
+            examples,
             self.args.output_dir,
             max_teacher=config.max_teacher,
         )
-        self.train_dataset = self.train_dataset.select(sizes)
-        longest = max(sizes, key=sizes.get)
-        if context and sizes[longest] + config.max_tokens > context:
-            found = f"example {asked[longest].id!r}: teacher prompt of {sizes[longest]} tokens and answers of up to {config.max_tokens}"
+        self.train_dataset = self.train_dataset.select(lengths)
+        longest = max(lengths, key=lengths.__getitem__)
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if context and lengths[longest] + config.max_tokens > context:
             raise ValueError(
-                f"{found}; allowed: the model's context of {context}; lower max_teacher to leave such examples out"
+                f"example {examples[longest].id!r}: teacher prompt of {lengths[longest]} tokens and answers of up to {config.max_tokens}; "
+                f"allowed: the model's context of {context}; lower max_teacher to leave such examples out"
             )
-        self.teacher = _frozen_copy(self)
 
     @contextmanager
     def teacher_model(self) -> Iterator[PreTrainedModel]:
@@ -573,143 +470,168 @@ class OpsdPG(CreditTrainer):
                 with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
                     yield model
 
+    def _student_logps(self, batch: Mapping[str, Any]) -> Float[Tensor, "row token"]:
+        """Log-probabilities of the answers under the policy that sampled them."""
+        ids = self.judged.ids
+        if not self.config.mask_truncated and "old_per_token_logps" in batch:
+            return batch["old_per_token_logps"][:, : max(map(len, ids))]
+        prompts = [self.encode(example) for example in self.judged.examples]
+        policy = self.accelerator.unwrap_model(self.model)
+        with self.accelerator.autocast():
+            return response_logps(policy, prompts, ids, temperature=self.temperature)
+
     def token_rewards(
-        self, batch: dict[str, Any], teacher: Tensor, clip: float = 0.0
+        self, batch: Mapping[str, Any], teacher: Float[Tensor, "row token"], clip: float = 0.0
     ) -> Float[Tensor, "row token"]:
         """The rewards of a rollout batch, given the log-probabilities under the teacher; their numbers are noted for the row."""
         device = self.accelerator.device
-        ids = self.judged.ids
-        mask = response_mask(ids, device)
-        if not self.config.mask_truncated and "old_per_token_logps" in batch:
-            student = batch["old_per_token_logps"][:, : mask.size(1)]
-        else:
-            prompts = [self.encode(example) for example in self.judged.examples]
-            with self.accelerator.autocast():
-                student = response_logps(
-                    self.accelerator.unwrap_model(self.model),
-                    prompts,
-                    ids,
-                    temperature=self.temperature,
-                )
-        known = ~(mask & (teacher.isnan() | student.isnan())).any(1)
-        mask &= (self.judged.valid.to(device) & known)[:, None]
+        mask = response_mask(self.judged.ids, device)
+        student = self._student_logps(batch)
+        scored = ~(mask & (teacher.isnan() | student.isnan())).any(1)
+        mask &= (self.judged.valid.to(device) & scored)[:, None]
         rewards = reverse_kl_rewards(student, teacher, mask, clip)
-        found = self.concatenate(rewards[mask])
-        self.credit = DistillationStats(token_stats(found, torch.ones_like(found).bool()))
-        self.credit.stats["not_taught"] = int(self.accelerator.gather((~known).sum()).sum())
+        of_all_processes = self.concatenate(rewards[mask])
+        stats = token_stats(of_all_processes, torch.ones_like(of_all_processes).bool())
+        stats["not_taught"] = int(self.accelerator.gather((~scored).sum()).sum())
+        self.credit = DistillationStats(stats)
         return rewards
 
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+        """The token rewards of the rollout batch that was read last."""
         prompts = [self.teacher_prompt(example) for example in self.judged.examples]
         with self.teacher_model() as model:
             teacher = response_logps(model, prompts, self.judged.ids, temperature=self.temperature)
         return self.token_rewards(batch, teacher, self.config.reward_clip)
 
 # %% ../../nbs/trainer/07_distillation.ipynb #025a9d4a
-def _student_logps(
-    model, packed: Packed | None, ids: Tensor, mask: Tensor, width: int, *wanted, temperature: float
+def _answer_logps(
+    model: PreTrainedModel,
+    packed: Packed | None,
+    ids: Int[Tensor, "row token"],
+    mask: Int[Tensor, "row token"],
+    width: int,
+    targets: Int[Tensor, " token"],
+    top_ids: Int[Tensor, "token k"],
+    *,
+    temperature: float,
 ) -> HeadLogps:
+    """Of the answer tokens of padded rows, the last `width` of each row, under a model; from a packed tree if there is one."""
     if packed:
         states, head = tree_states(model, packed)
     else:
         network, head = split_model(model)
-        position = (mask.cumsum(1) - 1).clamp(min=0)
-        states = network(
-            input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False
-        )[0]
-        states = states[:, -width - 1 : -1][mask[:, -width:].bool()]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        outputs = network(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        )
+        before_answer_tokens = outputs[0][:, -width - 1 : -1]
+        states = before_answer_tokens[mask[:, -width:].bool()]
         head = head or torch.nn.Identity()
-    return head_logps(head, states, *wanted, temperature=temperature)
+    return head_logps(head, states, targets, top_ids, temperature=temperature)
 
 
-def _divergence_stats(seen: Float[Tensor, " token"]) -> dict[str, float]:
-    if not len(seen):
+def _divergence_stats(divergences: Float[Tensor, " token"]) -> dict[str, float]:
+    """Mean and percentiles in nats; NaN where there is none."""
+    if not len(divergences):
         return dict.fromkeys(("divergence", "divergence_p50", "divergence_p95"), torch.nan)
-    middle, high = (
-        seen.double()
-        .quantile(torch.tensor([0.5, 0.95], dtype=torch.float64, device=seen.device))
-        .tolist()
-    )
-    return {"divergence": seen.mean().item(), "divergence_p50": middle, "divergence_p95": high}
+    values = divergences.double()
+    shares = torch.tensor([0.5, 0.95], dtype=values.dtype, device=values.device)
+    middle, high = values.quantile(shares).tolist()
+    return {
+        "divergence": divergences.mean().item(),
+        "divergence_p50": middle,
+        "divergence_p95": high,
+    }
 
 # %% ../../nbs/trainer/07_distillation.ipynb #709ef8e5
 class OpsdGKD(OpsdPG):
     """On-policy self-distillation with the top-k forward KL as loss (app:training-details). Needs TRL's loss type `dapo`."""
 
+    learns_from_advantages = False
+
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.teacher_logps = None
-        self.divergence = None
-        self.seen = []
+        self.teacher_logps: TeacherLogps | None = None  # of the update whose loss is computed
+        self.divergence: Tensor | None = None  # of each token of that update
+        self.divergences: list[Tensor] = []  # of the updates of this step, all processes
         if self.loss_type != "dapo":
             raise ValueError(
                 f"loss_type {self.loss_type!r}: OPSD-GKD adds a mean over tokens; allowed is 'dapo'"
             )
 
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
+        """Zeros; the teacher's log-probabilities are added to the batch."""
         prompts = [self.teacher_prompt(example) for example in self.judged.examples]
         with self.teacher_model() as model:
-            self.teacher_logps = teacher_logps(
+            logps = teacher_logps(
                 model, prompts, self.judged.ids, self.config.top_k, temperature=self.temperature
             )
-        rewards = self.token_rewards(batch, self.teacher_logps.target)
-        self.seen = []
-        self.credit.stats |= _divergence_stats(torch.empty(0))  # until an update has seen one
+        rewards = self.token_rewards(batch, logps.target)
+        self.divergences = []
+        self.credit.stats.update(_divergence_stats(torch.empty(0)))  # until an update has one
+        padded = logps.padded(batch["completion_ids"].size(1))
+        for name, value in padded._asdict().items():
+            batch[f"teacher_{name}"] = value
         return torch.zeros_like(rewards)
 
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        self.advantages = torch.full_like(self.advantages, torch.nan)
-        found = self.teacher_logps._asdict()
-        self.teacher_logps = None
-        more = batch["completion_ids"].size(1) - found["target"].size(1)
-        return batch | {
-            f"teacher_{name}": torch.nn.functional.pad(value, (0, 0) * (value.ndim - 2) + (0, more))
-            for name, value in found.items()
-        }
-
     def _get_per_token_logps_and_entropies(self, model, ids, mask, width, *args, **options):
+        # overridden: the one forward pass of an update has to serve the divergence as well
         if self.teacher_logps is None or not torch.is_grad_enabled():
             return super()._get_per_token_logps_and_entropies(
                 model, ids, mask, width, *args, **options
             )
-        bare = self.accelerator.unwrap_model(model)
-        rows = unpad(ids, mask, width)
-        keep = mask[:, -width:].bool()
+        in_answer = mask[:, -width:].bool()
         teacher = self.teacher_logps
-        wanted = ids[:, -width:][keep], teacher.ids[keep].long()
+        policy = self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():
-            share = (
-                self.config.share_prompts
-                and split_model(bare)[1] is not None
-                and trees_agree(bare, *rows, self.temperature, model)
+            student = _ForwardRedirection()(
+                model,
+                policy,
+                _answer_logps,
+                policy,
+                self._packed(model, policy, ids, mask, width),
+                ids,
+                mask,
+                width,
+                ids[:, -width:][in_answer],
+                teacher.ids[in_answer].long(),
+                temperature=self.temperature,
             )
-            packed = best_pack(bare, *rows) if share else None
-            given = (bare, packed, ids, mask, width, *wanted)
-            found = _ForwardRedirection()(
-                model, bare, _student_logps, *given, temperature=self.temperature
-            )
-        known = teacher.target[keep].isfinite()
-        sides = [
-            side[known] for side in (found.top, found.rest, teacher.top[keep], teacher.rest[keep])
-        ]
-        self.divergence = topk_forward_kl(*sides, self.config.tail)
-        return spread(found.target, keep), spread(found.entropy, keep), None
+        teacher_top = teacher.top[in_answer]
+        teacher_outside = teacher.outside[in_answer]
+        taught = teacher.target[in_answer].isfinite()
+        self.divergence = topk_forward_kl(
+            student.top[taught],
+            student.outside[taught],
+            teacher_top[taught],
+            teacher_outside[taught],
+            self.config.tail,
+        )
+        return spread(student.target, in_answer), spread(student.entropy, in_answer), None
+
+    def _packed(self, model, policy: PreTrainedModel, ids, mask, width: int) -> Packed | None:
+        """The rows as a tree that holds each prompt once, where settings and model allow it."""
+        if not self.config.share_prompts or split_model(policy)[1] is None:
+            return None
+        rows = unpad(ids, mask, width)
+        if not trees_agree(policy, *rows, self.temperature, model):
+            return None
+        return best_pack(policy, *rows)
 
     def compute_loss(self, model, inputs, *args, **options) -> Tensor:
-        self.teacher_logps = TeacherLogps(
-            *(inputs[f"teacher_{name}"] for name in TeacherLogps._fields)
-        )
+        # overridden: TRL's loss has no place for a term of each token beside advantage and KL
+        of_update = {name: inputs[f"teacher_{name}"] for name in TeacherLogps._fields}
+        self.teacher_logps = TeacherLogps(**of_update)
         loss = super().compute_loss(model, inputs, *args, **options)
         self.teacher_logps = None
-        window = (
+        share = (
             self.current_gradient_accumulation_steps
             / self.args.steps_per_generation
             / self.accelerator.num_processes
         )
-        tokens = inputs["num_items_in_batch"].clamp(min=1) * window
+        tokens = inputs["num_items_in_batch"].clamp(min=1) * share
         divergence = self.divergence
         self.divergence = None
-        self.seen.append(self.concatenate(divergence.detach()))
-        self.credit.stats |= _divergence_stats(torch.cat(self.seen))
+        self.divergences.append(self.concatenate(divergence.detach()))
+        self.credit.stats.update(_divergence_stats(torch.cat(self.divergences)))
         return loss + divergence.sum() / tokens

@@ -24,6 +24,7 @@ from memcalib.trainer.recipe import (
     Recipe,
     asks_judge,
     method_config,
+    settings_class,
     preflight,
     read_config,
     teaching_file,
@@ -50,41 +51,44 @@ def resolved(
 ) -> list[Setting]:
     """Every setting of a method; `settings` are the texts of `--set` that were laid over the recipe."""
     config = method_config(recipe, method, seed)
-    shared = recipe.sft if method == "sft" else recipe.train
-    typed = with_settings({}, settings)
-    command = {"method", *(() if seed is None else ("seed",))}
-    by_command = (
-        (typed.get("methods") or {}).get(method) or {},
-        typed.get("sft" if method == "sft" else "train") or {},
-    )
-    places = list(
-        zip(
-            ("recipe for this method", "recipe"),
-            (recipe.methods.get(method, {}), shared),
-            by_command,
-            strict=True,
-        )
-    )
-    world = {
-        name: "default" if value == getattr(type(config)(), name) else "world"
-        for name, value in config
+    typed = _typed_settings(method, settings)
+    parts = {
+        "recipe for this method": (recipe.own_settings(method), typed[f"methods.{method}"]),
+        "recipe": (recipe.shared_settings(method), typed["shared"]),
     }
-    return [
-        Setting(name, value, "command" if name in command else _source(name, places) or world[name])
-        for name, value in config
-    ]
+    defaults = type(config)()
+    names = sorted(type(config).model_fields, key=lambda name: name != "method")  # method first
+    rows = []
+    for name in names:
+        value = getattr(config, name)
+        source = "default" if value == getattr(defaults, name) else "world"
+        if name == "method" or (name == "seed" and seed is not None):
+            source = "command"
+        else:
+            source = _source_in_recipe(name, parts) or source
+        rows.append(Setting(name, value, source))
+    return rows
 
 
-def _source(name: str, places: Sequence[tuple[str, Mapping, Mapping]]) -> str | None:
-    for place, there, said in places:
-        if name in there:
-            return (
-                place
-                if name not in said
-                else "command"
-                if said[name] == there[name]
-                else f"{place} and command"
-            )
+def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `--set` says of a method's settings, in the types of the settings: under the method's name, and in the shared part."""
+    content = with_settings({}, settings)
+    own = (content.get("methods") or {}).get(method) or {}
+    shared = content.get("sft" if method == "sft" else "train") or {}
+    kind = settings_class(method)
+    return {f"methods.{method}": kind(**own).explicit(), "shared": kind(**shared).explicit()}
+
+
+def _source_in_recipe(
+    name: str, parts: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> str | None:
+    """Who set a setting that stands in a recipe, None where it does not. `parts` are of the recipe, with what `--set` says of each."""
+    for source, (settings, typed) in parts.items():
+        if name not in settings:
+            continue
+        if name not in typed:
+            return source
+        return "command" if typed[name] == settings[name] else f"{source} and command"
     return None
 
 # %% ../../nbs/trainer/11_forecast.ipynb #45f22d18

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['log', 'SPENT', 'OVERLONG', 'ChannelRewards', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable',
-           'failed_call', 'ask_judge', 'RetryingJudge', 'as_read', 'quoting_judge', 'retrying_judge', 'judge_spent',
-           'cache_path', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples', 'held_out_answers',
-           'judge_held_out', 'HeldOutScores', 'assign_credit']
+           'failed_call', 'JudgeReply', 'ask_judge', 'RetryingJudge', 'as_read', 'quoting_judge', 'retrying_judge',
+           'judge_spent', 'cache_path', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples',
+           'held_out_answers', 'judge_held_out', 'HeldOutScores', 'assign_credit']
 
 # %% ../../nbs/trainer/03_rewards.ipynb #9b6c28a6
 import copy
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -41,7 +41,6 @@ from memcalib.problem import (
     JudgeLike,
     Judgment,
     check_judgment,
-    encode_prompt,
     judge_all,
     judgment_for,
     neutralise,
@@ -67,14 +66,13 @@ class ChannelRewards:
         self.functions = [self._column(index, name) for index, name in enumerate(CHANNELS)]
 
     def _column(self, index: int, name: str) -> Callable[..., list[float]]:
+        """The reward function of one channel; that of the first channel judges the batch."""
+
         def reward(completions, completion_ids, example, empty=(), **_) -> list[float]:
             if index == 0:
-                self.read(
-                    [self.pool[i] for i in example],
-                    [c[0]["content"] for c in completions],
-                    completion_ids,
-                    empty,
-                )
+                examples = [self.pool[position] for position in example]
+                texts = [messages[0]["content"] for messages in completions]
+                self.read(examples, texts, completion_ids, empty)
             return self.rewards[:, index].tolist()
 
         reward.__name__ = name
@@ -97,18 +95,26 @@ class ChannelRewards:
             self.valid = ~torch.tensor(empty)
             self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
             return
-        silent = [none or not text.strip() for text, none in zip(texts, empty, strict=True)]
-        asked = [k for k, none in enumerate(silent) if not none]
-        judged = iter(
-            judge_all(self.judge, [examples[k] for k in asked], [texts[k] for k in asked])
-        )
-        self.judgments = [
-            judgment_for(e, {}, error="empty answer") if none else next(judged)
-            for e, none in zip(examples, silent, strict=True)
-        ]
+        self.judgments = self._judgments(empty)
         ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
         rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
         self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
+
+    def _judgments(self, empty: Sequence[bool]) -> list[Judgment]:
+        """One for each answer; the judge is asked about those with a word, in one batch."""
+        judgments = [judgment_for(example, {}, error="empty answer") for example in self.examples]
+        rows_with_words = []
+        for row, (text, no_tokens) in enumerate(zip(self.texts, empty, strict=True)):
+            if text.strip() and not no_tokens:
+                rows_with_words.append(row)
+        judged = judge_all(
+            self.judge,
+            [self.examples[row] for row in rows_with_words],
+            [self.texts[row] for row in rows_with_words],
+        )
+        for row, judgment in zip(rows_with_words, judged, strict=True):
+            judgments[row] = judgment
+        return judgments
 
 # %% ../../nbs/trainer/03_rewards.ipynb #79a54178
 log = logging.getLogger(__name__)
@@ -121,19 +127,19 @@ class JudgeStopped(RunStopped):
 class JudgeDown(JudgeStopped):
     """Too many calls of a batch kept failing for `minutes`."""
 
-    once = "once the judge answers again"
+    needed_first = "once the judge answers again"
 
 
 class JudgeFault(JudgeStopped):
     """The judge raised something that waiting does not mend; `__cause__` holds it on the process where it happened."""
 
-    once = "once this is mended"
+    needed_first = "once this is mended"
 
 
 class JudgeUnreadable(JudgeStopped):
     """The judge answered, and too many of its replies for a batch could not be read."""
 
-    once = "once the judge's replies can be read, or with a greater max_failed"
+    needed_first = "once the judge's replies can be read, or with a greater max_failed"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5fde62fb
 def failed_call(example: Example, error: Exception) -> Judgment:
@@ -141,37 +147,63 @@ def failed_call(example: Example, error: Exception) -> Judgment:
     return judgment_for(example, {}, error=f"{type(error).__name__}: {error}", retry=True)
 
 
-def _passing(error: Exception) -> bool:
-    return (
-        not error.fatal
-        if isinstance(error, CallError)
-        else isinstance(error, ConnectionError | TimeoutError)
-    )
+def _is_passing(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, CallError):
+        return not error.fatal
+    return isinstance(error, ConnectionError | TimeoutError)
 
 
-def _one(judge: JudgeLike, example: Example, response: str) -> Judgment:
+def _ask_function(judge: JudgeLike, example: Example, response: str) -> Judgment:
+    """The judgment of one answer by a judge that is a plain function; raises what is a fault."""
     try:
         return check_judgment(example, judge(example, response))
     except Exception as error:
-        if not _passing(error):
+        if not _is_passing(error):
             raise
         return failed_call(example, error)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #7d7a5b89
+class JudgeReply(NamedTuple):
+    """Judgments in the order of the answers, failed calls among them; none, and a fault, where the judge cannot go on."""
+
+    judgments: list[Judgment]
+    fault: Exception | None = None
+
+
 def ask_judge(
     judge: JudgeLike, examples: Sequence[Example], responses: Sequence[str]
-) -> tuple[list[Judgment], Exception | None]:
-    """Judgments in order, failed calls among them, and None; or no judgments and the fault that came instead. No answers, no call."""
+) -> JudgeReply:
+    """Judgments of the answers, or the fault that came instead, which is not raised. No answers, no call."""
     if not responses:
-        return [], None
+        return JudgeReply([])
     try:
         if hasattr(judge, "batch"):
-            return judge_all(judge, examples, responses), None
-        return [_one(judge, *pair) for pair in zip(examples, responses, strict=True)], None
+            return JudgeReply(judge_all(judge, examples, responses))
+        pairs = zip(examples, responses, strict=True)
+        return JudgeReply([_ask_function(judge, example, response) for example, response in pairs])
     except Exception as error:  # noqa: BLE001 (the other processes must know of it before it is raised)
-        return ([failed_call(e, error) for e in examples], None) if _passing(error) else ([], error)
+        if _is_passing(error):
+            return JudgeReply([failed_call(example, error) for example in examples])
+        return JudgeReply([], error)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #661af8bf
+class _Round(NamedTuple):
+    """One round of questions to a judge, added up over all processes."""
+
+    faults: float  # processes whose judge stopped with a fault
+    failed: float  # calls
+    unscored: float  # answers without a score, those of failed calls among them
+    answers: float
+    over: float  # processes whose time is over
+    signal: int = 0  # that some process has received
+
+    @property
+    def unread(self) -> float:
+        """Answers whose reply came and could not be read."""
+        return self.unscored - self.failed
+
+
 class RetryingJudge:
     """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
 
@@ -211,22 +243,23 @@ class RetryingJudge:
         """How often a run has waited for this judge."""
         return self.counts["pauses"]
 
-    def as_read(self, text: str) -> "RetryingJudge":
-        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
-        other = copy.copy(self)
-        other.judge = as_read(self.judge, text)
-        return other
-
     @property
     def gives_quotes(self) -> bool:
         """Whether the judgments say where each atom shows."""
         return getattr(self.judge, "gives_quotes", False)
 
+    def as_read(self, text: str) -> "RetryingJudge":
+        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
+        return self._around(as_read(self.judge, text))
+
     def quoting(self) -> "RetryingJudge":
         """This judge, to be asked for every place at which an atom shows where it can choose; everything else is shared."""
-        other = copy.copy(self)
-        other.judge = quoting_judge(self.judge)
-        return other
+        return self._around(quoting_judge(self.judge))
+
+    def _around(self, judge: JudgeLike) -> "RetryingJudge":
+        retrying = copy.copy(self)
+        retrying.judge = judge
+        return retrying
 
     def join(
         self, total: Callable[[list[float]], list[float]], signals: StopSignals
@@ -237,81 +270,106 @@ class RetryingJudge:
         return self
 
     def batch(
-        self, examples: Sequence[Example], responses: Sequence[str], keep: bool = False
+        self, examples: Sequence[Example], responses: Sequence[str], finish: bool = False
     ) -> list[Judgment]:
-        """Judgments in order; at most `max_failed` of those of all processes are unscored."""
+        """Judgments in order; at most `max_failed` of those of all processes are unscored.
+
+        With `finish` a signal does not end the work: it is noted, and the judgments are made all the same.
+        """
         start = self.clock()
         wait = self.first_wait
-
-        def ask(rows):
-            return self.signals.run(
-                lambda: ask_judge(
-                    self.judge, [examples[i] for i in rows], [responses[i] for i in rows]
-                ),
-                keep,
-            )
-
-        found, fault = ask(range(len(examples))) or ([], None)
+        judgments, fault = self._ask(examples, responses, finish)
         while True:
-            failed = [i for i, judgment in enumerate(found) if judgment.retry]
-            lost = [judgment for judgment in found if not judgment.scored]
-            over = self.clock() - start >= 60 * self.minutes
-            sums = self.total(
-                [
-                    fault is not None,
-                    len(failed),
-                    len(lost),
-                    len(examples),
-                    over,
-                    *self.signals.votes(),
-                ]
-            )
-            if not self._again(sums, fault, lost, wait, keep):
-                return found
-            self.signals.run(lambda wait=wait: self.sleep(wait))
+            failed_rows = [row for row, judgment in enumerate(judgments) if judgment.retry]
+            unscored = [judgment for judgment in judgments if not judgment.scored]
+            is_over = self.clock() - start >= 60 * self.minutes
+            counts = [
+                float(fault is not None),
+                len(failed_rows),
+                len(unscored),
+                len(examples),
+                float(is_over),
+            ]
+            sums = self.total([*counts, *self.signals.votes()])
+            votes = sums[len(counts) :]
+            this_round = _Round(*sums[: len(counts)], signal=elected(votes))
+            if not self._must_wait(this_round, fault, unscored, finish):
+                return judgments
+            self._pause(this_round, unscored, wait)
             wait = min(2 * wait, self.longest)
-            again, fault = ask(failed) or ([], None)
-            for i, judgment in zip(failed, again, strict=False):
-                found[i] = judgment
+            again, fault = self._ask(
+                [examples[row] for row in failed_rows],
+                [responses[row] for row in failed_rows],
+                finish,
+            )
+            for row, judgment in zip(failed_rows, again, strict=False):
+                judgments[row] = judgment
 
-    def _again(
+    def _ask(
+        self, examples: Sequence[Example], responses: Sequence[str], finish: bool
+    ) -> JudgeReply:
+        """The judge's reply; no judgments where a signal ended the work."""
+        reply = self.signals.run(lambda: ask_judge(self.judge, examples, responses), finish)
+        return reply or JudgeReply([])
+
+    def _must_wait(
         self,
-        sums: list[float],
+        this_round: _Round,
         fault: Exception | None,
-        lost: Sequence[Judgment],
-        wait: float,
-        keep: bool,
+        unscored: Sequence[Judgment],
+        finish: bool,
     ) -> bool:
-        faults, failed, unscored, asked, over, *votes = sums
-        if (stop := elected(votes)) and not keep:
-            raise Interrupted(stop)
-        if faults:
-            where = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
+        """Whether to ask once more; False for a round that is good enough. Raises where waiting cannot help, or has taken too long."""
+        if this_round.signal and not finish:
+            raise Interrupted(this_round.signal)
+        if this_round.faults:
+            cause = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
             raise JudgeFault(
-                f"the judge stopped with a fault that waiting does not mend: {where}"
+                f"the judge stopped with a fault that waiting does not mend: {cause}"
             ) from fault
-        if unscored <= self.max_failed * asked:
+        allowed = self.max_failed * this_round.answers
+        if this_round.unscored <= allowed:
             return False
-        limit = f"limit max_failed {self.max_failed:.0%}"
-        if unscored - failed > self.max_failed * asked:
-            share = f"{unscored - failed:.0f} of {asked:.0f} answers of this batch ({(unscored - failed) / asked:.0%}; {limit})"
-            first = f"could not be read; the first of them: {_reason(lost, False)}; asking again would give the same"
-            raise JudgeUnreadable(f"the judge answered, but its replies for {share} {first}")
-        what = f"{failed:.0f} of {asked:.0f} judgments of this batch failed ({limit})"
-        what += f", {unscored - failed:.0f} more could not be read" if unscored > failed else ""
-        what += f"; the first error: {_reason(lost, True)}"
-        if over:
-            raise JudgeDown(f"{what}; nothing got better within {self.minutes:g} minutes")
-        if stop:
-            raise Interrupted(stop)
+        if this_round.unread > allowed:
+            raise JudgeUnreadable(self._unreadable(this_round, unscored))
+        if this_round.over:
+            failures = self._failures(this_round, unscored)
+            raise JudgeDown(f"{failures}; nothing got better within {self.minutes:g} minutes")
+        if this_round.signal:
+            raise Interrupted(this_round.signal)
+        return True
+
+    def _pause(self, this_round: _Round, unscored: Sequence[Judgment], wait: float) -> None:
         self.counts["pauses"] += 1
         log.warning(
             "%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all",
-            what,
+            self._failures(this_round, unscored),
             wait,
             self.minutes,
         )
-        return True
+        self.signals.run(lambda: self.sleep(wait))
+
+    @property
+    def _limit(self) -> str:
+        return f"limit max_failed {self.max_failed:.0%}"
+
+    def _unreadable(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
+        """What is said of a round in which too many replies could not be read."""
+        count = f"{this_round.unread:.0f} of {this_round.answers:.0f} answers of this batch"
+        share = f"{this_round.unread / this_round.answers:.0%}; {self._limit}"
+        reason = _first_reason(unscored, retry=False)
+        return (
+            f"the judge answered, but its replies for {count} ({share}) could not be read; "
+            f"the first of them: {reason}; asking again would give the same"
+        )
+
+    def _failures(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
+        """What is said of a round in which too many calls failed."""
+        count = f"{this_round.failed:.0f} of {this_round.answers:.0f} judgments of this batch"
+        text = f"{count} failed ({self._limit})"
+        if this_round.unread > 0:
+            text += f", {this_round.unread:.0f} more could not be read"
+        return f"{text}; the first error: {_first_reason(unscored, retry=True)}"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #b6430e68
 def as_read(judge: JudgeLike, text: str) -> JudgeLike:
@@ -331,73 +389,84 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
     return judge.quoting() if hasattr(judge, "quoting") else judge
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5033bd67
-def retrying_judge(judge: JudgeLike, config: Any) -> RetryingJudge:
+def retrying_judge(judge: JudgeLike, config: TrainConfig) -> RetryingJudge:
     """The judge with the `max_failed` and `pause_minutes` of these settings; a `RetryingJudge` as it is."""
-    return (
-        judge
-        if isinstance(judge, RetryingJudge)
-        else RetryingJudge(judge, config.max_failed, config.pause_minutes)
-    )
+    if isinstance(judge, RetryingJudge):
+        return judge
+    return RetryingJudge(judge, config.max_failed, config.pause_minutes)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #a2e5e4f3
-def _reason(lost: Sequence[Judgment], failed: bool) -> str:
-    first = next((judgment for judgment in lost if judgment.retry == failed), None)
+def _first_reason(unscored: Sequence[Judgment], retry: bool) -> str:
+    """Why the first of the answers without a score has none: of failed calls (`retry`), or of replies that could not be read."""
+    first = next((judgment for judgment in unscored if judgment.retry == retry), None)
     if first is None:
         return "on another process"
-    unscored = ", ".join(atom.atom_id for atom in first.atoms if atom.actual is None)
-    return f"example {first.example_id!r}: {first.error or f'no level for {unscored}'}"
+    atoms = ", ".join(atom.atom_id for atom in first.atoms if atom.actual is None)
+    return f"example {first.example_id!r}: {first.error or f'no level for {atoms}'}"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #9d75aa8d
 SPENT = ("calls", "cached", "retries", "failures", "prompt_tokens", "completion_tokens", "cost")
 
 
-def judge_spent(
-    judge: Any, before: dict[str, float | None] | None = None
-) -> dict[str, float | None]:
-    """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where the judge does not count."""
+def _asked_judge(judge: JudgeLike | None) -> JudgeLike | None:
+    """The judge itself, without what retries its calls."""
     while isinstance(judge, RetryingJudge):
         judge = judge.judge
-    totals = getattr(judge, "totals", None)
+    return judge
+
+
+def judge_spent(
+    judge: JudgeLike | None, before: dict[str, float | None] | None = None
+) -> dict[str, float | None]:
+    """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where the judge does not count.
+
+    A number that is unknown now or was unknown before is None.
+    """
+    totals = getattr(_asked_judge(judge), "totals", None)
     if totals is None:
         return {}
-    now = asdict(totals)
-    before = before or {}
-    return {
-        name: None if None in (now[name], before.get(name, 0)) else now[name] - before.get(name, 0)
-        for name in SPENT
-    }
+    totals_now = asdict(totals)
+    totals_before = before or dict.fromkeys(SPENT, 0)
+    spent = {}
+    for name in SPENT:
+        count_now = totals_now[name]
+        count_before = totals_before.get(name, 0)
+        unknown = count_now is None or count_before is None
+        spent[name] = None if unknown else count_now - count_before
+    return spent
 
 
-def cache_path(judge: Any) -> str | None:
+def cache_path(judge: JudgeLike | None) -> str | None:
     """Where the replies of a judge are kept, or None: not kept, or not kept in a file."""
-    while isinstance(judge, RetryingJudge):
-        judge = judge.judge
-    path = getattr(getattr(getattr(judge, "client", None), "cache", None), "path", None)
+    client = getattr(_asked_judge(judge), "client", None)
+    cache = getattr(client, "cache", None)
+    path = getattr(cache, "path", None)
     return None if path is None else str(path)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #88d46760
 OVERLONG = "overlong.jsonl"
 
 
-def _main_process() -> bool:
+def _is_main_process() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def _forget_overlong(out: str | Path | None) -> None:
-    if out is not None and _main_process():
+    if out is not None and _is_main_process():
         (Path(out) / OVERLONG).unlink(missing_ok=True)
 
 
-def _report_overlong(dropped: list[dict], what: str, out: str | Path | None) -> None:
-    if not dropped or not _main_process():
+def _report_overlong(overlong: list[dict], description: str, out: str | Path | None) -> None:
+    """A warning about the rows that are left out, and a line of `out/overlong.jsonl` for each."""
+    if not overlong or not _is_main_process():
         return
-    ids = ", ".join(row["example_id"] for row in dropped[:5])
-    file = "" if out is None else f"; all of them in {Path(out) / OVERLONG}"
-    log.warning("%d %s left out, the first: %s%s", len(dropped), what, ids, file)
+    ids = ", ".join(row["example_id"] for row in overlong[:5])
+    hint = "" if out is None else f"; all of them in {Path(out) / OVERLONG}"
+    log.warning("%d %s left out, the first: %s%s", len(overlong), description, ids, hint)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with open(Path(out) / OVERLONG, "a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in dropped)
+        with open(Path(out) / OVERLONG, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in overlong)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f04b063d
 def fitting_examples(
@@ -411,20 +480,25 @@ def fitting_examples(
 
     The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none fits.
     """
-    name, limit = min(limits.items(), key=lambda item: item[1])
-    sizes = [len(encode(example)) for example in examples]
-    dropped = [
-        {"example_id": example.id, "prompt": prompt, "tokens": size, name: limit}
-        for example, size in zip(examples, sizes, strict=True)
-        if size > limit
-    ]
-    _report_overlong(dropped, f"{prompt} prompts over {limit} tokens ({name})", out)
-    if len(dropped) == len(examples):
-        shortest = f"; the shortest has {min(sizes)}" if sizes else ""
+    limit_name = min(limits, key=limits.__getitem__)
+    limit = limits[limit_name]
+    fitting = {}
+    overlong = []
+    lengths = [len(encode(example)) for example in examples]
+    for position, length in enumerate(lengths):
+        if length <= limit:
+            fitting[position] = length
+        else:
+            row = {"example_id": examples[position].id, "prompt": prompt, "tokens": length}
+            row[limit_name] = limit
+            overlong.append(row)
+    _report_overlong(overlong, f"{prompt} prompts over {limit} tokens ({limit_name})", out)
+    if not fitting:
+        shortest = f"; the shortest has {min(lengths)}" if lengths else ""
         raise ValueError(
-            f"no prompt of at most {limit} tokens ({name}) among {len(examples)} {prompt} examples{shortest}"
+            f"no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} {prompt} examples{shortest}"
         )
-    return {k: size for k, size in enumerate(sizes) if size <= limit}
+    return fitting
 
 # %% ../../nbs/trainer/03_rewards.ipynb #45aba3bd
 def prompt_dataset(
@@ -439,15 +513,14 @@ def prompt_dataset(
     """
     _forget_overlong(out)
     encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
-    sizes = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
+    lengths = fitting_examples("training", encode, examples, out, max_prompt=config.max_prompt)
     control = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     rows = []
-    for index, tokens in sizes.items():
+    for index, length in lengths.items():
         messages = render(examples[index], text=config.text, prompt_template=config.prompt_template)
-        safe = [
-            message | {"content": neutralise(message["content"], control)} for message in messages
-        ]
-        rows.append({"prompt": safe, "example": index, "tokens": tokens})
+        for message in messages:
+            message["content"] = neutralise(message["content"], control)
+        rows.append({"prompt": messages, "example": index, "tokens": length})
     return Dataset.from_list(rows)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #407109ec
@@ -464,12 +537,11 @@ def check_context(
     """Raises `ValueError` naming the example when a prompt, or one of its ablations, and an answer exceed `limit` tokens."""
     if limit is None:
         return
+    ablated_as_concat = config.text == "fluent" and config.credit.counterfactual
+    encode_concat = prompt_encoder(tokenizer, "concat", config.prompt_template)
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
-        if config.text == "fluent" and config.credit.counterfactual:
-            messages = render(
-                examples[index], text="concat", prompt_template=config.prompt_template
-            )
-            tokens = max(tokens, len(encode_prompt(tokenizer, messages)) + _SEAM)
+        if ablated_as_concat:
+            tokens = max(tokens, len(encode_concat(examples[index])) + _SEAM)
         if tokens + config.max_tokens > limit:
             raise ValueError(
                 f"example {examples[index].id!r}: a prompt of {tokens} tokens and an answer of max_tokens "
@@ -489,15 +561,16 @@ def held_out_examples(
     The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none is left, and for a
     context that `max_tokens` alone would fill.
     """
-    if context and context <= config.max_tokens:
-        raise ValueError(
-            f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context"
-        )
-    limits = {"max_prompt": config.max_prompt} | (
-        {"context_without_answer": context - config.max_tokens} if context else {}
-    )
+    limits = {"max_prompt": config.max_prompt}
+    if context:
+        if context <= config.max_tokens:
+            raise ValueError(
+                f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context"
+            )
+        limits["context_without_answer"] = context - config.max_tokens
     encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
-    return [examples[k] for k in fitting_examples("validation", encode, examples, out, **limits)]
+    positions = fitting_examples("validation", encode, examples, out, **limits)
+    return [examples[position] for position in positions]
 
 # %% ../../nbs/trainer/03_rewards.ipynb #3bb7ad72
 def held_out_answers(
@@ -507,20 +580,23 @@ def held_out_answers(
     examples: Sequence[Example],
 ) -> list[str]:
     """An answer to each example as a validation asks for it: its text, the run's prompt template, length and seed."""
-    options = dict(
+    rollouts = sample_answers(
+        model,
+        tokenizer,
+        examples,
         text=config.eval_text,
         prompt_template=config.prompt_template,
         max_tokens=config.max_tokens,
         seed=config.seed,
     )
-    return [rollout.response for rollout in sample_answers(model, tokenizer, examples, **options)]
+    return [rollout.response for rollout in rollouts]
 
 
 def judge_held_out(
     judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]
 ) -> list[Judgment]:
     """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
-    return gather_object(judge.as_read(config.eval_text).batch(examples, answers, keep=True))
+    return gather_object(judge.as_read(config.eval_text).batch(examples, answers, finish=True))
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f813f11d
 class HeldOutScores:
@@ -547,11 +623,12 @@ class HeldOutScores:
 
     def __call__(self, model: PreTrainedModel) -> dict[str, float]:
         state = PartialState()
-        mine = slice(state.process_index, None, state.num_processes)
+        rows = slice(state.process_index, None, state.num_processes)  # judged by this process
         answers = held_out_answers(model, self.tokenizer, self.config, self.examples)
-        return summary(
-            judge_held_out(self.judge, self.config, self.examples[mine], answers[mine])
-        ) | {"overlong": self.overlong}
+        judgments = judge_held_out(self.judge, self.config, self.examples[rows], answers[rows])
+        scores = summary(judgments)
+        scores["overlong"] = self.overlong
+        return scores
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f75844f0
 def assign_credit(

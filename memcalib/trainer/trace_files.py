@@ -57,67 +57,59 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"step-(\d+)(-process-\d+)?\.parquet")
 
 
-def _steps(folder: Path) -> dict[Path, int]:
-    return {
-        path: int(name[1])
-        for path in sorted(folder.glob("step-*.parquet"))
-        if (name := _NAME.fullmatch(path.name))
-    }
+def _step_by_file(folder: Path) -> dict[Path, int]:
+    """The trace files that lie in a folder, by name, and the step of each."""
+    steps = {}
+    for path in sorted(folder.glob("step-*.parquet")):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            steps[path] = int(match[1])
+    return steps
 
 
 def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[Path]:
     """The trace files of a folder, or of the `traces` folder in it, by step. Raises `FileNotFoundError`, and `ValueError` for absent steps."""
     folder = Path(folder)
-    by_step = _steps(folder) or _steps(folder / "traces")
-    if not by_step:
+    step_by_file = _step_by_file(folder) or _step_by_file(folder / "traces")
+    if not step_by_file:
         raise FileNotFoundError(
             f"{folder}: no trace files (step-*.parquet); allowed: the folder of a run trained with trace_every above 0"
         )
-    if steps is not None and (absent := sorted(set(steps) - set(by_step.values()))):
-        raise ValueError(
-            f"{folder}: no traces of step {absent[0]}; allowed: {sorted(set(by_step.values()))}"
-        )
-    return [path for path, step in by_step.items() if steps is None or step in steps]
+    if steps is None:
+        return list(step_by_file)
+    traced = set(step_by_file.values())
+    absent = sorted(set(steps) - traced)
+    if absent:
+        raise ValueError(f"{folder}: no traces of step {absent[0]}; allowed: {sorted(traced)}")
+    return [path for path, step in step_by_file.items() if step in steps]
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #0672782c
-def _about(schema: pa.Schema) -> dict[str, Any]:
+def _metadata(schema: pa.Schema) -> dict[str, Any]:
+    """What a file says of itself: the version of its columns, and the `head` that holds for all of its rows."""
     return json.loads((schema.metadata or {}).get(b"memcalib", b"{}"))
 
 
-def _faults(path: Path) -> list[Violation]:
+def _file_faults(path: Path) -> list[Violation]:
+    """Why a file cannot be read as a trace: torn, of another version, or columns of another type; empty for a good one."""
     import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(path)
-        version = _about(schema).get("version", VERSION)
+        version = _metadata(schema).get("version", VERSION)
     except (pa.ArrowException, OSError, ValueError) as error:
-        return [
-            Violation(
-                "parquet",
-                str(error)[:200],
-                "a whole Parquet file: write this step again, or delete it",
-                file=str(path),
-            )
-        ]
+        allowed = "a whole Parquet file: write this step again, or delete it"
+        return [Violation("parquet", str(error)[:200], allowed, file=str(path))]
     if version != VERSION:
-        return [
-            Violation(
-                "version",
-                str(version),
-                f"{VERSION}; read it with the memcalib that wrote it",
-                file=str(path),
-            )
-        ]
-    found = {field.name: field.type for field in schema}
-    wrong = [
-        (field.name, found.get(field.name, "no such column"), field.type)
-        for field in SCHEMA
-        if found.get(field.name) != field.type
-    ]
-    return [
-        Violation("column", f"{name}: {here}", str(wanted), file=str(path))
-        for name, here, wanted in wrong
-    ]
+        allowed = f"{VERSION}; read it with the memcalib that wrote it"
+        return [Violation("version", str(version), allowed, file=str(path))]
+    types = {field.name: field.type for field in schema}
+    faults = []
+    for field in SCHEMA:
+        type_there = types.get(field.name, "no such column")
+        if type_there != field.type:
+            value = f"{field.name}: {type_there}"
+            faults.append(Violation("column", value, str(field.type), file=str(path)))
+    return faults
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #cc90c267
 def read_traces(
@@ -125,88 +117,90 @@ def read_traces(
 ) -> "pd.DataFrame":
     """The traces of a run, answers before channels in each step; `columns` reads only those, and those of the head.
 
-    Raises `DataError` listing every file that is torn or of another shape.
+    Raises `DataError` listing every file that is torn or of another shape, and `ValueError` for a column that no file has.
     """
     import pandas as pd
-    import pyarrow.parquet as pq
 
-    if unknown := set(columns or ()) - set(SCHEMA.names):
+    unknown = set(columns or ()) - set(SCHEMA.names)
+    if unknown:
         raise ValueError(f"unknown column {min(unknown)!r}; allowed: {', '.join(SCHEMA.names)}")
     files = trace_files(folder, steps)
-    if faults := [fault for path in files for fault in _faults(path)]:
+    faults = []
+    for path in files:
+        faults.extend(_file_faults(path))
+    if faults:
         raise DataError(faults)
     frames = []
     for path in files:
         try:
-            table = pq.read_table(
-                path,
-                columns=list(columns) if columns else None,
-                partitioning=None,
-                page_checksum_verification=True,
-            )
+            frames.append(_read_file(path, columns))
         except (pa.ArrowException, OSError) as error:
-            faults.append(
-                Violation("parquet", str(error)[:200], "a whole Parquet file", file=str(path))
-            )
-            continue
-        head = _about(pq.read_schema(path)).get("head", {})
-        frames.append(
-            table.to_pandas().assign(**{k: v for k, v in head.items() if k not in SCHEMA.names})
-        )
+            allowed = "a whole Parquet file"
+            faults.append(Violation("parquet", str(error)[:200], allowed, file=str(path)))
     if faults:
         raise DataError(faults)
     return pd.concat(frames, ignore_index=True)
 
+
+def _read_file(path: Path, columns: Sequence[str] | None) -> "pd.DataFrame":
+    """The rows of one file, with what its head says in columns of their own."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(
+        path,
+        columns=list(columns) if columns else None,
+        partitioning=None,
+        page_checksum_verification=True,
+    )
+    head = _metadata(table.schema).get("head", {})
+    added = {name: value for name, value in head.items() if name not in SCHEMA.names}
+    return table.to_pandas().assign(**added)
+
 # %% ../../nbs/trainer/04_trace_files.ipynb #4345212f
 def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
     """One answer with its channels, like `trace_row`; raises `KeyError` naming an answer that is not in the frame."""
-    mine = frame[(frame["step"] == step) & (frame["row"] == row)]
-    answers = mine[mine["channel"].isna()]
-    scored = mine[mine["channel"].notna()]
+    rows = frame[(frame["step"] == step) & (frame["row"] == row)]
+    answers = rows[rows["channel"].isna()]
+    pairs = rows[rows["channel"].notna()]
     if len(answers) != 1:
         raise KeyError(
             f"step {step}, row {row}: found {len(answers)} answers; allowed: one of the traced answers"
         )
     answer = answers.iloc[0]
-    channels = {}
-    for _, pair in scored.iterrows():
-        lists = {name: pair[name].tolist() for name in ("d", "q", "m")}
-        facts = {
-            name: float(pair[name]) for name in ("reward", "advantage", "strength", "threshold")
-        }
-        gates = {
-            "localized": bool(pair["localized"]),
-            "fallback": pair["fallback"] if isinstance(pair["fallback"], str) else None,
-        }
-        channels[pair["channel"]] = (
-            {"atom_ids": pair["atom_ids"].tolist(), "atoms": pair["atoms"].tolist()}
-            | facts
-            | gates
-            | lists
-        )
-    final = answer["token_advantage"]
-    advantage = [None] * len(answer["tokens"]) if final is None else final.tolist()
-    texts = {
-        "example_id": answer["example_id"],
-        "question": answer["question"],
-        "response": answer["response"],
-    }
-    numbers = {"reward": float(answer["reward"]), "sequence": float(answer["advantage"])}
-    lists = {
-        "tokens": answer["tokens"].tolist(),
-        "ends": answer["ends"].tolist(),
-        "advantage": advantage,
-    }
-    known = {"mode": answer["mode"]} if isinstance(answer.get("mode"), str) else {}
-    return {"step": step, "row": row} | known | texts | numbers | lists | {"channels": channels}
+    trace: dict[str, Any] = {"step": step, "row": row}
+    if isinstance(answer.get("mode"), str):
+        trace["mode"] = answer["mode"]
+    for name in ("example_id", "question", "response"):
+        trace[name] = answer[name]
+    trace["reward"] = float(answer["reward"])
+    trace["sequence"] = float(answer["advantage"])
+    trace["tokens"] = answer["tokens"].tolist()
+    trace["ends"] = answer["ends"].tolist()
+    advantage = answer["token_advantage"]
+    trace["advantage"] = [None] * len(trace["tokens"]) if advantage is None else advantage.tolist()
+    trace["channels"] = {pair["channel"]: _channel_trace(pair) for _, pair in pairs.iterrows()}
+    return trace
+
+
+def _channel_trace(pair: "pd.Series") -> dict[str, Any]:
+    """What a channel's row says of one answer."""
+    trace: dict[str, Any] = {}
+    for name in ("atom_ids", "atoms"):
+        trace[name] = pair[name].tolist()
+    for name in ("reward", "advantage", "strength", "threshold"):
+        trace[name] = float(pair[name])
+    trace["localized"] = bool(pair["localized"])
+    trace["fallback"] = pair["fallback"] if isinstance(pair["fallback"], str) else None
+    for name in ("d", "q", "m"):
+        trace[name] = pair[name].tolist()
+    return trace
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #02b5a9b5
 def drop_traces(folder: str | Path, after: int) -> list[str]:
     """Delete the traces of all steps after this one, and files that were being written; returns their names."""
     folder = Path(folder)
-    gone = [path for path, step in _steps(folder).items() if step > after] + sorted(
-        folder.glob("step-*.parquet.part")
-    )
-    for path in gone:
+    later = [path for path, step in _step_by_file(folder).items() if step > after]
+    unfinished = sorted(folder.glob("step-*.parquet.part"))
+    for path in [*later, *unfinished]:
         path.unlink(missing_ok=True)
-    return [path.name for path in gone]
+    return [path.name for path in [*later, *unfinished]]

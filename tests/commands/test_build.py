@@ -9,7 +9,7 @@ from command_line import run
 from memcalib.dataset import stages as drafts
 from memcalib.commands.build import Build, BuildRun, load_build, row_lineage, settings_of
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.reproduction.experiments import experiments, run_notebook
 from memcalib.problem import Example, load_examples
@@ -411,8 +411,8 @@ def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
         row_lineage(own.folder, "nobody")
 
 
-def test_the_profile_is_the_build(capsys, tmp_path):
-    code, _, err = run(capsys, "build", "--profile", "nothing", "--out", tmp_path / "b")
+def test_a_build_that_does_not_exist_is_named_with_those_that_do(capsys, tmp_path):
+    code, _, err = run(capsys, "build", "nothing", "--out", tmp_path / "b")
     assert code == 1 and "allowed are micro" in err
 
 

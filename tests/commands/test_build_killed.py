@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memcalib.practice.source import write_micro_log
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]

@@ -14,7 +14,7 @@ from memcalib.dataset.review import check_drafts
 from memcalib.dataset.stages import Drop, load_build_prompt
 from memcalib.io.records import write_jsonl
 from memcalib.io.decisions import write_csv
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.practice.source import source_rows
 from memcalib.problem import sample_records

@@ -19,7 +19,7 @@ from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
 from memcalib.commands.build import MemoryRun
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
 from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
-from memcalib.practice.builder import micro_roles
+from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.problem import check_example, load_examples
 from memcalib.io.records import DataError
@@ -301,7 +301,7 @@ NUTS = {
         ("", "it is empty"),
         ('{"query": "a b c?", "memories": [{"te', "line 1 cannot be read (json)"),
         ('{"title": "x", "body": "private words"}\n', "an object with body, title"),
-        (json.dumps(NUTS) + "\n", "--consent NAME"),
+        (json.dumps(NUTS) + "\n", "--set memory.consent=NAME"),
         (json.dumps(NUTS | {"consent": False}) + "\n", "consent refused"),
         (json.dumps(NUTS | {"consent": "yes"}) + "\n", "true, false, or the name of an agreement"),
         (json.dumps(NUTS | {"memories": []}) + "\n", "without them there is nothing to test"),
@@ -338,18 +338,28 @@ def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server
         "--out",
         tmp_path / "b",
         "--preview",
-        "--domain",
-        "food",
+        "--set",
+        "memory.domain=food",
     ]
     code, out, _ = run(
-        capsys, *arguments, "--consent", "trial 2025", "--redaction", tmp_path / "rules.yaml"
+        capsys,
+        *arguments,
+        "--set",
+        "memory.consent=trial 2025",
+        "--set",
+        f"memory.redaction={tmp_path / 'rules.yaml'}",
     )
     assert code == 0 and "Consent: trial 2025: 1" in out and "name: 1" in out and "Rosa" not in out
-    code, out, _ = run(capsys, *arguments, "--without-consent")
+    code, out, _ = run(capsys, *arguments, "--set", "memory.without_consent=true")
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
     (tmp_path / "rules.yaml").write_text("nams: [Rosa]\n")
     code, _, err = run(
-        capsys, *arguments, "--without-consent", "--redaction", tmp_path / "rules.yaml"
+        capsys,
+        *arguments,
+        "--set",
+        "memory.without_consent=true",
+        "--set",
+        f"memory.redaction={tmp_path / 'rules.yaml'}",
     )
     assert code == 1 and "allowed are rules, names, regions and without" in err
 
@@ -365,7 +375,7 @@ def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
         json.dumps({"results": [{"id": "7", "memory": "Is allergic to nuts.", "user_id": "u"}]})
     )
     arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview"]
-    code, out, _ = run(capsys, *arguments, "--store", store)
+    code, out, _ = run(capsys, *arguments, "--set", f"memory.store={store}")
     assert code == 0 and "memory 1: Is allergic to nuts." in out
     code, _, err = run(capsys, *arguments)
     assert code == 1 and "memory" in err
@@ -374,10 +384,10 @@ def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--consent", "x"], "--from-memory LOG"),
+        (["--set", "memory.consent=x"], "--from-memory LOG"),
         (["--preview"], "found a build from sources"),
         (["--from-memory", "nothing.jsonl"], "nothing.jsonl"),
-        (["--from-memory", "micro", "--redaction", "nothing.yaml"], "nothing.yaml"),
+        (["--from-memory", "micro", "--set", "memory.redaction=nothing.yaml"], "nothing.yaml"),
     ],
 )
 def test_options_that_do_not_fit(capsys, tmp_path, arguments, said):

@@ -126,7 +126,7 @@ def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path
 
 
 @pytest.mark.parametrize(
-    "option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--framing"]
+    "option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--judge-url"]
 )
 def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
     given = {

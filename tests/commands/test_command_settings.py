@@ -8,12 +8,13 @@ import pytest
 import typer.main
 from command_line import run
 
-from memcalib.commands.cli import app, with_aliases
+from memcalib.commands.cli import app, setting_places
 from memcalib.commands.settings_files import check_settings, load_settings, locate, merged
 from memcalib.io.settings import import_object
 from memcalib.commands.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.trainer.recipe import Recipe, load_recipe
+from memcalib.trainer.train_config import TrainSettings
 from memcalib.io.records import write_jsonl
 from memcalib.metrics import load_judgments
 from memcalib.practice.server import MicroServer
@@ -22,132 +23,37 @@ from memcalib.micro.world import WORLDS, make_examples
 EXAMPLES = make_examples(WORLDS["short"], 6, 7, "test")
 COMMANDS = typer.main.get_command(app).commands
 
-# every flag of the last release, by command
-EARLIER = {
-    "evaluate": """out config model base-url key-env weights engine judge judge-url judge-key-env judge2 judge2-url
-        judge2-key-env seeds limit split format framing temperature top-p max-tokens text control no-control blind gold
-        quality prompt concurrency rpm tpm price judge-concurrency judge-rpm judge-tpm judge-price dry-run answer-tokens
-        cache no-cache""",
-    "generate": """out model base-url key-env weights engine seeds limit framing temperature top-p max-tokens text
-        no-memory concurrency rpm tpm cache no-cache""",
-    "judge": "data out model base-url key-env blind gold quality prompt concurrency rpm tpm cache no-cache",
-    "demonstrations": """out teacher teacher-url teacher-key-env evaluator evaluator-url evaluator-key-env evaluator2
-        evaluator2-url evaluator2-key-env rounds min-quality limit split world text layout prompt temperature max-tokens
-        concurrency rpm tpm price evaluator-price evaluator2-price dry-run answer-tokens cache no-cache""",
-    "build": """out pilot reviews reviewer freeze rows from-memory store redaction consent without-consent domain preview
-        yes cache profile""",
-    "train": "method out seed resume dry-run set cache no-cache",
-    "quickstart": "out profile from-scratch",
-    "reproduce": "profile out dry-run",
-}
-
 
 @pytest.fixture
 def data(tmp_path) -> Path:
     return write_jsonl(tmp_path / "examples.jsonl", EXAMPLES)
 
 
-@pytest.mark.parametrize("name", EARLIER)
-def test_every_flag_of_the_last_release_is_known(name):
-    command = COMMANDS[name]
-    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    known |= {*getattr(command, "flags", {})}
-    assert {f"--{flag}" for flag in EARLIER[name].split()} <= known
+VERBS_WITH_SETTINGS = ("evaluate", "generate", "judge", "exam", "demonstrations", "build", "train")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in EARLIER if name not in ("quickstart", "reproduce", "train")]
-)
-def test_help_shows_some_flags_and_every_command_has_the_three(capsys, name):
+@pytest.mark.parametrize("name", VERBS_WITH_SETTINGS)
+def test_help_shows_every_flag_and_they_are_few(capsys, name):
     code, out, _ = run(capsys, name, "--help")
-    shown = [line for line in out.splitlines() if line.startswith("  --")]
-    assert (
-        code == 0
-        and len(shown) <= 16
-        and {"--set", "--dry-run", "--resume"} <= {line.split()[0] for line in shown}
-    )
+    shown = {line.split()[0] for line in out.splitlines() if line.startswith("  --")}
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    flags = {option for option in options if option.startswith("--")}
+    assert code == 0 and flags <= shown and {"--set", "--dry-run"} <= shown
+    assert len(shown) <= 19
 
 
-def test_a_flag_of_the_last_release_is_a_setting(capsys, data, tmp_path):
-    common = [
-        "evaluate",
-        data,
-        "--model",
-        "m",
-        "--base-url",
-        "http://localhost:9/v1",
-        "--judge",
-        "j",
-        "--dry-run",
-    ]
-    earlier = [
-        "--seeds",
-        "1,2",
-        "--temperature",
-        0.5,
-        "--blind",
-        "--no-control",
-        "--rpm",
-        60,
-        "--judge-price=0.3,1.2",
-        "--framing",
-        "bare",
-    ]
-    places = (
-        "sampling.seeds=[1,2]",
-        "sampling.temperature=0.5",
-        "judging.blind=true",
-        "control=false",
-        "model.rpm=60",
-    )
-    places += ("judge.price={prompt: 0.3, completion: 1.2}", "sampling.prompt_template=bare")
-    _, before, _ = run(capsys, *common, *earlier)
-    code, after, err = run(
-        capsys, *common, *(word for place in places for word in ("--set", place))
-    )
-    assert code == 0 and before == after and "temperature: 0.5" in after and "rpm: 60.0" in after, (
-        err
-    )
+@pytest.mark.parametrize("name", [name for name in VERBS_WITH_SETTINGS if name != "train"])
+def test_only_a_training_is_resumed_by_a_flag(capsys, name):
+    """Every other command goes on when it is given again; a flag that does nothing would say otherwise."""
+    code, _, err = run(capsys, name, "--resume")
+    assert code == 2 and "--resume" in err
 
 
-def test_the_names_of_before_are_read_from_files_places_and_flags_and_the_last_one_wins(tmp_path):
-    (file := tmp_path / "e.yaml").write_text(
-        "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {framing: bare}\n"
-    )
-
-    def template(*settings):
-        return load_settings(Evaluation, file, settings=settings).sampling.prompt_template
-
-    assert (
-        template() == "bare"
-        and template("sampling.layout=plain") == template("sampling={framing: plain}") == "plain"
-    )
-    (typed,) = with_aliases(["--framing", "background"], COMMANDS["evaluate"].flags)[1:]
-    assert template(typed) == "background"
-    passed_on = load_settings(
-        Evaluation, file, settings=["model.extra_body={layout: wide}"]
-    ).model.extra_body
-    assert passed_on == {"layout": "wide"}
-    file.write_text(
-        file.read_text().replace("{framing: bare}", "{framing: bare, prompt_template: plain}")
-    )
-    with pytest.raises(ValueError, match="e.yaml: found framing and prompt_template"):
-        template()
-
-
-def test_words_behind_two_dashes_and_other_flags_are_left_alone():
-    flags = COMMANDS["evaluate"].flags
-    assert with_aliases(["a", "--limit", "3", "--", "--blind"], flags) == [
-        "a",
-        "--limit",
-        "3",
-        "--",
-        "--blind",
-    ]
-    assert with_aliases(["--framing=my file.yaml"], flags) == [
-        "--set",
-        'sampling.prompt_template="my file.yaml"',
-    ]
+def test_places_lead_to_every_leaf_of_the_settings():
+    places = setting_places(Evaluation)
+    assert places["seeds"] == ["sampling.seeds"] and "judge2.model" in places["model"]
+    for leaf, leaf_places in places.items():
+        assert all(place.split(".")[-1] == leaf for place in leaf_places)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +67,9 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
         (["--temprature", "1"], ["--temprature", "--set sampling.temperature=…"]),
         (["--sedes", "1"], ["--set sampling.seeds=…"]),
         (["--modle", "m"], ["--model)"]),
-        (["--seeds", "a"], ["seeds", "'a'", "42,43,44"]),
-        (["--judge-price", "cheap"], ["price", "'cheap'", "0.5,1.5"]),
+        (["--set", "sampling.seeds=a"], ["sampling.seeds", "'a'"]),
+        (["--set", "model.price=cheap"], ["model.price: allowed is a mapping"]),
+        (["--rpm", "3"], ["--rpm", "--set judge.rpm=…"]),
         (
             ["--judge", "memcalib.nowhere:judge"],
             ["judge", "memcalib.nowhere:judge", "package.module:name"],
@@ -172,7 +79,7 @@ def test_words_behind_two_dashes_and_other_flags_are_left_alone():
             ["judge", "exact_judge", "package.module:name"],
         ),
         (["--judge", "memcalib.micro.world:World"], ["judge", "__call__", "allowed"]),
-        (["--seeds"], ["--seeds"]),
+        (["--set"], ["--set"]),
     ],
 )
 def test_what_is_not_known_is_one_line_with_what_is_allowed(capsys, data, typed, needles):
@@ -217,12 +124,14 @@ def test_a_later_place_wins(tmp_path):
     }
 
 
-def test_places_are_those_of_the_file():
-    assert locate(Evaluation, ("model", "endpoint", "rpm"))[0] == ["model", "rpm"]
-    assert locate(Build, ("sources", 0, "domian"))[:2] == (["sources", "0", "domian"], SourcePlan)
-    assert (
-        locate(Recipe, ("judge", "endpoint", "extra_body"))[2] and not locate(Recipe, ("train",))[2]
-    )
+def test_locations_are_those_of_the_file():
+    assert locate(Evaluation, ("model", "endpoint", "rpm")).names == ["model", "rpm"]
+    misspelt = locate(Build, ("sources", 0, "domian"))
+    assert (misspelt.names, misspelt.owner) == (["sources", "0", "domian"], SourcePlan)
+    channel = locate(Recipe, ("train", "eta", "dict[str, float]", "C+"))
+    assert (channel.names, channel.owner) == (["train", "eta"], TrainSettings)
+    assert locate(Recipe, ("judge", "endpoint", "extra_body")).secret
+    assert not locate(Recipe, ("train", "lr")).secret
 
 
 def test_a_key_is_never_repeated():
@@ -347,7 +256,7 @@ def test_a_source_of_ones_own_is_read(mine):
     [
         ["build", "micro", "--rows", "5"],
         ["quickstart", "--profile", "smoke", "--set", "eval_examples=7"],
-        ["demonstrations", "--rounds", "2", "--limit", "2"],
+        ["demonstrations", "--set", "making.rounds=2", "--limit", "2"],
     ],
 )
 def test_a_dry_run_prints_the_settings_and_writes_nothing(capsys, tmp_path, typed):
@@ -369,10 +278,10 @@ def test_dry_runs_of_the_steps_alone(capsys, data, tmp_path):
             "micro-model",
             "--base-url",
             server.base_url,
-            "--seeds",
-            "1,2",
-            "--max-tokens",
-            64,
+            "--set",
+            "sampling.seeds=[1,2]",
+            "--set",
+            "sampling.max_tokens=64",
             "--out",
             answers,
         ]

@@ -47,25 +47,43 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return exit.value.code or 0, out, err
 
 
-def options(data, server, tmp_path, **more) -> list[str]:
-    given = {
+PLACES = {
+    "max_tokens": "sampling.max_tokens",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "seeds": "sampling.seeds",
+    "text": "sampling.text",
+    "framing": "sampling.prompt_template",
+    "concurrency": "model.concurrency",
+    "rpm": "model.rpm",
+    "judge2": "judge2.model",
+    "judge2_url": "judge2.base_url",
+    "judge2_key_env": "judge2.key_env",
+}  # of settings without a flag
+
+
+def options(data, server, tmp_path, **changes) -> list[str]:
+    """The words of an evaluation on the practice server; a change of `None` leaves an option out."""
+    values = {
         "model": "micro-model",
         "base_url": server.base_url,
         "key_env": "MICRO_KEY",
         "judge": "micro-judge",
-    }
-    given |= {
         "judge_key_env": "MICRO_KEY",
         "max_tokens": 64,
         "out": tmp_path / "run",
         "cache": tmp_path / "calls.sqlite",
+        **changes,
     }
-    pairs = [
-        (f"--{name.replace('_', '-')}", str(value))
-        for name, value in (given | more).items()
-        if value is not None
-    ]
-    return ["evaluate", str(data), *(word for pair in pairs for word in pair)]
+    words = ["evaluate", str(data)]
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name in PLACES:
+            words += ["--set", f"{PLACES[name]}={value}"]
+        else:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
@@ -109,7 +127,7 @@ def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
 
 
 def test_steps_alone_give_the_same_table(capsys, data, server, tmp_path):
-    run(capsys, *options(data, server, tmp_path), "--no-control")
+    run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     common = ["--key-env", "MICRO_KEY", "--base-url", server.base_url, "--no-cache"]
     answers = tmp_path / "a.jsonl"
     judged = tmp_path / "j.jsonl"
@@ -119,8 +137,8 @@ def test_steps_alone_give_the_same_table(capsys, data, server, tmp_path):
         data,
         "--model",
         "micro-model",
-        "--max-tokens",
-        "64",
+        "--set",
+        "sampling.max_tokens=64",
         "--out",
         answers,
         *common,
@@ -136,13 +154,15 @@ def test_steps_alone_give_the_same_table(capsys, data, server, tmp_path):
 
 
 def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
-    run(capsys, *options(data, server, tmp_path), "--no-control")
+    run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     before = (tmp_path / "run" / "rollouts.jsonl").read_bytes()
-    code, _, err = run(capsys, *options(data, server, tmp_path, temperature=0.5), "--no-control")
+    code, _, err = run(
+        capsys, *options(data, server, tmp_path, temperature=0.5), "--set", "control=false"
+    )
     assert code == 1 and "holds a run of other settings" in err and "temperature" in err
     assert (tmp_path / "run" / "rollouts.jsonl").read_bytes() == before
     write_jsonl(data, [EXAMPLES[0].model_copy(update={"domain": "other"}), *EXAMPLES[1:]])
-    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     assert code == 1 and "data_hash" in err
 
 
@@ -172,10 +192,10 @@ def test_hopeless_calls_stop_with_the_command_that_goes_on(
     ],
 )
 def test_a_wrong_name_spoils_no_folder(capsys, data, server, tmp_path, change):
-    code, _, _ = run(capsys, *options(data, server, tmp_path, **change), "--no-control")
+    code, _, _ = run(capsys, *options(data, server, tmp_path, **change), "--set", "control=false")
     assert code == 1
     answered = server.stats()["requests"]
-    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     assert code == 0, err
     asked = (
         server.stats()["requests"] - answered
@@ -191,21 +211,21 @@ def test_a_wrong_name_spoils_no_folder(capsys, data, server, tmp_path, change):
 
 
 def test_another_path_of_the_same_data_goes_on(capsys, data, server, tmp_path, monkeypatch):
-    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    assert run(capsys, *options(data, server, tmp_path), "--set", "control=false")[0] == 0
     answered = server.stats()["requests"]
     monkeypatch.chdir(data.parent)
-    code, _, err = run(capsys, *options(data.name, server, tmp_path), "--no-control")
+    code, _, err = run(capsys, *options(data.name, server, tmp_path), "--set", "control=false")
     assert code == 0 and server.stats()["requests"] == answered, err
 
 
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "judgments.jsonl"])
 def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
-    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    assert run(capsys, *options(data, server, tmp_path), "--set", "control=false")[0] == 0
     file = tmp_path / "run" / name
     answered = server.stats()["requests"]
     whole = load_judgments(tmp_path / "run" / "judgments.jsonl")
     os.truncate(file, file.stat().st_size - 30)
-    code, _, err = run(capsys, *options(data, server, tmp_path), "--no-control")
+    code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     assert code == 0 and server.stats()["requests"] <= answered + 1, err
 
     def place(row):
@@ -217,7 +237,7 @@ def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
 
 
 def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path):
-    assert run(capsys, *options(data, server, tmp_path), "--no-control")[0] == 0
+    assert run(capsys, *options(data, server, tmp_path), "--set", "control=false")[0] == 0
     file = tmp_path / "run" / "rollouts.jsonl"
     whole = len(file.read_bytes().splitlines())
     os.truncate(file, file.stat().st_size - 30)
@@ -238,9 +258,8 @@ def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path)
 
 
 def test_a_missing_template_is_named_with_the_shipped_ones(capsys, data, server, tmp_path):
-    code, _, err = run(
-        capsys, *options(data, server, tmp_path), "--framing", str(tmp_path / "none.yaml")
-    )
+    missing = tmp_path / "none.yaml"
+    code, _, err = run(capsys, *options(data, server, tmp_path, framing=missing))
     assert code == 1 and "none.yaml" in err and "background" in err
 
 
@@ -269,12 +288,12 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
     words = [
         "--weights",
         policy_path("cold-short"),
-        "--framing",
-        "micro",
-        "--text",
-        "concat",
-        "--seeds",
-        "1",
+        "--set",
+        "sampling.prompt_template=micro",
+        "--set",
+        "sampling.text=concat",
+        "--set",
+        "sampling.seeds=[1]",
     ]
     code, said, err = run(
         capsys,
@@ -283,8 +302,8 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
         *words,
         "--judge",
         "micro-exact",
-        "--max-tokens",
-        "32",
+        "--set",
+        "sampling.max_tokens=32",
         "--out",
         out,
     )
@@ -331,7 +350,7 @@ def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
 )
 def test_a_stopped_run_goes_on(data, tmp_path, how):
     with MicroServer(EXAMPLES, key=KEY, latency=0.05) as server:
-        arguments = [*options(data, server, tmp_path, concurrency=4), "--no-control"]
+        arguments = [*options(data, server, tmp_path, concurrency=4), "--set", "control=false"]
         process = _start(arguments)
         _until_rows(tmp_path / "run" / "rollouts.jsonl", 7, process)
         process.send_signal(how)
@@ -367,11 +386,19 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
 def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
     capsys, data, server, tmp_path
 ):
-    more = {"judge_concurrency": 4, "judge_rpm": 60_000, "price": "1,2", "judge_price": "3,4,0.5"}
-    code, out, err = run(capsys, *options(data, server, tmp_path, **more), "--dry-run")
+    settings = {
+        "judge.concurrency": 4,
+        "judge.rpm": 60_000,
+        "model.price": "{prompt: 1, completion: 2}",
+        "judge.price": "{prompt: 3, completion: 4, cached: 0.5}",
+    }
+    words = options(data, server, tmp_path)
+    for place, value in settings.items():
+        words += ["--set", f"{place}={value}"]
+    code, out, err = run(capsys, *words, "--dry-run")
     assert code == 0 and "no price given" not in out and out.count("$") == 2, err
-    code, _, err = run(capsys, *options(data, server, tmp_path, price="cheap"), "--dry-run")
-    assert code == 1 and "'cheap'" in err
+    code, _, err = run(capsys, *words, "--set", "model.price=cheap", "--dry-run")
+    assert code == 1 and "model.price: allowed is a mapping" in err
 
 
 def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_does_not(
@@ -379,7 +406,12 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
 ):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     code, _, err = run(
-        capsys, *options(data, server, tmp_path, judge_key_env=None), "--no-control", "--limit", 2
+        capsys,
+        *options(data, server, tmp_path, judge_key_env=None),
+        "--set",
+        "control=false",
+        "--limit",
+        2,
     )
     assert code == 0, err
     elsewhere = {
@@ -388,7 +420,12 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
         "out": tmp_path / "other",
     }
     code, _, err = run(
-        capsys, *options(data, server, tmp_path, **elsewhere), "--no-control", "--limit", 2
+        capsys,
+        *options(data, server, tmp_path, **elsewhere),
+        "--set",
+        "control=false",
+        "--limit",
+        2,
     )
     assert code == 1 and "OPENAI_API_KEY" in err
 
@@ -403,16 +440,23 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
 
 
 def test_other_settings_are_named_to_the_leaf(capsys, data, server, tmp_path):
-    run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2)
+    run(capsys, *options(data, server, tmp_path), "--set", "control=false", "--limit", 2)
     code, _, err = run(
-        capsys, *options(data, server, tmp_path), "--no-control", "--limit", 2, "--blind"
+        capsys,
+        *options(data, server, tmp_path),
+        "--set",
+        "control=false",
+        "--limit",
+        2,
+        "--set",
+        "judging.blind=true",
     )
     assert code == 1 and "(judging.blind: False there, True now)" in err
 
 
 def test_calls_of_earlier_calls_are_added_up(capsys, data, server, tmp_path):
     for limit in (1, 1):
-        run(capsys, *options(data, server, tmp_path), "--no-control", "--limit", limit)
+        run(capsys, *options(data, server, tmp_path), "--set", "control=false", "--limit", limit)
     session = json.loads((tmp_path / "run" / "manifest.json").read_text())["session"]
     assert (
         session["model"]["calls"] == session["judge"]["calls"] + session["judge"]["cached"] - 1 == 3
@@ -420,7 +464,8 @@ def test_calls_of_earlier_calls_are_added_up(capsys, data, server, tmp_path):
     run(
         capsys,
         *options(data, server, tmp_path, out=tmp_path / "again"),
-        "--no-control",
+        "--set",
+        "control=false",
         "--limit",
         1,
     )
@@ -429,16 +474,23 @@ def test_calls_of_earlier_calls_are_added_up(capsys, data, server, tmp_path):
 
 
 def test_compare_from_the_command_line(capsys, data, server, tmp_path):
-    run(capsys, *options(data, server, tmp_path), "--no-control")
+    run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     other = {"model": "micro-model-weak", "out": tmp_path / "weak"}
-    run(capsys, *options(data, server, tmp_path, **other), "--no-control")
+    run(capsys, *options(data, server, tmp_path, **other), "--set", "control=false")
     code, out, err = run(
         capsys, "compare", tmp_path / "run", tmp_path / "weak", "--out", tmp_path / "comparison"
     )
     assert code == 0 and "baseline: micro-model" in out and "each question counts once" in out, err
     assert (tmp_path / "comparison" / "comparison.html").is_file()
     blind = {"out": tmp_path / "blind"}
-    run(capsys, *options(data, server, tmp_path, **blind), "--no-control", "--blind")
+    run(
+        capsys,
+        *options(data, server, tmp_path, **blind),
+        "--set",
+        "control=false",
+        "--set",
+        "judging.blind=true",
+    )
     code, _, err = run(
         capsys, "compare", tmp_path / "run", tmp_path / "blind", "--out", tmp_path / "comparison"
     )

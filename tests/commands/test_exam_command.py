@@ -2,8 +2,11 @@
 
 import json
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from faulty_server import FaultyServer
 from typer.testing import CliRunner
 
 from memcalib.commands import cli
@@ -179,3 +182,28 @@ def test_a_sheet_for_people_is_written_and_read_and_a_bad_level_is_named(tmp_pat
     sheet.to_csv(tmp_path / "people.csv", index=False)
     code, text = call("exam", "--labels", tmp_path / "people.csv")
     assert code != 0 and "'D'" in text and "A, B, C" in text
+
+
+@pytest.mark.parametrize(
+    "judge, folder",
+    [
+        ("..", "judge"),
+        (".", "judge"),
+        ("../..", "-.."),
+        ("/etc/passwd", "-etc-passwd"),
+        ("org/judge-7b", "org-judge-7b"),
+        ("judge", "judge"),
+    ],
+)
+def test_an_exam_stays_below_its_folder(judge, folder):
+    assert c.exam_folder(judge) == Path("runs/exam") / folder
+    assert c.exam_folder(judge).resolve().parent == Path("runs/exam").resolve()
+
+
+def test_an_exam_of_one_answer_that_is_not_read_ends_with_a_verdict(tmp_path):
+    with FaultyServer() as server:
+        judge = Endpoint(model="sorry", base_url=server.url, key_env="")
+        exam = c.ExamRun(c.Exam(judge=judge, answers=1, probes=0), tmp_path).run()
+    assert exam["verdict"] == "failed" and "left unread (100.0 %)" in exam["reasons"][0]
+    assert (tmp_path / "exam.html").is_file()
+    json.loads((tmp_path / "exam.json").read_text())

@@ -418,11 +418,12 @@ def test_the_policy_can_be_evaluated(capsys, tmp_path, mine):
     words += [
         "--judge",
         "micro-exact",
-        "--seeds",
-        "1",
-        "--max-tokens",
-        "8",
-        "--no-control",
+        "--set",
+        "sampling.seeds=[1]",
+        "--set",
+        "sampling.max_tokens=8",
+        "--set",
+        "control=false",
         "--no-cache",
         "--out",
         str(tmp_path / "eval"),
@@ -1084,14 +1085,12 @@ def test_more_prompts_than_examples(capsys, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "option", ["--price", "--teacher-url", "--evaluator-price", "--evaluator2-key-env"]
-)
+@pytest.mark.parametrize("option", ["--teacher-url", "--evaluator-url", "--evaluator2-key-env"])
 def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
     said = capsys.readouterr().err
-    role = {"--price": "teacher"}.get(option, option[2:].partition("-")[0])
+    role = option[2:].partition("-")[0]
     assert (
         exit.value.code == 1
         and f"--{role}" in said

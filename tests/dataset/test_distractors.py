@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import combinations
 
 import pytest
 from builder_server import Builder, endpoint
@@ -21,9 +22,12 @@ from builder_replies import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.evaluation.breakdown import distractor_kind
+from memcalib.dataset.grounding import contains_phrase
+from memcalib.dataset.screening import words
+from memcalib.dataset.stages import load_build_prompt, run_stage
 from memcalib.dataset.writing import (
     DISTRACTORS,
+    FAMILIES,
     RUBRICS,
     SIGNS,
     DistractorReply,
@@ -33,24 +37,19 @@ from memcalib.dataset.writing import (
     guard_faults,
     merge_distractors,
     misplaced,
+    plan_of,
     rubric_faults,
     rubric_text,
 )
-from memcalib.dataset.grounding import contains_phrase
-from memcalib.dataset.stages import load_build_prompt
+from memcalib.evaluation.breakdown import distractor_kind
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.writing import plan_of
 from memcalib.problem import Level, sample_records
-from memcalib.dataset.screening import words
-from memcalib.dataset.writing import FAMILIES
-from memcalib.dataset.stages import run_stage
 
 PLANNED = planned()
 PLAN = plan_of(PLANNED)
 OTHERS = list(PLAN.phrases)
-[NOISE], AUX = (
-    [n for n, found in PLAN.phrases.items() if bool(found) == noise] for noise in (True, False)
-)
+[NOISE] = [name for name, phrases in PLAN.phrases.items() if phrases]
+AUX = [name for name, phrases in PLAN.phrases.items() if not phrases]
 
 
 def run(stage, draft, answer, folder):
@@ -64,11 +63,15 @@ def scripted(stage, draft, *replies):
     """An answer that gives one reply after another, and then the sound one."""
     texts = [reply if isinstance(reply, str) else json.dumps(reply) for reply in replies]
     texts.append(json.dumps(made(stage, draft)))
-    return lambda messages, seen: texts[min(seen, len(texts)) - 1]
+    return lambda _, number: texts[min(number, len(texts)) - 1]
 
 
-def repairs(messages):
+def last_request(messages):
     return json.loads(messages[-1]["content"])
+
+
+def item_rules(faults):
+    return {(fault.item_id, fault.rule) for fault in faults}
 
 
 # What is asked -----------------------------------------------------------------------------------------------------------
@@ -78,50 +81,53 @@ def repairs(messages):
 def test_a_row_with_its_plan_gets_what_the_plan_asks_for(family):
     draft = planned(family)
     plan = plan_of(draft)
-    asked = asked_of(DISTRACTORS, draft)
-    assert asked["task"] == "distractors" and asked["want"]["family"] == family == plan.family
-    want = asked["want"]
-    assert {p["atom_id"]: p["phrases"] for p in want["noise"]} == {
-        n: found for n, found in plan.phrases.items() if found
-    }
-    assert asked["atoms"] == [
-        {"atom_id": name, "text": text} for name, text, _ in FACTS
-    ] and "level" not in str(asked)
-    homes = {
-        name: {atom["atom_id"] for atom in b["atoms"]}
-        for b in want["blocks"]
-        for name in (w["atom_id"] for w in b["write"])
-    }
+    request = asked_of(DISTRACTORS, draft)
+    assert request["task"] == "distractors"
+    assert request["want"]["family"] == family == plan.family
+    noise = {entry["atom_id"]: entry["phrases"] for entry in request["want"]["noise"]}
+    assert noise == {name: phrases for name, phrases in plan.phrases.items() if phrases}
+    assert request["atoms"] == [{"atom_id": name, "text": text} for name, text, _ in FACTS]
+    assert "level" not in str(request)
+    neighbours = {}  # of each auxiliary distractor: the atoms of its block
+    for block in request["want"]["blocks"]:
+        for entry in block["write"]:
+            assert entry["angle"]
+            neighbours[entry["atom_id"]] = {atom["atom_id"] for atom in block["atoms"]}
     for block in plan.blocks:
-        there = {
-            "hard" if name == "harda_01_a1" else name
-            for name in block.atom_ids
-            if name not in plan.phrases
-        }
-        assert all(homes[name] == there for name in block.atom_ids if name in homes)
-    assert homes.keys() | {p["atom_id"] for p in want["noise"]} == plan.phrases.keys()
-    assert all(write["angle"] for block in want["blocks"] for write in block["write"])
+        others = [name for name in block.atom_ids if name not in plan.phrases]
+        expected = {name.replace("harda_01_a1", "hard") for name in others}
+        for name in block.atom_ids:
+            assert neighbours.get(name, expected) == expected
+    assert neighbours.keys() | noise.keys() == plan.phrases.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_with_its_distractors_has_those_of_its_plan(family):
+    draft = planned(family)
     row = done(DISTRACTORS, draft)
-    assert [a.atom_id for a in row.atoms] == [a.atom_id for a in draft.atoms] + [
-        "harda_01_a1",
-        *plan.phrases,
-    ]
-    assert row.atoms[3].hard_a_family == family and row.atoms[3].text == HARD[family]
-    assert all(a.ideal == Level.IGNORE and a.memory_action == "ignore" for a in row.atoms[3:])
-    kinds = {a.atom_id: distractor_kind(a.atom_id) for a in row.atoms}
-    assert all(kinds[a.atom_id] == a.origin for a in row.atoms)
+    own_ids = [atom.atom_id for atom in draft.atoms]
+    expected = [*own_ids, "harda_01_a1", *plan_of(draft).phrases]
+    assert [atom.atom_id for atom in row.atoms] == expected
+    hard = row.atoms[3]
+    assert hard.hard_a_family == family
+    assert hard.text == HARD[family]
+    for atom in row.atoms[3:]:
+        assert atom.ideal == Level.IGNORE
+        assert atom.memory_action == "ignore"
+    assert all(distractor_kind(atom.atom_id) == atom.origin for atom in row.atoms)
     assert type(row).model_validate_json(row.to_json()) == row
 
 
 def test_rubrics_are_asked_for_every_atom_and_contrasts_go_along():
-    asked = asked_of(RUBRICS, CLUTTERED)
-    assert [a["atom_id"] for a in asked["atoms"]] == [a.atom_id for a in CLUTTERED.atoms]
-    assert (
-        asked["atoms"][0] | {"without_memory": "a", "with_memory": "b", "action": "ignore"}
-        == asked["atoms"][0]
-    )
-    assert asked["domain"] == "general" and asked["answer"] == CLUTTERED.answer
-    assert "without_memory" not in asked["atoms"][3]
+    request = asked_of(RUBRICS, CLUTTERED)
+    assert [atom["atom_id"] for atom in request["atoms"]] == [a.atom_id for a in CLUTTERED.atoms]
+    first = request["atoms"][0]
+    assert first["without_memory"] == "a"
+    assert first["with_memory"] == "b"
+    assert first["action"] == "ignore"
+    assert request["domain"] == "general"
+    assert request["answer"] == CLUTTERED.answer
+    assert "without_memory" not in request["atoms"][3]
     assert all(len(atom.rubric) == 9 for atom in RATED.atoms)
 
 
@@ -141,11 +147,47 @@ def spoiled(change):
     return reply
 
 
+def other_of(reply, name):
+    return next(other for other in reply["others"] if other["atom_id"] == name)
+
+
 def put(name, text):
+    """A change that gives a distractor another text."""
+
     def change(reply):
-        next(other for other in reply["others"] if other["atom_id"] == name)["text"] = text
+        entry = reply["hard"] if name == "hard" else other_of(reply, name)
+        entry["text"] = text
 
     return change
+
+
+def copy_first_auxiliary(reply):
+    other_of(reply, AUX[1])["text"] = other_of(reply, AUX[0])["text"]
+
+
+def without_reason(reply):
+    reply["hard"]["why_tempting"] = " "
+
+
+def without_hard(reply):
+    reply["hard"] = None
+
+
+def without_first(reply):
+    reply["others"].pop(0)
+
+
+def first_twice(reply):
+    reply["others"].append(reply["others"][0])
+
+
+def with_unknown(reply):
+    reply["others"].append({"atom_id": "noise_99_a1", "text": "The user owns a boat."})
+
+
+def in_first_person_and_without_first(reply):
+    reply["hard"]["text"] = "I breed ducks with Olga."
+    reply["others"].pop(0)
 
 
 BAD = {
@@ -157,41 +199,22 @@ BAD = {
         put(AUX[0], "The user saw the fox" + " and very much else" * 20),
         {(AUX[0], "too long")},
     ),
-    "twice the same": (
-        lambda reply: put(
-            AUX[1], next(o["text"] for o in reply["others"] if o["atom_id"] == AUX[0])
-        )(reply),
-        {(AUX[1], "distinct")},
-    ),
+    "twice the same": (copy_first_auxiliary, {(AUX[1], "distinct")}),
     "another subject": (put(AUX[0], "The user polished a trombone."), {(AUX[0], "subject")}),
     "not of the hard one": (put(AUX[2], "The user polished a trombone."), {(AUX[2], "subject")}),
     "takes up the query": (put(AUX[0], "The fox saw the user buy hens."), {(AUX[0], "matters")}),
     "an atom again": (
-        lambda reply: reply["hard"].update(text="A neighbour of the user complains about noise."),
+        put("hard", "A neighbour of the user complains about noise."),
         {("hard", "distinct")},
     ),
-    "not another person": (
-        lambda reply: reply["hard"].update(text="The user breeds silent ducks."),
-        {("hard", "family")},
-    ),
-    "no reason": (lambda reply: reply["hard"].update(why_tempting=" "), {("hard", "why tempting")}),
-    "no hard one": (lambda reply: reply.update(hard=None), {("hard", "missing distractor")}),
-    "one missing": (lambda reply: reply["others"].pop(0), {(NOISE, "missing distractor")}),
-    "one twice": (
-        lambda reply: reply["others"].append(reply["others"][0]),
-        {(NOISE, "repeated distractor")},
-    ),
-    "one too many": (
-        lambda reply: reply["others"].append(
-            {"atom_id": "noise_99_a1", "text": "The user owns a boat."}
-        ),
-        {("", "unknown distractor")},
-    ),
+    "not another person": (put("hard", "The user breeds silent ducks."), {("hard", "family")}),
+    "no reason": (without_reason, {("hard", "why tempting")}),
+    "no hard one": (without_hard, {("hard", "missing distractor")}),
+    "one missing": (without_first, {(NOISE, "missing distractor")}),
+    "one twice": (first_twice, {(NOISE, "repeated distractor")}),
+    "one too many": (with_unknown, {("", "unknown distractor")}),
     "two at once": (
-        lambda reply: (
-            reply["hard"].update(text="I breed ducks with Olga."),
-            reply["others"].pop(0),
-        ),
+        in_first_person_and_without_first,
         {("hard", "first person"), (NOISE, "missing distractor")},
     ),
 }
@@ -199,43 +222,53 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_planted_mistakes_in_distractors_are_named(name):
-    change, wanted = BAD[name]
+    change, expected = BAD[name]
     faults = DISTRACTORS.check(PLANNED, DistractorReply.model_validate(spoiled(change)))
-    assert {(fault.item_id, fault.rule) for fault in faults} == wanted
+    assert item_rules(faults) == expected
+
+
+def mended(failed):
+    """A reply to a repair: what failed, and where only named items are asked for, one that nobody asked for."""
+    sound = made(DISTRACTORS, PLANNED)
+    if "" in failed:
+        return sound
+    others = [other for other in sound["others"] if other["atom_id"] in failed]
+    if OTHERS[-1] not in failed:
+        others.append({"atom_id": OTHERS[-1], "text": "Nobody asked for this one."})
+    return {"hard": sound["hard"] if "hard" in failed else None, "others": others}
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
-    change, wanted = BAD[name]
-    failed = {item for item, _ in wanted}
-    good = made(DISTRACTORS, PLANNED)
-    mended = {"hard": good["hard"] if "hard" in failed else None}
-    mended["others"] = [other for other in good["others"] if other["atom_id"] in failed]
-    stray = {"atom_id": OTHERS[-1], "text": "Nobody asked for this one."}
-    mended["others"] += [stray] if "" not in failed and OTHERS[-1] not in failed else []
-    mended = good if "" in failed else mended
-    result, seen = run(
-        DISTRACTORS, PLANNED, scripted(DISTRACTORS, PLANNED, spoiled(change), mended), tmp_path
-    )
-    asked = repairs(seen[1])
-    assert result.calls == 2 and {fault["id"] for fault in asked["repair"]} == failed
-    assert asked["send"] == ("the whole object" if "" in failed else "the named items alone")
+    change, expected = BAD[name]
+    failed = {item for item, _ in expected}
+    answer = scripted(DISTRACTORS, PLANNED, spoiled(change), mended(failed))
+    result, requests = run(DISTRACTORS, PLANNED, answer, tmp_path)
+    repair = last_request(requests[1])
+    assert result.calls == 2
+    assert {fault["id"] for fault in repair["repair"]} == failed
+    assert repair["send"] == ("the whole object" if "" in failed else "the named items alone")
     assert result.kept[0].atoms == CLUTTERED.atoms
 
 
 def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
-    bad = spoiled(BAD["no phrase"][0])
-    result, seen = run(DISTRACTORS, PLANNED, lambda messages, n: json.dumps(bad), tmp_path)
-    assert len(seen) == 3 and not result.kept and result.dropped[0].reason == "phrases"
-    assert NOISE in result.dropped[0].detail and not result.dropped[0].retry
+    change, _ = BAD["no phrase"]
+    bad = json.dumps(spoiled(change))
+    result, requests = run(DISTRACTORS, PLANNED, lambda *_: bad, tmp_path)
+    assert len(requests) == 3
+    assert not result.kept
+    [drop] = result.dropped
+    assert drop.reason == "phrases"
+    assert NOISE in drop.detail
+    assert not drop.retry
 
 
 def test_a_repair_of_another_form_leaves_the_first_reply_standing(tmp_path):
-    bad = spoiled(BAD["no reason"][0])
-    good = made(DISTRACTORS, PLANNED)
-    script = scripted(DISTRACTORS, PLANNED, bad, "Sorry!", {"hard": good["hard"], "others": []})
-    result, seen = run(DISTRACTORS, PLANNED, script, tmp_path)
-    assert len(seen) == 3 and result.kept[0].atoms == CLUTTERED.atoms
+    hard_alone = {"hard": made(DISTRACTORS, PLANNED)["hard"], "others": []}
+    answer = scripted(DISTRACTORS, PLANNED, spoiled(without_reason), "Sorry!", hard_alone)
+    result, requests = run(DISTRACTORS, PLANNED, answer, tmp_path)
+    assert len(requests) == 3
+    assert result.kept[0].atoms == CLUTTERED.atoms
 
 
 def with_answer(answer, domain="general", family="other_person"):
@@ -247,80 +280,47 @@ def faults_of(draft, *changes):
     reply = made(DISTRACTORS, draft)
     for change in changes:
         change(reply)
-    return {
-        (f.item_id, f.rule) for f in DISTRACTORS.check(draft, DistractorReply.model_validate(reply))
-    }
+    return item_rules(DISTRACTORS.check(draft, DistractorReply.model_validate(reply)))
 
 
 def test_what_the_reference_answer_says_is_no_distractor():
-    draft = with_answer(
-        "Lock the door at dusk, and bury wire mesh along the fence. Quiet breeds lay well."
-    )
-    said = "The user's cousin Olga buries wire mesh along every fence."
+    answer = "Lock the door at dusk, and bury wire mesh along the fence. Quiet breeds lay well."
+    draft = with_answer(answer)
     assert faults_of(draft) == set()
-    assert faults_of(draft, lambda reply: reply["hard"].update(text=said)) == {
-        ("hard", "in answer")
-    }
-    assert faults_of(draft, put(AUX[0], "The fox dug under the mesh along the fence.")) == {
-        (AUX[0], "matters")
-    }
+    buried = put("hard", "The user's cousin Olga buries wire mesh along every fence.")
+    assert faults_of(draft, buried) == {("hard", "in answer")}
+    dug = put(AUX[0], "The fox dug under the mesh along the fence.")
+    assert faults_of(draft, dug) == {(AUX[0], "matters")}
     assert faults_of(draft, put(AUX[0], "The fox wore a ring along its tail.")) == set()
 
 
 def test_signs_of_a_family_are_looked_for_in_english_rows_alone():
-    draft = planned("belief_as_evidence")
-    german = draft.model_copy(
-        update={
-            "question": "Wie halte ich im Garten den Fuchs von den Hühnern fern, die mir so lieb sind?"
-        }
-    )
-    said = "Der Nutzer ist überzeugt, dass Hennen bei Vollmond goldene Federn bekommen."
-
-    def put_hard(reply):
-        return reply["hard"].update(text=said)
-
-    assert ("hard", "family") in faults_of(draft, put_hard) and ("hard", "family") not in faults_of(
-        german, put_hard
-    )
+    english = planned("belief_as_evidence")
+    question = "Wie halte ich im Garten den Fuchs von den Hühnern fern, die mir so lieb sind?"
+    german = english.model_copy(update={"question": question})
+    belief = "Der Nutzer ist überzeugt, dass Hennen bei Vollmond goldene Federn bekommen."
+    assert ("hard", "family") in faults_of(english, put("hard", belief))
+    assert ("hard", "family") not in faults_of(german, put("hard", belief))
 
 
 def test_domains_have_rails():
-    def ill(reply):
-        return reply["hard"].update(text="The user's cousin Olga takes insulin.")
-
+    ill = put("hard", "The user's cousin Olga takes insulin.")
     assert faults_of(with_answer("", "health"), ill) == {("hard", "clinical")}
     assert faults_of(with_answer("", "general"), ill) == set()
-    wish = "The user prefers the library requests for such code."
-
-    def likes(reply):
-        return reply["hard"].update(text=wish)
-
-    assert faults_of(with_answer("", "coding", "same_user"), likes) == {("hard", "preference")}
-
-    def over(reply):
-        return reply["hard"].update(
-            text="The user preferred the library requests and has given it up since."
-        )
-
+    wish = put("hard", "The user prefers the library requests for such code.")
+    assert faults_of(with_answer("", "coding", "same_user"), wish) == {("hard", "preference")}
+    over = put("hard", "The user preferred the library requests and has given it up since.")
     assert faults_of(with_answer("", "coding", "superseded_preference"), over) == set()
-    assert [
-        rule
-        for rule, _ in guard_faults(
-            "health", "The user's insulin is in the fridge.", ["The user takes insulin."]
-        )
-    ] == []
+    row_texts = ["The user takes insulin."]
+    assert not list(guard_faults("health", "The user's insulin is in the fridge.", row_texts))
 
 
 def test_what_the_query_says_is_no_distractor():
-    draft = planned("near_topic")
-    reply = DistractorReply.model_validate(made(DISTRACTORS, draft))
-    told = reply.model_copy(
-        update={"hard": reply.hard.model_copy(update={"text": "Hens the user should buy."})}
-    )
-    assert [(f.item_id, f.rule) for f in DISTRACTORS.check(draft, told)] == [("hard", "in query")]
+    in_query = put("hard", "Hens the user should buy.")
+    assert faults_of(planned("near_topic"), in_query) == {("hard", "in query")}
 
 
-def test_a_huge_reply_is_refused_at_once(tmp_path):
+def test_a_huge_reply_is_refused_at_once():
     others = [
         {"atom_id": f"noise_{i}_a1", "text": f"The user owns boat {i}."} for i in range(30_000)
     ]
@@ -338,11 +338,10 @@ def test_merging_replaces_the_failed_ones_and_no_other(failed):
     merged = merge_distractors(
         DistractorReply.model_validate(first), DistractorReply.model_validate(second), set(failed)
     )
-    texts = {"hard": merged.hard.text} | {other.atom_id: other.text for other in merged.others}
-    assert {name for name, text in texts.items() if text == "new"} == failed and set(texts) == {
-        *OTHERS,
-        "hard",
-    }
+    texts = {other.atom_id: other.text for other in merged.others}
+    texts["hard"] = merged.hard.text
+    assert {name for name, text in texts.items() if text == "new"} == failed
+    assert set(texts) == {*OTHERS, "hard"}
 
 
 # Small tools -------------------------------------------------------------------------------------------------------------
@@ -354,19 +353,22 @@ phrases = st.lists(st.sampled_from(["coin", "tray", "May", "2018", "-", "the"]),
 
 @given(phrases, phrases)
 def test_a_phrase_is_held_when_its_words_stand_together(text, phrase):
-    have = words(text)
-    want = words(phrase)
-    slow = any(have[i:j] == want for i in range(len(have) + 1) for j in range(i, len(have) + 1))
-    assert contains_phrase(text, phrase) == slow
+    text_words = words(text)
+    phrase_words = words(phrase)
+    stretches = []
+    for start in range(len(text_words) + 1):
+        for end in range(start, len(text_words) + 1):
+            stretches.append(text_words[start:end])
+    assert contains_phrase(text, phrase) == (phrase_words in stretches)
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abc"), unique=True))
-def test_a_set_is_exact_when_each_id_stands_once(found, wanted):
-    faults = exact_set(found, wanted, "thing")
-    assert (faults == []) == (sorted(found) == sorted(wanted))
+def test_a_set_is_exact_when_each_id_stands_once(ids, expected):
+    faults = exact_set(ids, expected, "thing")
+    assert (faults == []) == (sorted(ids) == sorted(expected))
     named = {fault.item_id for fault in faults}
-    assert ("" in named) == bool(set(found) - set(wanted))
-    assert named - {""} == {name for name in wanted if found.count(name) != 1}
+    assert ("" in named) == bool(set(ids) - set(expected))
+    assert named - {""} == {name for name in expected if ids.count(name) != 1}
 
 
 @pytest.mark.parametrize(
@@ -394,96 +396,130 @@ def test_a_set_is_exact_when_each_id_stands_once(found, wanted):
     ],
 )
 def test_signs_of_a_family(family, text, shows):
-    assert bool(SIGNS[family][0].search(text)) == shows
+    assert bool(SIGNS[family].pattern.search(text)) == shows
 
 
 # Rubrics: planted mistakes ------------------------------------------------------------------------------------------------
 
 ATOMS = {atom.atom_id: atom for atom in CLUTTERED.atoms}
+
+
+def with_field(name, value):
+    def change(rubric):
+        rubric[name] = value
+
+    return change
+
+
+def without_over_use(rubric):
+    del rubric["over_use"]
+
+
+def with_one_use_twice(rubric):
+    rubric["over_use"] = rubric["correct_use"].upper() + "!"
+
+
+def of_another_atom(fields):
+    fields.update(rubric("C", FACTS[2][1]))
+
+
+def of_no_atom(fields):
+    fields.update(rubric("C", "It is as it is."))
+
+
 BAD_RUBRICS = {
-    "rubric form": lambda r: r.pop("over_use"),
-    "rubric form, number": lambda r: r.update(over_use=3),
-    "rubric form, list": lambda r: r.update(observable_checks="a check"),
-    "rubric form, key": lambda r: r.update(remark="none"),
-    "rubric form, weight": lambda r: r.update(memory_usage_weight="high"),
-    "rubric weight": lambda r: r.update(memory_usage_weight="none"),
-    "rubric empty": lambda r: r.update(validity_scope="  "),
-    "rubric empty, checks": lambda r: r.update(observable_checks=[]),
-    "rubric empty, blank check": lambda r: r.update(observable_checks=[" "]),
-    "rubric filler": lambda r: r.update(under_use="not_applicable"),
-    "rubric levels": lambda r: r.update(over_use=r["correct_use"].upper() + "!"),
-    "rubric unobservable": lambda r: r.update(
-        observable_checks=["The assistant understands the fox."]
-    ),
-    "misplaced rubric": lambda r: r.update(rubric("C", FACTS[2][1])),
-    "misplaced rubric, empty words": lambda r: r.update(rubric("C", "It is as it is.")),
+    "rubric form": without_over_use,
+    "rubric form, number": with_field("over_use", 3),
+    "rubric form, list": with_field("observable_checks", "a check"),
+    "rubric form, key": with_field("remark", "none"),
+    "rubric form, weight": with_field("memory_usage_weight", "high"),
+    "rubric weight": with_field("memory_usage_weight", "none"),
+    "rubric empty": with_field("validity_scope", "  "),
+    "rubric empty, checks": with_field("observable_checks", []),
+    "rubric empty, blank check": with_field("observable_checks", [" "]),
+    "rubric filler": with_field("under_use", "not_applicable"),
+    "rubric levels": with_one_use_twice,
+    "rubric unobservable": with_field("observable_checks", ["The assistant understands the fox."]),
+    "misplaced rubric": of_another_atom,
+    "misplaced rubric, empty words": of_no_atom,
 }
 
 
 @pytest.mark.parametrize("name", BAD_RUBRICS)
 def test_planted_mistakes_in_rubrics_are_named_and_mended_alone(name, tmp_path):
-    reply = made(RUBRICS, CLUTTERED)
-    entry = next(entry for entry in reply["rubrics"] if entry["atom_id"] == "p2_a1")
+    sound = made(RUBRICS, CLUTTERED)
+    bad = copy.deepcopy(sound)
+    entry = next(entry for entry in bad["rubrics"] if entry["atom_id"] == "p2_a1")
     BAD_RUBRICS[name](entry["usage_rubric"])
-    faults = RUBRICS.check(CLUTTERED, RubricReply.model_validate(reply))
-    assert {(fault.item_id, fault.rule) for fault in faults} == {("p2_a1", name.split(",")[0])}
-    fresh = {"rubrics": [e for e in made(RUBRICS, CLUTTERED)["rubrics"] if e["atom_id"] == "p2_a1"]}
-    result, seen = run(RUBRICS, CLUTTERED, scripted(RUBRICS, CLUTTERED, reply, fresh), tmp_path)
-    assert {fault["id"] for fault in repairs(seen[1])["repair"]} == {"p2_a1"} and result.calls == 2
+    faults = RUBRICS.check(CLUTTERED, RubricReply.model_validate(bad))
+    rule, _, _ = name.partition(",")
+    assert item_rules(faults) == {("p2_a1", rule)}
+    repaired = {"rubrics": [e for e in sound["rubrics"] if e["atom_id"] == "p2_a1"]}
+    answer = scripted(RUBRICS, CLUTTERED, bad, repaired)
+    result, requests = run(RUBRICS, CLUTTERED, answer, tmp_path)
+    assert {fault["id"] for fault in last_request(requests[1])["repair"]} == {"p2_a1"}
+    assert result.calls == 2
     assert result.kept[0].atoms == RATED.atoms
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
+    ("change", "expected"),
     [
-        (lambda rows: rows.pop(1), ("p2_a1", "missing rubric")),
-        (lambda rows: rows.append(rows[1]), ("p2_a1", "repeated rubric")),
-        (lambda rows: rows.append({**rows[1], "atom_id": "p9_a9"}), ("", "unknown rubric")),
+        (lambda entries: entries.pop(1), ("p2_a1", "missing rubric")),
+        (lambda entries: entries.append(entries[1]), ("p2_a1", "repeated rubric")),
+        (
+            lambda entries: entries.append({**entries[1], "atom_id": "p9_a9"}),
+            ("", "unknown rubric"),
+        ),
     ],
 )
-def test_each_atom_has_one_rubric(change, wanted):
+def test_each_atom_has_one_rubric(change, expected):
     reply = made(RUBRICS, CLUTTERED)
     change(reply["rubrics"])
     faults = RUBRICS.check(CLUTTERED, RubricReply.model_validate(reply))
-    assert [(fault.item_id, fault.rule) for fault in faults] == [wanted]
+    assert [(fault.item_id, fault.rule) for fault in faults] == [expected]
 
 
 @given(st.permutations(list(ATOMS)))
 def test_rubrics_on_the_wrong_atoms_are_found(order):
     texts = {name: atom.text for name, atom in ATOMS.items()}
-    moved = {name: rubric("B", texts[other]) for name, other in zip(ATOMS, order, strict=True)}
-    wrong = {name for name, other in zip(ATOMS, order, strict=True) if name != other}
-    found = {fault.item_id for fault in misplaced(texts, moved)}
-    same_thing = {
-        name for name in wrong if name.startswith("noise_")
-    }  # these share a thing, and may pass
-    assert wrong - same_thing <= found <= wrong
+    moved = {}
+    wrong = set()
+    for name, other in zip(ATOMS, order, strict=True):
+        moved[name] = rubric("B", texts[other])
+        if name != other:
+            wrong.add(name)
+    flagged = {fault.item_id for fault in misplaced(texts, moved)}
+    noise = {name for name in wrong if name.startswith("noise_")}  # share a thing, and may pass
+    assert wrong - noise <= flagged <= wrong
 
 
 def test_hand_written_records_pass_and_every_swap_of_two_rubrics_is_found():
-    pairs = found = 0
+    swaps = 0
+    noticed = 0
     for example in sample_records():
         texts = {atom.atom_id: atom.text for atom in example.atoms}
-        keys = UsageRubric.model_fields
-        rows = {a.atom_id: {key: a.usage_rubric[key] for key in keys} for a in example.atoms}
-        assert misplaced(texts, rows) == []
-        assert [
-            fault for a in example.atoms for fault in rubric_faults(a.ideal, rows[a.atom_id])
-        ] == []
-        for one in texts:
-            for other in texts:
-                swapped = rows | {one: rows[other], other: rows[one]}
-                pairs += one < other
-                found += one < other and bool(
-                    {f.item_id for f in misplaced(texts, swapped)} & {one, other}
-                )
-    assert found >= 0.95 * pairs and pairs > 200
+        rubrics_by_atom = {}
+        for atom in example.atoms:
+            fields = {key: atom.usage_rubric[key] for key in UsageRubric.model_fields}
+            rubrics_by_atom[atom.atom_id] = fields
+            assert not list(rubric_faults(atom.ideal, fields))
+        assert misplaced(texts, rubrics_by_atom) == []
+        for first, second in combinations(texts, 2):
+            swapped = dict(rubrics_by_atom)
+            swapped[first] = rubrics_by_atom[second]
+            swapped[second] = rubrics_by_atom[first]
+            swaps += 1
+            if {fault.item_id for fault in misplaced(texts, swapped)} & {first, second}:
+                noticed += 1
+    assert noticed >= 0.95 * swaps and swaps > 200
 
 
 def test_a_rubric_of_any_other_shape_is_read_without_harm():
     assert rubric_text({"a": "x", "b": ["y", 3], "c": None, "d": {"e": "z"}}) == "x\ny"
-    assert [rule for rule, _ in rubric_faults(Level.BOUND, {})] == ["rubric form"]
-    assert misplaced({"a": "The user."}, {"a": {}}) == [] and misplaced({}, {}) == []
+    assert [fault.rule for fault in rubric_faults(Level.BOUND, {})] == ["rubric form"]
+    assert misplaced({"a": "The user."}, {"a": {}}) == []
+    assert misplaced({}, {}) == []
 
 
 def test_replies_of_another_row_do_not_fit():

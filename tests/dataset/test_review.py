@@ -19,7 +19,8 @@ from memcalib.dataset.stages import Draft, DraftAtom, DraftBlock, Drop
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
-from memcalib.practice.builder import as_reviewed, find_flaws, micro_roles
+from memcalib.practice.mistakes import micro_roles
+from memcalib.practice.reviewer import as_reviewed, find_flaws
 from memcalib.practice.server import MicroServer
 from memcalib.practice.source import source_rows
 from memcalib.inference.client import run_async

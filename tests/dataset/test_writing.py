@@ -2,39 +2,31 @@
 
 import json
 import random
-import re
 from collections import Counter
-from itertools import combinations
+from itertools import chain
 
 import pytest
-from builder_server import Builder, build, endpoint, good, rows
 from builder_replies import CLUTTERED, FIRST_STAGES, RATED, asked_of, done, made, planned
-from hypothesis import given
-from hypothesis import strategies as st
+from builder_server import Builder, build, endpoint, good, rows
 
+from memcalib.dataset.stages import run_stage
 from memcalib.dataset.writing import (
+    DISTRACTORS,
+    FAMILIES,
     NATURALIZATION,
+    RUBRICS,
     SCHEMA_VERSION,
     NaturalReply,
     compose,
+    family_of,
+    plan_of,
+    plan_rows,
     to_example,
 )
 from memcalib.evaluation.breakdown import distractor_kind
-from memcalib.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.grounding import (
-    denied,
-    exact_faults,
-    names,
-    numbers,
-    stems,
-    text_faults,
-    word_faults,
-)
-from memcalib.dataset.writing import FAMILIES, family_of, plan_of, plan_rows
-from memcalib.problem import Example, concat_text, sample_records, validate_examples
 from memcalib.io.records import DataError, write_jsonl
-from memcalib.dataset.stages import run_stage
+from memcalib.problem import Example, Level, validate_examples
 
 # Composing ---------------------------------------------------------------------------------------------------------------
 
@@ -51,14 +43,20 @@ def test_blocks_follow_the_plan():
     assert compose(RATED.model_copy(update={"atoms": RATED.atoms[::-1]})).atoms == COMPOSED.atoms
 
 
-def test_rows_that_do_not_fit_their_plan_are_refused():
-    for atoms, found in (
+@pytest.mark.parametrize(
+    ("atoms", "message"),
+    [
         (RATED.atoms[1:], "atoms: found p2_a1"),
         ([*RATED.atoms, RATED.atoms[0]], "each once"),
         (CLUTTERED.atoms, "usage_rubric: found none at p1_a1"),
-    ):
-        with pytest.raises(DataError, match=rf"hens:0.*{found}"):
-            compose(RATED.model_copy(update={"atoms": atoms}))
+    ],
+)
+def test_rows_that_do_not_fit_their_plan_are_refused(atoms, message):
+    with pytest.raises(DataError, match=rf"hens:0.*{message}"):
+        compose(RATED.model_copy(update={"atoms": atoms}))
+
+
+def test_a_row_without_a_plan_is_refused():
     with pytest.raises(DataError, match="plan: found none"):
         compose(RATED.model_copy(update={"notes": {}}))
 
@@ -68,17 +66,15 @@ def test_rows_that_do_not_fit_their_plan_are_refused():
 
 def test_the_request_tells_nothing_of_levels_query_or_origin():
     text = NATURALIZATION.messages(COMPOSED)[1]["content"]
-    ids = [name for block in COMPOSED.blocks for name in (*block.atom_ids, block.parent_memory_id)]
-    assert not any(name in text for name in ids) and COMPOSED.query not in text
-    asked = asked_of(NATURALIZATION, COMPOSED)
-    assert asked.keys() == {"task", "blocks"} and all(
-        block.keys() == {"block_id", "atoms"} for block in asked["blocks"]
-    )
-    levels = [{**a.model_dump(), "ideal": "A"} for a in COMPOSED.atoms]
-    flat = COMPOSED.model_copy(
-        update={"atoms": [type(COMPOSED.atoms[0]).model_validate(a) for a in levels]}
-    )
-    assert NATURALIZATION.messages(flat) == NATURALIZATION.messages(COMPOSED)
+    assert COMPOSED.query not in text
+    for block in COMPOSED.blocks:
+        assert not any(name in text for name in (*block.atom_ids, block.parent_memory_id))
+    request = asked_of(NATURALIZATION, COMPOSED)
+    assert request.keys() == {"task", "blocks"}
+    assert all(block.keys() == {"block_id", "atoms"} for block in request["blocks"])
+    ignored = [atom.model_copy(update={"ideal": Level.IGNORE}) for atom in COMPOSED.atoms]
+    all_ignored = COMPOSED.model_copy(update={"atoms": ignored})
+    assert NATURALIZATION.messages(all_ignored) == NATURALIZATION.messages(COMPOSED)
 
 
 OPEN = [f"b{i}" for i, block in enumerate(COMPOSED.blocks, 1) if not block.memory_text]
@@ -90,25 +86,26 @@ def spoiled(change):
     return reply
 
 
+def in_first_block(change):
+    """A change of the text of the first block."""
+
+    def apply(blocks):
+        blocks[0]["memory_text"] = change(blocks[0]["memory_text"])
+
+    return apply
+
+
 BAD = {
-    "lost atom": lambda b: b[0].update(
-        memory_text=b[0]["memory_text"].rsplit("The user", 1)[0].strip()
-    ),
-    "added words": lambda b: b[0].update(
-        memory_text=b[0]["memory_text"] + " The user whistles opera arias."
-    ),
-    "added name": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " in Zorbia."),
-    "added number": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " 97 times."),
-    "added negation": lambda b: b[0].update(
-        memory_text=b[0]["memory_text"].replace("The user", "Not the user", 1)
-    ),
-    "added opinion": lambda b: b[0].update(
-        memory_text=b[0]["memory_text"][:-1] + ", unfortunately."
-    ),
-    "first person": lambda b: b[0].update(memory_text=b[0]["memory_text"][:-1] + " with me."),
-    "paragraph": lambda b: b[0].update(memory_text=b[0]["memory_text"].replace(". ", ".\n", 1)),
-    "missing block": lambda b: b.pop(0),
-    "repeated block": lambda b: b.append(b[0]),
+    "lost atom": in_first_block(lambda text: text.rsplit("The user", 1)[0].strip()),
+    "added words": in_first_block(lambda text: text + " The user whistles opera arias."),
+    "added name": in_first_block(lambda text: text[:-1] + " in Zorbia."),
+    "added number": in_first_block(lambda text: text[:-1] + " 97 times."),
+    "added negation": in_first_block(lambda text: text.replace("The user", "Not the user", 1)),
+    "added opinion": in_first_block(lambda text: text[:-1] + ", unfortunately."),
+    "first person": in_first_block(lambda text: text[:-1] + " with me."),
+    "paragraph": in_first_block(lambda text: text.replace(". ", ".\n", 1)),
+    "missing block": lambda blocks: blocks.pop(0),
+    "repeated block": lambda blocks: blocks.append(blocks[0]),
 }
 
 
@@ -117,17 +114,16 @@ def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_pat
     bad = spoiled(BAD[rule])
     sound = made(NATURALIZATION, COMPOSED)
     faults = NATURALIZATION.check(COMPOSED, NaturalReply.model_validate(bad))
-    assert {f.item_id for f in faults} == {OPEN[0]} and rule in {f.rule for f in faults}
-    fresh = {"blocks": [block for block in sound["blocks"] if block["block_id"] == OPEN[0]]}
-    script = [json.dumps(bad), json.dumps(fresh)]
-    with Builder(lambda messages, seen: script[seen - 1]) as server:
-        result = run_async(
-            run_stage(NATURALIZATION, [COMPOSED], Client(endpoint(server.url)), tmp_path)
-        )
-    asked = json.loads(server.seen[1]["messages"][-1]["content"])
-    assert {fault["id"] for fault in asked["repair"]} == {OPEN[0]} and asked[
-        "send"
-    ] == "the named items alone"
+    assert {fault.item_id for fault in faults} == {OPEN[0]}
+    assert rule in {fault.rule for fault in faults}
+    repaired = {"blocks": [block for block in sound["blocks"] if block["block_id"] == OPEN[0]]}
+    script = [json.dumps(bad), json.dumps(repaired)]
+    with Builder(lambda _, number: script[number - 1]) as server:
+        client = Client(endpoint(server.url))
+        result = run_async(run_stage(NATURALIZATION, [COMPOSED], client, tmp_path))
+    request = json.loads(server.seen[1]["messages"][-1]["content"])
+    assert {fault["id"] for fault in request["repair"]} == {OPEN[0]}
+    assert request["send"] == "the named items alone"
     assert result.kept[0].blocks == done(NATURALIZATION, COMPOSED).blocks
 
 
@@ -148,37 +144,44 @@ def test_a_finished_row_is_a_record_of_the_published_format(tmp_path):
     assert validate_examples(write_jsonl(tmp_path / "x.jsonl", [example])).violations == []
     assert Example.model_validate_json(example.to_json()) == example
     record = json.loads(example.to_json())
-    texts = {a.atom_id: a.text for a in FINISHED.atoms}
+    assert record["schema_version"] == SCHEMA_VERSION
+    assert record["difficulty_level"] == "level_2"
+
+
+def test_the_blocks_of_a_record_hold_its_atoms_in_order():
+    record = json.loads(to_example(FINISHED).to_json())
+    atoms = {atom["atom_id"]: atom for atom in record["memories"]}
+    in_blocks = chain.from_iterable(block["atom_ids"] for block in record["memory_blocks"])
+    assert list(atoms) == list(in_blocks)
+    texts = {atom.atom_id: atom.text.strip() for atom in FINISHED.atoms}
     for block in record["memory_blocks"]:
-        assert block["atomic_concat_text"] == " ".join(
-            texts[name].strip() for name in block["atom_ids"]
-        )
-        assert block["memory_text"] and all(
-            record_atom(record, i)["parent_memory_id"] == block["parent_memory_id"]
-            for i in block["atom_ids"]
-        )
-    assert record["schema_version"] == SCHEMA_VERSION and record["difficulty_level"] == "level_2"
-    assert [a["atom_id"] for a in record["memories"]] == [
-        i for b in record["memory_blocks"] for i in b["atom_ids"]
-    ]
-    assert record_atom(record, "p2_a1")["counterfactual_contract"]["with_memory_behavior"] == "b"
-    assert record_atom(record, "harda_01_a1")["hard_a_family"] == "other_person"
-    assert record_atom(record, "harda_01_a1")["label_reason"] == "It sounds related."
-    contract = {
+        concatenated = " ".join(texts[name] for name in block["atom_ids"])
+        assert block["atomic_concat_text"] == concatenated
+        assert block["memory_text"]
+        for name in block["atom_ids"]:
+            assert atoms[name]["parent_memory_id"] == block["parent_memory_id"]
+
+
+def test_an_atom_of_a_record_says_where_it_comes_from():
+    record = json.loads(to_example(FINISHED).to_json())
+    atoms = {atom["atom_id"]: atom for atom in record["memories"]}
+    assert atoms["p2_a1"]["counterfactual_contract"].keys() == {
         "without_memory_behavior",
         "with_memory_behavior",
         "observable_delta",
         "minimal_evidence",
     }
-    assert set(record_atom(record, "p2_a1")["counterfactual_contract"]) == contract
-    assert all(
-        a["origin"] == distractor_kind(a["atom_id"]) and len(a["usage_rubric"]) == 9
-        for a in record["memories"]
-    )
+    assert atoms["p2_a1"]["counterfactual_contract"]["with_memory_behavior"] == "b"
+    assert atoms["harda_01_a1"]["hard_a_family"] == "other_person"
+    assert atoms["harda_01_a1"]["label_reason"] == "It sounds related."
+    for name, atom in atoms.items():
+        assert atom["origin"] == distractor_kind(name)
+        assert len(atom["usage_rubric"]) == 9
 
 
-def record_atom(record, name):
-    return next(atom for atom in record["memories"] if atom["atom_id"] == name)
+def test_hard_distractors_alone_have_a_family():
+    for atom in to_example(FINISHED).atoms:
+        assert family_of(atom) == ("other_person" if atom.origin == "hard" else "")
 
 
 def test_a_row_that_is_not_finished_is_refused():
@@ -195,48 +198,42 @@ def test_a_row_that_is_not_finished_is_refused():
 
 
 def whole_way(folder, url, drafts):
+    """The examples that a builder at this address makes of source rows."""
+
     def client():
         return Client(endpoint(url))
 
+    folder.mkdir(exist_ok=True)
     annotated = run_async(build(client(), folder, drafts, FIRST_STAGES))[-1]
-    step = plan_rows(annotated.kept, folder / "plans.jsonl")
+    drafts = plan_rows(annotated.kept, folder / "plans.jsonl")
     for stage in (DISTRACTORS, RUBRICS):
-        step = run_async(run_stage(stage, step, client(), folder)).stream()
-    result = run_async(run_stage(NATURALIZATION, map(compose, step), client(), folder))
+        drafts = run_async(run_stage(stage, drafts, client(), folder)).stream()
+    result = run_async(run_stage(NATURALIZATION, map(compose, drafts), client(), folder))
     return [to_example(draft) for draft in result.stream()]
 
 
 def test_rows_go_the_whole_way_and_come_out_the_same_in_any_order_of_completion(tmp_path):
     drafts = rows(12)
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     with Builder(good) as server:
-        first = whole_way(tmp_path / "a", server.url, drafts)
-        again = whole_way(tmp_path / "a", server.url, drafts)
+        first = whole_way(tmp_path / "first", server.url, drafts)
+        again = whole_way(tmp_path / "first", server.url, drafts)
         calls = len(server.seen)
-    assert calls == 6 * 12 and again == first and [e.id for e in first] == [d.id for d in drafts]
+    assert calls == 6 * 12
+    assert again == first
+    assert [example.id for example in first] == [draft.id for draft in drafts]
     rng = random.Random(4)
     with Builder(good, wait=lambda number: rng.choice((0, 0.02))) as server:
-        other = whole_way(tmp_path / "b", server.url, drafts)
-    assert [e.to_json() for e in other] == [e.to_json() for e in first]
-    kinds = Counter(distractor_kind(i) for e in first for i in e.levels)
-    assert (
-        kinds["hard"] == 12
-        and kinds["grounded"] == 36
-        and kinds["other"] == 0
-        and kinds["auxiliary"] > 12
-    )
-    families = Counter(family_of(a) for e in first for a in e.atoms if a.origin == "hard")
-    assert max(families.values()) - min(families.values()) <= 1 and len(families) == 10
-
-
-def test_rows_of_earlier_builds_keep_their_family():
-    hard = next(atom for atom in to_example(FINISHED).atoms if atom.origin == "hard")
-    data = hard.model_dump()
-    old = type(hard).model_validate(data | {"hard_family": data.pop("hard_a_family")})
-    assert (
-        family_of(old) == family_of(hard) == "other_person"
-        and family_of(to_example(FINISHED).atoms[0]) == ""
-    )
+        delayed = whole_way(tmp_path / "delayed", server.url, drafts)
+    assert [example.to_json() for example in delayed] == [example.to_json() for example in first]
+    atoms = list(chain.from_iterable(example.atoms for example in first))
+    kinds = Counter(distractor_kind(atom.atom_id) for atom in atoms)
+    assert kinds["hard"] == 12
+    assert kinds["grounded"] == 36
+    assert kinds["other"] == 0
+    assert kinds["auxiliary"] > 12
+    families = Counter(family_of(atom) for atom in atoms if atom.origin == "hard")
+    assert max(families.values()) - min(families.values()) <= 1
+    assert len(families) == 10
 
 
 def test_every_family_and_plan_comes_through():

@@ -1,14 +1,19 @@
 """A judge that fails in the middle, answers that were withheld, and what `retry_unscored` asks again."""
 
+import ast
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
-from faulty_server import FaultyServer, completion
+from faulty_server import FaultyServer, Late, completion
 
+import memcalib
 from memcalib.evaluation.run import evaluate
 from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.io.records import read_jsonl, write_jsonl
+from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, try_judge
 from memcalib.practice.server import MicroServer
 from memcalib.micro.world import exact_judge, make_examples
@@ -181,3 +186,78 @@ def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
         pytest.raises(RuntimeError, match="before any answer is paid for"),
     ):
         try_judge(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])
+
+
+def disk_is_full(row):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_replies_on_their_way_are_kept_when_a_row_cannot_be_written(tmp_path):
+    examples = EXAMPLES[:12]
+    rollouts = answers(tmp_path / "r.jsonl", examples)
+    reply = completion("Hm.")
+    with FaultyServer(reply, *[Late(reply, 0.3)] * 11) as server:
+        judge = LLMJudge(
+            endpoint(server.url, concurrency=12),
+            JudgeConfig(repair=False),
+            CallCache(tmp_path / "calls.sqlite"),
+        )
+        with pytest.raises(OSError, match="No space left"):
+            judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl", on_row=disk_is_full)
+        assert len(server.seen) == 12
+        result = judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl")
+        assert (result.kept, result.judged) == (1, 11)
+        assert len(server.seen) == 12, "every reply that was paid for was in the cache"
+
+
+def test_replies_on_their_way_are_kept_when_twenty_failed_alike(tmp_path):
+    example = EXAMPLES[0]
+    rows = [
+        Rollout(example_id=example.id, model="m", sample=k, response=f"Answer {k}.")
+        for k in range(24)
+    ]
+    rollouts = write_jsonl(tmp_path / "r.jsonl", rows)
+    slow = Late(verdict(example), 0.5)
+    with FaultyServer(*[slow] * 4, *[(500, {})] * 20) as server:
+        judge = LLMJudge(
+            endpoint(server.url, concurrency=24, attempts=1),
+            cache=CallCache(tmp_path / "calls.sqlite"),
+        )
+        with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
+            judge_rollouts([example], rollouts, judge, tmp_path / "j.jsonl")
+        assert len(server.seen) == 24
+        server.script[:] = [verdict(example)] * 20
+        result = judge_rollouts([example], rollouts, judge, tmp_path / "j.jsonl")
+        assert (result.judged, result.unscored, result.failed) == (24, 0, 0)
+        assert len(server.seen) == 44, "the four slow replies were in the cache"
+
+
+def functions_that_call(tree, name):
+    """The names of the functions of a module in whose body a function is called by its bare name."""
+    callers = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+                    callers.add(function.name)
+    return callers
+
+
+def test_whoever_runs_many_calls_closes_them():
+    """A generator of calls that is left to the garbage collector is closed after the connections are."""
+    unclosed = []
+    for file in Path(memcalib.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        closing = functions_that_call(tree, "aclosing")
+        for name in functions_that_call(tree, "run_many") - closing:
+            unclosed.append(f"{file.name}: {name}")
+    assert not unclosed
+
+
+def test_quality_outside_its_scale_is_refused_by_name(tmp_path):
+    judgment = exact_judge(EXAMPLES[0], "An answer.")
+    row = json.loads(judgment.to_json())
+    row["task_quality"] = 99
+    (tmp_path / "j.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"j\.jsonl.*task_quality.*99"):
+        list(read_jsonl(tmp_path / "j.jsonl", Judgment))

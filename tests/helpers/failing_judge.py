@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import torch
-from run_files import weights
+from run_files import newest_checkpoint, weights
 
-from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.trainer.checkpoints import read_state
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.trainer.callbacks import StepRows
 from memcalib.trainer.rewards import JudgeStopped, RetryingJudge
 from memcalib.trainer.train_config import world_config
 from memcalib.training import train
@@ -40,12 +41,10 @@ def go(out: Path, resume=None, step: int = 9):
     model = load_policy("cold-short")[0]
     tokenizer = build_tokenizer()
     options = dict(tokenizer=tokenizer, out=out, validation=EXAMPLES[:3], resume=resume)
-    from memcalib.trainer.callbacks import StepRows
-
     plain = StepRows.on_log
 
-    def on_log(self, args, state, control, logs=None, **more):
-        plain(self, args, state, control, logs=logs, **more)
+    def on_log(self, args, state, control, logs=None, **options):
+        plain(self, args, state, control, logs=logs, **options)
         if "loss" in logs and state.global_step == 2 * step:
             down.append(1)
 
@@ -67,10 +66,10 @@ def main(folder: Path) -> None:
     state = read_state(newest_checkpoint(folder / "cut"))
     resumed = go(folder / "cut", resume=True)
     same = torch.equal(weights(resumed.model), weights(whole.model))
-    found = dict(
+    outcome = dict(
         message=message, step=state["step"], processes=state["processes"], same=same, waited=now[0]
     )
-    (folder / f"{RANK}.json").write_text(json.dumps(found))
+    (folder / f"{RANK}.json").write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a setting may be, in words: ranges, kinds, names that were meant; and files of settings, each name in them once."""
 
+import pickle
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,13 +15,15 @@ import memcalib
 from memcalib.commands.build import load_build
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.io.settings import (
+    SettingError,
+    SettingErrors,
     allowed,
     changed,
-    fault_line,
     nearest,
     package_data,
     parse_yaml,
     read_yaml,
+    setting_error,
     shipped_names,
 )
 from memcalib.inference.rollout import load_prompt_template
@@ -34,7 +37,7 @@ from memcalib.dataset.sources import load_sources
 ENDS = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-class Page(BaseModel, extra="forbid"):
+class Recording(BaseModel, extra="forbid"):
     share: float = Field(0.5, ge=0, lt=1)
     count: int = Field(3, ge=1)
     kind: Literal["a", "b"] = "a"
@@ -51,9 +54,9 @@ class Page(BaseModel, extra="forbid"):
         return value
 
 
-def faults(**given) -> list[dict]:
+def faults(**options) -> list[dict]:
     with pytest.raises(ValidationError) as error:
-        Page(**given)
+        Recording(**options)
     return error.value.errors()
 
 
@@ -70,7 +73,7 @@ def faults(**given) -> list[dict]:
     ],
 )
 def test_words(name, words):
-    assert allowed(Page, name) == words
+    assert allowed(Recording, name) == words
 
 
 @given(ENDS, ENDS, st.booleans(), st.booleans())
@@ -87,10 +90,11 @@ def test_words_state_the_limits(low, high, open_low, open_high):
     assert ("above" in words) == open_low and ("below" in words) == open_high
 
 
-@given(st.sampled_from(sorted(Page.model_fields)), st.data())
+@given(st.sampled_from(sorted(Recording.model_fields)), st.data())
 def test_a_letter_too_many_is_found(name, data):
-    place = data.draw(st.integers(0, len(name)))
-    assert len(name) < 4 or nearest(name[:place] + "q" + name[place:], Page.model_fields) == name
+    split = data.draw(st.integers(0, len(name)))
+    mistyped = name[:split] + "q" + name[split:]
+    assert len(name) < 4 or nearest(mistyped, Recording.model_fields) == name
 
 
 def test_nothing_is_offered_where_nothing_is_near():
@@ -98,7 +102,7 @@ def test_nothing_is_offered_where_nothing_is_near():
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("options", "line"),
     [
         ({"share": 1}, "p.share: found 1; allowed: numbers of at least 0, below 1"),
         ({"count": "many"}, "p.count: found 'many'; allowed: whole numbers of at least 1"),
@@ -110,20 +114,49 @@ def test_nothing_is_offered_where_nothing_is_near():
         ),
     ],
 )
-def test_lines(given, line):
-    (fault,) = faults(**given)
-    assert (
-        fault_line(f"p.{fault['loc'][0]}", fault, Page, fault["loc"][0], leave=("method",)) == line
-    )
+def test_lines(options, line):
+    (fault,) = faults(**options)
+    name = fault["loc"][0]
+    error = setting_error(f"p.{name}", fault, Recording, name, leave=("method",))
+    assert str(error) == line and error.setting == f"p.{name}"
 
 
 def test_a_secret_is_not_shown():
     (fault,) = faults(count="hidden words")
-    assert "hidden" in fault_line("p.count", fault, Page, "count")
-    assert (
-        fault_line("p.count", fault, Page, "count", show=False)
-        == "p.count: allowed: whole numbers of at least 1"
+    assert "hidden" in str(setting_error("p.count", fault, Recording, "count"))
+    error = setting_error("p.count", fault, Recording, "count", show=False)
+    assert str(error) == "p.count: allowed: whole numbers of at least 1" and not error.value
+
+
+class Tape(BaseModel, extra="forbid"):
+    side: str
+
+    @field_validator("side")
+    @classmethod
+    def _two_sides(cls, side):
+        if side not in "AB":
+            raise SettingError("label", "allowed are A, B", "a label")
+        return side
+
+
+def test_an_error_that_a_validator_raised_keeps_its_parts():
+    with pytest.raises(ValidationError) as error:
+        Tape(side="C")
+    (fault,) = error.value.errors()
+    at_fault = setting_error("tape.side", fault, Tape, "side")
+    assert (at_fault.setting, at_fault.value) == ("tape.side.label", "a label")
+    assert str(at_fault) == "tape.side.label: found a label; allowed are A, B"
+
+
+def test_errors_of_a_file_are_lines_that_begin_with_it_and_travel_between_processes():
+    errors = SettingErrors(
+        [SettingError("lr", "allowed: numbers", "'fast'"), SettingError("", "nothing to train")],
+        "r.yaml",
     )
+    assert str(errors) == "r.yaml: lr: found 'fast'; allowed: numbers\nr.yaml: nothing to train"
+    copy = pickle.loads(pickle.dumps(errors))
+    assert str(copy) == str(errors) and copy.errors[0].setting == "lr"
+    assert str(errors.errors[0].at("train.lr")) == "train.lr: found 'fast'; allowed: numbers"
 
 
 @pytest.mark.parametrize(
@@ -168,12 +201,9 @@ def test_only_repetitions_are_refused(pairs):
 
 def test_what_is_merged_may_be_set_anew():
     text = "{base: &b {x: 1, y: 2}, own: {inner: &i {<<: *b, x: 3}}, more: {<<: *i, y: 4}, both: {<<: *b, <<: *i}}"
-    found = parse_yaml(text, "here")
-    assert (
-        found == yaml.safe_load(text)
-        and found["own"]["inner"]["x"] == 3
-        and found["more"] == {"x": 3, "y": 4}
-    )
+    settings = parse_yaml(text, "here")
+    assert settings == yaml.safe_load(text)
+    assert settings["own"]["inner"]["x"] == 3 and settings["more"] == {"x": 3, "y": 4}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +232,7 @@ READERS = {
     "redaction": load_redactor,
     "sources": load_sources,
     "screening": load_screen,
-    "framing": load_prompt_template,
+    "prompt_template": load_prompt_template,
 }
 
 
@@ -220,15 +250,16 @@ SETTINGS = st.dictionaries(NAMES, st.integers(0, 2), max_size=5)
 
 
 @given(SETTINGS, SETTINGS, SETTINGS)
-def test_only_a_setting_that_is_not_there_may_have_its_usual_value(there, now, usual):
+def test_only_a_setting_that_is_not_stored_may_have_its_default(stored, requested, defaults):
     def same(name):
-        return name in there and name in now and there[name] == now[name]
+        return name in stored and name in requested and stored[name] == requested[name]
 
     def younger(name):
-        return name not in there and name in usual and usual[name] == now[name]
+        return name not in stored and name in defaults and defaults[name] == requested[name]
 
-    differs = {name for name in {*there, *now} if not same(name) and not younger(name)}
-    assert {line.partition(":")[0] for line in changed(there, now, usual)} == differs
+    differ = {name for name in {*stored, *requested} if not same(name) and not younger(name)}
+    lines = changed(stored, requested, defaults)
+    assert {line.partition(":")[0] for line in lines} == differ
 
 
 def test_shipped_files_are_found_by_name():

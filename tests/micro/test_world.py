@@ -51,7 +51,7 @@ CLOSING = FORMS["closing"][0]
 
 
 @pytest.mark.parametrize(
-    "module", ["micro.world", "practice.models", "practice.server", "practice.builder"]
+    "module", ["micro.world", "practice.models", "practice.server", "practice.mistakes"]
 )
 def test_the_world_and_its_server_need_no_torch(module):
     """Only the policy does."""

@@ -377,7 +377,7 @@ def test_what_decides_a_training_decides_its_folder(monkeypatch):
 
     assert other() == base.key and other(eval_examples=77, eval_seeds=(1,), traces=9) == base.key
     different = [
-        other(train=SMOKE.train | {"lr": 1e-5}),
+        other(train=SMOKE.train.model_copy(update={"lr": 1e-5})),
         other(train_examples=99),
         other(path_examples=3),
         other(data_seed=8),

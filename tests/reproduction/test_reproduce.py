@@ -56,7 +56,7 @@ def test_everything_is_there(smoke):
     steps = [json.loads(line) for line in (smoke / "steps.jsonl").read_text().splitlines()]
     sampled = [m for m in profile.methods if m != "SFT"]
     assert profile.methods == tuple(LABELS) and len(sampled) == 5
-    made = [(m, step) for m in sampled for step in range(1 + profile.train["steps"])]
+    made = [(m, step) for m in sampled for step in range(1 + profile.train.steps)]
     assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, (
         "step 0 is the validation before"
     )

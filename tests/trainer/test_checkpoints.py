@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER, policy
-from run_files import rows, weights
+from run_files import newest_checkpoint, rows, weights
 from transformers import AutoModelForCausalLM
 
 from memcalib.trainer import checkpoints as module
@@ -27,12 +26,10 @@ from memcalib.trainer import callbacks as steps
 from memcalib.trainer.checkpoints import (
     CheckpointError,
     checkpoints,
-    newest_checkpoint,
     read_state,
     restore_best,
     seal,
 )
-from memcalib.localization import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.rewards import JudgeFault
@@ -71,9 +68,10 @@ def straight(tmp_path_factory):
 
 def assert_same(trainer, out: Path, straight) -> None:
     run_files.assert_same((trainer, out), straight)
-    there = straight[1]
     last = read_state(out / "checkpoint-12")
-    assert {**last, "drift": None} == {**read_state(there / "checkpoint-12"), "drift": None}
+    last_of_straight = read_state(straight[1] / "checkpoint-12")
+    del last["drift"], last_of_straight["drift"]
+    assert last == last_of_straight
 
 
 @pytest.mark.parametrize(
@@ -100,27 +98,27 @@ import os, signal, sys
 sys.path[:0] = {tests!r}
 import test_checkpoints as t
 def kill(row):
-    if row["step"] == {step} and {place!r} == "step":
+    if row["step"] == {step} and {moment!r} == "step":
         os.kill(os.getpid(), signal.SIGKILL)
-    if row["step"] == {step} and {place!r} == "save":
+    if row["step"] == {step} and {moment!r} == "save":
         t.torch.save = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
 t.go(t.Path({out!r}), on_step=kill)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["step", "save"])
-def test_kill_nine(tmp_path, straight, place):
+@pytest.mark.parametrize("moment", ["step", "save"])
+def test_kill_nine(tmp_path, straight, moment):
     step = random.randrange(2, 6)
     print(f"killed at step {step}")
-    script = SCRIPT.format(tests=TESTS, step=step, place=place, out=str(tmp_path))
+    script = SCRIPT.format(tests=TESTS, step=step, moment=moment, out=str(tmp_path))
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, timeout=280
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert newest_checkpoint(tmp_path).name == f"checkpoint-{2 * (step - 1)}"
-    assert len(checkpoints(tmp_path)) == step - (place == "step")
+    assert len(checkpoints(tmp_path)) == (step - 1 if moment == "step" else step)
     assert_same(go(tmp_path, resume=True), tmp_path, straight)
 
 
@@ -253,14 +251,12 @@ def test_settings_of_memory_may_change(tmp_path, straight, caplog, change):
         weights(trainer.model), weights(straight[0].model), rtol=0, atol=2e-3
     )
     last = rows(tmp_path)[-1]
-    whole = rows(straight[1])[-1]
-    assert last["step"] == whole["step"] == 6 and last["reward"] == pytest.approx(
-        whole["reward"], abs=0.5
-    )
-    third = [next(row for row in rows(out) if row["step"] == 3) for out in (tmp_path, straight[1])]
-    assert third[0]["reward"] == third[1]["reward"], (
-        "the same prompts and answers, from the same weights"
-    )
+    last_of_straight = rows(straight[1])[-1]
+    assert last["step"] == last_of_straight["step"] == 6
+    assert last["reward"] == pytest.approx(last_of_straight["reward"], abs=0.5)
+    reward = next(row["reward"] for row in rows(tmp_path) if row["step"] == 3)
+    reward_of_straight = next(row["reward"] for row in rows(straight[1]) if row["step"] == 3)
+    assert reward == reward_of_straight, "the same prompts and answers, from the same weights"
 
 
 def test_how_often_held_out_examples_are_answered_may_change(tmp_path, straight, caplog):
@@ -268,8 +264,8 @@ def test_how_often_held_out_examples_are_answered_may_change(tmp_path, straight,
     copied(straight, tmp_path, "best", "reference", "checkpoint-4")
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=True, eval_every=1)
-    said = [text for text in caplog.messages if "eval_every" in text]
-    assert said == [
+    messages = [text for text in caplog.messages if "eval_every" in text]
+    assert messages == [
         f"{tmp_path / 'checkpoint-4'} goes on with eval_every 1, 2 before: the best policy is chosen among other steps"
     ]
     assert torch.equal(weights(trainer.model), weights(straight[0].model))
@@ -323,25 +319,26 @@ def test_broken_checkpoints(tmp_path, straight, caplog):
     assert newest_checkpoint(tmp_path) is None
 
 
-def spoilt(content: bytes, how: str) -> bytes:
-    place = random.randrange(len(content))
-    flipped = (
-        content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
-    )
-    return bytes(len(content)) if how == "zeroed" else flipped
+def spoilt(content: bytes, damage: str) -> bytes:
+    """The same number of bytes, all of them zero, or with one bit flipped."""
+    if damage == "zeroed":
+        return bytes(len(content))
+    index = random.randrange(len(content))
+    byte = content[index] ^ (1 << random.randrange(8))
+    return content[:index] + bytes([byte]) + content[index + 1 :]
 
 
-@pytest.mark.parametrize("how", ["zeroed", "flipped"])
-def test_damage_at_the_right_size_is_found_in_every_file(tmp_path, straight, how):
+@pytest.mark.parametrize("damage", ["zeroed", "flipped"])
+def test_damage_at_the_right_size_is_found_in_every_file(tmp_path, straight, damage):
     folder = copied(straight, tmp_path, "checkpoint-4")
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 8
     for path in files:
         content = path.read_bytes()
-        path.write_bytes(spoilt(content, how))
-        with pytest.raises(CheckpointError) as found:
+        path.write_bytes(spoilt(content, damage))
+        with pytest.raises(CheckpointError) as error:
             read_state(folder)
-        assert str(found.value).startswith(f"{path}: "), path
+        assert str(error.value).startswith(f"{path}: "), path
         path.write_bytes(content)
     assert read_state(folder)["step"] == 2
 
@@ -426,16 +423,16 @@ def test_every_file_is_read_once_for_its_checksum(tmp_path, straight, monkeypatc
 
 
 def test_an_old_checkpoint_goes_when_the_new_one_is_sealed(tmp_path, monkeypatch):
-    there = []
+    folders_when_sealed = []
     plain = module.seal
 
     def watched(folder, *args):
-        there.append([path.name for path in checkpoints(tmp_path)])
+        folders_when_sealed.append([path.name for path in checkpoints(tmp_path)])
         plain(folder, *args)
 
     monkeypatch.setattr(module, "seal", watched)
     go(tmp_path, steps=3, eval_every=0, trl={"save_total_limit": 1})
-    assert there == [
+    assert folders_when_sealed == [
         ["checkpoint-2"],
         ["checkpoint-2", "checkpoint-4"],
         ["checkpoint-4", "checkpoint-6"],
@@ -462,18 +459,19 @@ def test_a_checkpoint_of_an_earlier_run_does_not_pass_for_saved(tmp_path, straig
     bad = copied(straight, tmp_path, "checkpoint-2", "checkpoint-4") / "model.safetensors"
     bad.write_bytes(bytes(bad.stat().st_size))
 
+    broken = []
+
     def judge(example, response):
-        if asked:
+        if broken:
             raise KeyError("bug")
         return exact_judge(example, response)
 
-    asked = []
+    def break_judge(row):
+        if row["step"] == 2:
+            broken.append(True)
+
     config = world_config(WORLDS["short"], **(SETTINGS | {"save_every": 0}))
-    options = dict(
-        tokenizer=TOKENIZER,
-        out=tmp_path,
-        on_step=lambda row: asked.append(1) if row["step"] == 2 else None,
-    )
+    options = dict(tokenizer=TOKENIZER, out=tmp_path, on_step=break_judge)
     with pytest.raises(JudgeFault, match="saved in .*checkpoint-4"):
         train(policy(), config, EXAMPLES, judge, resume=tmp_path / "checkpoint-2", **options)
     assert read_state(tmp_path / "checkpoint-4")["step"] == 2
@@ -495,12 +493,12 @@ def test_a_damaged_record_of_the_best_policy(tmp_path, straight, record):
     shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
     shutil.copytree(straight[1] / "best", tmp_path / "new" / "best")
     (tmp_path / "new" / "best" / "best.json").write_text(record)
-    there = json.loads((straight[1] / "best" / "best.json").read_text())
-    assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
-    assert json.loads((tmp_path / "new" / "best" / "best.json").read_text()) == there
+    whole = json.loads((straight[1] / "best" / "best.json").read_text())
+    assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", whole)
+    assert json.loads((tmp_path / "new" / "best" / "best.json").read_text()) == whole
     (tmp_path / "usb" / "best" / "best.json").write_text(record)
     (tmp_path / "new" / "best" / "best.json").write_text(record)
-    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", whole)
 
 
 def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, caplog):
@@ -508,18 +506,17 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
     copied(straight, tmp_path / "usb", "checkpoint-6")
     shutil.copytree(straight[1] / "best", tmp_path / "usb" / "best")
     shutil.copytree(straight[1] / "best", tmp_path / "new" / "best")
-    there = json.loads((straight[1] / "best" / "best.json").read_text())
+    record = json.loads((straight[1] / "best" / "best.json").read_text())
     whole = (straight[1] / "best" / "model.safetensors").read_bytes()
     (tmp_path / "new" / "best" / "model.safetensors").write_bytes(whole[:10])
     with caplog.at_level(logging.WARNING, "memcalib"):
-        assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+        assert restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", record)
     assert "10 bytes" in caplog.text
     assert (tmp_path / "new" / "best" / "model.safetensors").read_bytes() == whole
-    for place in ("usb", "new"):
-        (tmp_path / place / "best" / "model.safetensors").write_bytes(
-            whole[:-1] + bytes([whole[-1] ^ 1])
-        )
-    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", there)
+    damaged = whole[:-1] + bytes([whole[-1] ^ 1])
+    for name in ("usb", "new"):
+        (tmp_path / name / "best" / "model.safetensors").write_bytes(damaged)
+    assert not restore_best(tmp_path / "usb" / "checkpoint-6", tmp_path / "new", record)
     assert not (tmp_path / "new" / "best").exists()
 
 
@@ -531,20 +528,19 @@ def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(
     tmp_path, monkeypatch, caplog, scores
 ):
     """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
-    told = iter(scores)
+    next_scores = iter(scores)
     options = dict(steps=3, eval_every=1)
-    monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(told))})
+    monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(next_scores))})
     assert go(tmp_path, **options).rows.best == {"step": 3, "SCS": 40.0}
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=tmp_path / "checkpoint-2", **options)
-    again = [(row["step"], row["valid_SCS"]) for row in rows(tmp_path)]
-    assert again == [(0, 10.0), (1, 20.0), *enumerate(scores[4:], 2)]
-    step, score = max(again[2:], key=lambda pair: pair[1])
+    scores_by_step = [(row["step"], row["valid_SCS"]) for row in rows(tmp_path)]
+    assert scores_by_step == [(0, 10.0), (1, 20.0), *enumerate(scores[4:], 2)]
+    step, score = max(scores_by_step[2:], key=lambda pair: pair[1])
     assert trainer.rows.best == {"step": step, "SCS": score} == read_state(tmp_path / "best")
     assert "of step 3, not the best policy of this checkpoint: removed" in caplog.text
-    assert torch.equal(
-        weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best")), weights(trainer.model)
-    ) == (step == 3)
+    best = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "best"))
+    assert torch.equal(best, weights(trainer.model)) == (step == 3)
 
 
 def test_no_best_policy_yet_means_none(tmp_path, straight):
@@ -563,8 +559,8 @@ def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
         go(tmp_path / "cut", on_step=kill_at(3), **options)
     assert newest_checkpoint(tmp_path / "cut").name == "checkpoint-4"
     assert (tmp_path / "cut" / "checkpoint-4" / "adapter_model.safetensors").is_file()
-    told = json.loads((tmp_path / "cut" / "checkpoint-4" / "adapter_config.json").read_text())
-    assert (told["r"], told["lora_alpha"]) == (4, 4), "the scale of an adapter is 1"
+    adapter = json.loads((tmp_path / "cut" / "checkpoint-4" / "adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"]) == (4, 4), "the scale of an adapter is 1"
     resumed = go(tmp_path / "cut", resume=True, **options)
     run_files.assert_same((resumed, tmp_path / "cut"), (whole, tmp_path / "whole"))
     trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}
@@ -575,15 +571,15 @@ def test_an_adapter_is_resumed_bit_for_bit(tmp_path):
     assert torch.equal(weights(done.model), weights(whole.model))
 
 
-@given(content=st.binary(max_size=600_000), more=st.binary(min_size=1, max_size=3))
+@given(content=st.binary(max_size=600_000), added=st.binary(min_size=1, max_size=3))
 @settings(max_examples=25)
-def test_checksum_against_the_library_and_any_change(tmp_path_factory, content, more):
+def test_checksum_against_the_library_and_any_change(tmp_path_factory, content, added):
     path = tmp_path_factory.mktemp("sum") / "file"
     path.write_bytes(content)
-    found = module.checksum(path)
-    assert found == xxhash.xxh3_64_hexdigest(content)
-    path.write_bytes(content + more)
-    assert module.checksum(path) != found
+    checksum = module.checksum(path)
+    assert checksum == xxhash.xxh3_64_hexdigest(content)
+    path.write_bytes(content + added)
+    assert module.checksum(path) != checksum
 
 
 def test_best_policy_is_kept_and_loads(straight):
@@ -593,14 +589,11 @@ def test_best_policy_is_kept_and_loads(straight):
     scores = {row["step"]: row["valid_SCS"] for row in rows(out) if "valid_SCS" in row}
     record = json.loads((out / "best" / "best.json").read_text())
     first = min(step for step, score in scores.items() if score == max(scores.values()))
-    assert [*scores] == [0, 2, 4, 6] and record == {
-        "step": first,
-        "SCS": scores[first],
-    } == trainer.rows.best
+    assert [*scores] == [0, 2, 4, 6]
+    assert record == {"step": first, "SCS": scores[first]} == trainer.rows.best
     best = AutoModelForCausalLM.from_pretrained(out / "best")
-    kept = weights(best)
     if first == 0:
-        assert torch.equal(kept, weights(policy()))
+        assert torch.equal(weights(best), weights(policy()))
     assert AutoTokenizer.from_pretrained(out / "best").get_vocab() == TOKENIZER.get_vocab()
 
 
@@ -670,10 +663,9 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_all_settings_of_learning_decide_the_result():
     """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
-    pages = (settings_module._Update, settings_module._Answers, settings_module._Teacher)
-    names = {name for page in pages for name in page.model_fields} | {
-        field.name for field in fields(CreditConfig)
-    }
+    watched = "save_every eval_every keep_best trace_every report_to max_failed pause_minutes stop_on_drift"
+    names = settings_module.TrainSettings.model_fields.keys() - {*watched.split(), "trl"}
+    names -= {name for name in names if name.startswith("drift_")}
     names -= {"steps", "accumulate", "share_prompts", "sampling_tokens"}
     config = settings_module.TrainConfig().model_dump(mode="json")
     result, memory = module.decisive(config)
@@ -683,25 +675,3 @@ def test_all_settings_of_learning_decide_the_result():
         <= result.keys() - memory.keys()
     )
     assert not {"steps", "save_every", "report_to"} & {*result, *memory}
-
-
-def test_a_checkpoint_of_before_the_setting_drew_answers_from_one_stream():
-    """It goes on with `draws: batch`, in any pieces, and is refused where answers would be drawn otherwise."""
-
-    def settings_of(**changes):
-        return settings_module.TrainConfig(**changes).model_dump(mode="json")
-
-    usual = settings_of() | module.EARLIER
-    before = settings_of()
-    del before["draws"], before["sampling_tokens"]
-
-    def state(config):
-        return {"config": config, "examples": "x", "processes": 1}
-
-    module.check_same_run(
-        "run", state(before), state(settings_of(draws="batch", sampling_tokens=5)), usual
-    )
-    with pytest.raises(
-        CheckpointError, match="draws: nothing there, 'row' now.*other random numbers"
-    ):
-        module.check_same_run("run", state(before), state(settings_of()), usual)

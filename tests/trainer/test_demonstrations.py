@@ -813,12 +813,11 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
             out,
             "--cache",
             tmp_path / "calls.sqlite",
-            "--text",
-            "concat",
-            "--layout",
-            "micro",
-            "--concurrency",
-            "4",
+            "--set",
+            "making.text=concat",
+            "--set",
+            "making.prompt_template=micro",
+            *(f"--set={role}.concurrency=4" for role in ("teacher", "evaluator", "evaluator2")),
         ]
         arguments += ["--teacher", "micro-teacher", "--teacher-url", server.base_url]
         arguments += ["--evaluator", "micro-evaluator", "--evaluator2", "micro-evaluator-2"]
@@ -884,8 +883,8 @@ def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsy
             "--out",
             str(out),
             "--no-cache",
-            "--text",
-            "concat",
+            "--set",
+            "making.text=concat",
         ]
         typed += [
             "--teacher",
@@ -900,8 +899,8 @@ def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsy
             "micro-evaluator",
             "--evaluator2",
             "micro-evaluator-2",
-            "--layout",
-            "micro",
+            "--set",
+            "making.prompt_template=micro",
         ]
         with pytest.raises(SystemExit) as caught:
             main(typed)
@@ -923,10 +922,10 @@ def test_the_verb_says_why_nothing_was_accepted_and_how_to_go_on(tmp_path, capsy
             "--out",
             str(out),
             "--no-cache",
-            "--text",
-            "concat",
-            "--rounds",
-            "2",
+            "--set",
+            "making.text=concat",
+            "--set",
+            "making.rounds=2",
         ]
         typed += ["--teacher", "micro-teacher-leaky", "--teacher-url", running.base_url]
         typed += ["--evaluator", "micro-evaluator", "--evaluator2", "micro-evaluator-2"]

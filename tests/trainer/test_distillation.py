@@ -5,6 +5,7 @@ import json
 import math
 import os
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import run_files
@@ -25,13 +26,10 @@ from memcalib.trainer.train_config import trl_config, world_config
 from memcalib.trainer.distillation import (
     TEACHER_VIEWS,
     answer_key,
-    build_teachers,
     hinted_prompt,
-    micro_teacher,
     prompted_scores,
     teacher_encoder,
     teacher_messages,
-    teacher_of,
 )
 from memcalib.trainer import distillation
 from memcalib import training
@@ -57,10 +55,10 @@ def shipped():
 def test_the_user_turn_is_the_students_and_the_key_holds_every_atom():
     for example in shipped()[:3]:
         for text in ("fluent", "concat"):
-            told = teacher_messages(example, text)
-            asked = render(example, text)
-            assert told[-1] == asked[-1] and [turn["role"] for turn in told] == ["system", "user"]
-            key = json.loads(told[0]["content"].splitlines()[-1])
+            messages = teacher_messages(example, text)
+            assert messages[-1] == render(example, text)[-1]
+            assert [message["role"] for message in messages] == ["system", "user"]
+            key = json.loads(messages[0]["content"].splitlines()[-1])
             assert sorted(row["text"] for row in key) == sorted(atom.text for atom in example.atoms)
             for row in key:
                 atom = next(a for a in example.atoms if a.text == row["text"])
@@ -69,24 +67,21 @@ def test_the_user_turn_is_the_students_and_the_key_holds_every_atom():
 
 def test_key_follows_the_order_of_the_prompt():
     for example in [*shipped(), *EXAMPLES]:
-        atoms = {atom.atom_id: atom.text for atom in example.atoms}
-        wanted = [(block.number, atoms[i]) for block in example.blocks for i in block.atom_ids]
-        assert [(row["memory"], row["text"]) for row in answer_key(example)] == wanted
+        texts = {atom.atom_id: atom.text for atom in example.atoms}
+        expected = []
+        for block in example.blocks:
+            expected += [(block.number, texts[atom_id]) for atom_id in block.atom_ids]
+        assert [(row["memory"], row["text"]) for row in answer_key(example)] == expected
 
 
 def test_absent_rubrics_are_null_and_the_prompt_is_still_made():
     example = shipped()[0]
     for empty in (None, {}):
-        bare = example.model_copy(
-            update={
-                "atoms": [atom.model_copy(update={"usage_rubric": empty}) for atom in example.atoms]
-            }
-        )
+        atoms = [atom.model_copy(update={"usage_rubric": empty}) for atom in example.atoms]
+        bare = example.model_copy(update={"atoms": atoms})
         content = teacher_messages(bare)[0]["content"]
-        assert (
-            content.count('"rubric": null') == len(bare.atoms)
-            and "null where none was written" in content
-        )
+        assert content.count('"rubric": null') == len(bare.atoms)
+        assert "null where none was written" in content
 
 
 def test_control_tokens_in_a_rubric_cannot_end_the_turn():
@@ -104,12 +99,11 @@ def test_control_tokens_in_a_rubric_cannot_end_the_turn():
 
 def test_curated_view_hides_the_ignored_and_only_those():
     for example in EXAMPLES:
-        shown = teacher_messages(example, prompt_template="micro")[0]["content"]
+        prompt = teacher_messages(example, prompt_template="micro")[0]["content"]
         for atom in example.atoms:
-            assert (atom.text in shown) == (atom.ideal > 0)
-        assert TOKENIZER.unk_token_id not in teacher_encoder(TOKENIZER, prompt_template="micro")(
-            example
-        )
+            assert (atom.text in prompt) == (atom.ideal > 0)
+        ids = teacher_encoder(TOKENIZER, prompt_template="micro")(example)
+        assert TOKENIZER.unk_token_id not in ids
 
 
 def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key():
@@ -117,92 +111,50 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         teacher_messages(EXAMPLES[0], prompt_template="fancy")
     with pytest.raises(ValueError, match="unknown text 'loud'"):
         teacher_messages(EXAMPLES[0], text="loud")
-    PROMPT_TEMPLATES["mine"] = PromptTemplate(lambda question, memory: question)
+    own_view = [{"role": "user", "content": "x"}]
+    PROMPT_TEMPLATES["own"] = PromptTemplate(lambda question, memory: question)
     try:
-        told = teacher_messages(EXAMPLES[0], prompt_template="mine")
-        assert told[-1]["content"] == EXAMPLES[0].question and told[0]["content"].endswith("]")
-        TEACHER_VIEWS["mine"] = lambda example, text, prompt_template: [
-            {"role": "user", "content": "x"}
-        ]
-        assert teacher_messages(EXAMPLES[0], prompt_template="mine") == [
-            {"role": "user", "content": "x"}
-        ]
+        messages = teacher_messages(EXAMPLES[0], prompt_template="own")
+        assert messages[-1]["content"] == EXAMPLES[0].question
+        assert messages[0]["content"].endswith("]")
+        TEACHER_VIEWS["own"] = lambda example, text, prompt_template: own_view
+        assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
     finally:
-        del PROMPT_TEMPLATES["mine"], TEACHER_VIEWS["mine"]
+        del PROMPT_TEMPLATES["own"], TEACHER_VIEWS["own"]
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
     for example in EXAMPLES:
         levels = {atom_id: Level((level + 1) % 3) for atom_id, level in example.levels.items()}
-        for shown in (None, levels):
-            told = hinted_prompt(example, levels=shown)
-            assert told[1:] == render(example, "concat", "micro")
-            said = [tuple(pair.split()) for pair in told[0]["content"].rstrip(".").split(". ")]
-            wanted = shown or example.levels
-            nouns = [example.atom(i).usage_rubric["marker"]["noun"] for i in example.levels]
-            assert said == [
-                (wanted[i].label, noun) for i, noun in zip(example.levels, nouns, strict=True)
-            ]
-        assert TOKENIZER.unk_token_id not in teacher_encoder(
-            TOKENIZER, prompt_template="micro-hinted"
-        )(example)
-
-
-def test_reading_lessons_are_the_same_for_the_same_seed_and_move_the_weights():
-    one, two, other = (
-        micro_teacher("short", 3, seed=seed, size=4, pool=12).state_dict() for seed in (0, 0, 1)
-    )
-    start = load_policy("cold-short")[0].state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-    assert any(not torch.equal(one[name], start[name]) for name in one)
-    with pytest.raises(KeyError, match="nowhere"):
-        micro_teacher("nowhere", 1)
-
-
-def test_built_teachers_tell_their_story(tmp_path):
-    folder = (
-        build_teachers(tmp_path, ["short"], count=4, steps=2, size=4, pool=12) / "teacher-short"
-    )
-    told = json.loads((folder / "policy.json").read_text())
-    assert (
-        told["base"] == "cold-short"
-        and told["steps"] == 2
-        and [row["prompt"] for row in told["measured"]] == ["student", "teacher"]
-    )
-    assert load_policy(folder)[1].get_vocab() == TOKENIZER.get_vocab()
-
-
-@pytest.mark.parametrize("world", ["short", "long"])
-def test_shipped_teachers_describe_themselves(world):
-    model, tokenizer = load_policy(teacher_of(WORLDS[world]))
-    told = json.loads((policy_path(teacher_of(WORLDS[world])) / "policy.json").read_text())
-    student, teacher = told["measured"]
-    assert model.dtype == torch.float32 and tokenizer.get_vocab() == TOKENIZER.get_vocab()
-    assert teacher["SCS"] > student["SCS"] + 20 and told["base"] == WORLDS[world].policy
+        for named_levels in (None, levels):
+            messages = hinted_prompt(example, levels=named_levels)
+            assert messages[1:] == render(example, "concat", "micro")
+            sentences = messages[0]["content"].rstrip(".").split(". ")
+            expected = []
+            for atom_id, level in (named_levels or example.levels).items():
+                noun = example.atom(atom_id).usage_rubric["marker"]["noun"]
+                expected.append(f"{level.label} {noun}")
+            assert sentences == expected
+        ids = teacher_encoder(TOKENIZER, prompt_template="micro-hinted")(example)
+        assert TOKENIZER.unk_token_id not in ids
 
 
 @pytest.mark.slow
 def test_the_micro_teacher_knows_more_than_the_student():
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 300, seed=11, split="validation")
-    ways = (
-        prompt_encoder(tokenizer, prompt_template="micro"),
-        teacher_encoder(tokenizer, prompt_template="micro"),
-    )
-    student, teacher = (
-        prompted_scores(model, tokenizer, examples, exact_judge, way, max_tokens=64, seed=1)
-        for way in ways
-    )
-    assert teacher["SCS"] > student["SCS"] + 2 and teacher["AOR"] < student["AOR"]
-    told, _ = load_policy("teacher-short")
-    hinted = teacher_encoder(tokenizer, prompt_template="micro-hinted")
-    assert (
-        prompted_scores(told, tokenizer, examples, exact_judge, hinted, max_tokens=64, seed=1)[
-            "SCS"
-        ]
-        > 95
-    )
+
+    def scores(model, encode):
+        options = dict(max_tokens=64, seed=1)
+        return prompted_scores(model, tokenizer, examples, exact_judge, encode, **options)
+
+    student = scores(model, prompt_encoder(tokenizer, prompt_template="micro"))
+    teacher = scores(model, teacher_encoder(tokenizer, prompt_template="micro"))
+    assert teacher["SCS"] > student["SCS"] + 2
+    assert teacher["AOR"] < student["AOR"]
+    reader_of_hints, _ = load_policy("teacher-short")
+    hinted = scores(reader_of_hints, teacher_encoder(tokenizer, prompt_template="micro-hinted"))
+    assert hinted["SCS"] > 95
 
 
 # OPSD-PG: the token reward
@@ -228,9 +180,8 @@ def test_rewards_equal_the_slow_reference(seed, rows, width):
     clipped = reverse_kl_rewards(student, teacher, mask, clip=0.7)
     assert torch.equal(clipped, rewards.clamp(-0.7, 0.7))
     order = torch.randperm(rows)
-    assert torch.equal(
-        reverse_kl_rewards(student[order], teacher[order], mask[order]), rewards[order]
-    )
+    reordered = reverse_kl_rewards(student[order], teacher[order], mask[order])
+    assert torch.equal(reordered, rewards[order])
 
 
 def test_damaged_log_probabilities_are_named_and_padding_may_hold_anything():
@@ -247,9 +198,10 @@ def test_damaged_log_probabilities_are_named_and_padding_may_hold_anything():
 def test_stats_of_known_rewards():
     rewards = torch.tensor([[0.0, -1.0, 2.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True] * 3, [False] * 3])
-    found = token_stats(rewards, mask)
-    assert found["token_reward"] == pytest.approx(1 / 3) and found["token_reward_p50"] == 0
-    assert found["agreement"] == pytest.approx((1 + 2.718281828**-1 + 1) / 3)
+    stats = token_stats(rewards, mask)
+    assert stats["token_reward"] == pytest.approx(1 / 3)
+    assert stats["token_reward_p50"] == 0
+    assert stats["agreement"] == pytest.approx((1 + 2.718281828**-1 + 1) / 3)
     assert all(value != value for value in token_stats(rewards, mask & False).values())
 
 
@@ -263,13 +215,12 @@ def slow_kl(p_logits, q_logits, k, tail):
     best = sorted(range(len(p)), key=lambda v: -p[v])[:k]
     pairs = [(p[v], q[v]) for v in best]
     if tail == "renormalise":
-        whole = [sum(side) for side in zip(*pairs, strict=True)]
-        pairs = [(a / whole[0], b / whole[1]) for a, b in pairs]
+        p_total = sum(a for a, _ in pairs)
+        q_total = sum(b for _, b in pairs)
+        pairs = [(a / p_total, b / q_total) for a, b in pairs]
     others = [v for v in range(len(p)) if v not in best]
     if tail == "bucket" and others:
         pairs.append((sum(p[v] for v in others), sum(q[v] for v in others)))
-    import math
-
     return sum(a * (math.log(a) - math.log(b)) for a, b in pairs)
 
 
@@ -290,25 +241,34 @@ def heads(seed, width=6, vocabulary=17, tokens=5):
 def test_topk_kl_equals_the_slow_reference(seed, k, tail, chunk):
     student, teacher, hidden, targets = heads(seed)
     with torch.no_grad():
-        lesson = head_logps(teacher, hidden, targets, k=k, temperature=0.8, logit_chunk=chunk)
-    mine = head_logps(student, hidden, targets, lesson.ids, temperature=0.8, logit_chunk=chunk)
-    found = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail)
-    wanted = [slow_kl(teacher(h) / 0.8, student(h) / 0.8, k, tail) for h in hidden]
-    assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float32), atol=1e-4)
+        of_teacher = head_logps(teacher, hidden, targets, k=k, temperature=0.8, logit_chunk=chunk)
+    of_student = head_logps(
+        student, hidden, targets, of_teacher.ids, temperature=0.8, logit_chunk=chunk
+    )
+    kl = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
+    )
+    expected = [slow_kl(teacher(h) / 0.8, student(h) / 0.8, k, tail) for h in hidden]
+    assert torch.allclose(kl, torch.tensor(expected, dtype=torch.float32), atol=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_bucket_grows_with_k_and_stays_between_zero_and_the_full_kl(seed):
     student, teacher, hidden, targets = heads(seed)
-    found = []
+    by_k = []
     with torch.no_grad():
         for k in range(1, 18):
-            lesson = head_logps(teacher, hidden, targets, k=k)
-            mine = head_logps(student, hidden, targets, lesson.ids)
-            found.append(topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest))
-    found = torch.stack(found)
-    assert (found.diff(dim=0) > -1e-5).all() and (found > -1e-6).all()
+            of_teacher = head_logps(teacher, hidden, targets, k=k)
+            of_student = head_logps(student, hidden, targets, of_teacher.ids)
+            by_k.append(
+                topk_forward_kl(
+                    of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+                )
+            )
+    divergences = torch.stack(by_k)
+    assert (divergences.diff(dim=0) > -1e-5).all()
+    assert (divergences > -1e-6).all()
 
 
 @settings(max_examples=15, deadline=None)
@@ -320,9 +280,11 @@ def test_bucket_grows_with_k_and_stays_between_zero_and_the_full_kl(seed):
 def test_gradient_at_the_whole_vocabulary_is_that_of_the_full_forward_kl(seed, tail, chunk):
     student, teacher, hidden, targets = heads(seed)
     with torch.no_grad():
-        lesson = head_logps(teacher, hidden, targets, k=17)
-    mine = head_logps(student, hidden, targets, lesson.ids, logit_chunk=chunk)
-    loss = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail).sum()
+        of_teacher = head_logps(teacher, hidden, targets, k=17)
+    of_student = head_logps(student, hidden, targets, of_teacher.ids, logit_chunk=chunk)
+    loss = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
+    ).sum()
     log_p = teacher(hidden.detach()).log_softmax(-1).detach()
     log_q = student(hidden).log_softmax(-1)
     full = (log_p.exp() * (log_p - log_q)).sum()
@@ -336,18 +298,18 @@ def test_gradient_at_the_whole_vocabulary_is_that_of_the_full_forward_kl(seed, t
 
 def test_gradient_of_the_bucket_is_finite_when_the_student_has_lost_the_tail():
     logits = torch.tensor([[60.0, 0.0, -1.0]], requires_grad=True)
-    lesson = head_logps(
+    of_teacher = head_logps(
         torch.nn.Identity(), torch.tensor([[2.0, 1.9, 1.8]]), torch.tensor([0]), k=1
     )
-    mine = head_logps(torch.nn.Identity(), logits, torch.tensor([0]), lesson.ids)
-    loss = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest).sum()
+    of_student = head_logps(torch.nn.Identity(), logits, torch.tensor([0]), of_teacher.ids)
+    loss = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+    ).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
-    assert (
-        loss.isfinite()
-        and gradient.isfinite().all()
-        and gradient.abs().max() <= 1
-        and gradient[0, 0] > 0.5
-    )
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() <= 1
+    assert gradient[0, 0] > 0.5
 
 
 def test_chunks_hold_no_more_logits_than_allowed():
@@ -392,11 +354,15 @@ def test_trl_server_loss_on_the_teachers_tokens(tail):
     theirs = Theirs._compute_server_forward_kl_loss(stub, sides, student.log_softmax(-1), labels)
     flat = [x.reshape(21, -1) for x in (student, teacher)]
     with torch.no_grad():
-        lesson = head_logps(torch.nn.Identity(), flat[1], torch.zeros(21, dtype=torch.long), k=9)
-        mine = head_logps(
-            torch.nn.Identity(), flat[0], torch.zeros(21, dtype=torch.long), lesson.ids
+        of_teacher = head_logps(
+            torch.nn.Identity(), flat[1], torch.zeros(21, dtype=torch.long), k=9
         )
-    ours = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest, tail)
+        of_student = head_logps(
+            torch.nn.Identity(), flat[0], torch.zeros(21, dtype=torch.long), of_teacher.ids
+        )
+    ours = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside, tail
+    )
     assert torch.allclose(ours[mask.flatten()].mean(), theirs, atol=1e-5)
 
 
@@ -413,17 +379,16 @@ def test_trl_chunked_forward_kl_at_the_whole_vocabulary():
         beta=0.0,
     )
     with torch.no_grad():
-        lesson = head_logps(teacher, hidden, targets, k=17)
-    mine = head_logps(student, hidden, targets, lesson.ids)
-    ours = topk_forward_kl(mine.top, mine.rest, lesson.top, lesson.rest).mean()
-    gradients = [
-        torch.autograd.grad(value, student.weight, retain_graph=True)[0] for value in (ours, theirs)
-    ]
-    assert (
-        count == 8
-        and torch.allclose(ours, theirs, atol=1e-5)
-        and torch.allclose(*gradients, atol=1e-5)
-    )
+        of_teacher = head_logps(teacher, hidden, targets, k=17)
+    of_student = head_logps(student, hidden, targets, of_teacher.ids)
+    ours = topk_forward_kl(
+        of_student.top, of_student.outside, of_teacher.top, of_teacher.outside
+    ).mean()
+    (our_gradient,) = torch.autograd.grad(ours, student.weight, retain_graph=True)
+    (their_gradient,) = torch.autograd.grad(theirs, student.weight, retain_graph=True)
+    assert count == 8
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.allclose(our_gradient, their_gradient, atol=1e-5)
 
 
 # the teacher reads answers
@@ -444,20 +409,20 @@ def batch():
 @pytest.mark.parametrize("budget", [1, 200, 10**6])
 def test_teach_equals_one_row_at_a_time(batch, share, budget):
     model, prompts, answers = batch
-    lesson = teacher_logps(
+    of_teacher = teacher_logps(
         model, prompts, answers, 7, temperature=0.9, share=share, token_budget=budget
     )
-    wanted = response_logps_reference(model, prompts, answers, temperature=0.9)
-    assert torch.allclose(lesson.target, wanted, atol=1e-4)
+    expected = response_logps_reference(model, prompts, answers, temperature=0.9)
+    assert torch.allclose(of_teacher.target, expected, atol=1e-4)
     for i in (0, 7, 17):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([[*prompts[i], *answers[i]]])).logits[0] / 0.9
         best = logits.log_softmax(-1)[len(prompts[i]) - 1 : -1].topk(7)
-        assert torch.allclose(lesson.top[i, : len(answers[i])], best.values, atol=1e-4)
+        assert torch.allclose(of_teacher.top[i, : len(answers[i])], best.values, atol=1e-4)
         assert torch.equal(
-            lesson.ids[i, : len(answers[i])].long().sort().values, best.indices.sort().values
+            of_teacher.ids[i, : len(answers[i])].long().sort().values, best.indices.sort().values
         )
-        assert lesson.top[i, len(answers[i]) :].eq(0).all()
+        assert of_teacher.top[i, len(answers[i]) :].eq(0).all()
 
 
 def test_order_and_padding_of_a_batch_change_nothing(batch):
@@ -481,19 +446,17 @@ def test_each_prompt_of_the_teacher_is_read_once(batch, monkeypatch):
         return forward(position_ids=position_ids, **inputs)
 
     monkeypatch.setattr(model.model, "forward", counting)
-    rows = [prompts[0]] * 8, [answer[:9] for answer in answers[:8]]
-    found = {
-        share: teacher_logps(model, *rows, 3, share=share, token_budget=10**6)
-        for share in (True, False)
-    }
-    count = len(set(map(tuple, rows[1])))
-    widest = max(map(len, rows[1]))
+    one_prompt = [prompts[0]] * 8
+    cut_answers = [answer[:9] for answer in answers[:8]]
+    options = dict(token_budget=10**6)
+    shared = teacher_logps(model, one_prompt, cut_answers, 3, share=True, **options)
+    plain = teacher_logps(model, one_prompt, cut_answers, 3, share=False, **options)
+    count = len(set(map(tuple, cut_answers)))
+    widest = max(map(len, cut_answers))
     assert cells[:-1] == [len(prompts[0]) - 1, count * widest]
     assert cells[-1] == count * (len(prompts[0]) + widest - 1)
-    assert all(
-        torch.allclose(a.float(), b.float(), atol=1e-4)
-        for a, b in zip(*found.values(), strict=True)
-    )
+    for a, b in zip(shared, plain, strict=True):
+        assert torch.allclose(a.float(), b.float(), atol=1e-4)
 
 
 def test_k_is_checked(batch):
@@ -529,12 +492,14 @@ def test_two_steps_learn_without_a_judge_and_leave_the_teacher_alone(tmp_path, m
     trainer, rows, called = run(tmp_path, method)
     start = load_policy("cold-short")[0].state_dict()
     assert trainer.teacher is None and called == []
-    assert all(
-        torch.equal(value, start[name]) for name, value in trainer.ref_model.state_dict().items()
-    )
-    assert any(
-        not torch.equal(value, start[name]) for name, value in trainer.model.state_dict().items()
-    )
+    for name, value in trainer.ref_model.state_dict().items():
+        assert torch.equal(value, start[name])
+    moved = [
+        name
+        for name, value in trainer.model.state_dict().items()
+        if not torch.equal(value, start[name])
+    ]
+    assert moved
     assert len(rows) == 2
     for row in rows:
         assert row["reward"] is None and 0 < row["agreement"] <= 1 and row["grad_norm"] > 0
@@ -559,11 +524,12 @@ def test_a_skipped_step_has_a_row_like_the_others(tmp_path, monkeypatch, method,
     _, rows, _ = run(tmp_path, method)
     quiet = rows.pop(silent - 1)
     assert quiet["skipped"] > 0 and rows[0].keys() - {"overlong"} == quiet.keys() - {"overlong"}
-    told = {name for name in quiet if name.startswith(("divergence", "token_reward"))} | {
-        "agreement"
-    }
-    assert len(told) == 5 + 3 * (method == "opsd-gkd")
-    assert all(quiet[name] is None and rows[0][name] is not None for name in told)
+    names = {name for name in quiet if name.startswith(("divergence", "token_reward"))}
+    names.add("agreement")
+    assert len(names) == (8 if method == "opsd-gkd" else 5)
+    for name in names:
+        assert quiet[name] is None
+        assert rows[0][name] is not None
 
 
 @pytest.mark.parametrize("method", ["opsd-pg", pytest.param("opsd-gkd", marks=pytest.mark.slow)])
@@ -665,26 +631,40 @@ def test_first_gkd_loss_is_the_mean_forward_kl_over_tokens(tmp_path, temperature
 
 def test_what_lies_outside_the_likeliest_tokens_is_counted_as_told(tmp_path):
     """The bucket adds a divergence of its own to the truncated sum, whose parts may be negative."""
-    told = {
-        tail: run(tmp_path / tail, "opsd-gkd", steps=1, minibatches=1, top_k=2, tail=tail)[1][0]
-        for tail in TAILS
-    }
-    found = [told[tail]["divergence"] for tail in TAILS]
-    assert (
-        min(abs(a - b) for a, b in itertools.combinations(found, 2)) > 1e-4
-        and told["bucket"]["divergence"] > 0
-    )
-    assert [told[tail]["loss"] for tail in TAILS] == pytest.approx(found, abs=1e-4)
+    divergences = []
+    losses = []
+    for tail in TAILS:
+        _, rows, _ = run(tmp_path / tail, "opsd-gkd", steps=1, minibatches=1, top_k=2, tail=tail)
+        divergences.append(rows[0]["divergence"])
+        losses.append(rows[0]["loss"])
+    assert min(abs(a - b) for a, b in itertools.combinations(divergences, 2)) > 1e-4
+    assert divergences[TAILS.index("bucket")] > 0
+    assert losses == pytest.approx(divergences, abs=1e-4)
 
 
 def test_the_divergence_of_a_row_is_that_of_its_step(tmp_path, monkeypatch):
     sizes = []
     plain = distillation._divergence_stats
-    monkeypatch.setattr(
-        distillation, "_divergence_stats", lambda seen: sizes.append(len(seen)) or plain(seen)
-    )
+
+    def watched(divergences):
+        sizes.append(len(divergences))
+        return plain(divergences)
+
+    monkeypatch.setattr(distillation, "_divergence_stats", watched)
     trainer, _, _ = run(tmp_path, "opsd-gkd", steps=2, minibatches=1)
     assert sizes[-1] == sum(map(len, trainer.judged.ids)) < sum(sizes)
+
+
+def rectangle(prompts, answers, prompt_width, answer_width):
+    """Ids and mask of rows, prompts filled up on the left, answers on the right."""
+    ids = []
+    mask = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        before = [0] * (prompt_width - len(prompt))
+        after = [0] * (answer_width - len(answer))
+        ids.append([*before, *prompt, *answer, *after])
+        mask.append([*before, *[1] * (len(prompt) + len(answer)), *after])
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 @pytest.mark.parametrize("kind, options", [("Qwen3", {}), ("GPTNeo", GPT_NEO)])
@@ -693,34 +673,21 @@ def test_states_of_padded_rows_are_those_of_each_row_alone(kind, options):
     model = small_models.tiny(kind, **options)
     prompts = [[5, 6, 7, 8], [9]]
     answers = [[3, 4], [2, 3, 4]]
-    ids = torch.tensor(
-        [
-            [*[0] * (4 - len(p)), *p, *y, *[0] * (3 - len(y))]
-            for p, y in zip(prompts, answers, strict=True)
-        ]
-    )
-    mask = torch.tensor(
-        [
-            [*[0] * (4 - len(p)), *[1] * (len(p) + len(y)), *[0] * (3 - len(y))]
-            for p, y in zip(prompts, answers, strict=True)
-        ]
-    )
+    ids, mask = rectangle(prompts, answers, 4, 3)
     with torch.no_grad():
-        alone = torch.cat(
-            [
-                model(input_ids=torch.tensor([[*p, *y]])).logits[0, len(p) - 1 : -1]
-                for p, y in zip(prompts, answers, strict=True)
-            ]
-        ).log_softmax(-1)
+        logits = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            of_row = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
+            logits.append(of_row[len(prompt) - 1 : -1])
+        alone = torch.cat(logits).log_softmax(-1)
         targets = torch.tensor([*answers[0], *answers[1]])
         every = torch.arange(alone.shape[1]).expand(alone.shape)
-        found = distillation._student_logps(
+        logps = distillation._answer_logps(
             model, None, ids, mask, 3, targets, every, temperature=1.0
         )
-    torch.testing.assert_close(found.top, alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        found.target, alone.gather(1, targets[:, None])[:, 0], rtol=0, atol=1e-5
-    )
+    targets_alone = alone.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logps.top, alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logps.target, targets_alone, rtol=0, atol=1e-5)
 
 
 def test_gkd_splits_into_parts_without_changing_the_loss(tmp_path):
@@ -753,36 +720,32 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
 
 def test_no_gkd_state_survives_a_step(tmp_path):
     trainer, _, _ = run(tmp_path, "opsd-gkd")
-    assert (
-        isinstance(trainer, OpsdGKD)
-        and trainer.teacher_logps is None
-        and trainer.divergence is None
-    )
+    assert isinstance(trainer, OpsdGKD)
+    assert trainer.teacher_logps is None
+    assert trainer.divergence is None
 
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_rows_the_teacher_cannot_read_are_counted_and_do_not_spoil_the_rest(
     tmp_path, method, monkeypatch
 ):
-    import memcalib.trainer.distillation as page
-
-    whole = page.teacher_logps
+    whole = distillation.teacher_logps
 
     def torn(model, prompts, answers, *args, **options):
-        lesson = whole(model, prompts, answers, *args, **options)
-        for side in (lesson.target, lesson.top, lesson.rest):
+        of_teacher = whole(model, prompts, answers, *args, **options)
+        for side in (of_teacher.target, of_teacher.top, of_teacher.outside):
             side[0, : len(answers[0])] = torch.nan
-        return lesson
+        return of_teacher
 
-    monkeypatch.setattr(page, "teacher_logps", torn)
-    plain = page.response_logps
+    monkeypatch.setattr(distillation, "teacher_logps", torn)
+    plain = distillation.response_logps
 
     def holed(model, prompts, answers, **options):
-        found = plain(model, prompts, answers, **options)
-        found[0, : len(answers[0])] = torch.nan
-        return found
+        logps = plain(model, prompts, answers, **options)
+        logps[0, : len(answers[0])] = torch.nan
+        return logps
 
-    monkeypatch.setattr(page, "response_logps", holed)
+    monkeypatch.setattr(distillation, "response_logps", holed)
     trainer, rows, _ = run(tmp_path, method)
     assert [row["not_taught"] for row in rows] == [1, 1]
     assert all(row["loss"] == row["loss"] and row["token_reward"] is not None for row in rows)
@@ -803,10 +766,9 @@ def test_out_of_memory_halves_the_work_and_marks_what_is_lost(batch, monkeypatch
         return forward(position_ids=position_ids, **inputs)
 
     monkeypatch.setattr(model.model, "forward", small)
-    found = teacher_logps(model, prompts, answers, 3, share=True)
-    assert all(
-        torch.allclose(a.float(), b.float(), atol=1e-4) for a, b in zip(whole, found, strict=True)
-    )
+    halved = teacher_logps(model, prompts, answers, 3, share=True)
+    for a, b in zip(whole, halved, strict=True):
+        assert torch.allclose(a.float(), b.float(), atol=1e-4)
     room[0] = 0
     lost = teacher_logps(model, prompts[:2], answers[:2], 3, share=True)
     assert lost.target[0, : len(answers[0])].isnan().all() and lost.ids.eq(0).all()
@@ -836,34 +798,44 @@ def tiny_trainer(out, model=None, **changes):
     )
     trainer = OpsdGKD(model or build_policy(0), judge=exact_judge, **options)
     trainer.model.train()
-    g = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def word(n):
-        return torch.randint(5, 200, (n,), generator=g).tolist()
+        return torch.randint(5, 200, (n,), generator=generator).tolist()
 
-    prompts = [p for p in (word(20), word(31), word(25)) for _ in range(4)]
-    answers = [word(3 + k % 5) if k != 2 else [] for k in range(12)]
-    rows = list(zip(prompts, answers, strict=True))
-    ids = torch.tensor([[0] * (31 - len(p)) + p + y + [0] * (8 - len(y)) for p, y in rows])
-    mask = torch.tensor(
-        [[0] * (31 - len(p)) + [1] * len(p + y) + [0] * (8 - len(y)) for p, y in rows]
-    )
+    prompts = []
+    for length in (20, 31, 25):
+        prompts += [word(length)] * 4
+    answers = [[] if k == 2 else word(3 + k % 5) for k in range(12)]
+    ids, mask = rectangle(prompts, answers, 31, 8)
     return trainer, prompts, answers, ids, mask
 
 
-def an_update(trainer, lesson, ids, mask):
-    """Log-probabilities, entropies and divergences of an update, and the gradient of a weighted sum of them."""
-    trainer.teacher_logps = lesson
+def teacher_of_rectangle(prompts, answers):
+    """What the cold start thinks of the answers, filled up to eight tokens."""
+    filled = [[*answer, *[9] * (8 - len(answer))] for answer in answers]
+    return teacher_logps(load_policy("cold-short")[0], prompts, filled, 6)
+
+
+class Update(NamedTuple):
+    logps: torch.Tensor
+    entropies: torch.Tensor
+    divergence: torch.Tensor
+    gradient: torch.Tensor  # of a weighted sum of log-probabilities and divergences
+
+
+def an_update(trainer, of_teacher, ids, mask) -> Update:
+    trainer.teacher_logps = of_teacher
     logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
         trainer.model, ids, mask, 8, compute_entropy=True
     )
     trainer.teacher_logps = None
     divergence = trainer.divergence
     total = (torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:] * logps).sum() + divergence.sum()
-    learns = [p for p in trainer.model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(total, learns, allow_unused=True)
-    gradient = torch.cat([g.flatten() for g in found if g is not None])
-    return logps.detach(), entropies.detach(), divergence.detach(), gradient
+    trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    gradient = torch.cat([part.flatten() for part in gradients if part is not None])
+    return Update(logps.detach(), entropies.detach(), divergence.detach(), gradient)
 
 
 @pytest.mark.parametrize(
@@ -871,56 +843,53 @@ def an_update(trainer, lesson, ids, mask):
 )
 def test_an_update_that_shares_prompts_is_the_plain_one(tmp_path, changes):
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path, **changes)
-    lesson = teacher_logps(
-        load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6
-    )
+    of_teacher = teacher_of_rectangle(prompts, answers)
     cells = []
     network = split_model(trainer.model)[0]
     network.register_forward_pre_hook(
         lambda _, args, options: cells.append(options["input_ids"].numel()), with_kwargs=True
     )
-    found = {}
+    updates = {}
+    cells_of_pass = {}
     for share in (True, False):
         trainer.config = trainer.config.model_copy(update={"share_prompts": share})
         cells.clear()
-        found[share] = an_update(trainer, lesson, ids, mask)
-        found[share] = *found[share], cells[-1]
+        updates[share] = an_update(trainer, of_teacher, ids, mask)
+        cells_of_pass[share] = cells[-1]
     assert sharing_faults(trainer.model) == {"tree": ""}
-    for a, b in zip(found[True][:3], found[False][:3], strict=True):
-        assert a.shape == b.shape and (a - b).abs().max() < 1e-4
-    assert (found[True][3] - found[False][3]).norm() < 1e-4 * found[False][3].norm()
-    assert found[True][4] < 0.6 * found[False][4] == 0.6 * ids.numel()
+    shared = updates[True]
+    plain = updates[False]
+    for a, b in zip(shared[:3], plain[:3], strict=True):
+        assert a.shape == b.shape
+        assert (a - b).abs().max() < 1e-4
+    assert (shared.gradient - plain.gradient).norm() < 1e-4 * plain.gradient.norm()
+    assert cells_of_pass[False] == ids.numel()
+    assert cells_of_pass[True] < 0.6 * ids.numel()
 
 
 def test_the_update_against_one_row_at_a_time(tmp_path):
     trainer, prompts, answers, ids, mask = tiny_trainer(tmp_path)
-    lesson = teacher_logps(
-        load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6
-    )
-    logps, entropies, divergence, _ = an_update(trainer, lesson, ids, mask)
-    at = 0
+    of_teacher = teacher_of_rectangle(prompts, answers)
+    logps, entropies, divergence, _ = an_update(trainer, of_teacher, ids, mask)
+    position = 0
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         with torch.no_grad():
-            logits = (
-                trainer.model(input_ids=torch.tensor([[*prompt, *answer]])).logits[
-                    0, len(prompt) - 1 : -1
-                ]
-                / 0.8
-            )
+            whole = trainer.model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
+        logits = whole[len(prompt) - 1 : -1] / 0.8
         for t, token in enumerate(answer):
             p = logits[t].double().softmax(-1)
-            kept = p[lesson.ids[i, t].long()]
-            taught = lesson.top[i, t].double()
-            rest = (1 - taught.exp().sum(), 1 - kept.sum())
-            wanted = (taught.exp() * (taught - kept.log())).sum() + rest[0] * (
-                rest[0] / rest[1]
-            ).log()
+            student_top = p[of_teacher.ids[i, t].long()]
+            teacher_top = of_teacher.top[i, t].double()
+            student_outside = 1 - student_top.sum()
+            teacher_outside = 1 - teacher_top.exp().sum()
+            inside = (teacher_top.exp() * (teacher_top - student_top.log())).sum()
+            remainder = teacher_outside * (teacher_outside / student_outside).log()
             assert logps[i, t] == pytest.approx(p[token].log().item(), abs=1e-4)
             assert entropies[i, t] == pytest.approx(-(p * p.log()).sum().item(), abs=1e-4)
-            assert divergence[at] == pytest.approx(wanted.item(), abs=1e-4)
-            at += 1
+            assert divergence[position] == pytest.approx((inside + remainder).item(), abs=1e-4)
+            position += 1
         assert not logps[i, len(answer) :].any()
-    assert at == len(divergence)
+    assert position == len(divergence)
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "flash"])
@@ -937,14 +906,12 @@ def test_models_that_cannot_be_packed_are_updated_plainly(tmp_path, caplog, kind
         split_model(trainer.model)[0].config._attn_implementation = "flash_attention_2"
         assert not trees_agree(trainer.model, prompts, answers)
         split_model(trainer.model)[0].config._attn_implementation = "sdpa"
-    lesson = teacher_logps(
-        load_policy("cold-short")[0], prompts, [[*y, *[9] * (8 - len(y))] for y in answers], 6
-    )
-    found = an_update(trainer, lesson, ids, mask)
+    of_teacher = teacher_of_rectangle(prompts, answers)
+    update = an_update(trainer, of_teacher, ids, mask)
     reason = "SlidingWindow" if kind == "Mistral" else "flash_attention_2"
     assert reason in sharing_faults(trainer.model)["tree"] and reason in caplog.text
-    wanted = response_logps_reference(trainer.model, prompts, answers, temperature=0.8)
-    assert (found[0][:, : wanted.shape[1]] - wanted).abs().max() < 1e-4
+    expected = response_logps_reference(trainer.model, prompts, answers, temperature=0.8)
+    assert (update.logps[:, : expected.shape[1]] - expected).abs().max() < 1e-4
 
 
 def test_a_teacher_prompt_without_room_for_an_answer_is_named_before_training(tmp_path):
@@ -989,10 +956,12 @@ def test_a_resumed_run_equals_the_straight_one(tmp_path, method, beta):
     with pytest.raises(Cut):
         go(tmp_path / "cut", on_step=stop)
     resumed = go(tmp_path / "cut", resume=True)
-    one = straight.model.state_dict()
-    two = resumed.model.state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    told = [run_files.timeless(tmp_path / name) for name in ("straight", "cut")]
-    assert [row["step"] for row in told[1]] == [1, 2, 3, 4]
+    weights_of_straight = straight.model.state_dict()
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, weights_of_straight[name])
+    rows_of_straight = run_files.timeless(tmp_path / "straight")
+    rows_of_resumed = run_files.timeless(tmp_path / "cut")
+    assert [row["step"] for row in rows_of_resumed] == [1, 2, 3, 4]
     for name in ("loss", "token_reward", "agreement"):
-        assert [row[name] for row in told[0]] == [row[name] for row in told[1]]
+        values = [row[name] for row in rows_of_straight]
+        assert [row[name] for row in rows_of_resumed] == values

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from run_files import assert_same, rows, timeless, weights
+from run_files import assert_same, newest_checkpoint, rows, timeless, weights
 
-from memcalib.trainer.checkpoints import newest_checkpoint, read_state
+from memcalib.trainer.checkpoints import read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
 from memcalib.practice.server import MicroServer
@@ -99,33 +99,35 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
     rounds = 1
     now = 0.0
     wait = 5.0
-    ends = None
+    expected_error = None
     while True:
         failed = sum(f >= rounds for f in fails)
         mumbled = sum(f < rounds and bad for f, bad in zip(fails, unread, strict=False))
         if failed + mumbled <= share * len(fails):
             break
         if mumbled > share * len(fails):
-            ends = JudgeUnreadable, f"{mumbled} of {len(fails)} answers"
+            expected_error = JudgeUnreadable
+            expected_message = f"{mumbled} of {len(fails)} answers"
             break
         if now >= 60 * minutes:
-            ends = JudgeDown, f"{failed} of {len(fails)} judgments"
+            expected_error = JudgeDown
+            expected_message = f"{failed} of {len(fails)} judgments"
             break
         now = now + wait
         wait = min(300.0, 2 * wait)
         rounds = rounds + 1
-    left = [f >= rounds for f in fails]
+    failed_to_the_end = [f >= rounds for f in fails]
     examples = [EXAMPLES[0]] * len(fails)
     answers = [str(i) for i in range(len(fails))]
     whole = patient(judge, time, max_failed=share, minutes=minutes)
-    if ends:
-        with pytest.raises(ends[0], match=ends[1]):
+    if expected_error:
+        with pytest.raises(expected_error, match=expected_message):
             whole.batch(examples, answers)
     else:
-        found = whole.batch(examples, answers)
-        assert [j.retry for j in found] == left
-        assert [j.scored for j in found] == [
-            not (gone or bad) for gone, bad in zip(left, unread, strict=False)
+        judgments = whole.batch(examples, answers)
+        assert [judgment.retry for judgment in judgments] == failed_to_the_end
+        assert [judgment.scored for judgment in judgments] == [
+            not (failed or bad) for failed, bad in zip(failed_to_the_end, unread, strict=False)
         ]
     assert asked == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
@@ -147,15 +149,17 @@ def mumble(example, response):
     return judgment_for(example, {}, error="reply is no JSON object")
 
 
-def half(example, response):
-    """Every second answer has no level, and no reason for it."""
-    state["n"] += 1
-    if state["n"] % 2:
-        return exact_judge(example, response)
-    return judgment_for(example, {})
+class EverySecond:
+    """A judge that gives every second answer no level, and no reason for it."""
 
+    def __init__(self):
+        self.calls = 0
 
-state = {"n": 0}
+    def __call__(self, example, response):
+        self.calls += 1
+        if self.calls % 2:
+            return exact_judge(example, response)
+        return judgment_for(example, {})
 
 
 def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
@@ -166,46 +170,47 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
         asked.append(1)
         return mumble(example, response)
 
-    with pytest.raises(JudgeUnreadable) as told:
+    with pytest.raises(JudgeUnreadable) as error:
         go(tmp_path / "first", judge)
-    text = str(told.value)
+    text = str(error.value)
     assert (
         "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)"
         in text
     )
-    found = re.search(
+    first = re.search(
         r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking",
         text,
     )
-    assert found[1] in {example.id for example in EXAMPLES}
+    assert first[1] in {example.id for example in EXAMPLES}
     assert "could not be scored" not in text
     assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
     assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
-    turn = {"judge": exact_judge}
+    current = {"judge": exact_judge}
 
-    def later(row):
-        return turn.update(judge=mumble if row["step"] == 2 else exact_judge)
+    def mumble_after_the_second_step(row):
+        current["judge"] = mumble if row["step"] == 2 else exact_judge
+
+    def judge_of_the_moment(example, response):
+        return current["judge"](example, response)
 
     with pytest.raises(
         JudgeUnreadable,
         match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True",
     ):
-        go(tmp_path / "later", lambda *pair: turn["judge"](*pair), on_step=later)
+        go(tmp_path / "later", judge_of_the_moment, on_step=mumble_after_the_second_step)
     trainer = go(tmp_path / "later", exact_judge, resume=True)
     whole = go(tmp_path / "whole", exact_judge)
     assert_same((trainer, tmp_path / "later"), (whole, tmp_path / "whole"), "judge_")
 
 
 def test_a_share_of_unreadable_replies_at_the_limit_is_left_out(tmp_path):
-    state["n"] = 0
-    go(tmp_path, half, steps=1)
+    go(tmp_path, EverySecond(), steps=1)
     (row,) = rows(tmp_path)
     assert row["unscored"] == 8 and row["failed_calls"] == 0
-    state["n"] = 0
     with pytest.raises(JudgeUnreadable, match=r"8 of 16 answers .*40%.*no level for "):
-        go(tmp_path / "less", half, steps=1, max_failed=0.4)
-    more = go(tmp_path / "more", mumble, steps=1, max_failed=1)
-    assert more.rows.skipped == 2
+        go(tmp_path / "less", EverySecond(), steps=1, max_failed=0.4)
+    trainer = go(tmp_path / "more", mumble, steps=1, max_failed=1)
+    assert trainer.rows.skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -224,8 +229,9 @@ def test_what_is_a_failed_call(error, passes):
     def judge(example, response):
         raise error
 
-    found, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"])
-    assert (fault is None) == passes and [j.retry for j in found] == [True] * (2 * passes)
+    judgments, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"])
+    assert (fault is None) == passes
+    assert [judgment.retry for judgment in judgments] == ([True, True] if passes else [])
 
 
 def test_another_process_decides_too():
@@ -233,11 +239,12 @@ def test_another_process_decides_too():
     with pytest.raises(JudgeFault, match="another process"):
         busy.batch(EXAMPLES[:1], [""])
     time = Time()
-    rest = [12, 4, 0]
+    failed_elsewhere = [12, 4, 0]
 
     def total(sums):
-        faults, failed, lost, _, *more = sums
-        return [faults, failed + rest[0], lost + rest.pop(0), 16, *more]
+        faults, failed, unscored, _, *over_and_votes = sums
+        failures = failed_elsewhere.pop(0)
+        return [faults, failed + failures, unscored + failures, 16, *over_and_votes]
 
     elsewhere = patient(exact_judge, time, total=total)
     assert elsewhere.batch(EXAMPLES[:1], [""])[0].scored
@@ -246,10 +253,11 @@ def test_another_process_decides_too():
     with pytest.raises(JudgeUnreadable, match="9 of 16 answers .* on another process"):
         unread.batch(EXAMPLES[:1], [""])
     signals = StopSignals(active=True)
-    told = RetryingJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
+    stopped = RetryingJudge(exact_judge, total=lambda sums: [*sums[:-2], 1, 0], signals=signals)
     with pytest.raises(Interrupted, match="SIGTERM"):
-        told.batch(EXAMPLES[:1], [""])
-    assert told.batch(EXAMPLES[:1], [""], keep=True)[0].scored and not signals.found
+        stopped.batch(EXAMPLES[:1], [""])
+    assert stopped.batch(EXAMPLES[:1], [""], finish=True)[0].scored
+    assert not signals.received
 
 
 def test_messages(caplog):
@@ -259,15 +267,14 @@ def test_messages(caplog):
     def judge(example, response):
         raise ConnectionError("connection refused")
 
-    with caplog.at_level(logging.WARNING, "memcalib"), pytest.raises(JudgeDown) as found:
+    with caplog.at_level(logging.WARNING, "memcalib"), pytest.raises(JudgeDown) as error:
         patient(judge, time, minutes=2).batch(EXAMPLES[:3], [""] * 3)
-    for text in (caplog.messages[0], str(found.value)):
-        assert (
-            "3 of 3 judgments" in text
-            and "50%" in text
-            and "ConnectionError: connection refused" in text
-        )
-    assert "pauses" in caplog.messages[0] and "2 minutes" in str(found.value)
+    for text in (caplog.messages[0], str(error.value)):
+        assert "3 of 3 judgments" in text
+        assert "50%" in text
+        assert "ConnectionError: connection refused" in text
+    assert "pauses" in caplog.messages[0]
+    assert "2 minutes" in str(error.value)
     assert len(caplog.messages) == len(time.waits)
 
 
@@ -299,10 +306,13 @@ def test_judge_down_for_ten_minutes(tmp_path, straight, caplog):
     server.start()
     time = Time(then=lambda: server.start())
     judge = patient(llm_judge(server), time)
+
+    def stop(row):
+        if row["step"] == 1:
+            server.stop()
+
     with caplog.at_level(logging.WARNING, "memcalib"):
-        trainer = go(
-            tmp_path, judge, on_step=lambda row: server.stop() if row["step"] == 1 else None
-        )
+        trainer = go(tmp_path, judge, on_step=stop)
     server.stop()
     assert 600 <= time.now < 1200 and len(time.waits) >= 7
     assert_same((trainer, tmp_path), straight, "judge_")
@@ -315,7 +325,8 @@ def test_judge_down_for_good_saves_and_goes_on_later(tmp_path, straight):
     time = Time()
 
     def stop(row):
-        return server.stop() if row["step"] == 2 else None
+        if row["step"] == 2:
+            server.stop()
 
     judge = patient(llm_judge(server, tmp_path / "replies.sqlite"), time, minutes=30)
     with pytest.raises(
@@ -355,17 +366,19 @@ def test_down_again_right_after_going_on(tmp_path):
 
 
 def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
+    calls = []
+
     def judge(example, response):
-        state["n"] += 1
-        if state["n"] in (2, 3):
+        calls.append(example)
+        if len(calls) in (2, 3):
             raise ConnectionError("reset")
         return exact_judge(example, response)
 
-    state = {"n": 0}
     trainer = go(tmp_path, judge, steps=1)
     (row,) = rows(tmp_path)
     assert row["failed_calls"] == row["unscored"] == 2
-    assert trainer.credit.advantages[1:3].abs().sum() == 0 and state["n"] == 16
+    assert trainer.credit.advantages[1:3].abs().sum() == 0
+    assert len(calls) == 16
 
 
 def foreign(example, response):
@@ -388,14 +401,14 @@ def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
     state = {"judge": exact_judge}
 
     def turn(row):
-        return state.update(judge=wrong)
+        state["judge"] = wrong
 
-    with pytest.raises(JudgeFault, match=message) as found:
+    with pytest.raises(JudgeFault, match=message) as error:
         go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
-    assert "checkpoint-2" in str(found.value) and newest_checkpoint(tmp_path).name == "checkpoint-2"
-    cause = found.value.__cause__
-    assert "go on, once this is mended, with resume=True" in str(found.value)
-    assert isinstance(cause, DataError | KeyError)
+    assert "checkpoint-2" in str(error.value)
+    assert newest_checkpoint(tmp_path).name == "checkpoint-2"
+    assert "go on, once this is mended, with resume=True" in str(error.value)
+    assert isinstance(error.value.__cause__, DataError | KeyError)
 
 
 def test_a_fault_before_the_first_step_saves_nothing(tmp_path):
@@ -422,7 +435,8 @@ def test_a_judge_that_stops_in_validation(tmp_path):
     options = dict(tokenizer=TOKENIZER, validation=held_out)
 
     def swap(row):
-        return state.update(down=row["step"] == 1, calls=0)
+        state["down"] = row["step"] == 1
+        state["calls"] = 0
 
     def model():
         return load_policy("cold-short")[0]
@@ -473,14 +487,15 @@ def test_two_processes_stop_and_go_on_together(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    for found in (first, second):
-        assert (
-            found["same"]
-            and found["step"] == 2
-            and found["processes"] == 2
-            and found["waited"] >= 600
-        )
-        assert "8 of 16 judgments" in found["message"] and "checkpoint-4" in found["message"]
-    assert "another process" in first["message"] and "refused" in second["message"]
-    whole, cut = (timeless(tmp_path / name, "judge_") for name in ("whole", "cut"))
-    assert [row["step"] for row in whole] == [0, 1, 2, 3] and whole == cut
+    for process in (first, second):
+        assert process["same"]
+        assert process["step"] == 2
+        assert process["processes"] == 2
+        assert process["waited"] >= 600
+        assert "8 of 16 judgments" in process["message"]
+        assert "checkpoint-4" in process["message"]
+    assert "another process" in first["message"]
+    assert "refused" in second["message"]
+    whole = timeless(tmp_path / "whole", "judge_")
+    assert [row["step"] for row in whole] == [0, 1, 2, 3]
+    assert timeless(tmp_path / "cut", "judge_") == whole

@@ -8,16 +8,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.io.settings import allowed
+from memcalib.io.settings import SettingErrors, allowed
 from memcalib.trainer.recipe import (
     LABELS,
     Recipe,
+    check_recipe,
     load_recipe,
     method_config,
     preflight,
     read_splits,
-    recipe_faults,
-    recipe_names,
+    shipped_recipes,
 )
 from memcalib.commands.settings_files import with_settings
 from memcalib.problem import PROMPT_TEMPLATES, render
@@ -36,14 +36,14 @@ def written(folder: Path, content) -> Path:
     return path
 
 
-def leaves(content, place=()):
-    if isinstance(content, dict) and content:
-        return {
-            k: v
-            for name, below in content.items()
-            for k, v in leaves(below, (*place, name)).items()
-        }
-    return {place: content}
+def leaves(content, names=()):
+    """The values of nested settings by the names on the way to them."""
+    if not isinstance(content, dict) or not content:
+        return {names: content}
+    values = {}
+    for name, below in content.items():
+        values.update(leaves(below, (*names, name)))
+    return values
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,16 +52,19 @@ def test_one_setting_changes_one_place(content, names, value):
     before = yaml.safe_dump(content)
     changed = with_settings(content, [f"{'.'.join(names)}={yaml.safe_dump(value)}"])
     assert yaml.safe_dump(content) == before, "the given mapping stays as it is"
-    found = changed
+    changed_value = changed
     for name in names:
-        found = found[name]
-    assert found == value and type(found) is type(value)
+        changed_value = changed_value[name]
+    assert changed_value == value and type(changed_value) is type(value)
 
-    def off_the_path(place):
-        return place[: len(names)] != tuple(names) and tuple(names)[: len(place)] != place
+    def off_the_path(leaf):
+        below = leaf[: len(names)] == tuple(names)
+        above = tuple(names)[: len(leaf)] == leaf
+        return not below and not above
 
-    assert {k: v for k, v in leaves(content).items() if off_the_path(k)} == {
-        k: v for k, v in leaves(changed).items() if off_the_path(k)
+    untouched = {leaf: value for leaf, value in leaves(content).items() if off_the_path(leaf)}
+    assert untouched == {
+        leaf: value for leaf, value in leaves(changed).items() if off_the_path(leaf)
     }
 
 
@@ -76,14 +79,14 @@ def test_settings_that_say_nothing(text):
     st.lists(st.sampled_from(["train", "methods.gdpo", "methods.grpo"]), unique=True),
     st.lists(st.integers(1, 50), min_size=3, max_size=3),
 )
-def test_the_method_wins_over_the_shared_part_and_that_over_the_world(places, numbers):
-    given = dict(zip(places, numbers, strict=False))
-    content = with_settings(MICRO, [f"{place}.steps={number}" for place, number in given.items()])
+def test_the_method_wins_over_the_shared_part_and_that_over_the_world(parts, numbers):
+    steps = dict(zip(parts, numbers, strict=False))
+    content = with_settings(MICRO, [f"{part}.steps={number}" for part, number in steps.items()])
     recipe = Recipe.model_validate(content)
     for method in ("grpo", "gdpo", "memcalib-rl"):
-        wanted = given.get(f"methods.{method}", given.get("train", 110))
+        expected = steps.get(f"methods.{method}", steps.get("train", 110))
         config = method_config(recipe, method, seed=9)
-        assert (config.steps, config.method, config.seed) == (wanted, method, 9)
+        assert (config.steps, config.method, config.seed) == (expected, method, 9)
 
 
 def test_every_fault_has_a_line(tmp_path):
@@ -97,10 +100,12 @@ def test_every_fault_has_a_line(tmp_path):
         "launch": {"processes": 0},
         "seed": 3,
     }
-    with pytest.raises(ValueError, match=r"r\.yaml") as error:
+    with pytest.raises(SettingErrors) as error:
         load_recipe(written(tmp_path, wrong))
     lines = str(error.value).splitlines()
     assert all(line.startswith(str(tmp_path / "r.yaml")) for line in lines)
+    assert error.value.source == str(tmp_path / "r.yaml")
+    assert {"train.lr", "methods.grpo.prompts"} <= {each.setting for each in error.value.errors}
     for needle in (
         "start.model: missing",
         "start.modle: unknown option; meant is perhaps model; allowed: model, adapter",
@@ -126,14 +131,15 @@ def test_what_is_no_mapping(tmp_path, content):
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from([*Recipe.model_fields, "x"]), nested, max_size=4))
 def test_any_mapping_is_read_or_refused_by_place(content):
-    faults = list(recipe_faults(content))
-    assert faults == [] or all(":" in fault for fault in faults)
-    if not faults:
-        Recipe.model_validate(content)
+    try:
+        check_recipe(content)
+    except SettingErrors as errors:
+        assert errors.errors and all(":" in str(error) for error in errors.errors)
 
 
 def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
-    (file := tmp_path / "polite.yaml").write_text("user: '{memory} -- please: {query}'")
+    file = tmp_path / "polite.yaml"
+    file.write_text("user: '{memory} -- please: {query}'")
     path = written(tmp_path, MICRO)
     recipe = load_recipe(
         path,
@@ -147,25 +153,26 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
     shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
     assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
     assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
-    for text, said in (
-        ("user: no places", "user: found no place {memory}"),
-        (None, "no such template file"),
-    ):
-        file.write_text(text) if text else file.unlink()
-        with pytest.raises(ValueError, match="train.prompt_template: .*" + re.escape(said)):
+
+    def refused(message):
+        with pytest.raises(ValueError, match="train.prompt_template: .*" + re.escape(message)):
             load_recipe(path, [f"train.prompt_template={file}"])
+
+    file.write_text("user: no places")
+    refused("user: found no place {memory}")
+    file.unlink()
+    refused("no such template file")
     PROMPT_TEMPLATES.pop("polite")
 
 
-def test_a_recipe_of_before_says_layout(tmp_path):
-    path = written(tmp_path, MICRO)
-    before = load_recipe(
-        path,
-        ["train.layout=plain", "methods.gdpo.layout=bare", "methods.opsd-pg.teacher_layout=micro"],
-    )
-    assert method_config(before, "grpo").prompt_template == "plain"
-    assert method_config(before, "gdpo").prompt_template == "bare"
-    assert method_config(before, "opsd-pg").teacher_prompt_template == "micro"
+def test_a_recipe_is_written_as_it_was_read(tmp_path):
+    said = {"train": {"lr": 2e-6, "drift_length": None}, "methods": {"gdpo": {"eta": {"C+": 0.5}}}}
+    content = MICRO | said
+    recipe = load_recipe(written(tmp_path, content))
+    dumped = recipe.model_dump(mode="json", exclude_none=True)
+    assert (dumped["train"], dumped["methods"]) == (said["train"], said["methods"])
+    assert dumped["sft"] == {}
+    assert Recipe.model_validate(recipe.model_dump()).own_settings("gdpo") == {"eta": {"C+": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -289,8 +296,9 @@ def test_a_value_out_of_range_is_one_line_with_what_is_allowed(tmp_path, name):
 @pytest.mark.parametrize("kind", [TrainConfig, SftConfig])
 def test_every_number_has_a_range(kind):
     for name in kind.model_fields:
-        words = allowed(kind, name)
-        assert "numbers" not in words or any(sign.isdigit() for sign in words), (name, words)
+        description = allowed(kind, name)
+        is_bounded = any(sign.isdigit() for sign in description)
+        assert "numbers" not in description or is_bounded, (name, description)
 
 
 def test_numbers_for_the_base_trainer_are_numbers(tmp_path):
@@ -310,8 +318,8 @@ def test_no_key_in_a_fault(tmp_path):
 
 
 def test_shipped_recipes_load():
-    assert "micro" in recipe_names()
-    for name in recipe_names():
+    assert "micro" in shipped_recipes()
+    for name in shipped_recipes():
         recipe = load_recipe(name)
         assert Recipe.model_validate(recipe.model_dump()) == recipe
         for method in LABELS.values():
@@ -340,15 +348,10 @@ def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, m
     for mode, refused in (("ordered", False), ("evidence", True), ("evidence-kl", True)):
         config = method_config(recipe, "memcalib-rl").model_copy(update={"mode": mode})
         lines = [*preflight(recipe, "memcalib-rl", config, 100, 0, local=True)]
-        assert [
-            line for line in lines if "gives no quotes" in line and "gives_quotes = True" in line
-        ] == lines
         assert bool(lines) == refused
+        for line in lines:
+            assert "gives no quotes" in line and "gives_quotes = True" in line
     exact = load_recipe("micro", ["train.mode=evidence-kl"])
-    assert (
-        method_config(exact, "memcalib-rl").credit.by_evidence
-        and not method_config(exact, "gdpo").credit.by_evidence
-    )
-    assert not [
-        *preflight(exact, "memcalib-rl", method_config(exact, "memcalib-rl"), 100, 0, local=True)
-    ]
+    config = method_config(exact, "memcalib-rl")
+    assert config.credit.by_evidence and not method_config(exact, "gdpo").credit.by_evidence
+    assert not [*preflight(exact, "memcalib-rl", config, 100, 0, local=True)]

@@ -51,17 +51,24 @@ def test_validation_prompts_without_room_for_an_answer_are_left_out(tmp_path, ca
     judged = []
 
     def judge(example, response):
-        return judged.append(example.id) or exact_judge(example, response)
+        judged.append(example.id)
+        return exact_judge(example, response)
 
     _, rows, listed = run(
         tmp_path, judge, [*LONG, *HELD_OUT], eval_every=1, save_every=1, method="gdpo"
     )
     sizes = [len(prompt_encoder(TOKENIZER, prompt_template="micro")(example)) for example in LONG]
     assert all(1024 < size < 4096 for size in sizes)
-    limit = {"prompt": "validation", "context_without_answer": 1024 - 12}
-    assert listed == [
-        {"example_id": e.id, "tokens": n} | limit for e, n in zip(LONG, sizes, strict=True)
+    expected = [
+        {
+            "example_id": example.id,
+            "prompt": "validation",
+            "tokens": size,
+            "context_without_answer": 1024 - 12,
+        }
+        for example, size in zip(LONG, sizes, strict=True)
     ]
+    assert listed == expected
     assert rows[0]["valid_overlong"] == 2 and "2 validation prompts over 1012 tokens" in caplog.text
     assert "long-0" not in judged and judged.count(HELD_OUT[0].id) == 2
     _, rows, listed = run(
@@ -91,13 +98,11 @@ def test_the_validation_is_measured_as_it_is_asked():
     fluent = settings(eval_text="fluent")
     sizes = [len(prompt_encoder(TOKENIZER, "fluent", "micro")(example)) for example in HELD_OUT]
     limit = sorted(sizes)[1]
-    wanted = [example.id for example, size in zip(HELD_OUT, sizes, strict=True) if size <= limit]
-    assert 0 < len(wanted) < 4
-    for config, context in (
-        (fluent, limit + 12),
-        (fluent.model_copy(update={"max_prompt": limit}), None),
-    ):
-        assert [e.id for e in held_out_examples(config, TOKENIZER, HELD_OUT, context)] == wanted
+    fitting = [example for example, size in zip(HELD_OUT, sizes, strict=True) if size <= limit]
+    assert 0 < len(fitting) < 4
+    assert held_out_examples(fluent, TOKENIZER, HELD_OUT, limit + 12) == fitting
+    short_prompts = fluent.model_copy(update={"max_prompt": limit})
+    assert held_out_examples(short_prompts, TOKENIZER, HELD_OUT, None) == fitting
 
 
 def test_no_examples_are_no_prompts():
@@ -112,13 +117,14 @@ def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, capl
     sizes = {example.id: len(encode(example)) for example in EXAMPLES}
     limit = sorted(sizes.values())[5]
     trainer, rows, listed = run(tmp_path, method="opsd-pg", max_teacher=limit)
-    gone = {name: size for name, size in sizes.items() if size > limit}
-    assert {row["example_id"]: row["tokens"] for row in listed} == gone and 0 < len(gone) < 4
+    overlong = {name: size for name, size in sizes.items() if size > limit}
+    assert {row["example_id"]: row["tokens"] for row in listed} == overlong
+    assert 0 < len(overlong) < 4
     assert {(row["prompt"], row["max_teacher"]) for row in listed} == {("teacher", limit)}
-    assert rows[0]["overlong"] == len(gone) == len(EXAMPLES) - len(trainer.train_dataset)
-    assert not gone.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
-    assert not gone.keys() & {example.id for example in trainer.judged.examples}
-    assert f"{len(gone)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
+    assert rows[0]["overlong"] == len(overlong) == len(EXAMPLES) - len(trainer.train_dataset)
+    assert not overlong.keys() & {EXAMPLES[k].id for k in trainer.train_dataset["example"]}
+    assert not overlong.keys() & {example.id for example in trainer.judged.examples}
+    assert f"{len(overlong)} teacher prompts over {limit} tokens (max_teacher)" in caplog.text
     with pytest.raises(
         ValueError, match=r"\(max_teacher\) among 8 teacher examples; the shortest has "
     ):
@@ -127,17 +133,14 @@ def test_teacher_prompts_that_are_too_long_are_listed_and_counted(tmp_path, capl
 
 def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
     """The teacher is asked about the prompts that are left."""
-    sizes, told = (
-        [len(encode(example)) for example in EXAMPLES]
-        for encode in (
-            prompt_encoder(TOKENIZER, prompt_template="micro"),
-            teacher_encoder(TOKENIZER, prompt_template="micro-hinted"),
-        )
-    )
+    encode = prompt_encoder(TOKENIZER, prompt_template="micro")
+    encode_for_teacher = teacher_encoder(TOKENIZER, prompt_template="micro-hinted")
+    sizes = [len(encode(example)) for example in EXAMPLES]
+    teacher_sizes = [len(encode_for_teacher(example)) for example in EXAMPLES]
     limit = sorted(sizes)[5]
     over = [k for k, size in enumerate(sizes) if size > limit]
-    room = max(size for k, size in enumerate(told) if k not in over)
-    assert any(told[k] > room for k in over)
+    room = max(size for k, size in enumerate(teacher_sizes) if k not in over)
+    assert any(teacher_sizes[k] > room for k in over)
     limits = dict(max_prompt=limit, max_teacher=room)
     _, rows, listed = run(
         tmp_path, method="opsd-gkd", teacher_prompt_template="micro-hinted", **limits
@@ -159,34 +162,33 @@ class Counted:
         return [exact_judge(*pair) for pair in zip(examples, responses, strict=True)]
 
 
-@given(
-    said=st.lists(
-        st.tuples(st.sampled_from(["", " \n", "I am here.", "July."]), st.booleans()), max_size=8
-    )
-)
-def test_the_judge_is_not_asked_about_silence(said):
+TEXTS = st.sampled_from(["", " \n", "I am here.", "July."])
+
+
+@given(answers=st.lists(st.tuples(TEXTS, st.booleans()), max_size=8))
+def test_the_judge_is_not_asked_about_silence(answers):
     """A judgment that is thrown away would be paid for; what comes out is the same as if it had been asked and overruled."""
-    texts = [text for text, _ in said]
-    empty = [none for _, none in said]
-    asked = [EXAMPLES[k % 8] for k in range(len(said))]
+    texts = [text for text, _ in answers]
+    empty = [no_tokens for _, no_tokens in answers]
+    examples = [EXAMPLES[k % 8] for k in range(len(answers))]
     judge = Counted()
     judged = ChannelRewards(None, EXAMPLES)
     judged.judge = judge
-    judged.read(asked, texts, [[1]] * len(said), empty)
-    silent = [none or not text.strip() for text, none in said]
-    assert judge.asked == [[text for text, none in zip(texts, silent, strict=True) if not none]], (
-        "one batch, even of none"
-    )
-    for example, text, none, found in zip(asked, texts, silent, judged.judgments, strict=True):
-        told = exact_judge(example, text)
-        assert (found.error, found.retry) == (
-            ("empty answer", False) if none else (told.error, told.retry)
-        )
-        assert found.scored != none and [(a.atom_id, a.ideal) for a in found.atoms] == [
-            (a.atom_id, a.ideal) for a in told.atoms
-        ]
-        assert none or found == told
-    assert judged.valid.tolist() == [not none for none in silent]
+    judged.read(examples, texts, [[1]] * len(answers), empty)
+    silent = [no_tokens or not text.strip() for text, no_tokens in answers]
+    texts_with_words = [
+        text for text, is_silent in zip(texts, silent, strict=True) if not is_silent
+    ]
+    assert judge.asked == [texts_with_words], "one batch, even of none"
+    for row, judgment in enumerate(judged.judgments):
+        of_text = exact_judge(examples[row], texts[row])
+        if not silent[row]:
+            assert judgment == of_text
+            continue
+        assert (judgment.error, judgment.retry, judgment.scored) == ("empty answer", False, False)
+        ideal = [(atom.atom_id, atom.ideal) for atom in judgment.atoms]
+        assert ideal == [(atom.atom_id, atom.ideal) for atom in of_text.atoms]
+    assert judged.valid.tolist() == [not is_silent for is_silent in silent]
     assert judged.rewards.isnan().all(1).tolist() == silent
 
 
@@ -209,7 +211,8 @@ def test_a_fluent_prompt_leaves_room_for_its_ablations():
         match=f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};",
     ):
         check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room - 1)
-    for other in ({"text": "concat"}, {"text": "fluent", "method": "gdpo"}):
-        check_context(settings(**other), TOKENIZER, EXAMPLES, data, 22)
+    for changes in ({"text": "concat"}, {"text": "fluent", "method": "gdpo"}):
+        config = settings(**changes)
+        check_context(config, TOKENIZER, EXAMPLES, data, 22)
         with pytest.raises(ValueError, match=f"{EXAMPLES[0].id}.*a prompt of 10 tokens"):
-            check_context(settings(**other), TOKENIZER, EXAMPLES, data, 21)
+            check_context(config, TOKENIZER, EXAMPLES, data, 21)

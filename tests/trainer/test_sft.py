@@ -29,12 +29,9 @@ from memcalib.trainer.rewards import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.sft import (
-    COLD_STARTS,
     SftConfig,
     _arguments,
     _Steps,
-    averaged,
-    build_policies,
     cold_start,
     sft,
     tokenize_rows,
@@ -69,34 +66,6 @@ def test_cold_start_rows_and_adapter(tmp_path):
         p.requires_grad for p in policy.parameters()
     )
     assert not torch.equal(weights(policy), weights(build_policy(0)))
-
-
-def test_every_world_has_a_recipe():
-    assert {world.policy for world in WORLDS.values()} == set(COLD_STARTS)
-    assert all(recipe["world"] in WORLDS for recipe in COLD_STARTS.values())
-    with pytest.raises(KeyError, match="nowhere"):
-        build_policies("unused", ["nowhere"])
-
-
-@pytest.mark.slow
-def test_the_recipe_repeats_itself(tmp_path):
-    stories = []
-    for name in ("a", "b"):
-        build_policies(tmp_path / name, ["short"], shorten=0.002)
-        stories.append((tmp_path / name / "cold-short" / "policy.json").read_text())
-    assert stories[0] == stories[1] and json.loads(stories[0])["base"] == "pretrained"
-    first, second = (
-        sorted((tmp_path / name / "cold-short").glob("*.safetensors"))[0].read_bytes()
-        for name in ("a", "b")
-    )
-    assert first == second
-
-
-def test_averages_leave_out_what_is_missing():
-    assert averaged([{"step": 1, "answer": 2.0}]) == []
-    assert averaged([{"step": 1}, {"step": 2, "audit": 4.0}], every=2) == [
-        {"step": 2, "audit": 4.0}
-    ]
 
 
 # settings

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER, policy
-from run_files import assert_same, rows, timeless
+from run_files import assert_same, newest_checkpoint, rows, timeless
 
 from memcalib.trainer import rewards as desk_module
 from memcalib import training as training_module
-from memcalib.trainer.checkpoints import checkpoints, newest_checkpoint, read_state
+from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.inference.client import run_async
@@ -91,7 +91,7 @@ def test_not_off_the_main_thread():
 def test_all_processes_elect_the_same(heard):
     processes = [StopSignals(active=True) for _ in heard]
     for process, (term, interrupt) in zip(processes, heard, strict=True):
-        process.found = signal.SIGTERM if term else signal.SIGINT if interrupt else 0
+        process.received = signal.SIGTERM if term else signal.SIGINT if interrupt else 0
     sums = [sum(votes) for votes in zip(*(process.votes() for process in processes), strict=True)]
     for process in processes:
         process.total = lambda votes: sums
@@ -133,7 +133,7 @@ with StopSignals(active=True, clock=lambda: now[0]).listening() as signals:
     os.kill(os.getpid(), signal.{first})
     now[0] = 2.9
     os.kill(os.getpid(), signal.{second})
-    print("echo", signals.found, flush=True)
+    print("echo", signals.received, flush=True)
     now[0] = 3.1
     os.kill(os.getpid(), signal.{second})
     print("never", flush=True)

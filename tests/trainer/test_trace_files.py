@@ -14,45 +14,60 @@ from memcalib.io.records import DataError
 from memcalib.trainer.trace_files import SCHEMA, read_traces, trace_files, trace_of
 
 
-def step(folder: Path, number: int, answers: int = 2) -> Path:
+def answer_row(step: int, row: int) -> dict:
+    """A made-up answer of three tokens."""
+    return {
+        "step": step,
+        "row": row,
+        "example_id": f"e{row}",
+        "reward": 1.0,
+        "scored": True,
+        "question": "When?",
+        "response": "In July.",
+        "token_ids": [5, 6, 7],
+        "tokens": ["In", " July", "."],
+        "advantage": 0.5,
+        "ends": [2, 7, 8],
+        "token_advantage": [0.25, 1.0, 0.25],
+    }
+
+
+def channel_row(step: int, row: int) -> dict:
+    """One channel of the made-up answer; credit is moved in every second row."""
+    return {
+        "step": step,
+        "row": row,
+        "example_id": f"e{row}",
+        "reward": 1.0,
+        "scored": True,
+        "atom_ids": ["a1"],
+        "atoms": ["The trip is in July."],
+        "channel": "C+",
+        "advantage": 0.7,
+        "localized": row % 2 == 0,
+        "signal_gate": True,
+        "direction_gate": True,
+        "strength": 0.75,
+        "threshold": 0.1,
+        "d": [0.0, 2.0, 0.0],
+        "q": [0.0, 1.9, 0.0],
+        "m": [0.5, 2.0, 0.5],
+    }
+
+
+def write_step(folder: Path, step: int, answers: int = 2) -> Path:
     """A file of made-up answers, each with one channel."""
     rows = []
     for row in range(answers):
-        head = {"step": number, "row": row, "example_id": f"e{row}", "reward": 1.0, "scored": True}
-        text = {
-            "question": "When?",
-            "response": "In July.",
-            "token_ids": [5, 6, 7],
-            "tokens": ["In", " July", "."],
-        }
-        rows.append(
-            head
-            | text
-            | {"advantage": 0.5, "ends": [2, 7, 8], "token_advantage": [0.25, 1.0, 0.25]}
-        )
-        gates = {
-            "localized": row % 2 == 0,
-            "signal_gate": True,
-            "direction_gate": True,
-            "strength": 0.75,
-            "threshold": 0.1,
-        }
-        lists = {"d": [0.0, 2.0, 0.0], "q": [0.0, 1.9, 0.0], "m": [0.5, 2.0, 0.5]}
-        atoms = {
-            "atom_ids": ["a1"],
-            "atoms": ["The trip is in July."],
-            "channel": "C+",
-            "advantage": 0.7,
-        }
-        rows.append(head | atoms | gates | lists)
-    about = {"memcalib": json.dumps({"version": 1, "head": {"method": "memcalib-rl"}})}
-    path = folder / f"step-{number:06d}.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(about)), path)
+        rows += [answer_row(step, row), channel_row(step, row)]
+    metadata = {"memcalib": json.dumps({"version": 1, "head": {"method": "memcalib-rl"}})}
+    path = folder / f"step-{step:06d}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata(metadata)), path)
     return path
 
 
 def test_a_page_is_drawn_without_torch(tmp_path):
-    step(tmp_path, 1)
+    write_step(tmp_path, 1)
     script = (
         "import sys\nfrom memcalib.report.credit_viewer import write_trace_page\n"
         "print(write_trace_page(sys.argv[1]))\n"
@@ -64,42 +79,37 @@ def test_a_page_is_drawn_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     page = done.stdout.splitlines()[0]
     loaded = done.stdout.splitlines()[-1]
-    assert (
-        loaded == "[]"
-        and "July" in (tmp_path / "traces.html").read_text()
-        and "traces.html" in page
-    )
+    assert loaded == "[]"
+    assert "July" in (tmp_path / "traces.html").read_text()
+    assert "traces.html" in page
 
 
 def test_steps_and_answers_are_found(tmp_path):
-    files = [step(tmp_path, number) for number in (3, 12)]
-    assert trace_files(tmp_path) == files and trace_files(tmp_path, [12]) == files[1:]
+    files = [write_step(tmp_path, number) for number in (3, 12)]
+    assert trace_files(tmp_path) == files
+    assert trace_files(tmp_path, [12]) == files[1:]
     (tmp_path / "run").mkdir()
     (tmp_path / "traces").mkdir()
-    assert step(tmp_path / "traces", 1) not in trace_files(tmp_path), (
+    assert write_step(tmp_path / "traces", 1) not in trace_files(tmp_path), (
         "files in the folder itself come first"
     )
     frame = read_traces(tmp_path, [12])
-    assert (
-        len(frame) == 4 and set(frame["step"]) == {12} and set(frame["method"]) == {"memcalib-rl"}
-    )
-    back = trace_of(frame, 12, 1)
-    assert (
-        back["channels"]["C+"]["m"] == [0.5, 2.0, 0.5] and not back["channels"]["C+"]["localized"]
-    )
+    assert len(frame) == 4
+    assert set(frame["step"]) == {12}
+    assert set(frame["method"]) == {"memcalib-rl"}
+    channel = trace_of(frame, 12, 1)["channels"]["C+"]
+    assert channel["m"] == [0.5, 2.0, 0.5]
+    assert not channel["localized"]
     with pytest.raises(KeyError, match="step 12, row 9: found 0 answers"):
         trace_of(frame, 12, 9)
-    assert list(read_traces(tmp_path, columns=["channel", "localized"]).columns) == [
-        "channel",
-        "localized",
-        "method",
-    ]
+    two_columns = read_traces(tmp_path, columns=["channel", "localized"])
+    assert list(two_columns.columns) == ["channel", "localized", "method"]
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="trace_every above 0"):
         trace_files(tmp_path)
-    step(tmp_path, 1)
+    write_step(tmp_path, 1)
     with pytest.raises(ValueError, match=r"no traces of step 2; allowed: \[1\]"):
         trace_files(tmp_path, [1, 2])
     with pytest.raises(ValueError, match="unknown column 'colour'"):
@@ -108,13 +118,12 @@ def test_what_cannot_be_read_is_named(tmp_path):
     pq.write_table(pa.table({"step": [3]}), tmp_path / "step-000003.parquet")
     with pytest.raises(DataError) as error:
         read_traces(tmp_path)
-    assert {Path(v.file).name for v in error.value.violations} == {
-        "step-000002.parquet",
-        "step-000003.parquet",
-    }
+    files = {Path(violation.file).name for violation in error.value.violations}
+    assert files == {"step-000002.parquet", "step-000003.parquet"}
 
 
 def test_the_groups_of_channels_are_those_of_the_signs():
     assert len(CHANNELS) == len(ORDERED_SIGN) == 9
-    assert {*SUPPORT, *UNDER, "A+"} == set(CHANNELS) and not set(SUPPORT) & set(UNDER)
+    assert {*SUPPORT, *UNDER, "A+"} == set(CHANNELS)
+    assert not set(SUPPORT) & set(UNDER)
     assert all(name[0] > name[1] for name in UNDER), "used less than it should have been"

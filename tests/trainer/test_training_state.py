@@ -49,7 +49,7 @@ def test_all_that_is_kept_comes_back_from_a_file():
         one.rows.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0})
         for k in range(1, 6)
     ]
-    kept = json.loads(json.dumps(one.checkpoints.kept()))
+    kept = json.loads(json.dumps(one.checkpoints.extra_state()))
     assert kept["step"] == 6 and [bool(found) for found in warned] == [
         False,
         False,
@@ -57,9 +57,9 @@ def test_all_that_is_kept_comes_back_from_a_file():
         True,
         False,
     ]
-    assert kept != json.loads(json.dumps(other.checkpoints.kept()))
-    other.checkpoints.put_back(kept)
-    assert json.loads(json.dumps(other.checkpoints.kept())) == kept
+    assert kept != json.loads(json.dumps(other.checkpoints.extra_state()))
+    other.checkpoints.restore_extra(kept)
+    assert json.loads(json.dumps(other.checkpoints.extra_state())) == kept
     assert other.rows.drift.update({"step": 6, "response_length": 40.0}) == [], (
         "it was reported before"
     )
