@@ -857,7 +857,7 @@ def demonstrations(
         print(run.finish())
 
 # %% ../../nbs/commands/07_cli.ipynb #f0dbb2d2
-@app.command(cls=_command_with("memcalib.commands.build:Build"))
+@app.command(cls=_command_with("memcalib.dataset.build:Build"))
 def build(
     name: Annotated[
         str,
