@@ -40,7 +40,6 @@ def client(plan: dict) -> dict:
     """Generate and judge into a folder; what it cost this process, and how many calls it made."""
     import aiohttp  # these are loaded before the clock starts
     import openai.resources.chat
-    import tenacity
 
     from memcalib.inference.client import Endpoint
     from memcalib.problem import load_examples

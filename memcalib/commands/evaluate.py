@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+import memcalib.micro.world  # settings may name its prompt template `micro`
 from .settings_files import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from ..evaluation.exam import edited_files, find_exam
 from ..inference.cache import CallCache

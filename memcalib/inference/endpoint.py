@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -22,7 +22,7 @@ from ..problem import Name
 
 # %% ../../nbs/inference/01_endpoint.ipynb #10264a04
 class Price(BaseModel):
-    "US dollars per million tokens; `cached` is for prompt tokens that the server found in its own cache."
+    """US dollars per million tokens; `cached` is for prompt tokens that the server found in its own cache."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,18 +33,17 @@ class Price(BaseModel):
     def cost(
         self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
     ) -> float:
-        "US dollars for so many tokens, of which the cached ones are part of the prompt's."
-        fresh = prompt_tokens - cached_tokens
-        seen = self.prompt if self.cached is None else self.cached
-        return (
-            fresh * self.prompt + cached_tokens * seen + completion_tokens * self.completion
-        ) / 1e6
+        """US dollars for so many tokens, of which the cached ones are part of the prompt's."""
+        uncached_tokens = prompt_tokens - cached_tokens
+        cached_price = self.prompt if self.cached is None else self.cached
+        prompt_cost = uncached_tokens * self.prompt + cached_tokens * cached_price
+        return (prompt_cost + completion_tokens * self.completion) / 1e6
 
 # %% ../../nbs/inference/01_endpoint.ipynb #6d806d2c
 def estimate_tokens(text: str | list[dict[str, str]]) -> int:
-    "Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, and four for each message's frame."
+    """Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, and four for each message's frame."""
     if isinstance(text, str):
-        return -(-len(text.encode("utf-8", "replace")) // 4)
+        return math.ceil(len(text.encode("utf-8", "replace")) / 4)
     return sum(4 + estimate_tokens(message["content"]) for message in text)
 
 # %% ../../nbs/inference/01_endpoint.ipynb #361365b2
@@ -62,7 +61,7 @@ ErrorKind = Literal[
 
 
 class CallError(RuntimeError):
-    "A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."
+    """A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class CallError(RuntimeError):
 
     @property
     def passing(self) -> bool:
-        "Whether the same call may succeed when it is tried again."
+        """Whether the same call may succeed when it is tried again."""
         return self.kind in ("rate_limited", "server", "timeout", "unreachable") and not self.fatal
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7025daa4
@@ -99,7 +98,7 @@ _REFUSED_TEXT = re.compile(r"flagged|moderation|content.?(policy|filter|manageme
 
 
 def error_kind(status: int, text: str) -> ErrorKind:
-    "The kind of failure that an HTTP status and the server's text with it stand for."
+    """The kind of failure that an HTTP status and the server's text with it stand for."""
     if status in (401, 402) or (status == 429 and _EMPTY_ACCOUNT.search(text)):
         return "auth"
     if status == 403:
@@ -108,55 +107,63 @@ def error_kind(status: int, text: str) -> ErrorKind:
         return "not_found"
     if status == 413 or (status in (400, 422) and _TOO_LONG.search(text)):
         return "context_too_long"
-    known = {408: "timeout", 409: "server", 425: "server", 429: "rate_limited"}
-    return known.get(status, "server" if status >= 500 else "bad_request")
+    if status == 408:
+        return "timeout"
+    if status == 429:
+        return "rate_limited"
+    if status in (409, 425) or status >= 500:
+        return "server"
+    return "bad_request"
 
 # %% ../../nbs/inference/01_endpoint.ipynb #e2c30845
-def retry_after(headers: Any) -> float | None:
-    "Seconds that a response's headers ask us to wait, None where they do not; headers are a mapping with lower-case names."
-    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a response's headers ask us to wait, None where they do not; headers are a mapping with lower-case names."""
+    for name, units_per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
         try:
-            seconds = float(headers.get(name, "")) / unit
+            seconds = float(headers.get(name, "")) / units_per_second
         except ValueError:
             continue
         return None if math.isnan(seconds) else max(0.0, seconds)
     try:
-        return max(
-            0.0,
-            email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp()
-            - time.time(),
-        )
+        end = email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
+    return max(0.0, end - time.time())
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7cc2526c
 def hide_key(text: str, key: str) -> str:
-    "The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by ***."
-    for spelling in (
-        {key, quote(key, safe=""), key.replace("\\", "\\\\").replace('"', '\\"')} if key else ()
-    ):
+    """The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by ***."""
+    if not key:
+        return text
+    in_url = quote(key, safe="")
+    in_json = key.replace("\\", "\\\\").replace('"', '\\"')
+    for spelling in (key, in_url, in_json):
         text = text.replace(spelling, "***")
     return text
 
 # %% ../../nbs/inference/01_endpoint.ipynb #b5e2afcb
 _KEY_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:sk-|sk_|gsk_|xai-|hf_|nvapi-|AIza)[A-Za-z0-9_-]{20,}")
 _KEY_VARIABLE = re.compile(r"key|token|secret|password", re.I)
+_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def hide_secrets(text: str) -> str:
-    "The text with everything that is or looks like a key or a password replaced by ***."
+    """The text with everything that is or looks like a key or a password replaced by ***."""
     values = {value.strip() for name, value in os.environ.items() if _KEY_VARIABLE.search(name)}
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= 12 and value[0] not in "/.~":
             text = hide_key(text, value)
-    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "***", _KEY_SHAPE.sub("***", text))
+    text = _KEY_SHAPE.sub("***", text)
+    return _PASSWORD_IN_ADDRESS.sub("***", text)
 
 # %% ../../nbs/inference/01_endpoint.ipynb #ec97eb4a
-_OFF = {"type": "disabled"}
-_TEMPLATE = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-_NO_THINKING = (  # what is sent, and to whose hosts
+_TEMPLATE_VARIABLES = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+_NO_THINKING = (  # fields of a request, and the domains whose servers get them
     ({}, "openai.com azure.com anthropic.com mistral.ai groq.com x.ai cohere.ai"),
-    ({"thinking": _OFF}, "deepseek.com moonshot.ai moonshot.cn bigmodel.cn z.ai volces.com"),
+    (
+        {"thinking": {"type": "disabled"}},
+        "deepseek.com moonshot.ai moonshot.cn bigmodel.cn z.ai volces.com",
+    ),
     ({"enable_thinking": False}, "aliyuncs.com siliconflow.cn siliconflow.com"),
     ({"reasoning": {"enabled": False}}, "openrouter.ai together.xyz together.ai"),
     ({"reasoning_effort": "none"}, "googleapis.com fireworks.ai"),
@@ -164,79 +171,86 @@ _NO_THINKING = (  # what is sent, and to whose hosts
 
 
 def _no_thinking(host: str) -> dict[str, Any]:
-    found = (
-        body
-        for body, ends in _NO_THINKING
-        if any(f".{host}".endswith(f".{end}") for end in ends.split())
-    )
-    return next(found, _TEMPLATE)
+    """The fields that switch thinking off on this host."""
+    for fields, domains in _NO_THINKING:
+        for domain in domains.split():
+            if host == domain or host.endswith(f".{domain}"):
+                return fields
+    return _TEMPLATE_VARIABLES
 
 # %% ../../nbs/inference/01_endpoint.ipynb #e89a63c0
 _SECRET_NAME = re.compile(r"api.?key|authorization|password|secret|bearer", re.I)
 _RESERVED = {"model", "messages", "stream", "n", "response_format"}
 
 
-def _names(value: Any) -> set[str]:
+def _field_names(value: object) -> Iterator[str]:
+    """The names of fields at any depth of a JSON value."""
     if isinstance(value, dict):
-        return {str(name) for name in value}.union(*map(_names, value.values()))
-    return set().union(*map(_names, value)) if isinstance(value, list) else set()
+        for name, inner in value.items():
+            yield str(name)
+            yield from _field_names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _field_names(inner)
 
 
-def _is_address(value: Any) -> bool:
+def _is_address(value: object) -> bool:
+    if not isinstance(value, str) or re.search(r"\s", value):
+        return False
     try:
-        parts = urlsplit(value)
-        plain = parts.hostname and (parts.port or 1) > 0 and not re.search(r"\s", value)
-    except (ValueError, TypeError, AttributeError):
-        return False  # a bracket left open, a port out of range, not a text
-    return bool(plain) and parts.scheme in ("http", "https")
+        address = urlsplit(value)
+        port = address.port
+    except ValueError:  # a bracket left open, a port out of range
+        return False
+    return address.scheme in ("http", "https") and bool(address.hostname) and port != 0
 
 # %% ../../nbs/inference/01_endpoint.ipynb #1b10c442
 class Endpoint(BaseModel):
-    "Where one role (model, judge, second judge, builder) is played: server, model, key variable, limits, price."
+    """Where one role (model, judge, second judge, builder) is played: server, model, key variable, limits, price."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     model: Name
     base_url: str | None = None  # None: OpenAI itself
-    key_env: str = (
-        "OPENAI_API_KEY"  # name of the variable that holds the key; "" for a server without keys
-    )
-    extra_body: dict[str, Any] = Field(
-        default_factory=dict
-    )  # more fields of each request; they win over all others
+    # name of the variable that holds the key; "" for a server without keys
+    key_env: str = "OPENAI_API_KEY"
+    # further fields of each request, which replace those of the same names
+    extra_body: dict[str, Any] = Field(default_factory=dict)
     concurrency: int = Field(32, ge=1)  # calls at once
     rpm: float | None = Field(None, gt=0, allow_inf_nan=False)  # requests a minute
     tpm: float | None = Field(None, gt=0, allow_inf_nan=False)  # tokens a minute
     timeout: float = Field(300.0, gt=0)  # seconds for one try
     attempts: int = Field(8, ge=1)  # tries for one call
-    backoff: float = Field(
-        1.0, ge=0
-    )  # seconds; the n-th wait is random, up to backoff * 2^(n-1), a minute at most
+    # seconds; the n-th wait is random, up to backoff * 2^(n-1), a minute at most
+    backoff: float = Field(1.0, ge=0)
     price: Price | None = None
     thinking: Literal["off", "default"] = "off"
     json_schema: bool = True  # whether the server may be asked to keep to a JSON schema
 
     @property
     def url(self) -> str:
-        "The server's address."
+        """The server's address."""
         return self.base_url or "https://api.openai.com/v1"
 
     @property
     def body(self) -> dict[str, Any]:
-        "The fields that go with every request: what switches thinking off on this server, then `extra_body`."
-        off = _no_thinking(urlsplit(self.url).hostname) if self.thinking == "off" else {}
-        return off | self.extra_body
+        """The fields that go with every request: what switches thinking off on this server, then `extra_body`."""
+        fields = {}
+        if self.thinking == "off":
+            fields.update(_no_thinking(urlsplit(self.url).hostname))
+        fields.update(self.extra_body)
+        return fields
 
     def cost(
         self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
     ) -> float | None:
-        "US dollars for so many tokens; None where no price is known."
-        return (
-            self.price.cost(prompt_tokens, completion_tokens, cached_tokens) if self.price else None
-        )
+        """US dollars for so many tokens; None where no price is known."""
+        if self.price is None:
+            return None
+        return self.price.cost(prompt_tokens, completion_tokens, cached_tokens)
 
     def api_key(self) -> str:
-        'The key from the environment, "" where none is needed; raises `CallError` of kind no_key.'
+        """The key from the environment, "" where none is needed; raises `CallError` of kind no_key."""
         if not self.key_env:
             return ""
         key = os.environ.get(self.key_env, "").strip()
@@ -244,62 +258,50 @@ class Endpoint(BaseModel):
             todo = f'set {self.key_env} in the environment, name another variable in key_env, or set key_env to "" for a server without keys'
             raise CallError("no_key", f"no key for {self.model} at {self.url}: {todo}")
         if not re.fullmatch(r"[!-~]+", key):
-            raise CallError(
-                "no_key",
-                f"the variable {self.key_env} holds characters that cannot be part of a key (not repeated here)",
-            )
+            message = f"the variable {self.key_env} holds characters that cannot be part of a key (not repeated here)"
+            raise CallError("no_key", message)
         return key
 
     @field_validator("key_env", mode="before")
     @classmethod
-    def _key_env_is_a_name(cls, value: Any) -> Any:
-        if not isinstance(value, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*|", value):
-            example = (
-                'the name of an environment variable in capitals, such as OPENAI_API_KEY, or ""'
-            )
-            raise CallError(
-                "no_key", f"key_env must be {example}; what was given is not repeated here"
-            )
-        return value
+    def _key_env_is_a_name(cls, value: object) -> str:
+        if isinstance(value, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]*|", value):
+            return value
+        allowed = 'the name of an environment variable in capitals, such as OPENAI_API_KEY, or ""'
+        message = f"key_env must be {allowed}; what was given is not repeated here"
+        raise CallError("no_key", message)
 
     @field_validator("model")
     @classmethod
     def _model_is_no_key(cls, value: str) -> str:
         if _KEY_SHAPE.search(value):
-            raise CallError(
-                "no_key",
-                "model must be the name of a model; what was given looks like a key and is not repeated here",
-            )
+            message = "model must be the name of a model; what was given looks like a key and is not repeated here"
+            raise CallError("no_key", message)
         return value
 
     @field_validator("base_url", mode="before")
     @classmethod
-    def _address_has_no_secret(cls, value: Any) -> Any:
-        if (
-            "@" in str(value)
-            or "?" in str(value)
-            or "#" in str(value)
-            or _KEY_SHAPE.search(str(value))
-        ):
-            raise CallError(
-                "no_key",
-                "base_url must hold no user, password, key or query: keys belong into the variable named by key_env",
-            )
-        if value is not None and not _is_address(value):
+    def _address_has_no_secret(cls, value: object) -> str | None:
+        if value is None:
+            return None
+        if re.search("[@?#]", str(value)) or _KEY_SHAPE.search(str(value)):
+            message = "base_url must hold no user, password, key or query: keys belong into the variable named by key_env"
+            raise CallError("no_key", message)
+        if not _is_address(value):
             raise ValueError("must be an address such as http://localhost:8000/v1")
-        return value and value.rstrip("/")
+        return value.rstrip("/")
 
     @field_validator("extra_body")
     @classmethod
     def _body_has_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if secret := sorted(filter(_SECRET_NAME.search, _names(value))):
-            raise CallError(
-                "no_key",
-                f"extra_body has {secret[0]!r}: keys belong into the variable named by key_env",
-            )
-        if taken := sorted(_RESERVED & value.keys()):
+        secret_names = sorted(filter(_SECRET_NAME.search, _field_names(value)))
+        if secret_names:
+            message = f"extra_body has {secret_names[0]!r}: keys belong into the variable named by key_env"
+            raise CallError("no_key", message)
+        reserved_names = sorted(_RESERVED & value.keys())
+        if reserved_names:
             raise ValueError(
-                f"{taken[0]!r} is set by memcalib, allowed are other fields of the request"
+                f"{reserved_names[0]!r} is set by memcalib, allowed are other fields of the request"
             )
         return value
 
@@ -308,10 +310,10 @@ def forecast_row(
     role: str,
     model: str,
     endpoint: Endpoint | None,
-    counts: Mapping[str, Any],
+    counts: Mapping[str, int],
     prompt_tokens: float,
     completion_tokens: float,
-) -> dict[str, Any]:
+) -> dict[str, str | float | None]:
     """One row of a forecast: role, model, the counts, tokens, and cost in US dollars.
 
     The cost is 0 without an endpoint, as for a model on this machine, and None for an endpoint without a price.

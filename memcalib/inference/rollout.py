@@ -16,11 +16,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from .cache import CallCache
 from memcalib.inference.client import (
@@ -50,9 +57,10 @@ from memcalib.problem import (
 # %% ../../nbs/inference/04_rollout.ipynb #bd846dea
 def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     """The user turn of the template `bare`: the numbered list and the query, without a word about either."""
-    return "\n".join(
-        [*(f"{number}. {text}" for number, text in memory), "", question] if memory else [question]
-    )
+    if not memory:
+        return question
+    numbered_texts = [f"{number}. {text}" for number, text in memory]
+    return "\n".join([*numbered_texts, "", question])
 
 
 PROMPT_TEMPLATES["background"] = PromptTemplate(
@@ -84,27 +92,28 @@ class TemplateFile(BaseModel):
 
     @field_validator("user", "block", "query_only")
     @classmethod
-    def _known_places(cls, text: str, info) -> str:
-        found = set(_PLACE.findall(text))
-        places = _PLACES[info.field_name]
-        if unknown := found - places:
+    def _known_places(cls, text: str, info: ValidationInfo) -> str:
+        places = set(_PLACE.findall(text))
+        allowed = _PLACES[info.field_name]
+        unknown = places - allowed
+        if unknown:
             raise ValueError(f"unknown place {{{min(unknown)}}}")
-        if missing := places - {"number"} - found:
+        missing = allowed - {"number"} - places
+        if missing:
             raise ValueError(f"no place {{{min(missing)}}}")
         return text
 
     def __call__(self, question: str, memory: Sequence[tuple[int, str]]) -> str:
         """The user turn of (question, numbered memory)."""
-
-        def filled(turn, **values):
-            return _PLACE.sub(lambda match: values[match[1]], turn)
-
         if not memory:
-            return filled(self.query_only, query=question)
-        listed = "\n".join(
-            filled(self.block, number=str(number), text=text) for number, text in memory
-        )
-        return filled(self.user, memory=listed, query=question)
+            return _fill(self.query_only, query=question)
+        blocks = [_fill(self.block, number=str(number), text=text) for number, text in memory]
+        return _fill(self.user, memory="\n".join(blocks), query=question)
+
+
+def _fill(turn: str, **values: str) -> str:
+    """The turn with its places filled, in one pass."""
+    return _PLACE.sub(lambda match: values[match[1]], turn)
 
 # %% ../../nbs/inference/04_rollout.ipynb #d985bfe8
 _RESERVED = frozenset({*SHIPPED_TEMPLATES, "micro", "micro-audit", "full_memory", "no_memory"})
@@ -124,47 +133,44 @@ def load_prompt_template(path: str | Path) -> str:
         raise FileNotFoundError(
             f"{path}: no such template file; shipped prompt templates: {', '.join(SHIPPED_TEMPLATES)}"
         )
-    data = read_yaml(path)
+    content = read_yaml(path)
     try:
-        template = TemplateFile.model_validate({} if data is None else data)
-    except ValidationError as errors:
-        violations = []
-        for error in errors.errors():
-            name = ".".join(map(str, error["loc"]))
-            found = (
-                "an unknown field"
-                if error["type"] == "extra_forbidden"
-                else error["msg"].removeprefix("Value error, ")
-            )
-            allowed = (
-                ", ".join(f"{{{place}}}" for place in sorted(_PLACES[name]))
-                if name in _PLACES
-                else ", ".join(TemplateFile.model_fields)
-            )
-            violations.append(Violation(name or "template", found, allowed, file=str(path)))
-        raise DataError(violations) from None
+        template = TemplateFile.model_validate({} if content is None else content)
+    except ValidationError as error:
+        faults = [_template_fault(fault, path) for fault in error.errors()]
+        raise DataError(faults) from None
     PROMPT_TEMPLATES[path.stem] = PromptTemplate(template, template.system)
     return path.stem
 
+
+def _template_fault(fault: dict[str, Any], path: Path) -> Violation:
+    """A fault that pydantic found in a template file, with the fields or places that are allowed."""
+    field_name = ".".join(map(str, fault["loc"]))
+    reason = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        reason = "an unknown field"
+    allowed = ", ".join(TemplateFile.model_fields)
+    if field_name in _PLACES:
+        allowed = ", ".join(f"{{{place}}}" for place in sorted(_PLACES[field_name]))
+    return Violation(field_name or "template", reason, allowed, file=str(path))
+
 # %% ../../nbs/inference/04_rollout.ipynb #028e1db3
 def find_prompt_template(name: str) -> str:
-    """The name of a prompt template, given its name or its file; raises `ValueError` naming the known ones."""
-    if name.startswith("micro"):
-        import_module("memcalib.micro.world")  # its templates come with it
+    """The name of a prompt template, given its name or its file; raises `ValueError` naming the registered ones."""
     if name in PROMPT_TEMPLATES:
         return name
     if name.endswith((".yaml", ".yml")):
         return load_prompt_template(name)
-    raise ValueError(
-        f"unknown prompt template {name!r}: allowed are {', '.join(PROMPT_TEMPLATES)}, or a .yaml file"
-    )
+    names = ", ".join(PROMPT_TEMPLATES)
+    raise ValueError(f"unknown prompt template {name!r}: allowed are {names}, or a .yaml file")
 
 # %% ../../nbs/inference/04_rollout.ipynb #286a5f77
 def wording_hash(name: str) -> str:
     """A hash of everything that a prompt template adds to query and memory; `name` is one of `PROMPT_TEMPLATES`."""
     template = PROMPT_TEMPLATES[name]
-    turns = [template.user("{query}", memory) for memory in ([(1, "{memory}")], [])]
-    return text_hash(json.dumps([template.system, *turns]))
+    with_memory = template.user("{query}", [(1, "{memory}")])
+    without_memory = template.user("{query}", [])
+    return text_hash(json.dumps([template.system, with_memory, without_memory]))
 
 # %% ../../nbs/inference/04_rollout.ipynb #e677b257
 class Sampling(BaseModel):
@@ -184,8 +190,9 @@ class Sampling(BaseModel):
     @field_validator("seeds")
     @classmethod
     def _each_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if repeated := [seed for seed, count in Counter(seeds).items() if count > 1]:
-            raise ValueError(f"seed {repeated[0]} is given more than once; allowed is once")
+        for seed, count in Counter(seeds).items():
+            if count > 1:
+                raise ValueError(f"seed {seed} is given more than once; allowed is once")
         return seeds
 
 # %% ../../nbs/inference/04_rollout.ipynb #a27fbe4f
@@ -216,11 +223,17 @@ class Request:
 
     def rollout(self, response: str = "", **fields: Any) -> Rollout:
         """The row of this request with an answer."""
-        same = {
-            name: getattr(self, name)
-            for name in ("model", "condition", "seed", "sample", "settings", "example_hash")
-        }
-        return Rollout(example_id=self.example.id, response=response, **same, **fields)
+        return Rollout(
+            example_id=self.example.id,
+            model=self.model,
+            condition=self.condition,
+            seed=self.seed,
+            sample=self.sample,
+            settings=self.settings,
+            example_hash=self.example_hash,
+            response=response,
+            **fields,
+        )
 
     def failed(self, kind: str, message: str, **fields: Any) -> Rollout:
         """The row of this request when no answer could be had; a later run asks again."""
@@ -232,22 +245,27 @@ class Request:
         return self.rollout().key
 
     @property
-    def wire_seed(self) -> int:
+    def server_seed(self) -> int:
         """The seed a server is sent: the seed itself for the first sample, another one for each further sample."""
         return self.seed + 1_000_003 * self.sample
 
     @property
-    def own_seed(self) -> int:
-        """A seed for this answer's own dice, from example, seed and sample; under every condition the same."""
-        return int(text_hash(json.dumps([self.example.id, self.seed, self.sample]), 12), 16)
+    def answer_seed(self) -> int:
+        """A seed for the random numbers of this answer alone, from example, seed and sample; the same under every condition."""
+        identity = json.dumps([self.example.id, self.seed, self.sample])
+        return int(text_hash(identity, 12), 16)
 
 # %% ../../nbs/inference/04_rollout.ipynb #3a7bc0fe
-def request_settings(sampling: Sampling, template: str, **more: Any) -> dict[str, Any]:
+_RECORDED_SAMPLING = {"temperature", "top_p", "max_tokens", "text", "thinking", "ask_again"}
+
+
+def request_settings(sampling: Sampling, template: str, **backend_settings: Any) -> dict[str, Any]:
     """What each rollout records about how it was made: sampling, prompt template and its wording's hash, and what the back end adds."""
-    kept = sampling.model_dump(
-        mode="json", include={"temperature", "top_p", "max_tokens", "text", "thinking", "ask_again"}
-    )
-    return kept | {"framing": template, "prompt": wording_hash(template)} | more
+    settings = sampling.model_dump(mode="json", include=_RECORDED_SAMPLING)
+    settings["framing"] = template
+    settings["prompt"] = wording_hash(template)
+    settings.update(backend_settings)
+    return settings
 
 # %% ../../nbs/inference/04_rollout.ipynb #61673fed
 def requests(
@@ -255,33 +273,30 @@ def requests(
     sampling: Sampling,
     model: str,
     conditions: Sequence[str] = ("full_memory",),
-    **more: Any,
+    **backend_settings: Any,
 ) -> Iterator[Request]:
-    """Every request of a run: example by example, then condition, seed, sample; `more` are settings of the backend.
+    """Every request of a run: example by example, then condition, seed, sample.
 
     Raises `ValueError` for an unknown condition or prompt template and for an example id that comes twice.
     """
     template = find_prompt_template(sampling.prompt_template)
     check_conditions(conditions)
-    for name, count in Counter(example.id for example in examples).items():
+    for example_id, count in Counter(example.id for example in examples).items():
         if count > 1:
-            raise ValueError(f"example {name!r} comes {count} times; allowed is once")
-    settings = request_settings(sampling, template, **more)
+            raise ValueError(f"example {example_id!r} comes {count} times; allowed is once")
+    settings = request_settings(sampling, template, **backend_settings)
     for example in examples:
         version = example.content_hash
         for condition in conditions:
-            shown = remove_atoms(example, example.levels) if condition == "no_memory" else example
-            messages = render(shown, text=sampling.text, prompt_template=template)
-            name = (
-                "no_memory"
-                if condition == "no_memory"
-                else "full_memory"
-                if template == "plain"
-                else template
-            )
-            for seed in sampling.seeds:
-                for sample in range(sampling.samples):
-                    yield Request(example, model, name, seed, sample, messages, settings, version)
+            if condition == "no_memory":
+                name = "no_memory"
+                prompt_example = remove_atoms(example, example.levels)
+            else:
+                name = "full_memory" if template == "plain" else template
+                prompt_example = example
+            messages = render(prompt_example, text=sampling.text, prompt_template=template)
+            for seed, sample in product(sampling.seeds, range(sampling.samples)):
+                yield Request(example, model, name, seed, sample, messages, settings, version)
 
 # %% ../../nbs/inference/04_rollout.ipynb #e6aaaf25
 class Backend(Protocol):
@@ -295,24 +310,36 @@ class Backend(Protocol):
     ) -> Iterator[Rollout] | AsyncIterator[Rollout]: ...
 
 # %% ../../nbs/inference/04_rollout.ipynb #c550bfb2
-_WORDS = {
-    "length": "length max_tokens model_length",
-    "error": "abort error",
-    "content_filter": "content_filter safety sensitive refusal",
-    "tool_calls": "tool_calls function_call",
+FINISH = {  # a host's word for the end of an answer -> ours; every other word is `stop`
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "abort": "error",
+    "error": "error",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+    "sensitive": "content_filter",
+    "refusal": "content_filter",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
 }
-FINISH = {word: reason for reason, words in _WORDS.items() for word in words.split()}
 
 
 def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
     """The fields of a rollout that follow from a text as it was sent: response, finish reason, what was taken off or looks odd."""
     answer, thoughts = split_thoughts(text)
+    has_text = bool(answer.strip())
     finish = FINISH.get(finish_reason.lower(), "stop")
-    finish = "stop" if finish == "tool_calls" and answer.strip() else finish
-    more = {} if finish_reason == finish else {"served_finish": finish_reason}
-    more |= {} if thoughts is None else {"thoughts": len(thoughts)}
-    more |= {"unopened_thoughts": True} if thoughts is None and "</think>" in answer else {}
-    return {"response": answer if answer.strip() else "", "finish_reason": finish} | more
+    if finish == "tool_calls" and has_text:
+        finish = "stop"
+    fields = {"response": answer if has_text else "", "finish_reason": finish}
+    if finish_reason != finish:
+        fields["served_finish"] = finish_reason
+    if thoughts is not None:
+        fields["thoughts"] = len(thoughts)
+    elif "</think>" in answer:
+        fields["unopened_thoughts"] = True
+    return fields
 
 # %% ../../nbs/inference/04_rollout.ipynb #a83ba9d1
 class EndpointBackend:
@@ -322,9 +349,9 @@ class EndpointBackend:
         self.endpoint = endpoint
         self.client = Client(endpoint, cache)
         self.name = endpoint.model
-        self.settings = {"thinking": endpoint.thinking} | (
-            {"extra_body": endpoint.extra_body} if endpoint.extra_body else {}
-        )
+        self.settings: dict[str, Any] = {"thinking": endpoint.thinking}
+        if endpoint.extra_body:
+            self.settings["extra_body"] = endpoint.extra_body
 
     @property
     def totals(self) -> Totals:
@@ -335,47 +362,47 @@ class EndpointBackend:
         """One rollout for each request, in the order in which the endpoint finishes them; raises fatal `CallError`s."""
         async with (
             self.client,
-            aclosing(run_many(requests, self._ask, self.endpoint.concurrency)) as finished,
+            aclosing(run_many(requests, self._ask, self.endpoint.concurrency)) as pairs,
         ):
-            async for _, rollout in finished:
+            async for _, rollout in pairs:
                 yield rollout
 
     def _settings(self, request: Request) -> dict[str, Any]:
-        return {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")} | {
-            "seed": request.wire_seed
-        }
+        """What the server is told about sampling."""
+        settings = {name: request.settings[name] for name in ("temperature", "top_p", "max_tokens")}
+        settings["seed"] = request.server_seed
+        return settings
 
     def remembers(self, request: Request) -> bool:
         """Whether the cache holds a reply to this request. Sends nothing and needs no key."""
         return self.client.remembered(request.messages, **self._settings(request)) is not None
 
     async def _ask(self, request: Request) -> Rollout:
-        asked = self._settings(request)
+        settings = self._settings(request)
         usage: Counter[str] = Counter()
         for attempt in (0, 1):
             try:
-                reply = await self.client.ask(request.messages, attempt=attempt, **asked)
+                reply = await self.client.ask(request.messages, attempt=attempt, **settings)
             except CallError as error:
                 if error.fatal:
                     raise
-                return request.failed(
-                    error.kind, f"example {request.example.id!r}: {error}", usage=dict(usage)
-                )
+                message = f"example {request.example.id!r}: {error}"
+                return request.failed(error.kind, message, usage=dict(usage))
             usage.update(reply.usage)
             answer = answer_of(reply.text, reply.finish_reason)
-            unwanted = {
-                "empty": not answer["response"],
-                "length": answer["finish_reason"] == "length",
-            }
-            if not any(unwanted[name] for name in request.settings["ask_again"]):
+            if not _is_to_be_asked_again(answer, request.settings["ask_again"]):
                 break
         if answer["finish_reason"] == "error":
-            return request.failed(
-                "server",
-                f"the host ended the answer with {reply.finish_reason!r}",
-                usage=dict(usage),
-            )
+            message = f"the host ended the answer with {reply.finish_reason!r}"
+            return request.failed("server", message, usage=dict(usage))
         return request.rollout(**answer, usage=dict(usage))
+
+
+def _is_to_be_asked_again(answer: dict[str, Any], ask_again: Sequence[str]) -> bool:
+    """Whether an answer is of a kind that the sampling settings want asked once more."""
+    if "empty" in ask_again and not answer["response"]:
+        return True
+    return "length" in ask_again and answer["finish_reason"] == "length"
 
 # %% ../../nbs/inference/04_rollout.ipynb #357d87ab
 def each_answer(
@@ -387,45 +414,52 @@ def each_answer(
             take(rollout)
         return
 
-    async def listen() -> None:
+    async def take_each() -> None:
         async with aclosing(answers):
             async for rollout in answers:
                 take(rollout)
 
-    run_async(listen())
+    run_async(take_each())
 
 # %% ../../nbs/inference/04_rollout.ipynb #15f295ea
-def _expected(out: Path, wanted: Iterable[Request]) -> tuple[set[tuple], Callable[[Rollout], bool]]:
-    """The keys of all requests, and what the journal asks of each row it finds: is it a failure to be asked again?"""
-    keys = set()
-    versions = {}
-    settings = {}
-    for request in wanted:
-        keys.add(request.key)
-        versions[request.example.id] = request.example_hash
-        settings[request.model, request.condition] = request.settings
+class _ExpectedRows:
+    """The keys of all requests of a run, and what the rows of its file must agree with."""
 
-    def again(row: Rollout) -> bool:
-        version = versions.get(row.example_id, "")
-        if version and row.example_hash not in ("", version):
-            found = f"example_hash {row.example_hash!r}"
-            allowed = f"{version!r}, the hash of the example given; or another file"
-            raise DataError(
-                [
-                    Violation(
-                        "dataset version", found, allowed, example_id=row.example_id, file=str(out)
-                    )
-                ]
-            )
-        now = settings.get((row.model, row.condition), row.settings)
-        if differs := changed(row.settings, now, {}):
-            head = f"{out} holds answers of {row.model!r} under {row.condition!r} made with other settings"
+    def __init__(self, out: Path, requests: Iterable[Request]):
+        self.out = out
+        self.keys: set[tuple] = set()
+        self._example_hashes: dict[str, str] = {}
+        self._settings: dict[tuple[str, str], dict[str, Any]] = {}
+        for request in requests:
+            self.keys.add(request.key)
+            self._example_hashes[request.example.id] = request.example_hash
+            self._settings[request.model, request.condition] = request.settings
+
+    def is_to_be_asked_again(self, row: Rollout) -> bool:
+        """Whether a row of the file is a failure of one of the requests; raises where it does not belong to this run."""
+        self._check_version(row)
+        self._check_settings(row)
+        return row.finish_reason == "error" and row.key in self.keys
+
+    def _check_version(self, row: Rollout) -> None:
+        expected = self._example_hashes.get(row.example_id, "")
+        if not expected or row.example_hash in ("", expected):
+            return
+        hash_found = f"example_hash {row.example_hash!r}"
+        allowed = f"{expected!r}, the hash of the example given; or another file"
+        fault = Violation(
+            "dataset version", hash_found, allowed, example_id=row.example_id, file=str(self.out)
+        )
+        raise DataError([fault])
+
+    def _check_settings(self, row: Rollout) -> None:
+        settings_now = self._settings.get((row.model, row.condition), row.settings)
+        differences = changed(row.settings, settings_now, {})
+        if differences:
+            answers = f"{self.out} holds answers of {row.model!r} under {row.condition!r} made with other settings"
             raise ValueError(
-                f"{head} ({'; '.join(differs)}); use another file, or the same settings"
+                f"{answers} ({'; '.join(differences)}); use another file, or the same settings"
             )
-        return row.finish_reason == "error" and row.key in keys
-
-    return keys, again
 
 # %% ../../nbs/inference/04_rollout.ipynb #b6fd7e2b
 @dataclass
@@ -435,9 +469,8 @@ class GenerateResult:
     out: Path
     wanted: int
     new: int = 0
-    counts: Counter = field(
-        default_factory=Counter
-    )  # by finish reason; and `empty`, those without text that were not withheld
+    # by finish reason; and `empty`, those without text that were not withheld
+    counts: Counter = field(default_factory=Counter)
     usage: Counter = field(default_factory=Counter)  # summed over new rows
     errors: Counter = field(default_factory=Counter)  # kind of failure -> rows
     seconds: float = 0.0
@@ -445,16 +478,20 @@ class GenerateResult:
     @property
     def kept(self) -> int:
         """Answers that were in the file already."""
-        return sum(count for name, count in self.counts.items() if name != "empty") - self.new
+        return self.counts.total() - self.counts["empty"] - self.new
 
     def count(self, row: Rollout) -> None:
         """Take one row into the counts; an empty answer counts under its finish reason and as empty."""
         self.counts[row.finish_reason] += 1
-        self.counts["empty"] += (
-            row.finish_reason != "error" and not row.withheld and not row.response.strip()
-        )
+        is_answer = row.finish_reason != "error" and not row.withheld
+        self.counts["empty"] += int(is_answer and not row.response.strip())
         if row.error:
-            self.errors[row.error.split(":")[0]] += 1
+            self.errors[_failure_kind(row)] += 1
+
+
+def _failure_kind(row: Rollout) -> str | None:
+    """The first word of a row's error, which says how its call failed."""
+    return row.error.split(":")[0] if row.error else None
 
 # %% ../../nbs/inference/04_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
@@ -486,35 +523,50 @@ def generate(
             f"{out}: found suffix {out.suffix!r} for a file of answers; allowed is .jsonl"
         )
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
-
-    def every():
-        return requests(examples, sampling, backend.name, conditions, **backend.settings)
-
-    keys, again = _expected(out, every())
-    result = GenerateResult(out, len(keys))
-    failures = FailureStreak()
-    with Journal(out, Rollout, again=again) as journal:
+    settings = backend.settings
+    all_requests = requests(examples, sampling, backend.name, conditions, **settings)
+    expected = _ExpectedRows(out, all_requests)
+    result = GenerateResult(out, len(expected.keys))
+    with Journal(out, Rollout, again=expected.is_to_be_asked_again) as journal:
         for row in journal.rows():
-            if row.key in keys:
+            if row.key in expected.keys:
                 result.count(row)
-
-        def take(row: Rollout) -> None:
-            journal.append(row)
-            result.count(row)
-            result.new += 1
-            result.usage.update(row.usage)
-            if on_row:
-                on_row(row)
-            kind = row.error.split(":")[0] if row.error else None
-            if kind and result.new == result.wanted == result.errors[kind]:
-                raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
-            if failures.add(None if kind == "context_too_long" else kind):
-                raise Stopped(
-                    f"{failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}"
-                )
-
-        each_answer(
-            backend.answers(request for request in every() if request.key not in journal), take
-        )
+        all_requests = requests(examples, sampling, backend.name, conditions, **settings)
+        open_requests = (request for request in all_requests if request.key not in journal)
+        new_rows = _NewRows(journal, result, on_row)
+        each_answer(backend.answers(open_requests), new_rows.take)
     result.seconds = time.monotonic() - start
     return result
+
+
+class _NewRows:
+    """Takes the rows of a run as they come: writes and counts them, and stops the run where they fail alike."""
+
+    def __init__(
+        self,
+        journal: Journal[Rollout],
+        result: GenerateResult,
+        on_row: Callable[[Rollout], None] | None,
+    ):
+        self.journal = journal
+        self.result = result
+        self.on_row = on_row
+        self.failures = FailureStreak()
+
+    def take(self, row: Rollout) -> None:
+        """Write and count one row; raises `Stopped`."""
+        result = self.result
+        self.journal.append(row)
+        result.count(row)
+        result.new += 1
+        result.usage.update(row.usage)
+        if self.on_row:
+            self.on_row(row)
+        kind = _failure_kind(row)
+        if kind and result.new == result.wanted == result.errors[kind]:
+            raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
+        says_nothing_of_the_next = kind == "context_too_long"
+        if self.failures.add(None if says_nothing_of_the_next else kind):
+            raise Stopped(
+                f"{self.failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}"
+            )

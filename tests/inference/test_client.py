@@ -1017,7 +1017,7 @@ def test_a_client_that_is_not_open_or_open_elsewhere():
 
 
 def test_import_is_light():
-    heavy = ("openai", "httpx2", "aiohttp", "tenacity", "torch")
+    heavy = ("openai", "httpx2", "aiohttp", "torch")
     probe = (
         f"import sys, memcalib.inference.client; print([m for m in {heavy} if m in sys.modules])"
     )

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections import Counter
+from itertools import chain
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -41,31 +42,42 @@ def local(**changes) -> LocalBackend:
     return LocalBackend(model, tokenizer, name="cold", **changes)
 
 
-def asked(backend, sampling=MICRO, examples=EXAMPLES):
+def requests_of(backend, sampling=MICRO, examples=EXAMPLES):
+    """All requests that a back end gets."""
     return list(requests(examples, sampling, backend.name, **backend.settings))
 
 
-def said(rows) -> dict[tuple, str]:
+def responses(rows) -> dict[tuple, str]:
+    """The responses of rows by their keys."""
     return {row.key: row.response for row in rows}
+
+
+def encode_all(examples, copies=1) -> list[list[int]]:
+    """The prompts of the examples under the template `micro`, each so many times in a row."""
+    encode = prompt_encoder(TOKENIZER, prompt_template="micro")
+    prompts = []
+    for example in examples:
+        prompts += [encode(example)] * copies
+    return prompts
 
 
 # drawing
 
 
 def token_slowly(weights: list[int], number: float, top_p: float = 1.0) -> int:
-    """Walk over the kept tokens until their share of the mass passes the number."""
-    order = sorted(range(len(weights)), key=lambda i: -weights[i])
-    kept = set()
+    """Walk over the tokens of the nucleus until their share of the mass passes the number."""
+    heaviest_first = sorted(range(len(weights)), key=lambda i: -weights[i])
+    nucleus = set()
     mass = 0.0
-    for i in order:
+    for i in heaviest_first:
         if weights[i] and mass < top_p * sum(weights):
-            kept.add(i)
+            nucleus.add(i)
         mass += weights[i]
-    total = sum(weights[i] for i in kept)
-    passed = 0
-    for i, weight in enumerate(weights):
-        passed += weight if i in kept else 0
-        if passed > number * total:
+    total = sum(weights[i] for i in nucleus)
+    cumulated = 0
+    for i in sorted(nucleus):
+        cumulated += weights[i]
+        if cumulated > number * total:
             return i
     raise AssertionError("no token")
 
@@ -88,10 +100,8 @@ def test_a_number_picks_the_token_of_the_slow_reference(weights, k):
 def test_the_nucleus_of_the_slow_reference(weights, k, top_p):
     number = (k + 0.5) / 2**12
     logits = torch.tensor([weights], dtype=torch.float32).log()
-    kept = [i for i in range(6) if token_slowly(weights, 0.0, top_p) is not None]
-    assert kept
-    wanted = {token_slowly(weights, number + d, top_p) for d in (-1e-6, 1e-6)}
-    assert draw(logits, top_p=top_p, numbers=torch.tensor([number])).item() in wanted
+    allowed = {token_slowly(weights, number + shift, top_p) for shift in (-1e-6, 1e-6)}
+    assert draw(logits, top_p=top_p, numbers=torch.tensor([number])).item() in allowed
 
 
 @given(chances)
@@ -112,18 +122,22 @@ def test_dice_depend_on_the_seed_alone(seeds, short, long):
         assert (row[: min(short, long)] == uniform_numbers([seed], long)[0, :short]).all()
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_sampling_follows_the_policy(own):
+@pytest.mark.parametrize("seeds_of_rows", [False, True])
+def test_sampling_follows_the_policy(seeds_of_rows):
     policy = build_policy(0)
-    prompt = prompt_encoder(TOKENIZER, prompt_template="micro")(EXAMPLES[0])
-    dice = dict(seeds=range(4000)) if own else dict(generator=torch.Generator().manual_seed(0))
-    drawn = sample_tokens(policy, [prompt] * 4000, ends=[2], max_tokens=1, temperature=0.7, **dice)
+    prompts = encode_all(EXAMPLES[:1], copies=4000)
+    if seeds_of_rows:
+        randomness = {"seeds": range(4000)}
+    else:
+        randomness = {"generator": torch.Generator().manual_seed(0)}
+    rows = sample_tokens(policy, prompts, ends=[2], max_tokens=1, temperature=0.7, **randomness)
     with torch.no_grad():
-        expected = torch.softmax(policy(torch.tensor([prompt])).logits[0, -1] / 0.7, -1)
-    counts = torch.bincount(torch.tensor([row[0] for row in drawn]), minlength=len(expected)) / 4000
-    assert (counts - expected).abs().sum() < 3.5 * (
-        2 * expected * (1 - expected) / (4000 * math.pi)
-    ).sqrt().sum()
+        logits = policy(torch.tensor(prompts[:1])).logits[0, -1]
+    expected = torch.softmax(logits / 0.7, -1)
+    tokens = torch.tensor([row[0] for row in rows])
+    shares = torch.bincount(tokens, minlength=len(expected)) / 4000
+    mean_deviation = (2 * expected * (1 - expected) / (4000 * math.pi)).sqrt().sum()
+    assert (shares - expected).abs().sum() < 3.5 * mean_deviation
 
 
 # the loop
@@ -134,18 +148,21 @@ def test_greedy_sampling_equals_generate(copies):
     policy = build_policy(3)
     with torch.no_grad():
         policy.lm_head.weight[TOKENIZER.eos_token_id] *= 2.5
-    prompts = [
-        prompt_encoder(TOKENIZER, prompt_template="micro")(e)
-        for e in EXAMPLES
-        for _ in range(copies)
-    ]
-    ends = [TOKENIZER.eos_token_id]
-    ours = sample_tokens(policy, prompts, ends=ends, max_tokens=30, temperature=0)
+    prompts = encode_all(EXAMPLES, copies)
+    end = TOKENIZER.eos_token_id
+    ours = sample_tokens(policy, prompts, ends=[end], max_tokens=30, temperature=0)
     padded = TOKENIZER.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    theirs = policy.generate(**padded, max_new_tokens=30, do_sample=False)[
-        :, padded["input_ids"].shape[1] :
-    ].tolist()
-    assert ours == [row[: row.index(ends[0]) + 1] if ends[0] in row else row for row in theirs]
+    generated = policy.generate(**padded, max_new_tokens=30, do_sample=False)
+    theirs = generated[:, padded["input_ids"].shape[1] :].tolist()
+    assert ours == [up_to_first(row, [end]) for row in theirs]
+
+
+def up_to_first(row: list[int], ends: list[int]) -> list[int]:
+    """The tokens up to the first end, which is kept; all of them where there is none."""
+    for length, token in enumerate(row, 1):
+        if token in ends:
+            return row[:length]
+    return row
 
 
 TINY = {
@@ -167,7 +184,7 @@ LINEAR = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    ("kind", "options"),
     [
         ("qwen3", {"num_hidden_layers": 2}),
         ("mistral", {"num_hidden_layers": 2, "sliding_window": 6}),
@@ -175,46 +192,37 @@ LINEAR = {
     ],
     ids=["full attention", "sliding window", "linear attention"],
 )
-def test_every_kind_of_cache_loses_and_copies_rows(kind, more):
+def test_every_kind_of_cache_loses_and_copies_rows(kind, options):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY, **more)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY, **options)).eval()
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3], [9], [12, 13]]
-    alone = [
-        model.generate(
-            torch.tensor([p]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
-        )[0, len(p) :]
-        for p in prompts
-    ]
-    wanted = [row.tolist() for row in alone]
-    ends = [wanted[3][2], wanted[1][5]]
-    cut = [
-        next((row[: t + 1] for t, token in enumerate(row) if token in ends), row) for row in wanted
-    ]
-    assert sample_tokens(model, prompts, ends=ends, max_tokens=16, temperature=0) == cut
-    assert len({len(row) for row in cut}) > 1
+    endless = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    rows = []
+    for prompt in prompts:
+        output = model.generate(torch.tensor([prompt]), max_new_tokens=16, **endless)
+        rows.append(output[0, len(prompt) :].tolist())
+    ends = [rows[3][2], rows[1][5]]
+    expected = [up_to_first(row, ends) for row in rows]
+    assert sample_tokens(model, prompts, ends=ends, max_tokens=16, temperature=0) == expected
+    assert len({len(row) for row in expected}) > 1
 
 
 def test_rows_do_not_depend_on_their_company():
     policy, tokenizer = load_policy("cold-short")
-    prompts = [
-        prompt_encoder(tokenizer, prompt_template="micro")(e) for e in EXAMPLES for _ in range(2)
-    ]
-    options = dict(ends=end_tokens(policy, tokenizer), temperature=1.0)
-    together = sample_tokens(policy, prompts, max_tokens=40, seeds=range(16), **options)
-    backwards = sample_tokens(
-        policy, prompts[::-1], max_tokens=40, seeds=range(15, -1, -1), **options
-    )[::-1]
-    alone = [
-        sample_tokens(policy, [p], max_tokens=40, seeds=[k], **options)[0]
-        for k, p in enumerate(prompts)
-    ]
-    assert together == backwards == alone
+    prompts = encode_all(EXAMPLES, copies=2)
+    options = {"ends": end_tokens(policy, tokenizer), "max_tokens": 40}
+    together = sample_tokens(policy, prompts, seeds=range(16), **options)
+    backwards = sample_tokens(policy, prompts[::-1], seeds=range(15, -1, -1), **options)
+    alone = []
+    for k, prompt in enumerate(prompts):
+        alone += sample_tokens(policy, [prompt], seeds=[k], **options)
+    assert together == backwards[::-1] == alone
     assert len({tuple(row) for row in together}) > 8
 
 
 def test_each_row_has_its_own_limit():
     policy = build_policy(0)
-    prompts = [prompt_encoder(TOKENIZER, prompt_template="micro")(e) for e in EXAMPLES[:4]]
+    prompts = encode_all(EXAMPLES[:4])
     whole = sample_tokens(policy, prompts, ends=[2], max_tokens=12, seeds=range(4))
     limits = [1, 12, 3, 7]
     cut = sample_tokens(policy, prompts, ends=[2], max_tokens=limits, seeds=range(4))
@@ -246,8 +254,8 @@ def test_no_memory_asks_without_and_judges_with():
     options = dict(condition="no_memory", prompt_template="micro", max_tokens=4, name="x")
     rollouts, judgments = evaluate(build_policy(0), TOKENIZER, EXAMPLES[:2], exact_judge, **options)
     assert [len(j.atoms) for j in judgments] == [len(e.atoms) for e in EXAMPLES[:2]]
-    found = {(r.condition, j.condition, j.model) for r, j in zip(rollouts, judgments, strict=True)}
-    assert found == {("no_memory", "no_memory", "x")}
+    assert {rollout.condition for rollout in rollouts} == {"no_memory"}
+    assert {(j.condition, j.model) for j in judgments} == {("no_memory", "x")}
 
 
 def test_an_unknown_condition_is_refused():
@@ -260,42 +268,41 @@ def test_an_unknown_condition_is_refused():
 
 def test_answers_are_whole_rows():
     backend = local()
-    wanted = asked(backend)
-    rows = list(backend.answers(iter(wanted)))
-    assert {row.key for row in rows} == {request.key for request in wanted} and len(rows) == 16
+    all_requests = requests_of(backend)
+    rows = list(backend.answers(iter(all_requests)))
+    assert len(rows) == 16
+    assert {row.key for row in rows} == {request.key for request in all_requests}
     for row in rows:
-        ended = row.token_ids[-1] in end_tokens(backend.model, backend.tokenizer)
-        assert row.finish_reason == ("stop" if ended else "length")
+        has_ended = row.token_ids[-1] in end_tokens(backend.model, backend.tokenizer)
+        assert row.finish_reason == ("stop" if has_ended else "length")
         assert row.response == backend.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        assert (
-            row.usage["completion_tokens"] == len(row.token_ids) and row.usage["prompt_tokens"] > 10
-        )
-        assert (
-            row.settings["engine"] == "transformers"
-            and row.settings["dtype"] == "float32"
-            and row.example_hash
-        )
+        assert row.usage["completion_tokens"] == len(row.token_ids)
+        assert row.usage["prompt_tokens"] > 10
+        assert row.settings["engine"] == "transformers"
+        assert row.settings["dtype"] == "float32"
+        assert row.example_hash
 
 
 @pytest.mark.parametrize(
     "changes", [{"batch_tokens": 1}, {"batch_tokens": 300}, {"window": 3}], ids=str
 )
 def test_batches_do_not_change_answers(changes):
-    whole = said(local().answers(asked(local())))
-    assert said(local(**changes).answers(asked(local()))) == whole
+    expected = responses(local().answers(requests_of(local())))
+    assert responses(local(**changes).answers(requests_of(local()))) == expected
 
 
 def test_batches_keep_the_budget(monkeypatch):
     backend = local(batch_tokens=400)
     sizes = []
-    inner = backend.sample
+    sample = backend.sample
 
-    def watched(batch):
-        sizes.append((len(batch), max(len(ids) for _, ids in batch) + 40))
-        return inner(batch)
+    def record_and_sample(batch):
+        longest_prompt = max(len(encoded.prompt_ids) for encoded in batch)
+        sizes.append((len(batch), longest_prompt + 40))
+        return sample(batch)
 
-    monkeypatch.setattr(backend, "sample", watched)
-    list(backend.answers(asked(backend)))
+    monkeypatch.setattr(backend, "sample", record_and_sample)
+    list(backend.answers(requests_of(backend)))
     assert sum(count for count, _ in sizes) == 16 and len(sizes) > 3
     assert all(count == 1 or count * width <= 400 for count, width in sizes)
 
@@ -312,7 +319,7 @@ def test_killed_and_resumed_gives_the_same_answers(tmp_path):
     assert (resumed.kept, resumed.new) == (5, 11)
 
     def read(name):
-        return said(read_jsonl(tmp_path / name, Rollout))
+        return responses(read_jsonl(tmp_path / name, Rollout))
 
     assert read("a.jsonl") == read("b.jsonl")
 
@@ -320,39 +327,35 @@ def test_killed_and_resumed_gives_the_same_answers(tmp_path):
 def test_two_samplings_do_not_share_a_batch():
     backend = local()
     greedy = MICRO.model_copy(update={"temperature": 0.0})
-    mixed = [r for pair in zip(asked(backend), asked(backend, greedy), strict=True) for r in pair]
-    rows = said(backend.answers(mixed))
-    assert rows == said(backend.answers(asked(backend))) | said(
-        backend.answers(asked(backend, greedy))
-    )
-    by_example = Counter(
-        (key[0], rows[key]) for key in rows if key[-1] == asked(backend, greedy)[0].key[-1]
-    )
-    assert set(by_example.values()) == {2}
+    random_requests = requests_of(backend)
+    greedy_requests = requests_of(backend, greedy)
+    random_responses = responses(backend.answers(random_requests))
+    greedy_responses = responses(backend.answers(greedy_requests))
+    in_turns = chain.from_iterable(zip(random_requests, greedy_requests, strict=True))
+    assert responses(backend.answers(in_turns)) == {**random_responses, **greedy_responses}
+    same_for_both_seeds = Counter((key[0], text) for key, text in greedy_responses.items())
+    assert set(same_for_both_seeds.values()) == {2}
 
 
 def test_a_prompt_that_does_not_fit_is_a_row_that_says_so():
     backend = local()
-    wanted = asked(backend)
-    whole = said(backend.answers(wanted))
-    lengths = {
-        r.key: len(prompt_encoder(TOKENIZER, prompt_template="micro")(r.example)) for r in wanted
-    }
+    all_requests = requests_of(backend)
+    whole = responses(backend.answers(all_requests))
+    encode = prompt_encoder(TOKENIZER, prompt_template="micro")
+    lengths = {request.key: len(encode(request.example)) for request in all_requests}
     backend.limit = sorted(lengths.values())[len(lengths) // 2]
-    rows = list(backend.answers(wanted))
+    rows = list(backend.answers(all_requests))
     assert len(rows) == 16
     for row in rows:
-        fits = lengths[row.key] < backend.limit
-        assert (row.finish_reason == "error") == (not fits)
-        if fits:
-            assert lengths[row.key] + len(row.token_ids) <= backend.limit and whole[
-                row.key
-            ].startswith(row.response.rstrip())
+        length = lengths[row.key]
+        if length < backend.limit:
+            assert row.finish_reason != "error"
+            assert length + len(row.token_ids) <= backend.limit
+            assert whole[row.key].startswith(row.response.rstrip())
         else:
-            assert repr(row.example_id) in row.error and str(lengths[row.key]) in row.error
-            assert f"limit is {backend.limit}" in row.error and row.error.startswith(
-                "context_too_long: "
-            )
+            assert row.finish_reason == "error" and row.error.startswith("context_too_long: ")
+            for words in (repr(row.example_id), str(length), f"limit is {backend.limit}"):
+                assert words in row.error
 
 
 class Cramped(LocalBackend):
@@ -368,28 +371,31 @@ class Cramped(LocalBackend):
 
 def test_out_of_memory_halves_the_batch(caplog):
     backend = Cramped(*load_policy("cold-short"), name="cold")
-    rows = list(backend.answers(asked(backend)))
-    assert said(rows) == said(local().answers(asked(local()))) and len(rows) == 16
-    assert [record.args for record in caplog.records][0] == (16,) and "out of memory" in caplog.text
-    before = len(caplog.records)
-    assert len(list(backend.answers(asked(backend)))) == 16 and len(caplog.records) == before
+    rows = list(backend.answers(requests_of(backend)))
+    assert len(rows) == 16
+    assert responses(rows) == responses(local().answers(requests_of(local())))
+    assert caplog.records[0].args == (16,) and "out of memory" in caplog.text
+    warnings = len(caplog.records)
+    assert len(list(backend.answers(requests_of(backend)))) == 16
+    assert len(caplog.records) == warnings, "the smaller budget holds"
 
 
 def test_an_answer_too_large_for_the_machine_is_a_row():
     backend = Cramped(*load_policy("cold-short"), name="cold")
     backend.room = 0
-    rows = list(backend.answers(asked(backend, examples=EXAMPLES[:1])))
-    assert {row.finish_reason for row in rows} == {"error"} and len(rows) == 2
+    rows = list(backend.answers(requests_of(backend, examples=EXAMPLES[:1])))
+    assert [row.finish_reason for row in rows] == ["error", "error"]
     assert all(row.error.startswith(f"out_of_memory: example {row.example_id!r}") for row in rows)
 
 
 def test_another_error_of_the_model_is_not_swallowed(monkeypatch):
+    def fail(batch):
+        raise RuntimeError("CUDA error: bad luck")
+
     backend = local()
-    monkeypatch.setattr(
-        backend, "sample", lambda batch: (_ for _ in ()).throw(RuntimeError("CUDA error: bad luck"))
-    )
+    monkeypatch.setattr(backend, "sample", fail)
     with pytest.raises(RuntimeError, match="bad luck"):
-        list(backend.answers(asked(backend)))
+        list(backend.answers(requests_of(backend)))
 
 
 def test_names_and_what_is_missing(tmp_path):
@@ -407,13 +413,12 @@ def test_names_and_what_is_missing(tmp_path):
 def test_weights_are_read_when_the_first_request_comes(monkeypatch, tmp_path):
     backend = LocalBackend(policy_path("cold-short"), dtype="float32", device="cpu")
     assert list(backend.answers([])) == [] and "model" not in vars(backend)
-    rows = list(backend.answers(asked(backend, examples=EXAMPLES[:1])))
-    assert (
-        "model" in vars(backend) and backend.model.dtype == torch.float32 and backend.limit == 1024
-    )
-    assert [r.response for r in rows] == [
-        r.response for r in local().answers(asked(local(), examples=EXAMPLES[:1]))
-    ]
+    rows = list(backend.answers(requests_of(backend, examples=EXAMPLES[:1])))
+    assert "model" in vars(backend)
+    assert backend.model.dtype == torch.float32 and backend.limit == 1024
+    in_memory = local()
+    expected = in_memory.answers(requests_of(in_memory, examples=EXAMPLES[:1]))
+    assert [row.response for row in rows] == [row.response for row in expected]
 
 
 def test_thoughts_are_no_part_of_the_answer(monkeypatch):
@@ -421,7 +426,7 @@ def test_thoughts_are_no_part_of_the_answer(monkeypatch):
     monkeypatch.setattr(
         backend.tokenizer, "decode", lambda ids, **_: "<think>Peanuts?</think>\n\nNone."
     )
-    assert {row.response for row in backend.answers(asked(backend))} == {"None."}
+    assert {row.response for row in backend.answers(requests_of(backend))} == {"None."}
 
 
 # vLLM: its interface, on a stand-in that records what it is asked
@@ -442,11 +447,11 @@ def vllm(monkeypatch):
             self.calls.append(list(zip(prompts, sampling_params, strict=True)))
             outputs = []
             for prompt in prompts:
-                finish = self.finish.get(tuple(prompt["prompt_token_ids"]), "stop")
-                done = SimpleNamespace(
-                    text="Hope this helps.", token_ids=(7, 8, 2), finish_reason=finish
+                finish_reason = self.finish.get(tuple(prompt["prompt_token_ids"]), "stop")
+                completion = SimpleNamespace(
+                    text="Hope this helps.", token_ids=(7, 8, 2), finish_reason=finish_reason
                 )
-                outputs.append(SimpleNamespace(outputs=[done], num_cached_tokens=None))
+                outputs.append(SimpleNamespace(outputs=[completion], num_cached_tokens=None))
             return outputs
 
     fake = ModuleType("vllm")
@@ -460,29 +465,24 @@ def vllm(monkeypatch):
 def test_vllm_is_asked_in_token_ids_with_a_seed_for_each_answer(vllm):
     backend = VllmBackend(policy_path("cold-short"), chunk=5, tensor_parallel_size=2)
     assert "llm" not in vars(backend)
-    wanted = asked(backend, MICRO.model_copy(update={"top_p": 0.9}))
-    rows = list(backend.answers(wanted))
-    assert [row.key for row in rows] == [request.key for request in wanted]
+    all_requests = requests_of(backend, MICRO.model_copy(update={"top_p": 0.9}))
+    rows = list(backend.answers(all_requests))
+    assert [row.key for row in rows] == [request.key for request in all_requests]
     assert [len(call) for call in backend.llm.calls] == [5, 5, 5, 1]
-    assert backend.llm.options == {"tensor_parallel_size": 2} and backend.llm.model == str(
-        policy_path("cold-short")
-    )
+    assert backend.llm.options == {"tensor_parallel_size": 2}
+    assert backend.llm.model == str(policy_path("cold-short"))
     encode = prompt_encoder(TOKENIZER, prompt_template="micro")
-    for (prompt, params), request in zip(
-        (pair for call in backend.llm.calls for pair in call), wanted, strict=True
-    ):
+    prompts_and_parameters = chain.from_iterable(backend.llm.calls)
+    for (prompt, parameters), request in zip(prompts_and_parameters, all_requests, strict=True):
         assert prompt == {"prompt_token_ids": encode(request.example)}
-        assert vars(params) == {
+        assert vars(parameters) == {
             "temperature": 1.0,
             "top_p": 0.9,
             "max_tokens": 40,
-            "seed": request.own_seed,
+            "seed": request.answer_seed,
         }
-    assert (
-        rows[0].token_ids == [7, 8, 2]
-        and rows[0].finish_reason == "stop"
-        and rows[0].settings["engine"] == "vllm"
-    )
+    assert rows[0].token_ids == [7, 8, 2] and rows[0].finish_reason == "stop"
+    assert rows[0].settings["engine"] == "vllm"
     assert rows[0].usage["completion_tokens"] == 3 and rows[0].usage["cached_tokens"] == 0
 
 
@@ -493,20 +493,16 @@ def test_vllm_marks_what_went_wrong(vllm):
     backend = VllmBackend(policy_path("cold-short"), max_model_len=room)
     fitting = [example for example in EXAMPLES if len(prompts[example.id]) < room]
     assert 2 <= len(fitting) < len(EXAMPLES)
-    backend.llm.finish = {
-        tuple(prompts[fitting[0].id]): "abort",
-        tuple(prompts[fitting[1].id]): "length",
-    }
-    rows = {
-        row.example_id: row
-        for row in backend.answers(asked(backend, MICRO.model_copy(update={"seeds": (1,)})))
-    }
-    assert rows[fitting[0].id].error.startswith("engine: ") and "abort" in rows[fitting[0].id].error
-    assert rows[fitting[1].id].finish_reason == "length"
+    aborted = fitting[0].id
+    cut_off = fitting[1].id
+    backend.llm.finish = {tuple(prompts[aborted]): "abort", tuple(prompts[cut_off]): "length"}
+    one_seed = MICRO.model_copy(update={"seeds": (1,)})
+    rows = {row.example_id: row for row in backend.answers(requests_of(backend, one_seed))}
+    assert rows[aborted].error.startswith("engine: ") and "abort" in rows[aborted].error
+    assert rows[cut_off].finish_reason == "length"
     for example in EXAMPLES:
-        assert (example in fitting) == (
-            not (rows[example.id].error or "").startswith("context_too_long")
-        )
+        is_too_long = (rows[example.id].error or "").startswith("context_too_long")
+        assert is_too_long == (example not in fitting)
 
 
 def test_vllm_missing_or_asked_to_run_code(monkeypatch):

@@ -160,13 +160,17 @@ def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_prompt_templ
     asked = list(
         requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory"))
     )
-    assert len({(r.example.id, r.own_seed) for r in asked}) == 8 == len({r.own_seed for r in asked})
-    assert len({r.wire_seed for r in asked}) == 4 and asked[0].wire_seed == 1
+    assert (
+        len({(r.example.id, r.answer_seed) for r in asked})
+        == 8
+        == len({r.answer_seed for r in asked})
+    )
+    assert len({r.server_seed for r in asked}) == 4 and asked[0].server_seed == 1
     other = list(
         requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other")
     )
-    assert {r.own_seed for r in other} == {r.own_seed for r in asked}
-    assert asked[0].own_seed == int(
+    assert {r.answer_seed for r in other} == {r.answer_seed for r in asked}
+    assert asked[0].answer_seed == int(
         hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16
     )
 
