@@ -309,7 +309,10 @@ def judge_payload(
     atom_rows = []
     for block_name, block, named in named_atoms(example, config.blind):
         memory_text = block.memory_text if text == "fluent" else block.atomic_concat_text
-        memory_rows.append({"parent_memory_id": block_name, "memory_text": memory_text})
+        memory_row = {"parent_memory_id": block_name, "memory_text": memory_text}
+        if block.time:
+            memory_row["time"] = block.time
+        memory_rows.append(memory_row)
         for name, atom in named:
             atom_rows.append(_atom_row(name, block_name, atom, config.blind))
     payload: dict[str, Any] = {
@@ -318,6 +321,9 @@ def judge_payload(
         "model_response": response,
         "atomic_rubrics": atom_rows,
     }
+    if example.turns:
+        conversation = [turn.model_dump(exclude_none=True) for turn in example.turns]
+        payload = {"conversation_before_query": conversation, **payload}
     if config.every_quote:
         payload["evidence_quotes"] = "every place"
     if config.quality:

@@ -186,7 +186,7 @@ class TrainRun:
         )
         if trainer.stopped:
             advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
-            raise RunStopped(trainer.stopped).told(advice)
+            raise RunStopped(trainer.stopped).with_hint(advice)
         unfinished = self.folder / "policy.part"
         with writing(self.folder / "policy", unfinished):
             trainer.save_model(str(unfinished))

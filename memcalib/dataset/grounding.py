@@ -19,7 +19,7 @@ from importlib import resources
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from .screening import WORD, load_screen, words
+from .screening import WORD, load_screen, word_runs, words
 from ..io.records import short_repr
 from ..io.settings import read_yaml
 
@@ -107,16 +107,10 @@ def _unfolded_stretch(text: str, folded_text: str, start: int, end: int) -> str:
     return text[original_position(start) : original_position(end - 1) + 1]
 
 # %% ../../nbs/dataset/05_grounding.ipynb #af0326ad
-def _runs(text_words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
-    """All stretches of so many words that follow one another."""
-    for i in range(len(text_words) - length + 1):
-        yield tuple(text_words[i : i + length])
-
-
 def contains_phrase(text: str, phrase: str) -> bool:
     """Whether the words of a phrase stand in a text, one after another; case and punctuation aside."""
     phrase_words = tuple(words(phrase))
-    return phrase_words in _runs(words(text), len(phrase_words))
+    return not phrase_words or phrase_words in word_runs(words(text), len(phrase_words))
 
 
 def coverage(statement: str, source: str) -> float:
@@ -139,8 +133,8 @@ def find_leak(detail: str, query: str) -> str:
         return ""
     query_words = content_words(query)
     run_length = min(5, len(detail_words))
-    query_runs = set(_runs(query_words, run_length))
-    for run in _runs(detail_words, run_length):
+    query_runs = set(word_runs(query_words, run_length))
+    for run in word_runs(detail_words, run_length):
         if run in query_runs:
             return " ".join(run)
     query_vocabulary = set(query_words)
@@ -157,7 +151,7 @@ def too_close(atom: str, other_atom: str) -> bool:
     all_stems = set(shorter) | set(longer)
     if len(shared_stems) / max(1, len(all_stems)) >= 0.8:
         return True
-    return len(shorter) >= 3 and tuple(shorter) in _runs(longer, len(shorter))
+    return len(shorter) >= 3 and tuple(shorter) in word_runs(longer, len(shorter))
 
 # %% ../../nbs/dataset/05_grounding.ipynb #c5ef986d
 _NUMBERED = ("type", "class", "phase", "stage", "grade", "level", "part", "War", "Table")
@@ -617,10 +611,10 @@ def substituted_word(statement: str, source: str) -> str:
     statement_stems = set(stems(statement))
     source_stems = set(stems(source))
     source_word_after = {}
-    for first, second, word in _runs(source_words, 3):
+    for first, second, word in word_runs(source_words, 3):
         if _is_new_content(word, statement_stems):
             source_word_after[first, second] = word
-    for first, second, word in _runs(statement_words, 3):
+    for first, second, word in word_runs(statement_words, 3):
         source_word = source_word_after.get((first, second))
         if source_word and stems(f"{first} {second}") and _is_new_content(word, source_stems):
             return f"{word} instead of {source_word}"

@@ -12,7 +12,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.dataset import sources as f
 from memcalib.dataset import sources as s
 from memcalib.io.records import DataError, write_jsonl
 
@@ -77,23 +76,22 @@ ULTRACHAT = [
 ]
 
 
-def message(message_id, parent, role, text, **more):
-    known = {
-        "created_date": "2023-02-01",
-        "review_result": True,
-        "deleted": False,
-        "synthetic": False,
-        "lang": "en",
-    }
-    head = {
+def message(message_id, parent, role, text, rank=None, lang="en", deleted=False):
+    return {
         "message_id": message_id,
         "parent_id": parent,
         "user_id": "u",
         "text": text,
         "role": role,
-        "rank": None,
+        "rank": rank,
+        "created_date": "2023-02-01",
+        "review_result": True,
+        "deleted": deleted,
+        "synthetic": False,
+        "lang": lang,
+        "message_tree_id": "t",
+        "tree_state": "ready_for_export",
     }
-    return head | known | {"message_tree_id": "t", "tree_state": "ready_for_export"} | more
 
 
 OASST = [
@@ -177,85 +175,91 @@ MAGICODER = [
 
 def test_meddialog_raw_text(tmp_path):
     (tmp_path / "dialogue_1.txt").write_text(MEDDIALOG_RAW)
-    one, two = read("MedDialog", tmp_path / "dialogue_1.txt").kept
-    assert (one.id, one.domain, one.licence) == ("MedDialog:11", "health", "unknown")
-    assert one.question == "Hello doctor, My resting pulse is 95 and I drink four coffees a day."
-    assert one.answer == "Hi. Halve the coffee first, then measure again."
-    assert one.metadata == {
+    first, second = read("MedDialog", tmp_path / "dialogue_1.txt").kept
+    assert (first.id, first.domain, first.licence) == ("MedDialog:11", "health", "unknown")
+    assert first.question == "Hello doctor, My resting pulse is 95 and I drink four coffees a day."
+    assert first.answer == "Hi. Halve the coffee first, then measure again."
+    assert first.metadata == {
         "description": "Q. Is a resting pulse of 95 too fast?",
         "url": "https://example.com/q/11",
     }
-    assert (two.question, two.answer) == ("Q. May I take iron with milk?", "Better with juice.")
+    assert (second.question, second.answer) == (
+        "Q. May I take iron with milk?",
+        "Better with juice.",
+    )
 
 
 def test_meddialog_tidied_and_table_forms(tmp_path):
-    said = ["patient: I fell on my wrist.", "doctor: Cool it: ten minutes.", "patient: ok"]
-    tidy = [{"description": "Wrist", "utterances": said}]
+    utterances = ["patient: I fell on my wrist.", "doctor: Cool it: ten minutes.", "patient: ok"]
+    tidy = [{"description": "Wrist", "utterances": utterances}]
     (tmp_path / "tidy.json").write_text(json.dumps(tidy))
     turns = {"speaker": [0, 1], "utterance": ["I fell on my wrist.", "Cool it: ten minutes."]}
-    table = jsonl(
-        tmp_path / "table.jsonl", [{"dialogue_id": 4, "dialogue_url": "u", "dialogue_turns": turns}]
-    )
+    row = {"dialogue_id": 4, "dialogue_url": "u", "dialogue_turns": turns}
     [first] = read("MedDialog", tmp_path / "tidy.json").kept
-    [second] = read("MedDialog", table).kept
+    [second] = read("MedDialog", jsonl(tmp_path / "table.jsonl", [row])).kept
     assert (first.question, first.answer) == (second.question, second.answer)
-    assert (
-        second.id == "MedDialog:4"
-        and first.id.startswith("MedDialog:")
-        and len(first.id) == len("MedDialog:") + 16
-    )
+    assert second.id == "MedDialog:4"
+    assert first.id.startswith("MedDialog:")
+    assert len(first.id) == len("MedDialog:") + 16
 
 
-def test_chatdoctor_ultrachat_magicoder_in_every_format(tmp_path):
-    wanted = {
-        "ChatDoctor-HealthCareMagic": (
+def in_every_format(folder, rows):
+    """Paths of the same rows as JSONL, JSON, Parquet and packed JSONL."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(lines)
+    (folder / "rows.json").write_text(json.dumps(rows, indent=1))
+    pd.DataFrame(rows).to_parquet(folder / "rows.parquet")
+    with gzip.open(folder / "rows.jsonl.gz", "wt") as file:
+        file.write(lines)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "question", "answer"),
+    [
+        (
+            "ChatDoctor-HealthCareMagic",
             CHATDOCTOR,
             "I sleep four hours a night since June.",
             "Rest more.",
         ),
-        "UltraChat-200k": (ULTRACHAT, "Plan a picnic for nine.", "Bring three blankets."),
-        "Magicoder-OSS-Instruct": (MAGICODER, "Write a counter.", "```rust\nfn main() {}\n```"),
-    }
-    for name, (rows, question, answer) in wanted.items():
-        paths = [
-            jsonl(tmp_path / f"{name}.jsonl", rows),
-            tmp_path / f"{name}.json",
-            tmp_path / f"{name}.parquet",
-        ]
-        paths[1].write_text(json.dumps(rows, indent=1))
-        pd.DataFrame(rows).to_parquet(paths[2])
-        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
-        found = [read(name, path).kept for path in [*paths, tmp_path / f"{name}.jsonl.gz"]]
-        assert all(rows == found[0] for rows in found) and len(found[0]) == 1, name
-        assert (found[0][0].question, found[0][0].answer) == (question, answer)
-    assert found[0][0].id == "Magicoder-OSS-Instruct:77" and found[0][0].topic == "rust"
+        ("UltraChat-200k", ULTRACHAT, "Plan a picnic for nine.", "Bring three blankets."),
+        ("Magicoder-OSS-Instruct", MAGICODER, "Write a counter.", "```rust\nfn main() {}\n```"),
+    ],
+)
+def test_a_dataset_is_the_same_in_every_format(tmp_path, name, rows, question, answer):
+    paths = in_every_format(tmp_path, rows)
+    assert len(paths) == 4
+    [first] = read(name, paths[0]).kept
+    assert (first.question, first.answer) == (question, answer)
+    assert all(read(name, path).kept == [first] for path in paths)
+    if name == "Magicoder-OSS-Instruct":
+        assert first.id == "Magicoder-OSS-Instruct:77"
+        assert first.topic == "rust"
 
 
 @pytest.mark.parametrize("name", ["OASST1", "OASST2"])
 def test_oasst_messages_in_any_order_and_trees_agree(tmp_path, name):
-    ready = read(name, jsonl(tmp_path / "messages.jsonl", OASST))
-    assert [(row.id, row.answer) for row in ready.kept] == [
-        (f"{name}:p1", "The Inn."),
-        (f"{name}:p3", ""),
-    ]
-    assert [(drop.rule, drop.id) for drop in ready.dropped] == [("selection", f"{name}:p2")]
+    passed = read(name, jsonl(tmp_path / "messages.jsonl", OASST))
+    answers = {row.id: row.answer for row in passed.kept}
+    assert answers == {f"{name}:p1": "The Inn.", f"{name}:p3": ""}
+    assert [(drop.rule, drop.id) for drop in passed.dropped] == [("selection", f"{name}:p2")]
     backwards = read(name, jsonl(tmp_path / "backwards.jsonl", OASST[::-1]))
-    assert sorted(row.id for row in backwards.kept) == [row.id for row in ready.kept]
-
-    def nested(node):
-        return node | {
-            "replies": [nested(m) for m in OASST if m["parent_id"] == node["message_id"]]
-        }
-
+    assert sorted(row.id for row in backwards.kept) == list(answers)
     trees = [
-        {"message_tree_id": m["message_id"], "prompt": nested(m)}
-        for m in OASST
-        if m["parent_id"] is None
+        {"message_tree_id": prompt["message_id"], "prompt": with_replies(prompt)}
+        for prompt in OASST
+        if prompt["parent_id"] is None
     ]
-    assert read(name, jsonl(tmp_path / "trees.jsonl", trees)).kept == ready.kept
+    assert read(name, jsonl(tmp_path / "trees.jsonl", trees)).kept == passed.kept
     pd.DataFrame(OASST).to_parquet(tmp_path / "messages.parquet")
-    assert read(name, tmp_path / "messages.parquet").kept == ready.kept
+    assert read(name, tmp_path / "messages.parquet").kept == passed.kept
+
+
+def with_replies(node):
+    """A message with its replies, and theirs."""
+    replies = [reply for reply in OASST if reply["parent_id"] == node["message_id"]]
+    return {**node, "replies": [with_replies(reply) for reply in replies]}
 
 
 def test_stack_exchange_html_and_choice(tmp_path):
@@ -275,13 +279,11 @@ def test_stack_exchange_html_and_choice(tmp_path):
 
 
 def test_apps_solutions_are_a_list_in_a_string(tmp_path):
-    one, two = read("APPS", jsonl(tmp_path / "train.jsonl", APPS)).kept
-    assert (
-        one.answer.endswith("print(a + b)")
-        and one.context == "def solve():"
-        and one.topic == "interview"
-    )
-    assert two.answer == "" and two.id == "APPS:1"
+    solved, unsolved = read("APPS", jsonl(tmp_path / "train.jsonl", APPS)).kept
+    assert solved.answer.endswith("print(a + b)")
+    assert solved.context == "def solve():"
+    assert solved.topic == "interview"
+    assert unsolved.answer == "" and unsolved.id == "APPS:1"
 
 
 def test_hub_arguments_pin_every_revision():
@@ -290,9 +292,8 @@ def test_hub_arguments_pin_every_revision():
         assert arguments["streaming"] and arguments["split"] == source.split
         pinned = arguments.get("revision") or arguments["data_files"]
         assert source.revision in pinned
-    assert [name for name, source in TABLE.items() if source.revision == "main"] == [
-        "ChatDoctor-HealthCareMagic"
-    ]
+    unpinned = [name for name, source in TABLE.items() if source.revision == "main"]
+    assert unpinned == ["ChatDoctor-HealthCareMagic"]
 
 
 def test_hub_rows_come_through_the_datasets_library(tmp_path, monkeypatch):
@@ -320,10 +321,8 @@ def test_a_silent_hub_says_what_to_do(monkeypatch):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
-    with pytest.raises(
-        DataError,
-        match="no route to the hub.*OpenAssistant/oasst2 at revision 179d.*or a local path",
-    ):
+    message = "no route to the hub.*OpenAssistant/oasst2 at revision 179d.*or a local path"
+    with pytest.raises(DataError, match=message):
         next(s.read_source("OASST2"))
 
 
@@ -399,10 +398,10 @@ def test_rows_of_a_megabyte(tmp_path, suffix):
             writer = csv.DictWriter(file, ["input", "output", "instruction"])
             writer.writeheader()
             writer.writerows(rows)
-    one, two = read("ChatDoctor-HealthCareMagic", path).kept
-    assert (
-        len(one.question) == 999_999 and one.answer.count("\n") == 1 and two.answer == "Rest more."
-    )
+    long, short = read("ChatDoctor-HealthCareMagic", path).kept
+    assert len(long.question) == 999_999
+    assert long.answer.count("\n") == 1
+    assert short.answer == "Rest more."
 
 
 @pytest.mark.parametrize(
@@ -438,7 +437,7 @@ def test_a_binary_file_and_missing_paths(tmp_path):
 
 def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     for name in ("b", "a"):
-        jsonl(tmp_path / f"{name}.jsonl", [MAGICODER[0] | {"raw_index": ord(name)}])
+        jsonl(tmp_path / f"{name}.jsonl", [{**MAGICODER[0], "raw_index": ord(name)}])
     ids = [row.id for row in read("Magicoder-OSS-Instruct", tmp_path).kept]
     assert ids == ["Magicoder-OSS-Instruct:97", "Magicoder-OSS-Instruct:98"]
 
@@ -450,23 +449,26 @@ def test_changes_to_the_table(tmp_path):
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changes))
     table = s.load_sources(tmp_path / "mine.yaml")
-    assert len(table) == 9 and table["APPS"].licence == "mit" and table["Shop"].licence == "unknown"
-    assert (
-        read(table["APPS"], jsonl(tmp_path / "x.jsonl", [{"task": "t", "code": "c"}]))
-        .kept[0]
-        .answer
-        == "c"
-    )
-    wrong = [
+    assert len(table) == 9
+    assert table["APPS"].licence == "mit"
+    assert table["Shop"].licence == "unknown"
+    [row] = read(table["APPS"], jsonl(tmp_path / "x.jsonl", [{"task": "t", "code": "c"}])).kept
+    assert row.answer == "c"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
         ({"APPS": {"column": {}}}, "column"),
         ({"APPS": {"gather": "trees"}}, "oasst"),
         ({"New": {"domain": "x", "columns": {"question": "q"}}}, "no answer"),
         ({"New": {"columns": {"question": "q", "answer": "a"}}}, "domain"),
         ({"APPS": ["a"]}, "mapping"),
-    ]
-    for change, word in wrong:
-        with pytest.raises(ValueError, match=word):
-            s.load_sources(change)
+    ],
+)
+def test_changes_that_make_no_sense_are_refused(changes, word):
+    with pytest.raises(ValueError, match=word):
+        s.load_sources(changes)
 
 
 def test_generic_source_takes_readers_and_extra_columns(tmp_path):
@@ -477,14 +479,10 @@ def test_generic_source_takes_readers_and_extra_columns(tmp_path):
     rows = [{"key": 1, "chat": chat, "notes": "n", "kind": "k", "y": 2020}, {"chat": "oops"}]
     passed = read(source, jsonl(tmp_path / "x.jsonl", rows))
     [row] = passed.kept
-    assert (row.id, row.question, row.answer, row.context, row.topic) == (
-        "desk:1",
-        "Where?",
-        "There.",
-        "n",
-        "k",
-    )
-    assert row.metadata == {"since": "2020"} and passed.dropped[0].rule == "question"
+    assert (row.id, row.question, row.answer) == ("desk:1", "Where?", "There.")
+    assert (row.context, row.topic) == ("n", "k")
+    assert row.metadata == {"since": "2020"}
+    assert passed.dropped[0].rule == "question"
 
 
 def test_no_row_accepted_is_counted_by_reason():
@@ -493,9 +491,8 @@ def test_no_row_accepted_is_counted_by_reason():
         for n in range(3)
     ]
     drops.append(s.Dropped(id="y", stage="screening", rule="language", found="fr", allowed="en"))
-    with pytest.raises(
-        DataError, match=r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"
-    ):
+    message = r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"
+    with pytest.raises(DataError, match=message):
         s.Passed([], drops).require("screening")
     with pytest.raises(DataError, match="nothing to read"):
         s.Passed().require("screening")
@@ -506,21 +503,14 @@ def test_attrition_adds_up(tmp_path):
     second = read("APPS", jsonl(tmp_path / "b.jsonl", [*APPS, 5]))
     both = s.Passed(first.kept + second.kept, first.dropped + second.dropped)
     table = s.attrition(both)
-    assert table.loc[("", "read")].tolist() == [3, 3, 6] and table.loc[("", "kept")].tolist() == [
-        2,
-        2,
-        4,
-    ]
-    assert (
-        table.loc[("reading", "selection"), "OASST1"] == 1
-        and table.loc[("reading", "record"), "APPS"] == 1
-    )
+    assert table.loc[("", "read")].tolist() == [3, 3, 6]
+    assert table.loc[("", "kept")].tolist() == [2, 2, 4]
+    assert table.loc[("reading", "selection"), "OASST1"] == 1
+    assert table.loc[("reading", "record"), "APPS"] == 1
     assert s.attrition(both, by="domain").columns.tolist() == ["coding", "general", "all"]
-    later = s.Passed(
-        both.kept[:1],
-        [s.Dropped(id=r.id, source=r.source, stage="t", rule="r") for r in both.kept[1:]],
-    )
-    table = s.attrition(both.then(later))
+    first_row, *other_rows = both.kept
+    drops = [s.Dropped(id=row.id, source=row.source, stage="t", rule="r") for row in other_rows]
+    table = s.attrition(both.then(s.Passed([first_row], drops)))
     assert (table.iloc[0] == table.iloc[1:].sum()).all()
 
 
@@ -540,23 +530,23 @@ def test_chat_readers_against_a_plain_loop(turns):
             answer = text
             break
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert (f.user(messages), f.reply(messages)) == (question, answer)
+    assert (s.user(messages), s.reply(messages)) == (question, answer)
 
 
-@given(st.permutations([("a", None, 0), ("b", 1, 0), ("c", 0, 0), ("d", 0, 1)]))
+@given(st.permutations([("a", None, False), ("b", 1, False), ("c", 0, False), ("d", 0, True)]))
 def test_best_reply_does_not_depend_on_order(order):
     replies = [
         {
-            "message_id": i,
+            "message_id": name,
             "rank": rank,
-            "text": i,
+            "text": name,
             "role": "assistant",
             "lang": "en",
-            "deleted": bool(gone),
+            "deleted": deleted,
         }
-        for i, rank, gone in order
+        for name, rank, deleted in order
     ]
-    assert f.best_reply({"lang": "en", "replies": replies}) == "c"
+    assert s.best_reply({"lang": "en", "replies": replies}) == "c"
 
 
 @given(
@@ -568,9 +558,9 @@ def test_best_reply_does_not_depend_on_order(order):
 def test_any_json_value_gives_a_row_or_a_reason(value):
     for name, source in TABLE.items():
         path = source.columns["question"].split("|")[0].split(".")[0]
-        made = s.to_row(source, {path: value})
-        assert isinstance(made, s.SourceRow | s.Dropped), name
-        made.to_json().encode()
+        outcome = s.to_row(source, {path: value})
+        assert isinstance(outcome, s.SourceRow | s.Dropped), name
+        outcome.to_json().encode()
 
 
 MODULE = """
@@ -584,9 +574,9 @@ def posts(path):
 COLUMNS = {"id": "number", "question": "asked", "answer": "answered", "since": "year"}
 FORUM = Source(name="forum", domain="coding", licence="cc0-1.0", columns=COLUMNS, records=posts)
 forum = {"domain": "coding", "licence": "cc0-1.0", "columns": COLUMNS, "records": posts}
-wrong = forum | {"licens": "mit"}
+wrong = {**forum, "licens": "mit"}
 EMPTY = FORUM.model_copy(update={"records": lambda path: ()})
-OTHER = FORUM.model_copy(update={"columns": COLUMNS | {"question": "title"}})
+OTHER = FORUM.model_copy(update={"columns": {**COLUMNS, "question": "title"}})
 """
 
 
@@ -599,15 +589,13 @@ def forum(tmp_path, monkeypatch):
 
 
 def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
-    rows, lost = (lambda passed: (passed.kept, passed.dropped))(
-        s.collect(s.read_source(f"{forum}:FORUM"))
-    )
-    assert [(row.id, row.question, row.domain, row.licence) for row in rows] == [
-        ("forum:0", "A?", "coding", "cc0-1.0"),
-        ("forum:2", "C?", "coding", "cc0-1.0"),
-    ]
-    assert rows[0].metadata == {"since": "2021"}
-    assert [(drop.source, drop.rule, drop.line) for drop in lost] == [("forum", "question", 2)]
+    passed = s.collect(s.read_source(f"{forum}:FORUM"))
+    assert [(row.id, row.question) for row in passed.kept] == [("forum:0", "A?"), ("forum:2", "C?")]
+    for row in passed.kept:
+        assert (row.domain, row.licence) == ("coding", "cc0-1.0")
+        assert row.metadata == {"since": "2021"}
+    [drop] = passed.dropped
+    assert (drop.source, drop.rule, drop.line) == ("forum", "question", 2)
     (tmp_path / "posts.txt").write_text("One?|1\nTwo?|2\nThree?|3\n")
     few = list(s.read_source(f"{forum}:FORUM", tmp_path / "posts.txt", limit=2))
     assert [row.question for row in few] == ["One?", "Two?"]
@@ -617,7 +605,7 @@ def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, found",
+    ("name", "fault"),
     [
         ("nowhere", "no source of the table"),
         ("no_such_module_here:FORUM", "no_such_module_here"),
@@ -626,11 +614,14 @@ def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
         (":", "package.module:name of a module"),
     ],
 )
-def test_a_name_that_names_no_source_is_refused_with_what_is_allowed(forum, name, found):
-    with pytest.raises(ValueError) as caught:
+def test_a_name_that_names_no_source_is_refused_with_what_is_allowed(forum, name, fault):
+    with pytest.raises(ValueError) as refused:
         s.find_source(name)
-    assert repr(name) in str(caught.value) and found in str(caught.value)
-    assert "MedDialog" in str(caught.value) and "package.module:name" in str(caught.value)
+    message = str(refused.value)
+    assert repr(name) in message
+    assert fault in message
+    assert "MedDialog" in message
+    assert "package.module:name" in message
 
 
 def test_settings_of_a_source_from_outside_are_checked(forum):
@@ -638,9 +629,9 @@ def test_settings_of_a_source_from_outside_are_checked(forum):
         s.find_source(f"{forum}:wrong")
 
 
-@pytest.mark.parametrize("name, found", [("EMPTY", "no records"), ("OTHER", "title")])
-def test_a_source_from_outside_is_checked_like_any_other(forum, name, found):
-    with pytest.raises(DataError, match=found):
+@pytest.mark.parametrize(("name", "fault"), [("EMPTY", "no records"), ("OTHER", "title")])
+def test_a_source_from_outside_is_checked_like_any_other(forum, name, fault):
+    with pytest.raises(DataError, match=fault):
         list(s.read_source(f"{forum}:{name}"))
 
 
@@ -660,13 +651,13 @@ def test_ids_and_domains_come_from_named_columns(tmp_path):
 
 def test_a_row_without_an_id_is_named_by_its_context_too():
     source = s.plain_source("q", "a", "c", name="own")
-    one, two, bare = (
-        s.to_row(source, {"q": "May I?", "a": "Yes.", "c": c}).id
-        for c in ("I am 3.", "I am 90.", "")
-    )
-    assert len({one, two, bare}) == 3
-    assert bare == s.to_row(s.plain_source("q", "a", name="own"), {"q": "May I?", "a": "Yes."}).id
-    assert bare == f"own:{s.text_hash('May I?' + chr(0) + 'Yes.')}"  # as in folders of before
+    ids = []
+    for context in ("I am 3.", "I am 90.", ""):
+        ids.append(s.to_row(source, {"q": "May I?", "a": "Yes.", "c": context}).id)
+    assert len(set(ids)) == 3
+    assert ids[2] == f"own:{s.text_hash('May I?' + chr(0) + 'Yes.')}"
+    without_column = s.plain_source("q", "a", name="own")
+    assert ids[2] == s.to_row(without_column, {"q": "May I?", "a": "Yes."}).id
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -720,14 +711,11 @@ def test_a_list_of_turns_is_read_or_says_how_it_can_be(turns):
     assert (row.question, row.answer) == ("Hi?", "Hello.")
     lost = s.to_row(s.plain_source("t", "a"), {"t": turns, "a": "x"}, 3, "t.jsonl")
     if isinstance(turns, list):
-        assert "'t|user' for the question" in lost.allowed and (lost.file, lost.line) == (
-            "t.jsonl",
-            3,
-        )
+        assert "'t|user' for the question" in lost.allowed
+        assert (lost.file, lost.line) == ("t.jsonl", 3)
 
 
 def test_the_place_of_a_row_is_not_written():
     row = s.to_row(s.plain_source("q", "a"), {"q": "Why?", "a": "So."}, 3, "t.jsonl")
-    assert {"file", "line"}.isdisjoint(
-        json.loads(row.to_json())
-    ) and row == s.SourceRow.model_validate_json(row.to_json())
+    assert {"file", "line"}.isdisjoint(json.loads(row.to_json()))
+    assert row == s.SourceRow.model_validate_json(row.to_json())
