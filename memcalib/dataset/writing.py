@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KeyT', 'FAMILIES', 'HARD', 'SIGNS', 'LONGEST', 'DISTRACTORS', 'WEIGHTS', 'RUBRICS', 'NATURALIZATION',
            'SCHEMA_VERSION', 'largest_remainder', 'difficulty', 'PlanConfig', 'draw_sizes', 'draw_shapes', 'room',
-           'assign_shapes', 'deal_evenly', 'split_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
+           'assign_shapes', 'deal_evenly', 'partition_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
            'deal_phrases', 'Plan', 'make_plans', 'PlanRow', 'plan_rows', 'plan_of', 'HardReply', 'OtherReply',
            'DistractorReply', 'ask_distractors', 'Sign', 'taken_up', 'guard_faults', 'exact_set', 'check_distractors',
            'accept_distractors', 'merge_distractors', 'UsageRubric', 'RubricEntry', 'RubricReply', 'ask_rubrics',
@@ -316,7 +316,7 @@ def deal_evenly(
     return name_by_row
 
 # %% ../../nbs/dataset/06_writing.ipynb #f2ac09ae
-def split_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+def partition_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """The sizes of the blocks for a row's own atoms, `count` from so many passages, and those of all other blocks.
 
     Sizes are used in their order. Raises `ValueError` for a shape without room for the atoms.
@@ -401,7 +401,7 @@ def lay_out(
 ) -> list[DraftBlock]:
     """The blocks of a row in prompt order, with the ids of all their atoms, those still to be written included."""
     passages = len({atom.passage for atom in atoms})
-    atom_sizes, other_sizes = split_sizes(len(atoms), passages, rng.sample(sizes, len(sizes)))
+    atom_sizes, other_sizes = partition_sizes(len(atoms), passages, rng.sample(sizes, len(sizes)))
     atom_positions = set(rng.sample(range(len(sizes)), len(atom_sizes)))
     atom_blocks = iter(_atom_blocks(atoms, atom_sizes))
     other_blocks = iter(_other_blocks(other_sizes, hard=rng.randrange(len(other_sizes))))

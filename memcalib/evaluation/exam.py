@@ -37,7 +37,7 @@ from memcalib.io.records import (
 from ..io.runs import file_hash
 from ..io.settings import package_data
 from ..judge import Judge
-from ..metrics import METRICS, controls, interval, score
+from ..metrics import METRICS, controls, exact_bounds, interval, score
 from memcalib.problem import (
     AtomJudgment,
     Example,
@@ -425,13 +425,16 @@ def channel_accuracy(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0
 
     counts = exam_counts(frame)
     atoms_by_channel = counts.sum(0).reshape(3, 3, 3).sum(-1)
+    questions_by_channel = (counts.reshape(-1, 3, 3, 3).sum(-1) > 0).sum(0)
     shares = 100 * confusion_shares(counts.sum(0))
     draws = 100 * confusion_shares(resampled_counts(counts, resamples, seed))
     rows = []
     for ideal, actual in product(Level, Level):
         low = high = np.nan
         if atoms_by_channel[ideal, actual]:
-            low, high = interval(draws[:, ideal, actual, actual, None])[:, 0]
+            bounds = interval(draws[:, ideal, actual, actual, None])
+            accuracy = shares[None, ideal, actual, actual, None]
+            low, high = exact_bounds(accuracy, bounds, questions_by_channel[ideal, actual])[:, 0]
         row: dict[str, Any] = {
             "ideal": ideal.label,
             "actual": actual.label,
@@ -568,7 +571,9 @@ def corrected_score(
         at_once = slice(start, start + _EXAMS_AT_ONCE)
         draws.append(_weighted_metrics(cells, corrected(shares[at_once]), weights[at_once]))
     corrected_draws = np.concatenate(draws)
+    raw_values = metrics_of_products(cells, metric_kernels())
     raw_bounds = interval(_weighted_metrics(cells, metric_kernels(), weights))
+    raw_bounds = exact_bounds(raw_values, raw_bounds, len(by_question))
     corrected_bounds = np.full((2, len(METRICS)), np.nan)
     if np.isnan(corrected_draws).any(-1).mean() <= 0.05:
         corrected_bounds = interval(corrected_draws)

@@ -20,7 +20,7 @@ from typing import Any
 
 from .jsonl import try_lock
 from .records import DataError, Record, read_jsonl, replacing, write_whole
-from .settings import changed, current_names
+from .settings import changed
 
 # %% ../../nbs/io/05_runs.ipynb #5e2cd392
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -196,7 +196,7 @@ class RunFolder:
             raise ValueError(
                 f"{file}: not the settings of a run; choose another folder or delete this one"
             )
-        return current_names(settings)
+        return settings
 
     def _decisive_values(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the decisive settings by dotted name."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PATH', 'FrozenSettings', 'allowed', 'nearest', 'perhaps', 'SettingError', 'SettingErrors', 'setting_error', 'changed',
-           'parse_yaml', 'read_yaml', 'current_names', 'package_data', 'shipped_names', 'import_object', 'need_method']
+           'parse_yaml', 'read_yaml', 'package_data', 'shipped_names', 'import_object', 'need_method']
 
 # %% ../../nbs/io/03_settings.ipynb #df116a6c
 import os
@@ -236,11 +236,6 @@ def read_yaml(file: str | Path | Traversable, source: str | Path = "") -> Any:
     """The value of a YAML file, read as by `parse_yaml`; `source` is its name in messages. Raises `OSError` where it cannot be read."""
     path = Path(file) if isinstance(file, str) else file
     return parse_yaml(path.read_bytes(), source or file)
-
-# %% ../../nbs/io/03_settings.ipynb #9c1d7e21
-def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings."""
-    return dict(settings)
 
 # %% ../../nbs/io/03_settings.ipynb #951f959c
 def package_data(*names: str) -> Path:

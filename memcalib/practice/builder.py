@@ -259,7 +259,7 @@ def stray_facts(
         noun = noun_stock[attribute].pop()
         owners = OWNERS if attribute in domestic else ("user", *OWNERS)
         candidates = [
-            Fact(who, attribute, noun, past) for who, past in product(owners, (False, True))
+            Fact(owner, attribute, noun, past) for owner, past in product(owners, (False, True))
         ]
         free = [fact for fact in candidates if fact.subject not in subjects]
         fact = rng.choice(free or candidates)
@@ -308,7 +308,7 @@ def make_distractors(payload: Payload) -> Json:
     facts = facts_in(payload["atoms"])
     used_nouns = {fact.noun for fact in facts}
     if request:
-        used_nouns.update(request.things)
+        used_nouns.update(request.wishes)
     want = payload["want"]
     family = want.get("family", "same_user")
     hard = hard_distractor(family, request or Request("trip", "work"), facts, used_nouns, rng)
@@ -450,6 +450,6 @@ def mark(example: Example) -> Example:
         "world": "long",
         "task": request.task,
         "scope": request.scope,
-        "requests": [thing for thing in request.things if thing in REQUESTS[request.task]],
+        "requests": [wish for wish in request.wishes if wish in REQUESTS[request.task]],
     }
     return example.model_copy(update=fields)

@@ -232,7 +232,7 @@ def _hint_in_query(reply: Json, payload: Payload, rng: random.Random) -> Spoiled
     if request is None or not stated:
         return None
     _, fact = rng.choice(stated)
-    query = Request(request.task, request.scope, (*request.things, fact.noun)).text
+    query = Request(request.task, request.scope, (*request.wishes, fact.noun)).text
     return Spoiled(with_fields(reply, query=query), frozenset({"query"}))
 
 
@@ -446,7 +446,7 @@ def _mattering_facts(request: Request, facts: Sequence[Fact]) -> list[Fact]:
         useful = role(request.domain, request.task, attribute)
         if useful and attribute not in known_attributes:
             mattering.extend(Fact("user", attribute, noun) for noun in nouns)
-    mattering.extend(Fact("user", "", thing) for thing in request.things)
+    mattering.extend(Fact("user", "", wish) for wish in request.wishes)
     return mattering
 
 
@@ -536,7 +536,7 @@ def _wrong_family(reply: Json, payload: Payload, rng: random.Random) -> Spoiled 
     wanted_family = payload["want"].get("family", "")
     facts = facts_in(payload["atoms"])
     used_nouns = {fact.noun for fact in [*facts, *facts_in(reply["others"])]}
-    used_nouns.update(request.things)
+    used_nouns.update(request.wishes)
     for family in rng.sample(_BASE_FAMILIES, len(_BASE_FAMILIES)):
         fact = hard_distractor(family, request, facts, used_nouns, rng)
         if fact.noun not in used_nouns and not family_fits(wanted_family, fact, request):

@@ -10,10 +10,11 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..io.records import write_whole
 from ..micro.world import World, exact_judge, make_examples
-from ..problem import Example, Judgment, Level, judgment_for, remove_atoms
+from ..problem import Example, Judgment, judgment_for, remove_atoms
 
 # %% ../../nbs/practice/07_preferences.ipynb #b7db07c8
 PREFERENCES = World("preferences", (3, 10), (10, 10), relevant=0.1, same_attribute=2)
@@ -22,29 +23,33 @@ PREFERENCES = World("preferences", (3, 10), (10, 10), relevant=0.1, same_attribu
 def preference_examples(n: int, seed: int = 0, bare: float = 0.4) -> list[Example]:
     """`n` examples of the test split with two to ten atoms, a block for each; a share `bare` of them has atoms at Ignore alone."""
     rng = random.Random(f"preferences {seed}")
-    found = []
+    examples = []
     for example in make_examples(PREFERENCES, 2 * n, seed, "test"):
-        owed = [atom_id for atom_id, level in example.levels.items() if level]
-        left = remove_atoms(example, owed if rng.random() < bare else [])
-        if len(left.atoms) > 1 and len(found) < n:
-            found.append(left)
-    return found
+        above_ignore = []
+        if rng.random() < bare:
+            above_ignore = [atom_id for atom_id, level in example.levels.items() if level]
+        remaining = remove_atoms(example, above_ignore)
+        if len(remaining.atoms) > 1:
+            examples.append(remaining)
+    return examples[:n]
+
+
+def _preference_row(example: Example) -> dict[str, Any]:
+    """An example as a row of RPEval's file."""
+    letters = [atom.ideal.wire for atom in example.atoms]
+    return {
+        "question": example.question,
+        "persona": [atom.text for atom in example.atoms],
+        "intent_type": "".join(letters),
+    }
 
 
 def write_preferences(examples: Sequence[Example], path: str | Path) -> Path:
     """Write examples as a file of RPEval's explicit multi-preference form: question, list of preferences, a letter for each."""
-    wire = {Level.IGNORE: "A", Level.BOUND: "B", Level.CONTROL: "C"}
-    rows = [
-        {
-            "question": e.question,
-            "persona": [atom.text for atom in e.atoms],
-            "intent_type": "".join(wire[atom.ideal] for atom in e.atoms),
-        }
-        for e in examples
-    ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
-    return Path(path)
+    rows = [_preference_row(example) for example in examples]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
 
 # %% ../../nbs/practice/07_preferences.ipynb #dada9716
 class PreferenceJudge:
@@ -56,9 +61,12 @@ class PreferenceJudge:
     name = "micro-preferences"
 
     def __init__(self, rows: Sequence[Example], made_from: Sequence[Example]):
-        self.sources = {row.id: example for row, example in zip(rows, made_from, strict=True)}
+        pairs = zip(rows, made_from, strict=True)
+        self.sources = {row.id: example for row, example in pairs}
 
     def __call__(self, example: Example, response: str) -> Judgment:
         """The judgment of one answer."""
-        read = [atom.actual for atom in exact_judge(self.sources[example.id], response).atoms]
-        return judgment_for(example, dict(zip(example.levels, read, strict=True)), judge=self.name)
+        judged = exact_judge(self.sources[example.id], response)
+        levels = [atom.actual for atom in judged.atoms]
+        level_by_atom = dict(zip(example.levels, levels, strict=True))
+        return judgment_for(example, level_by_atom, judge=self.name)

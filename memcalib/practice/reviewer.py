@@ -110,9 +110,9 @@ class ExampleReading:
         for fact in read_facts(self.view["query"]):
             yield Flaw("detail_in_query", "query", fact.said)
         if self.request:
-            for thing in self.request.things:
-                if thing not in REQUESTS[self.request.task]:
-                    yield Flaw("hint_in_query", "query", thing)
+            for wish in self.request.wishes:
+                if wish not in REQUESTS[self.request.task]:
+                    yield Flaw("hint_in_query", "query", wish)
 
     def flaws_of_atoms(self) -> Iterator[Flaw]:
         stated = set()

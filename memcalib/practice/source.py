@@ -77,9 +77,9 @@ class Fact:
             verb = "was" if self.past else "is"
             clause = f"{whose} {self.attribute} {verb} {self.noun}"
         else:
-            who = "I" if self.owner == "user" else f"my {self.owner}"
+            subject = "I" if self.owner == "user" else f"my {self.owner}"
             verb = "had to" if self.past else "must"
-            clause = f"{who} {verb} avoid {self.noun}"
+            clause = f"{subject} {verb} avoid {self.noun}"
         if self.occasion:
             return f"for {self.occasion} {clause}"
         return clause
@@ -122,11 +122,11 @@ def read_facts(text: str) -> tuple[Fact, ...]:
 # %% ../../nbs/practice/01_source.ipynb #fc3a8731
 @dataclass(frozen=True)
 class Request:
-    """What somebody wants planned, for which occasion, and with which things."""
+    """What somebody wants planned, for which occasion, and what it should have."""
 
     task: str
     scope: str
-    things: tuple[str, ...] = ()
+    wishes: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str:
@@ -136,13 +136,13 @@ class Request:
     @property
     def text(self) -> str:
         """The request as a query."""
-        if self.things:
-            return f"{self.plan} with {' and '.join(self.things)}."
+        if self.wishes:
+            return f"{self.plan} with {' and '.join(self.wishes)}."
         return f"{self.plan}."
 
     @property
     def plan(self) -> str:
-        """What is to be planned, without the things and a full stop."""
+        """What is to be planned, without the wishes and the full stop."""
         return f"Plan a {self.task} for {self.scope}"
 
 
@@ -156,9 +156,9 @@ def read_request(text: str) -> Request | None:
     requests = _REQUEST.findall(text)
     if not requests:
         return None
-    task, scope, listed_things = requests[-1]
-    things = [thing for thing in listed_things.split(" and ") if thing]
-    spelled = tuple(SPELLING.get(thing.lower(), thing) for thing in things)
+    task, scope, listed_wishes = requests[-1]
+    wishes = [wish for wish in listed_wishes.split(" and ") if wish]
+    spelled = tuple(SPELLING.get(wish.lower(), wish) for wish in wishes)
     return Request(task.lower(), scope.lower(), spelled)
 
 # %% ../../nbs/practice/01_source.ipynb #aace5aac
@@ -174,7 +174,7 @@ def fact_kind(fact: Fact, request: Request) -> str:
         in_domain = ATTRIBUTES[fact.attribute] == request.domain
         counts = in_domain and role(request.domain, request.task, fact.attribute)
     else:
-        counts = fact.noun in request.things
+        counts = fact.noun in request.wishes
     return "grounded" if counts else "irrelevant"
 
 
@@ -285,9 +285,9 @@ def contradiction(facts: Iterable[Fact]) -> tuple[Fact, Fact] | None:
 
 def words_of(fact: Fact, text: str) -> str:
     """The very words with which a text states a fact, in either voice; "" when it does not."""
-    said = re.escape(fact.said)
+    spoken = re.escape(fact.said)
     written = re.escape(fact.text[:-1])
-    match = re.search(rf"\b(?:{said}|{written})\b", text, re.I)
+    match = re.search(rf"\b(?:{spoken}|{written})\b", text, re.I)
     return match[0] if match else ""
 
 
@@ -299,16 +299,16 @@ def weak_points(question: str, context: str, answer: str) -> dict[str, str]:
         weak["question_completeness"] = elsewhere[0]
     elif read_request(question) is None:
         weak["question_completeness"] = ""
-    told = f"{question} {context}"
+    user_text = f"{question} {context}"
     answer_nouns = set()
     for sentence in read_answer(answer):
         answer_nouns.update(sentence.nouns)
     first_sentence = re.match(r"[^.?!]*[.?!]?", answer)[0].strip()
     if not answer_nouns:
         weak["answer_substance"] = first_sentence
-    elif answer_nouns.isdisjoint(nouns_in(told)):
+    elif answer_nouns.isdisjoint(nouns_in(user_text)):
         weak["answer_relevance"] = first_sentence
-    facts = read_facts(told)
+    facts = read_facts(user_text)
     if not facts:
         weak["memory_extractability"] = ""
     leftover = _LEFTOVER.search(f"{question} {answer}")
@@ -316,7 +316,7 @@ def weak_points(question: str, context: str, answer: str) -> dict[str, str]:
         weak["text_integrity"] = leftover[0]
     clash = contradiction(facts)
     if clash:
-        weak["plausibility"] = words_of(clash[1], told)
+        weak["plausibility"] = words_of(clash[1], user_text)
     return weak
 
 # %% ../../nbs/practice/01_source.ipynb #97a66c3d

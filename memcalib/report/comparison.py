@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..evaluation.breakdown import compare
+from ..evaluation.breakdown import compare, with_holm
 from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from ..problem import Judgment, text_hash
@@ -217,7 +217,7 @@ def compare_runs(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Paired differences of two or more runs to the first, on the same questions: 95 % intervals, sign tests, by domain.
+    """Paired differences of two or more runs to the first, on the same questions: 95 % intervals and tests, by domain.
 
     Raises `ValueError` for fewer than two sides, for other examples (unless `common`) or another judge (unless `any_judge`),
     `FileNotFoundError` and `DataError` as for a report.
@@ -245,7 +245,7 @@ def compare_runs(
         table = compare(frame, baseline.label, side.label, **options)
         differences.append(table.assign(run=side.label))
         changes.append(_changes(frame, baseline.label, side.label))
-    all_differences = pd.concat(differences, ignore_index=True)
+    all_differences = with_holm(pd.concat(differences, ignore_index=True))
     return Comparison(
         sides,
         pd.concat([measured, constant], ignore_index=True),
@@ -336,9 +336,11 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     notes.append(
         "In a difference each question counts once, in the scores of a run each answer, so the two need not add up."
     )
-    intervals = len(METRICS) * (len(sides) - 1) * (1 + frame["domain"].nunique())
+    tests = differences[differences["domain"] == "all"]
+    if differences["domain"].nunique() > 2:
+        tests = differences
     notes.append(
-        f"{intervals} intervals and tests stand on this page, not corrected for their number."
+        f"p is corrected for the {len(tests)} tests of this page (Holm); the intervals are not corrected for their number."
     )
     return [printable(note) for note in notes]
 
@@ -354,18 +356,19 @@ def comparison_text(comparison: Comparison) -> str:
         if len(by_domain) > 1:
             for row in by_domain.to_dict("records"):
                 lines.append(_line(f"SCS, {row['domain']}", row))
-    lines += ["", "* the 95 % interval lies on one side of zero", *comparison.notes]
+    lines += ["", "* corrected p below 0.05", *comparison.notes]
     return printable("\n".join(lines), keep="\n")
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
     """One difference: both means, the difference with its interval, questions better and worse, p."""
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
-    star = "*" if row["low"] > 0 or row["high"] < 0 else " "
+    star = "*" if row["p_holm"] < 0.05 else " "
     means = f"{row['first']:6.1f} → {row['second']:5.1f}"
     bounded = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
     counts = f"better {row['better']:,}, worse {row['worse']:,}"
-    return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p_value(row['p'])}"
+    p = f"{p_value(row['p'])}, corrected {p_value(row['p_holm'])}"
+    return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p}"
 
 # %% ../../nbs/report/08_comparison.ipynb #58bff2b1
 def comparison_tables(comparison: Comparison) -> "dict[str, pd.DataFrame]":

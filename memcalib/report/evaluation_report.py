@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
-from ..evaluation.breakdown import atom_table, compare
+from ..evaluation.breakdown import atom_table, compare, with_holm
 from ..evaluation.exam import corrected_score, examined, judged_responses
 from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
@@ -112,6 +112,7 @@ _EFFECT_COLUMNS = [
     "better",
     "worse",
     "p",
+    "p_holm",
     "questions",
     "start",
 ]
@@ -135,7 +136,7 @@ def memory_effect(run: Run) -> "pd.DataFrame":
             tables.append(overall.assign(method=name, start="no memory", judge=judge))
     if not tables:
         return pd.DataFrame()
-    return pd.concat(tables)[_EFFECT_COLUMNS].reset_index(drop=True)
+    return with_holm(pd.concat(tables, ignore_index=True))[_EFFECT_COLUMNS]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: Run) -> "dict[str, pd.DataFrame]":

@@ -140,21 +140,30 @@ def results_grid(table: "pd.DataFrame") -> dict[str, list]:
 def differences_grid(table: "pd.DataFrame") -> dict[str, list]:
     """The paired differences of a run: one row for each method, the interval and the counts below each difference.
 
-    A difference whose interval does not hold zero is marked `better` or `worse`.
+    A difference whose corrected p is below 0.05 is marked `better` or `worse`.
     """
     rows = []
-    for method, part in table.groupby("method", sort=False):
-        cells = [Cell(f"{method}", f"minus {part['start'].iloc[0]}", "measured")]
-        for _, r in part.iterrows():
-            note = f"{r['low']:+.1f} to {r['high']:+.1f}\nbetter {r['better']:,}, worse {r['worse']:,}\n{p_value(r['p'])}"
-            clear = (r["low"] > 0) - (r["high"] < 0)
-            mark = {0: "", 1: " better", -1: " worse"}[
-                clear if r["metric"] in HIGHER_IS_BETTER else -clear
-            ]
-            cells.append(Cell(f"{r['difference']:+.1f}", note, "num" + mark))
+    for method, differences in table.groupby("method", sort=False):
+        start = differences["start"].iloc[0]
+        cells = [Cell(f"{method}", f"minus {start}", "measured")]
+        cells += [_difference_cell(row) for row in differences.to_dict("records")]
         rows.append(cells)
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in table["metric"].unique()]
     return {"columns": ["method", *heads], "rows": rows}
+
+
+def _difference_cell(row: Mapping[str, Any]) -> Cell:
+    """A difference; below it its interval, questions better and worse, p, and p corrected for the tests of the table."""
+    lines = [
+        f"{row['low']:+.1f} to {row['high']:+.1f}",
+        f"better {row['better']:,}, worse {row['worse']:,}",
+        f"{p_value(row['p'])}, corrected {p_value(row['p_holm'])}",
+    ]
+    style = "num"
+    if row["p_holm"] < 0.05:
+        rose = row["difference"] > 0
+        style += " better" if rose == (row["metric"] in HIGHER_IS_BETTER) else " worse"
+    return Cell(f"{row['difference']:+.1f}", "\n".join(lines), style)
 
 
 def p_value(p: float) -> str:

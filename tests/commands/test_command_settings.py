@@ -1,4 +1,4 @@
-"""One way to configure every command: file, flags, `--set`; flags of the last release; judges and sources by their path."""
+"""One way to configure every command: file, flags, `--set`; judges and sources by their path."""
 
 import json
 import sys

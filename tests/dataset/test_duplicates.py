@@ -2,7 +2,10 @@
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations, product
+from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +18,8 @@ from memcalib.problem import sample_records
 from memcalib.io.records import DataError
 
 VOCABULARY = [
-    f"{a}{b}{c}"
-    for a in "bdfgk"
-    for b in ("ra", "le", "mi", "no")
-    for c in ("st", "nd", "p", "ck", "lm")
+    "".join(syllables)
+    for syllables in product("bdfgk", ("ra", "le", "mi", "no"), ("st", "nd", "p", "ck", "lm"))
 ]
 
 
@@ -39,17 +40,18 @@ def row(n, text, score=0.0, source="t"):
 
 
 def edited(rng, text, count):
-    found = text.split()
+    """A text in which so many words were replaced, deleted or inserted."""
+    text_words = text.split()
     for _ in range(count):
-        place = rng.randrange(len(found))
+        position = rng.randrange(len(text_words))
         kind = rng.choice(["replace", "delete", "insert"])
         if kind == "replace":
-            found[place] = rng.choice(VOCABULARY)
+            text_words[position] = rng.choice(VOCABULARY)
         elif kind == "insert":
-            found.insert(place, rng.choice(VOCABULARY) + rng.choice("xyz"))
-        elif len(found) > 2:
-            del found[place]
-    return " ".join(found)
+            text_words.insert(position, rng.choice(VOCABULARY) + rng.choice("xyz"))
+        elif len(text_words) > 2:
+            del text_words[position]
+    return " ".join(text_words)
 
 
 def corpus(seed, size=300, lengths=(9, 14, 20, 30, 38, 45, 80, 200)):
@@ -65,57 +67,62 @@ def corpus(seed, size=300, lengths=(9, 14, 20, 30, 38, 45, 80, 200)):
 
 
 def all_pairs(texts, threshold=0.88):
-    sets = [set(d.words(text)) for text in texts]
-    for b in range(len(sets)):
-        for a in range(b):
-            share = len(sets[a] & sets[b]) / len(sets[a] | sets[b])
-            if share >= threshold:
-                yield a, b, share
+    word_sets = [set(d.words(text)) for text in texts]
+    for earlier, later in combinations(range(len(texts)), 2):
+        shared = word_sets[earlier] & word_sets[later]
+        share = len(shared) / len(word_sets[earlier] | word_sets[later])
+        if share >= threshold:
+            yield earlier, later, share
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pairs_against_comparing_everything(seed):
     texts = corpus(seed)
-    wanted = set(all_pairs(texts))
-    found = set(d.similar_pairs(texts))
-    assert found <= wanted
-    assert len(wanted) > 60 and len(found) >= 0.97 * len(wanted), (len(found), len(wanted))
+    slow = set(all_pairs(texts))
+    quick = set(d.similar_pairs(texts))
+    assert quick <= slow
+    assert len(slow) > 60
+    assert len(quick) >= 0.97 * len(slow), (len(quick), len(slow))
 
 
 def greedy(texts, threshold=0.88):
+    """Position of each dropped text -> position of the first kept text that it resembles."""
     kept = []
-    found = {}
-    for n, text in enumerate(texts):
-        first = next((k for k in kept if d.jaccard(texts[k], text) >= threshold), None)
-        if first is None:
-            kept.append(n)
+    repeats = {}
+    for position, text in enumerate(texts):
+        for kept_position in kept:
+            if d.jaccard(texts[kept_position], text) >= threshold:
+                repeats[position] = kept_position
+                break
         else:
-            found[n] = first
-    return found
+            kept.append(position)
+    return repeats
 
 
 def test_greedy_choice_against_the_slow_one():
-    agree = total = 0
+    agreeing = 0
+    total = 0
     for seed in range(3):
         texts = corpus(seed, 200)
         slow = greedy(texts)
         quick = d.near_duplicates(texts)
         total += len(slow)
-        agree += sum(quick.get(n, (None,))[0] == first for n, first in slow.items())
-        assert all(
-            d.jaccard(texts[n], texts[first]) == share >= 0.88
-            for n, (first, share) in quick.items()
-        )
-        assert not {first for first, _ in quick.values()} & quick.keys()
-    assert total > 100 and agree >= 0.97 * total
+        for position, first in slow.items():
+            if position in quick and quick[position][0] == first:
+                agreeing += 1
+        for position, (first, share) in quick.items():
+            assert d.jaccard(texts[position], texts[first]) == share >= 0.88
+            assert first not in quick
+    assert total > 100
+    assert agreeing >= 0.97 * total
 
 
 def test_sketches_come_in_batches_without_a_seam(monkeypatch):
     texts = corpus(5, 60)
-    whole = d.near_duplicates(texts)
+    in_one_batch = d.near_duplicates(texts)
     for size in (1, 7):
         monkeypatch.setattr(d, "_BATCH", size)
-        assert d.near_duplicates(texts) == whole
+        assert d.near_duplicates(texts) == in_one_batch
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 5))
@@ -123,19 +130,22 @@ def test_sketches_come_in_batches_without_a_seam(monkeypatch):
 def test_order_never_matters(rng, seed):
     texts = corpus(seed, 40, (12, 30))
     scores = random.Random(seed)
-    rows = [
-        row(n % 38, text + "|The answer.", scores.choice([0, 50, 90]))
-        for n, text in enumerate(texts)
-    ]
+    rows = []
+    for n, text in enumerate(texts):
+        rows.append(row(n % 38, text + "|The answer.", scores.choice([0, 50, 90])))
     rows += [rows[0], row(3, texts[3].upper() + "|the ANSWER", 50)]
     mixed = list(rows)
     rng.shuffle(mixed)
     first = d.deduplicate(rows)
     second = d.deduplicate(mixed)
-    assert sorted(r.to_json() for r in first.kept) == sorted(r.to_json() for r in second.kept)
-    assert sorted(x.to_json() for x in first.dropped) == sorted(x.to_json() for x in second.dropped)
+    assert as_lines(first.kept) == as_lines(second.kept)
+    assert as_lines(first.dropped) == as_lines(second.dropped)
     assert len(first.kept) + len(first.dropped) == len(rows)
-    assert len({r.id for r in first.kept}) == len(first.kept)
+    assert len({kept.id for kept in first.kept}) == len(first.kept)
+
+
+def as_lines(records):
+    return sorted(record.to_json() for record in records)
 
 
 def test_the_best_row_stays_and_losses_name_it():
@@ -147,22 +157,22 @@ def test_the_best_row_stays_and_losses_name_it():
         row(4, "Something else entirely", 10),
     ]
     passed = d.deduplicate(rows)
-    assert [r.id for r in passed.kept] == ["t:2", "t:4"]
-    assert {(x.id, x.rule, x.other, x.stage) for x in passed.dropped} == {
+    assert [best.id for best in passed.kept] == ["t:2", "t:4"]
+    assert {(drop.id, drop.rule, drop.other, drop.stage) for drop in passed.dropped} == {
         ("t:1", "exact duplicate", "t:3", "duplicates"),
         ("t:3", "near duplicate", "t:2", "duplicates"),
     }
-    assert all(x.found and x.allowed and x.source == "t" for x in passed.dropped)
+    assert all(drop.found and drop.allowed and drop.source == "t" for drop in passed.dropped)
 
 
 def test_equal_words_in_another_order_are_near_not_exact():
     rng = random.Random(2)
-    found = sentence(rng, 30).lower().rstrip(".").split()
-    swapped = [*found[15:], *found[:15]]
-    passed = d.deduplicate([row(1, " ".join(found)), row(2, " ".join(swapped))])
-    assert [x.rule for x in passed.dropped] == ["near duplicate"] and "1.000" in passed.dropped[
-        0
-    ].found
+    text_words = sentence(rng, 30).lower().rstrip(".").split()
+    swapped = [*text_words[15:], *text_words[:15]]
+    passed = d.deduplicate([row(1, " ".join(text_words)), row(2, " ".join(swapped))])
+    [drop] = passed.dropped
+    assert drop.rule == "near duplicate"
+    assert "1.000" in drop.found
 
 
 @pytest.mark.parametrize("text", ["", "?!", "one", "two words", "日本語の質問です", "a a a a a a"])
@@ -173,8 +183,11 @@ def test_texts_with_few_or_no_words(text):
 
 
 def test_nothing_and_one():
-    assert d.near_duplicates([]) == {} and d.deduplicate([]).kept == []
-    assert d.question_groups([]) == {} and d.cross_split({}) == [] and d.choose_rows([], 5) == []
+    assert d.near_duplicates([]) == {}
+    assert d.deduplicate([]).kept == []
+    assert d.question_groups([]) == {}
+    assert d.cross_split({}) == []
+    assert d.choose_rows([], 5) == []
     assert len(d.deduplicate([row(1, "x")]).kept) == 1
 
 
@@ -195,12 +208,14 @@ class Item:
 
 
 def test_groups_follow_chains_and_ignore_order():
-    windows = [" ".join(f"w{n}" for n in range(start, start + 50)) for start in range(0, 30, 3)]
-    items = [Item(f"q{n:02}", text) for n, text in enumerate(windows)] + [
-        Item("z", "Something else?")
-    ]
+    numbered = [f"w{n}" for n in range(80)]
+    items = []
+    for n, start in enumerate(range(0, 30, 3)):
+        items.append(Item(f"q{n:02}", " ".join(numbered[start : start + 50])))
+    items.append(Item("z", "Something else?"))
     groups = d.question_groups(items)
-    assert set(groups.values()) == {"q00", "z"} and len(groups) == 11
+    assert set(groups.values()) == {"q00", "z"}
+    assert len(groups) == 11
     assert groups == d.question_groups(items[::-1])
 
 
@@ -208,12 +223,14 @@ def test_groups_follow_chains_and_ignore_order():
 def test_groups_against_a_plain_flood(seed):
     texts = corpus(seed, 120)
     items = [Item(f"i{n:03}", text) for n, text in enumerate(texts)]
-    names = list(range(len(texts)))
+    smallest = list(range(len(texts)))
     pairs = list(d.similar_pairs(texts))
     for _ in texts:
-        for a, b, _ in pairs:
-            names[a] = names[b] = min(names[a], names[b])
-    assert d.question_groups(items) == {f"i{n:03}": f"i{name:03}" for n, name in enumerate(names)}
+        for earlier, later, _ in pairs:
+            smallest[earlier] = min(smallest[earlier], smallest[later])
+            smallest[later] = smallest[earlier]
+    expected = {f"i{n:03}": f"i{name:03}" for n, name in enumerate(smallest)}
+    assert d.question_groups(items) == expected
 
 
 def test_a_thousand_equal_questions_are_one_group():
@@ -233,9 +250,9 @@ def test_leaks_between_splits_by_question():
         "validation": [Item("a", "Is it, safe?")],
     }
     leaks = d.cross_split(splits)
-    assert sorted(tuple(sorted(leak.members.items())) for leak in leaks) == [
-        (("test", ["d"]), ("train", ["a"]), ("validation", ["a"])),
-        (("test", ["e"]), ("train", ["b"])),
+    assert sorted(sorted(leak.members.items()) for leak in leaks) == [
+        [("test", ["d"]), ("train", ["a"]), ("validation", ["a"])],
+        [("test", ["e"]), ("train", ["b"])],
     ]
     assert any("train: b" in str(leak) and "test: e" in str(leak) for leak in leaks)
     assert d.cross_split({"train": splits["train"]}) == []
@@ -245,19 +262,22 @@ def test_leaks_between_splits_by_question():
 
 
 def many(sizes, topics=1):
-    return [
-        s.SourceRow(
-            id=f"{name}:{n}",
-            source=name,
-            domain="general",
-            question="x" * (n * 7 % 101),
-            answer="y",
-            topic=f"t{n % topics}",
-            metadata={"score": 60 + n * 13 % 40},
-        )
-        for name, size in sizes.items()
-        for n in range(size)
-    ]
+    """Rows of sources with these numbers of rows, of many lengths and scores."""
+    rows = []
+    for name, size in sizes.items():
+        for n in range(size):
+            rows.append(
+                s.SourceRow(
+                    id=f"{name}:{n}",
+                    source=name,
+                    domain="general",
+                    question="x" * (n * 7 % 101),
+                    answer="y",
+                    topic=f"t{n % topics}",
+                    metadata={"score": 60 + n * 13 % 40},
+                )
+            )
+    return rows
 
 
 @given(
@@ -268,46 +288,47 @@ def many(sizes, topics=1):
 def test_draws_have_the_asked_size_and_no_row_twice(sizes, count, topics):
     rows = many(sizes, topics)
     chosen = d.choose_rows(rows, count, seed=3)
-    assert len(chosen) == min(count, len(rows)) == len({r.id for r in chosen})
+    assert len(chosen) == min(count, len(rows))
+    assert len({row.id for row in chosen}) == len(chosen)
     assert chosen == d.choose_rows(rows[::-1], count, seed=3)
-    per_source = {name: sum(r.source == name for r in chosen) for name in sizes}
+    rows_of_source = Counter(row.source for row in chosen)
     for name, size in sizes.items():
-        assert per_source[name] >= min(size, count // len(sizes))
+        assert rows_of_source[name] >= min(size, count // len(sizes))
 
 
 def test_draws_prefer_high_scores_and_hear_rare_topics():
-    rows = [
-        r.model_copy(update={"topic": "rare" if n % 100 == 0 else "common"})
-        for n, r in enumerate(many({"a": 4000}))
-    ]
+    rows = []
+    for n, one_row in enumerate(many({"a": 4000})):
+        topic = "rare" if n % 100 == 0 else "common"
+        rows.append(one_row.model_copy(update={"topic": topic}))
     chosen = d.choose_rows(rows, 400)
+    assert mean(score_of(row) for row in chosen) > mean(score_of(row) for row in rows) + 1
+    assert sum(row.topic == "rare" for row in chosen) == 36
+    lengths = sorted(len(row.question) for row in rows)
+    middle = lengths[4000 // 3]
+    long = lengths[8000 // 3]
+    common_lengths = [len(row.question) for row in chosen if row.topic == "common"]
+    assert abs(sum(length < middle for length in common_lengths) - 91) <= 2
+    assert abs(sum(length >= long for length in common_lengths) - 91) <= 2
 
-    def mean(found):
-        return sum(r.metadata["score"] for r in found) / len(found)
 
-    assert mean(chosen) > mean(rows) + 1
-    assert sum(r.topic == "rare" for r in chosen) == 36
-
-    def size(r):
-        return len(r.question)
-
-    low = sorted(map(size, rows))[4000 // 3]
-    high = sorted(map(size, rows))[8000 // 3]
-    common = [r for r in chosen if r.topic == "common"]
-    assert (
-        abs(sum(size(r) < low for r in common) - 91) <= 2
-        and abs(sum(size(r) >= high for r in common) - 91) <= 2
-    )
+def score_of(row):
+    return row.metadata["score"]
 
 
 def test_a_whole_stage_counts_every_row(tmp_path):
     rng = random.Random(4)
-    ask = "I am {} years old and my knee hurts since {}. {} Should I see a doctor, or can I wait for a week?"
-    tell = "Rest the knee, cool it in the evening and see a doctor if it is still swollen after two weeks. {}"
-    rows = [
-        {"q": ask.format(n, n, sentence(rng, 20)), "a": tell.format(sentence(rng, 20))}
-        for n in range(20, 60)
-    ]
+    rows = []
+    for n in range(20, 60):
+        question = (
+            f"I am {n} years old and my knee hurts since {n}. {sentence(rng, 20)} "
+            "Should I see a doctor, or can I wait for a week?"
+        )
+        answer = (
+            "Rest the knee, cool it in the evening and see a doctor if it is still swollen after two weeks. "
+            + sentence(rng, 20)
+        )
+        rows.append({"q": question, "a": answer})
     rows += [
         rows[0],
         {"q": rows[1]["q"] + " Thanks.", "a": rows[1]["a"]},
@@ -319,34 +340,34 @@ def test_a_whole_stage_counts_every_row(tmp_path):
     source = s.plain_source("q", "a", domain="health", name="clinic")
     passed = d.clean_rows(s.read_source(source, path))
     table = s.attrition(passed)
-    assert (
-        table.loc[("", "read"), "clinic"] == 44
-        and table.loc[("", "kept"), "clinic"] == len(passed.kept) == 40
-    )
-    assert {x.stage for x in passed.dropped} == {"reading", "screening", "duplicates"}
+    assert table.loc[("", "read"), "clinic"] == 44
+    assert table.loc[("", "kept"), "clinic"] == len(passed.kept) == 40
+    assert {drop.stage for drop in passed.dropped} == {"reading", "screening", "duplicates"}
+
+
+def test_a_stage_that_keeps_nothing_is_an_error():
     with pytest.raises(DataError, match="0 of 1 rows accepted"):
         d.clean_rows([row(1, "no")])
 
 
 def test_the_same_question_with_another_context_is_another_row():
-    asked = "May I take this tablet in the morning, or is it better to wait until I have eaten something at noon?"
+    question = "May I take this tablet in the morning, or is it better to wait until I have eaten something at noon?"
 
-    def make(name, context):
-        return row(0, asked).model_copy(update={"id": name, "context": context})
+    def with_context(name, context):
+        return row(0, question).model_copy(update={"id": name, "context": context})
 
-    apart = [
-        make("a", "She is 31 and pregnant."),
-        make("b", "She is 60 and pregnant."),
-        make("c", ""),
+    rows = [
+        with_context("a", "She is 31 and pregnant."),
+        with_context("b", "She is 60 and pregnant."),
+        with_context("c", ""),
     ]
-    assert [r.id for r in d.deduplicate(apart).kept] == ["a", "b", "c"]
-    lost = d.deduplicate([*apart, make("d", "She is 31, and pregnant!")]).dropped
-    assert [(drop.rule, {drop.id, drop.other}) for drop in lost] == [
-        ("exact duplicate", {"a", "d"})
-    ]
+    assert [best.id for best in d.deduplicate(rows).kept] == ["a", "b", "c"]
+    [drop] = d.deduplicate([*rows, with_context("d", "She is 31, and pregnant!")]).dropped
+    assert drop.rule == "exact duplicate"
+    assert {drop.id, drop.other} == {"a", "d"}
 
 
 def test_a_copy_names_where_it_was_read():
     copy = row(1, "the same words").model_copy(update={"file": "t.csv", "line": 12})
-    (drop,) = d.deduplicate([row(1, "the same words", 9), copy]).dropped
+    [drop] = d.deduplicate([row(1, "the same words", 9), copy]).dropped
     assert (drop.file, drop.line) == ("t.csv", 12)

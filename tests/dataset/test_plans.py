@@ -30,7 +30,7 @@ from memcalib.dataset.writing import (
     plan_of,
     plan_rows,
     room,
-    split_sizes,
+    partition_sizes,
 )
 from memcalib.io.records import DataError
 from memcalib.problem import Level
@@ -279,7 +279,7 @@ def rows_with_sizes(draw):
 @given(rows_with_sizes())
 def test_own_blocks_have_room_and_leave_one_for_the_hard_distractor(case):
     atoms, sizes = case
-    atom_sizes, other_sizes = split_sizes(len(atoms), passage_count(atoms), sizes)
+    atom_sizes, other_sizes = partition_sizes(len(atoms), passage_count(atoms), sizes)
     assert sorted(atom_sizes + other_sizes) == sorted(sizes)
     assert other_sizes
     assert sum(atom_sizes) >= len(atoms) >= len(atom_sizes) >= 1
@@ -308,7 +308,7 @@ def slow_cost(atoms, counts, sizes):
 @given(rows_with_sizes())
 def test_the_cut_is_the_cheapest_of_all(case):
     atoms, sizes = case
-    block_sizes, _ = split_sizes(len(atoms), passage_count(atoms), sizes)
+    block_sizes, _ = partition_sizes(len(atoms), passage_count(atoms), sizes)
     if sum(block_sizes[:4]) >= len(atoms):
         block_sizes = block_sizes[:4]
     counts = cut_blocks(atoms, block_sizes)

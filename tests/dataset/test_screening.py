@@ -86,25 +86,36 @@ PARTS = {
 
 
 def clean(domain: str, seed: int) -> s.SourceRow:
+    """An invented row of a domain that screening lets through."""
     rng = random.Random(f"{domain}{seed}")
-    heads, tails, told, slots = PARTS[domain]
-    fill = {name: rng.choice(options) for name, options in slots.items()} | {
-        "n": rng.randint(4, 90),
-        "m": rng.randint(2, 9),
-    }
+    statements, questions, advice, slots = PARTS[domain]
+    fill = {name: rng.choice(options) for name, options in slots.items()}
+    fill["n"] = rng.randint(4, 90)
+    fill["m"] = rng.randint(2, 9)
     fill["What"] = fill.get("what", "").capitalize()
-    parts = told if domain == "coding" else rng.sample(told, 3)
+    answer = advice if domain == "coding" else rng.sample(advice, 3)
     return s.SourceRow(
         id=f"{domain}:{seed}",
         source="clean",
         domain=domain,
-        question=f"{rng.choice(heads)} {rng.choice(tails)}".format(**fill),
-        answer=" ".join(parts).format(**fill),
+        question=f"{rng.choice(statements)} {rng.choice(questions)}".format(**fill),
+        answer=" ".join(answer).format(**fill),
     )
 
 
 def with_text(row, **changes):
     return row.model_copy(update=changes)
+
+
+def in_one_field(row, rng, texts):
+    """A row whose question or answer is one of these texts."""
+    name = rng.choice(["question", "answer"])
+    return with_text(row, **{name: rng.choice(texts)})
+
+
+def finding(rule_name, row, config=None):
+    """What a rule says of a row."""
+    return sc.RULES[rule_name](sc.RowView(row, config or CONFIG))
 
 
 OTHER_LANGUAGES = [
@@ -135,93 +146,97 @@ def mojibake(text):
     return text.replace("e", "é").encode("utf-8").decode("latin-1")
 
 
+def without_text(row, rng):
+    return in_one_field(row, rng, ["", " \n"])
+
+
+def with_short_question(row, rng):
+    return with_text(row, question=row.question[: rng.randint(5, 39)])
+
+
+def with_endless_answer(row, rng):
+    return with_text(row, answer=row.answer * rng.choice([60, 200]))
+
+
+def with_endless_context(row, rng):
+    return with_text(row, context="line of log\n" * rng.randint(900, 2000))
+
+
+def with_two_words(row, rng):
+    question = f"Pseudohypoparathyroidism{rng.random()}, electroencephalographically?"
+    return with_text(row, question=question)
+
+
+def with_damage(row, rng):
+    if rng.random() < 0.5:
+        return with_text(row, answer=mojibake(row.answer))
+    return with_text(row, answer=row.answer.replace("a", "�"))
+
+
+def in_another_script(row, rng):
+    return with_text(row, question=rng.choice(OTHER_SCRIPTS))
+
+
+def in_another_language(row, rng):
+    return in_one_field(row, rng, OTHER_LANGUAGES)
+
+
+def with_symbols(row, rng):
+    answer = re.sub(" ", lambda _: rng.choice([" ", " *# ", " <> "]), row.answer)
+    return with_text(row, answer=answer)
+
+
+def with_a_held_key(row, rng):
+    return with_text(row, question=row.question + rng.choice("!?ha") * rng.randint(13, 40))
+
+
+def with_circles(row, rng):
+    return with_text(row, answer=(row.answer[:70] + " ") * rng.randint(12, 20))
+
+
+def with_stock_phrases(row, rng):
+    return with_text(row, answer=STOCK.format(rng.choice(["Rest", "Drink", "Sleep"])))
+
+
+def asking_nothing(row, rng):
+    question = f"We moved to a small town {rng.randint(2, 9)} months ago. My sister likes it."
+    return with_text(row, question=question)
+
+
+def with_copied_answer(row, rng):
+    return with_text(row, question=f"{row.question}\n{row.answer}")
+
+
+def about_nobody(row, rng):
+    openings = ["What is the colour of the sky", "Who was the first to fly"]
+    return with_text(row, question=f"{rng.choice(openings)} and why is it so?")
+
+
+def saying_little(row, rng):
+    return with_text(
+        row,
+        question="Is a cold shower good for a sore knee or not?",
+        answer="It depends on the heart, so ask a doctor first, please.",
+    )
+
+
 DEFECTS = {
-    "presence": (
-        "health",
-        lambda row, rng: with_text(
-            row, **{rng.choice(["question", "answer"]): rng.choice(["", " \n"])}
-        ),
-    ),
-    "question length": (
-        "health",
-        lambda row, rng: with_text(row, question=row.question[: rng.randint(5, 39)]),
-    ),
-    "answer length": (
-        "general",
-        lambda row, rng: with_text(row, answer=row.answer * rng.choice([60, 200])),
-    ),
-    "context length": (
-        "coding",
-        lambda row, rng: with_text(row, context="line of log\n" * rng.randint(900, 2000)),
-    ),
-    "few words": (
-        "health",
-        lambda row, rng: with_text(
-            row, question=f"Pseudohypoparathyroidism{rng.random()}, electroencephalographically?"
-        ),
-    ),
-    "damage": (
-        "general",
-        lambda row, rng: with_text(
-            row, answer=mojibake(row.answer) if rng.random() < 0.5 else row.answer.replace("a", "�")
-        ),
-    ),
-    "letters": ("health", lambda row, rng: with_text(row, question=rng.choice(OTHER_SCRIPTS))),
-    "language": (
-        "health",
-        lambda row, rng: with_text(
-            row, **{rng.choice(["question", "answer"]): rng.choice(OTHER_LANGUAGES)}
-        ),
-    ),
-    "symbols": (
-        "general",
-        lambda row, rng: with_text(
-            row, answer=re.sub(" ", lambda m: rng.choice([" ", " *# ", " <> "]), row.answer)
-        ),
-    ),
-    "run": (
-        "general",
-        lambda row, rng: with_text(
-            row, question=row.question + rng.choice("!?ha") * rng.randint(13, 40)
-        ),
-    ),
-    "loop": (
-        "health",
-        lambda row, rng: with_text(row, answer=(row.answer[:70] + " ") * rng.randint(12, 20)),
-    ),
-    "boilerplate": (
-        "health",
-        lambda row, rng: with_text(
-            row, answer=STOCK.format(rng.choice(["Rest", "Drink", "Sleep"]))
-        ),
-    ),
-    "intent": (
-        "general",
-        lambda row, rng: with_text(
-            row,
-            question=f"We moved to a small town {rng.randint(2, 9)} months ago. My sister likes it.",
-        ),
-    ),
-    "containment": (
-        "coding",
-        lambda row, rng: with_text(row, question=f"{row.question}\n{row.answer}"),
-    ),
-    "signals": (
-        "general",
-        lambda row, rng: with_text(
-            row,
-            question=rng.choice(["What is the colour of the sky", "Who was the first to fly"])
-            + " and why is it so?",
-        ),
-    ),
-    "score": (
-        "health",
-        lambda row, rng: with_text(
-            row,
-            question="Is a cold shower good for a sore knee or not?",
-            answer="It depends on the heart, so ask a doctor first, please.",
-        ),
-    ),
+    "presence": ("health", without_text),
+    "question length": ("health", with_short_question),
+    "answer length": ("general", with_endless_answer),
+    "context length": ("coding", with_endless_context),
+    "few words": ("health", with_two_words),
+    "damage": ("general", with_damage),
+    "letters": ("health", in_another_script),
+    "language": ("health", in_another_language),
+    "symbols": ("general", with_symbols),
+    "run": ("general", with_a_held_key),
+    "loop": ("health", with_circles),
+    "boilerplate": ("health", with_stock_phrases),
+    "intent": ("general", asking_nothing),
+    "containment": ("coding", with_copied_answer),
+    "signals": ("general", about_nobody),
+    "score": ("health", saying_little),
 }
 
 
@@ -229,11 +244,12 @@ DEFECTS = {
 def test_planted_defects_are_found_by_their_own_rule(name):
     domain, spoil = DEFECTS[name]
     rng = random.Random(name)
-    found = 0
+    caught = 0
     for seed in range(50):
-        result = sc.screen_row(spoil(clean(domain, seed), rng), CONFIG)
-        found += isinstance(result, s.Dropped) and result.rule == name
-    assert found >= 48, (name, found, result)
+        outcome = sc.screen_row(spoil(clean(domain, seed), rng), CONFIG)
+        if isinstance(outcome, s.Dropped) and outcome.rule == name:
+            caught += 1
+    assert caught >= 48, (name, caught, outcome)
 
 
 @pytest.mark.parametrize("domain", list(PARTS))
@@ -246,77 +262,87 @@ def test_clean_rows_pass(domain):
 @pytest.mark.parametrize("text", OTHER_LANGUAGES + OTHER_SCRIPTS)
 def test_other_languages_do_not_pass_as_question_or_answer(text):
     for name in ("question", "answer"):
-        result = sc.screen_row(with_text(clean("general", 1), **{name: text}), CONFIG)
-        assert isinstance(result, s.Dropped) and result.rule in ("letters", "language"), result
+        outcome = sc.screen_row(with_text(clean("general", 1), **{name: text}), CONFIG)
+        assert isinstance(outcome, s.Dropped)
+        assert outcome.rule in ("letters", "language"), outcome
 
 
-def test_thresholds_are_exact():
-    row = clean("health", 3)
-    for length, passes in ((39, False), (40, True), (2500, True), (2501, False)):
-        view = sc.RowView(with_text(row, question="a" * length), CONFIG)
-        assert (sc.RULES["question length"](view) is None) == passes
-    for count, passes in ((7, False), (8, True)):
-        assert (
-            sc.RULES["few words"](sc.RowView(with_text(row, question="is " * count), CONFIG))
-            is None
-        ) == passes
-    for count, passes in ((12, True), (13, False)):
-        view = sc.RowView(with_text(row, question=row.question + "!" * count), CONFIG)
-        assert (sc.RULES["run"](view) is None) == passes
-    text = "a" * 820
-    for count, passes in ((180, True), (181, False)):
-        assert (
-            sc.RULES["symbols"](sc.RowView(with_text(row, answer=text + ";" * count), CONFIG))
-            is None
-        ) == passes
+QUESTION = clean("health", 3).question
+
+
+@pytest.mark.parametrize(
+    ("rule_name", "changes", "passes"),
+    [
+        ("question length", {"question": "a" * 39}, False),
+        ("question length", {"question": "a" * 40}, True),
+        ("question length", {"question": "a" * 2500}, True),
+        ("question length", {"question": "a" * 2501}, False),
+        ("few words", {"question": "is " * 7}, False),
+        ("few words", {"question": "is " * 8}, True),
+        ("run", {"question": QUESTION + "!" * 12}, True),
+        ("run", {"question": QUESTION + "!" * 13}, False),
+        ("symbols", {"answer": "a" * 820 + ";" * 180}, True),
+        ("symbols", {"answer": "a" * 820 + ";" * 181}, False),
+    ],
+)
+def test_thresholds_are_exact(rule_name, changes, passes):
+    row = with_text(clean("health", 3), **changes)
+    assert (finding(rule_name, row) is None) == passes
 
 
 def test_domains_have_their_own_limits_and_unknown_ones_are_general():
     code = clean("coding", 5)
-    noisy = with_text(
-        code, answer="\n".join(f"total[{n}] = (rows[{n}] + offset) * {{}};" for n in range(12))
-    )
+    lines = [f"total[{n}] = (rows[{n}] + offset) * {{}};" for n in range(12)]
+    noisy = with_text(code, answer="\n".join(lines))
     assert isinstance(sc.screen_row(noisy, CONFIG), s.SourceRow)
     assert sc.screen_row(with_text(noisy, domain="general"), CONFIG).rule in ("language", "symbols")
     law = with_text(clean("general", 2), domain="law")
     assert isinstance(sc.screen_row(law, CONFIG), s.SourceRow)
 
 
-def test_rows_of_a_megabyte_are_dropped():
-    row = clean("general", 1)
-    for changes in (
+@pytest.mark.parametrize(
+    "changes",
+    [
         {"question": "word " * 200_000},
         {"answer": "a!" * 500_000},
         {"context": "x" * 1_000_000},
-    ):
-        assert sc.screen_row(with_text(row, **changes), CONFIG).rule.endswith("length")
-    loose = sc.load_screen({"limits": {"general": {"answer_chars": [1, 10**7]}}})
-    for answer in (
+    ],
+)
+def test_rows_of_a_megabyte_are_dropped(changes):
+    outcome = sc.screen_row(with_text(clean("general", 1), **changes), CONFIG)
+    assert outcome.rule.endswith("length")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
         "a!" * 500_000,
         "!" * 1_000_000,
         "is it so " * 100_000,
         "thank you for your " * 50_000,
         "é" * 500_000,
-    ):
-        assert isinstance(sc.screen_row(with_text(row, answer=answer), loose), s.Dropped)
+    ],
+)
+def test_a_megabyte_of_nonsense_is_dropped_where_length_is_free(answer):
+    free_length = sc.load_screen({"limits": {"general": {"answer_chars": [1, 10**7]}}})
+    row = with_text(clean("general", 1), answer=answer)
+    assert isinstance(sc.screen_row(row, free_length), s.Dropped)
 
 
 def test_losses_of_the_stage_before_pass_through():
     lost = s.Dropped(source="x", stage="reading", rule="json", line=4)
-    passed = s.collect(
-        sc.screen([lost, clean("health", 1), with_text(clean("health", 2), answer="")])
-    )
-    assert (
-        passed.dropped[0] is lost and passed.dropped[1].rule == "presence" and len(passed.kept) == 1
-    )
+    without_answer = with_text(clean("health", 2), answer="")
+    passed = s.collect(sc.screen([lost, clean("health", 1), without_answer]))
+    assert passed.dropped[0] is lost
+    assert passed.dropped[1].rule == "presence"
+    assert len(passed.kept) == 1
     assert s.attrition(passed).loc[("", "read"), "all"] == 3
 
 
 def test_nothing_left_says_why():
     rows = [with_text(clean("health", n), answer="") for n in range(5)]
-    with pytest.raises(
-        DataError, match="0 of 5 rows accepted: 5 by presence, for instance health:0"
-    ):
+    message = "0 of 5 rows accepted: 5 by presence, for instance health:0"
+    with pytest.raises(DataError, match=message):
         s.collect(sc.screen(rows)).require("screening")
 
 
@@ -325,17 +351,19 @@ def test_changes_from_a_file_and_what_is_refused(tmp_path):
         "limits:\n  law: {words: 20}\n  coding: {score: 10}\nboilerplate: [dear colleague]\n"
     )
     config = sc.load_screen(tmp_path / "mine.yaml")
-    assert config.limits["law"].words == 20 and config.limits["law"].score == 60
+    assert config.limits["law"].words == 20
+    assert config.limits["law"].score == 60
     assert (config.limits["coding"].score, config.limits["coding"].symbols) == (10, 0.45)
-    assert config.boilerplate == ("dear colleague",) and config.hash != CONFIG.hash
-    wrong = [
+    assert config.boilerplate == ("dear colleague",)
+    assert config.hash != CONFIG.hash
+    refused = [
         ({"limits": {"coding": {"score": "high"}}}, "limits.coding.score"),
         ({"limit": {}}, "limit"),
         (["a"], "mapping"),
     ]
-    for change, word in wrong:
+    for changes, word in refused:
         with pytest.raises(ValueError, match=word):
-            sc.load_screen(change)
+            sc.load_screen(changes)
     (tmp_path / "list.yaml").write_text("- a\n")
     with pytest.raises(ValueError, match=r"list\.yaml"):
         sc.load_screen(tmp_path / "list.yaml")
@@ -355,30 +383,31 @@ texts = st.text(st.characters(exclude_categories=()), max_size=300)
 def test_any_text_gives_a_row_or_a_reason(question, context, answer, domain):
     source = s.plain_source("q", "a", "c", name="x", domain=domain)
     row = s.to_row(source, {"q": question, "a": answer, "c": context})
-    result = sc.screen_row(row, CONFIG)
-    result.to_json().encode()
-    if isinstance(result, s.Dropped):
-        assert result.rule in sc.RULES and result.found and result.allowed
+    outcome = sc.screen_row(row, CONFIG)
+    outcome.to_json().encode()
+    if isinstance(outcome, s.Dropped):
+        assert outcome.rule in sc.RULES
+        assert outcome.found
+        assert outcome.allowed
 
 
 @given(st.text("ab!. \nÄ", max_size=60))
 def test_symbols_against_a_plain_count(text):
     row = with_text(clean("general", 1), answer=text)
     count = sum(1 for char in text if not char.isalnum() and not char.isspace())
-    finding = sc.RULES["symbols"](sc.RowView(row, CONFIG))
-    assert (finding is not None) == (count > 0.18 * len(text))
+    assert (finding("symbols", row) is not None) == (count > 0.18 * len(text))
 
 
 @given(st.text("aab!=. ", max_size=60))
 def test_runs_against_a_plain_loop(text):
     longest = 0
-    current = 0
+    run_length = 0
     for n, char in enumerate(text):
-        current = current + 1 if n and char == text[n - 1] else 1
+        run_length = run_length + 1 if n and char == text[n - 1] else 1
         if char not in " .=":
-            longest = max(longest, current)
-    finding = sc.RULES["run"](sc.RowView(with_text(clean("general", 1), answer=text), CONFIG))
-    assert (finding is not None) == (longest > 12)
+            longest = max(longest, run_length)
+    row = with_text(clean("general", 1), answer=text)
+    assert (finding("run", row) is not None) == (longest > 12)
 
 
 # other languages
@@ -402,30 +431,29 @@ SPANISH = {
 }
 
 
-@pytest.mark.parametrize(("language", "texts"), [("de", GERMAN), ("zh", CHINESE), ("es", SPANISH)])
-def test_a_language_that_is_asked_for_passes_and_others_do_not(language, texts):
+@pytest.mark.parametrize(
+    ("language", "texts", "foreign_texts"),
+    [("de", GERMAN, SPANISH), ("zh", CHINESE, SPANISH), ("es", SPANISH, GERMAN)],
+)
+def test_a_language_that_is_asked_for_passes_and_others_do_not(language, texts, foreign_texts):
     row = s.SourceRow(id="x", source="x", domain="health", **texts)
-    kept = sc.screen_row(row, sc.load_screen(languages=[language]))
-    assert isinstance(kept, s.SourceRow) and kept.metadata["score"] > 80
+    foreign = s.SourceRow(id="y", source="x", domain="health", **foreign_texts)
+    config = sc.load_screen(languages=[language])
+    passed = sc.screen_row(row, config)
+    assert isinstance(passed, s.SourceRow)
+    assert passed.metadata["score"] > 80
+    assert sc.screen_row(foreign, config).rule == "language"
     lost = sc.screen_row(row, sc.load_screen())
-    assert (
-        lost.rule in ("letters", "language")
-        and "screen.limits.health." in lost.allowed
-        and f"languages: [{language}]" in lost.allowed
-    )
-    other = s.SourceRow(
-        id="y", source="x", domain="health", **(SPANISH if language != "es" else GERMAN)
-    )
-    assert sc.screen_row(other, sc.load_screen(languages=[language])).rule == "language"
+    assert lost.rule in ("letters", "language")
+    assert "screen.limits.health." in lost.allowed
+    assert f"languages: [{language}]" in lost.allowed
     assert sc.text_language(texts["question"]) == language
 
 
 def test_changes_of_a_user_come_on_top_of_a_language():
     config = sc.load_screen({"limits": {"health": {"english_letters": 0.2}}}, ["de"])
-    assert (
-        config.limits["health"].english_letters == 0.2
-        and config.limits["coding"].english_letters == 0
-    )
+    assert config.limits["health"].english_letters == 0.2
+    assert config.limits["coding"].english_letters == 0
     assert sc.load_screen(languages=["en"]).hash == sc.load_screen().hash
 
 

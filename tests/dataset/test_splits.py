@@ -23,17 +23,17 @@ SIZES = {"train": {"cold_start": 30, "rl": 60}, "validation": 12, "test": 12}
 def rows_of(groups):
     """Rows from a list of groups, each a list of strata; (rows, id -> group)."""
     rows = []
-    home = {}
+    group_of = {}
     for g, strata in enumerate(groups):
         for k, stratum in enumerate(strata):
             row = SimpleNamespace(id=f"r{g}-{k}", question=f"q{g}", stratum=stratum)
             rows.append(row)
-            home[row.id] = f"g{g}"
-    return rows, home
+            group_of[row.id] = f"g{g}"
+    return rows, group_of
 
 
-def split(rows, home, sizes, **more):
-    return s.split_examples(rows, sizes, by=lambda row: row.stratum, groups=home, **more)
+def split(rows, group_of, sizes, seed=0):
+    return s.split_examples(rows, sizes, by=lambda row: row.stratum, groups=group_of, seed=seed)
 
 
 strata = st.sampled_from([("health", "1"), ("health", "2"), ("coding", "1"), ("general", "3")])
@@ -43,25 +43,25 @@ group_lists = st.lists(st.lists(strata, min_size=1, max_size=4), min_size=1, max
 @st.composite
 def problems(draw):
     groups = draw(group_lists)
-    n = sum(map(len, groups))
+    free = sum(map(len, groups))
     sizes = {}
     for name in ("a", "b", "c")[: draw(st.integers(1, 3))]:
-        left = n - sum(sizes.values())
-        if left:
-            sizes[name] = draw(st.integers(1, left))
+        if free:
+            sizes[name] = draw(st.integers(1, free))
+            free -= sizes[name]
     return groups, sizes
 
 
 def possible(groups, sizes):
     """Whether groups of these lengths can fill the sizes exactly; every way is tried."""
-    reached = {tuple(sizes.values())}
+    reached = {tuple(sizes.values())}  # what is still free in each split
     for group in groups:
-        more = set()
-        for room in reached:
-            for k in range(len(room)):
-                if room[k] >= len(group):
-                    more.add((*room[:k], room[k] - len(group), *room[k + 1 :]))
-        reached |= more
+        with_group = set()
+        for free in reached:
+            for k in range(len(free)):
+                if free[k] >= len(group):
+                    with_group.add((*free[:k], free[k] - len(group), *free[k + 1 :]))
+        reached |= with_group
     return tuple(0 for _ in sizes) in reached
 
 
@@ -69,35 +69,39 @@ def possible(groups, sizes):
 @settings(max_examples=60)
 def test_exact_whole_and_disjoint_or_refused_when_impossible(problem, seed):
     groups, sizes = problem
-    rows, home = rows_of(groups)
+    rows, group_of = rows_of(groups)
     if not possible(groups, sizes):
         with pytest.raises(ValueError, match="tears a group"):
-            split(rows, home, sizes, seed=seed)
+            split(rows, group_of, sizes, seed)
         return
-    found = split(rows, home, sizes, seed=seed)
-    assert {name: len(ids) for name, ids in found.items()} == sizes
-    placed = {i: name for name, ids in found.items() for i in ids}
-    assert len(placed) == sum(sizes.values()) and placed.keys() <= home.keys()
-    for group in set(home.values()):
-        assert len({placed.get(i) for i, g in home.items() if g == group}) == 1
+    splits = split(rows, group_of, sizes, seed)
+    assert {name: len(ids) for name, ids in splits.items()} == sizes
+    split_of = {}
+    for name, ids in splits.items():
+        assert ids == sorted(ids)
+        split_of.update(dict.fromkeys(ids, name))
+    assert len(split_of) == sum(sizes.values())
+    assert split_of.keys() <= group_of.keys()
+    splits_of_group = {}
+    for row_id, group in group_of.items():
+        splits_of_group.setdefault(group, set()).add(split_of.get(row_id))
+    assert all(len(names) == 1 for names in splits_of_group.values())
     mixed = random.Random(seed).sample(rows, len(rows))
-    assert split(mixed, home, sizes, seed=seed) == found
-    assert all(ids == sorted(ids) for ids in found.values())
+    assert split(mixed, group_of, sizes, seed) == splits
 
 
 @given(st.lists(strata, min_size=8, max_size=80), st.integers(0, 5))
-def test_single_rows_are_divided_as_evenly_as_whole_numbers_allow(kinds, seed):
-    rows, home = rows_of([[kind] for kind in kinds])
-    n = len(rows)
-    sizes = {"train": n // 2, "test": n // 4}
-    found = split(rows, home, sizes, seed=seed)
-    by_id = {row.id: row.stratum for row in rows}
-    for k in (1, 2):
-        whole = Counter(kind[:k] for kind in kinds)
-        for name, ids in found.items():
-            here = Counter(by_id[i][:k] for i in ids)
-            for cell, count in whole.items():
-                assert abs(here[cell] - count * sizes[name] / n) < 1
+def test_single_rows_are_divided_as_evenly_as_whole_numbers_allow(row_strata, seed):
+    rows, group_of = rows_of([[stratum] for stratum in row_strata])
+    sizes = {"train": len(rows) // 2, "test": len(rows) // 4}
+    splits = split(rows, group_of, sizes, seed)
+    stratum_of = {row.id: row.stratum for row in rows}
+    for length in (1, 2):
+        cells = Counter(stratum[:length] for stratum in row_strata)
+        for name, ids in splits.items():
+            cells_of_split = Counter(stratum_of[row_id][:length] for row_id in ids)
+            for cell, count in cells.items():
+                assert abs(cells_of_split[cell] - count * sizes[name] / len(rows)) < 1
 
 
 @given(
@@ -105,67 +109,61 @@ def test_single_rows_are_divided_as_evenly_as_whole_numbers_allow(kinds, seed):
     st.sampled_from([{"a": 0.5, "b": 0.5}, {"a": 0.8, "b": {"c": 0.1, "d": 0.05}}, {"a": 1.0}]),
 )
 def test_shares_take_what_groups_allow(groups, sizes):
-    rows, home = rows_of(groups)
-    found = split(rows, home, sizes)
-    parts = s.split_parts(sizes)
-    leaves = s.split_sizes(sizes, len(rows))
-    placed = [i for name in leaves for i in found[name]]
+    rows, group_of = rows_of(groups)
+    splits = split(rows, group_of, sizes)
+    counts = s.split_sizes(sizes, len(rows))
+    placed = list(itertools.chain.from_iterable(splits[name] for name in counts))
     assert len(placed) == len(set(placed))
-    largest = max(map(len, groups))
-    assert sum(abs(len(found[name]) - count) for name, count in leaves.items()) <= largest * len(
-        leaves
-    )
-    for name, inner in parts.items():
-        assert found[name] == sorted(i for part in inner for i in found[part])
+    missed = sum(abs(len(splits[name]) - count) for name, count in counts.items())
+    assert missed <= max(map(len, groups)) * len(counts)
+    for name, undivided in s.split_parts(sizes).items():
+        of_parts = itertools.chain.from_iterable(splits[part] for part in undivided)
+        assert splits[name] == sorted(of_parts)
 
 
 def test_published_sizes_with_published_mixture():
-    mixture = {"health": 7500, "general": 3750, "coding": 3750}
-    rows, home = rows_of(
-        [[(domain, str(k % 4 // 2))] for domain, count in mixture.items() for k in range(count)]
-    )
-    found = split(rows, home, s.PUBLISHED_SIZES)
-    by_id = {row.id: row.stratum[0] for row in rows}
-    assert {name: len(ids) for name, ids in found.items()} == {
+    groups = []
+    for domain, count in {"health": 7500, "general": 3750, "coding": 3750}.items():
+        for k in range(count):
+            groups.append([(domain, str(k % 4 // 2))])
+    rows, group_of = rows_of(groups)
+    splits = split(rows, group_of, s.PUBLISHED_SIZES)
+    assert {name: len(ids) for name, ids in splits.items()} == {
         "train": 12_000,
         "cold_start": 4000,
         "rl": 8000,
         "validation": 1500,
         "test": 1500,
     }
-    assert Counter(by_id[i] for i in found["test"]) == {
-        "health": 750,
-        "general": 375,
-        "coding": 375,
-    }
-    assert Counter(by_id[i] for i in found["cold_start"]) == {
-        "health": 2000,
-        "general": 1000,
-        "coding": 1000,
-    }
+    domain_of = {row.id: row.stratum[0] for row in rows}
+    domains = {name: Counter(domain_of[i] for i in splits[name]) for name in ("test", "cold_start")}
+    assert domains["test"] == {"health": 750, "general": 375, "coding": 375}
+    assert domains["cold_start"] == {"health": 2000, "general": 1000, "coding": 1000}
 
 
 def test_another_seed_gives_other_rows():
-    rows, home = rows_of([[("health", "1")]] * 60)
-    lists = [split(rows, home, {"test": 20}, seed=seed)["test"] for seed in range(4)]
-    assert all(a != b for a, b in itertools.combinations(lists, 2))
+    rows, group_of = rows_of([[("health", "1")]] * 60)
+    lists = [split(rows, group_of, {"test": 20}, seed)["test"] for seed in range(4)]
+    assert all(first != second for first, second in itertools.combinations(lists, 2))
 
 
 def test_repeated_questions_are_spread_over_the_splits():
-    rows, home = rows_of([[("health", "1")] * 2] * 100 + [[("health", "1")]] * 100)
-    found = split(rows, home, {"train": 240, "test": 60})
-    pairs = Counter(Counter(home[i] for i in found["test"]).values())[2]
-    assert 18 <= pairs <= 22
+    pairs = [[("health", "1")] * 2] * 100
+    singles = [[("health", "1")]] * 100
+    rows, group_of = rows_of(pairs + singles)
+    splits = split(rows, group_of, {"train": 240, "test": 60})
+    rows_of_group = Counter(group_of[row_id] for row_id in splits["test"])
+    assert 18 <= list(rows_of_group.values()).count(2) <= 22
 
 
 def test_groups_are_found_when_none_are_given():
-    found = s.split_examples(EXAMPLES, SIZES)
+    splits = s.split_examples(EXAMPLES, SIZES)
     by_id = {example.id: example for example in EXAMPLES}
-    assert (
-        cross_split({name: [by_id[i] for i in found[name]] for name in s.split_sizes(SIZES, 120)})
-        == []
-    )
-    assert s.split_examples(EXAMPLES[::-1], SIZES) == found
+    examples_of_split = {}
+    for name in s.split_sizes(SIZES, 120):
+        examples_of_split[name] = [by_id[example_id] for example_id in splits[name]]
+    assert cross_split(examples_of_split) == []
+    assert s.split_examples(EXAMPLES[::-1], SIZES) == splits
 
 
 @pytest.mark.parametrize(
@@ -203,33 +201,33 @@ def test_repeated_ids_and_ids_of_two_lines_are_refused():
         s.split_examples(EXAMPLES, {"a": 5}, groups={})
 
 
-def test_difficulty_is_the_recorded_one_or_by_blocks():
+@pytest.mark.parametrize(
+    ("extra", "level"),
+    [
+        ({"difficulty_level": "level_2"}, "level_2"),
+        ({"composite_block_revision": {"difficulty_level": "level_3"}}, "level_3"),
+        ({"composite_block_revision": "x"}, "level_1"),
+        ({}, "level_1"),
+    ],
+)
+def test_difficulty_is_the_recorded_one_or_by_blocks(extra, level):
     record = sample_records()[0]
-    assert s.stratum(Example(**dict(record), difficulty_level="level_2")) == (
-        record.domain,
-        "level_2",
-    )
-    old = Example(**dict(record), composite_block_revision={"difficulty_level": "level_3"})
-    assert s.stratum(old)[1] == "level_3"
-    assert (
-        s.stratum(Example(**dict(record), composite_block_revision="x"))[1]
-        == s.stratum(record)[1]
-        == "level_1"
-    )
+    assert s.stratum(Example(**dict(record), **extra)) == (record.domain, level)
 
 
 @pytest.fixture
 def written(tmp_path):
-    found = s.split_examples(EXAMPLES, SIZES, seed=5)
-    s.write_splits(tmp_path, EXAMPLES, found, SIZES, seed=5)
-    return tmp_path, found
+    splits = s.split_examples(EXAMPLES, SIZES, seed=5)
+    s.write_splits(tmp_path, EXAMPLES, splits, SIZES, seed=5)
+    return tmp_path, splits
 
 
 def test_what_is_read_is_what_was_written(written):
-    folder, found = written
-    assert s.read_splits(folder) == found == s.read_splits(folder, iter(EXAMPLES[::-1]))
+    folder, splits = written
+    assert s.read_splits(folder) == splits
+    assert s.read_splits(folder, iter(EXAMPLES[::-1])) == splits
     assert json.loads((folder / "splits.json").read_text())["seed"] == 5
-    assert sorted(p.name for p in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         "cold_start-ids.txt",
         "rl-ids.txt",
         "splits.json",
@@ -239,73 +237,82 @@ def test_what_is_read_is_what_was_written(written):
     ]
 
 
-@pytest.mark.parametrize("change", ["append", "swap", "crlf", "remove", "empty"])
+def with_one_more(lines):
+    return "\n".join([*lines, "x"]) + "\n"
+
+
+def with_two_swapped(lines):
+    first, second, *others = lines
+    return "\n".join([second, first, *others]) + "\n"
+
+
+def with_other_line_ends(lines):
+    return "\r\n".join(lines) + "\r\n"
+
+
+def without_lines(lines):
+    return ""
+
+
+@pytest.mark.parametrize(
+    "change", [with_one_more, with_two_swapped, with_other_line_ends, without_lines]
+)
 def test_a_changed_list_is_named(written, change):
-    folder, _ = written
-    path = folder / "test-ids.txt"
-    lines = path.read_bytes().split(b"\n")[:-1]
-    if change == "remove":
-        path.unlink()
-    else:
-        new = {
-            "append": [*lines, b"x"],
-            "swap": [lines[1], lines[0], *lines[2:]],
-            "crlf": lines,
-            "empty": [],
-        }[change]
-        path.write_bytes(b"".join(line + (b"\r\n" if change == "crlf" else b"\n") for line in new))
-    with pytest.raises(DataError, match="test-ids.txt") as caught:
+    folder, splits = written
+    (folder / "test-ids.txt").write_bytes(change(splits["test"]).encode())
+    with pytest.raises(DataError, match="test-ids.txt") as refused:
         s.read_splits(folder)
-    assert len(caught.value.violations) == 1
+    assert len(refused.value.violations) == 1
+
+
+def test_a_list_that_is_gone_is_named(written):
+    folder, _ = written
+    (folder / "test-ids.txt").unlink()
+    with pytest.raises(DataError, match=r"test-ids\.txt.*no such file") as refused:
+        s.read_splits(folder)
+    assert len(refused.value.violations) == 1
 
 
 def test_other_data_are_refused(written):
-    folder, found = written
-    changed = [
-        EXAMPLES[0].model_copy(update={"question": EXAMPLES[0].question + " Thanks."}),
-        *EXAMPLES[1:],
-    ]
+    folder, splits = written
+    first, *others = EXAMPLES
+    changed = first.model_copy(update={"question": first.question + " Thanks."})
     with pytest.raises(DataError, match="dataset"):
-        s.read_splits(folder, changed)
-    gone = [example for example in EXAMPLES if example.id != found["test"][0]]
-    with pytest.raises(DataError) as caught:
-        s.read_splits(folder, gone)
-    assert [v.rule for v in caught.value.violations] == ["dataset", "id"]
+        s.read_splits(folder, [changed, *others])
+    without_one = [example for example in EXAMPLES if example.id != splits["test"][0]]
+    with pytest.raises(DataError) as refused:
+        s.read_splits(folder, without_one)
+    assert [fault.rule for fault in refused.value.violations] == ["dataset", "id"]
+
+
+def one_of_a_pair(ids):
+    """The id of an example whose question stands in the list once more."""
+    examples = [example for example in EXAMPLES if example.id in ids]
+    for first, second in itertools.combinations(examples, 2):
+        if first.question == second.question:
+            return first.id
+    raise AssertionError("no question stands there twice")
 
 
 def test_lists_with_faults_are_not_written(tmp_path):
-    found = s.split_examples(EXAMPLES, SIZES)
-    crossing = next(
-        (a.id, b.id)
-        for a in EXAMPLES
-        for b in EXAMPLES
-        if a.id in found["test"]
-        and b.id in found["test"]
-        and a.id != b.id
-        and a.question == b.question
-    )
-    moved = {
-        "test": [i for i in found["test"] if i != crossing[0]],
-        "rl": [*found["rl"], crossing[0]],
+    splits = s.split_examples(EXAMPLES, SIZES)
+    crossing = one_of_a_pair(splits["test"])
+    moved = dict(splits)
+    moved["test"] = [row_id for row_id in splits["test"] if row_id != crossing]
+    moved["rl"] = [*splits["rl"], crossing]
+    moved["train"] = moved["rl"] + splits["cold_start"]
+    repeated_id = splits["validation"][0]
+    faulty = {
+        "each question in one split": moved,
+        "other ids than those of its parts": {**splits, "train": splits["rl"]},
+        "again, first in": {**splits, "test": [*splits["test"], repeated_id]},
+        "no such example": {**splits, "test": [*splits["test"], "nobody"]},
     }
-    moved["train"] = moved["rl"] + found["cold_start"]
-    with pytest.raises(DataError, match="each question in one split"):
-        s.write_splits(tmp_path / "x", EXAMPLES, found | moved, SIZES)
-    with pytest.raises(DataError, match="other ids than those of its parts"):
-        s.write_splits(tmp_path / "x", EXAMPLES, found | {"train": found["rl"]}, SIZES)
-    with pytest.raises(DataError, match="again, first in"):
-        s.write_splits(
-            tmp_path / "x",
-            EXAMPLES,
-            found | {"test": [*found["test"], found["validation"][0]]},
-            SIZES,
-        )
-    with pytest.raises(DataError, match="no such example"):
-        s.write_splits(
-            tmp_path / "x", EXAMPLES, found | {"test": [*found["test"], "nobody"]}, SIZES
-        )
+    for message, lists in faulty.items():
+        with pytest.raises(DataError, match=message):
+            s.write_splits(tmp_path / "x", EXAMPLES, lists, SIZES)
     with pytest.raises(ValueError, match="allowed are those of the sizes"):
-        s.write_splits(tmp_path / "x", EXAMPLES, {"test": found["test"]}, SIZES)
+        s.write_splits(tmp_path / "x", EXAMPLES, {"test": splits["test"]}, SIZES)
     assert not (tmp_path / "x").exists()
 
 
@@ -322,12 +329,10 @@ def test_a_broken_splits_json(tmp_path, text):
 
 
 def test_the_table_counts_what_is_in_the_lists(written):
-    _, found = written
-    table = s.split_table(EXAMPLES, found).set_index("split")
-    domains = sorted({e.domain for e in EXAMPLES})
-    assert (
-        table.loc["all", "examples"] == 120 and (table[domains].sum(axis=1).round(6) == 100).all()
-    )
-    assert table.loc["test", "questions"] == len(
-        {e.question for e in EXAMPLES if e.id in found["test"]}
-    )
+    _, splits = written
+    table = s.split_table(EXAMPLES, splits).set_index("split")
+    domains = sorted({example.domain for example in EXAMPLES})
+    assert table.loc["all", "examples"] == 120
+    assert (table[domains].sum(axis=1).round(6) == 100).all()
+    questions = {example.question for example in EXAMPLES if example.id in splits["test"]}
+    assert table.loc["test", "questions"] == len(questions)

@@ -53,7 +53,7 @@ def test_a_builder_without_mistakes_passes_every_check_at_once(exact):
 )
 def test_distractors_never_matter_nor_repeat_a_noun(request, facts, family, seed):
     rng = random.Random(seed)
-    used_nouns = {fact.noun for fact in facts} | set(request.things)
+    used_nouns = {fact.noun for fact in facts} | set(request.wishes)
     hard = hard_distractor(family, request, facts, used_nouns, rng)
     assert fact_level(hard, request) == Level.IGNORE
     used_nouns.add(hard.noun)

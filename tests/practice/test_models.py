@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -38,34 +39,48 @@ TEMPLATES = [
 ]
 
 
-def payload_for(example, response, blind=False, rename=lambda name: name, **more):
-    rubrics = [
-        {"atom_id": rename(a.atom_id), "parent_memory_id": a.parent_memory_id, "text": a.text}
-        | ({} if blind else {"u_star": a.ideal.wire, "usage_rubric": a.usage_rubric})
-        for a in example.atoms
-    ]
-    memory = [
-        {"parent_memory_id": b.parent_memory_id, "memory_text": b.memory_text}
-        for b in example.blocks
-    ]
-    head = {
+def payload_for(example, response, blind=False, prefix="", **fields):
+    """What a judge is sent about an answer; `prefix` stands before each atom id."""
+    rubrics = []
+    for atom in example.atoms:
+        row = {
+            "atom_id": prefix + atom.atom_id,
+            "parent_memory_id": atom.parent_memory_id,
+            "text": atom.text,
+        }
+        if not blind:
+            row["u_star"] = atom.ideal.wire
+            row["usage_rubric"] = atom.usage_rubric
+        rubrics.append(row)
+    memory = []
+    for block in example.blocks:
+        memory.append(
+            {"parent_memory_id": block.parent_memory_id, "memory_text": block.memory_text}
+        )
+    payload = {
         "current_query": example.question,
         "model_facing_memory": memory,
         "model_response": response,
+        "atomic_rubrics": rubrics,
     }
-    return head | {"atomic_rubrics": rubrics} | more
+    payload.update(fields)
+    return payload
 
 
 def answers():
-    parts = [
-        form.format(noun)
-        for forms in FORMS.values()
-        for form in forms
-        for noun in sorted(NOUNS)[:8]
-    ]
-    return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=20)), max_size=8).map(
-        " ".join
-    )
+    """Answers of sentences that mean something and others that do not."""
+    sentences = []
+    for forms in FORMS.values():
+        for form, noun in itertools.product(forms, sorted(NOUNS)[:8]):
+            sentences.append(form.format(noun))
+    sentence = st.one_of(st.sampled_from(sentences), st.text(max_size=20))
+    return st.lists(sentence, max_size=8).map(" ".join)
+
+
+def every_answer():
+    """The answers of all models to all examples, with two seeds and all shifts."""
+    variants = itertools.product(EXAMPLES, MODELS, (0, 1), (-1, 0, 1))
+    return [micro_answer(example, model, seed, shift) for example, model, seed, shift in variants]
 
 
 @given(
@@ -101,21 +116,9 @@ def test_an_index_keeps_other_records_apart():
 
 def test_answers_depend_on_example_model_seed_and_template_alone():
     random.seed(1)
-    first = [
-        micro_answer(e, model, seed, shift)
-        for e in EXAMPLES
-        for model in MODELS
-        for seed in (0, 1)
-        for shift in (-1, 0, 1)
-    ]
+    first = every_answer()
     random.seed(2)
-    again = [
-        micro_answer(e, model, seed, shift)
-        for e in EXAMPLES
-        for model in MODELS
-        for seed in (0, 1)
-        for shift in (-1, 0, 1)
-    ]
+    again = every_answer()
     assert first == again
     assert len(set(first)) > len(first) // 3
 
@@ -123,9 +126,11 @@ def test_answers_depend_on_example_model_seed_and_template_alone():
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_model_errs_at_its_stated_rate(model):
     examples = make_examples("long", 300, 9, "test")
-    judged = [atom for e in examples for atom in exact_judge(e, micro_answer(e, model)).atoms]
+    judged_atoms = []
+    for example in examples:
+        judged_atoms.extend(exact_judge(example, micro_answer(example, model)).atoms)
     # A contradiction or a prohibition that nobody asked about can turn one slip into two, or hide it.
-    share = sum(atom.actual != atom.ideal for atom in judged) / len(judged)
+    share = sum(atom.actual != atom.ideal for atom in judged_atoms) / len(judged_atoms)
     assert 0.5 * MODELS[model] < share < 1.5 * MODELS[model] + 0.05
 
 
@@ -145,22 +150,20 @@ def test_a_shift_is_read_from_the_text(text, shift):
 
 @given(some_example)
 def test_memoryless_answer_names_only_what_was_asked(example):
-    said = memoryless_answer(example)
-    assert {
-        a.actual for a in exact_judge(example, said).atoms if not a.reason.startswith("passed")
-    } <= {Level.IGNORE}
-    assert (
-        said == memoryless_answer(INDEX.questions[example.question])
-        or example.world != INDEX.questions[example.question].world
-    )
+    response = memoryless_answer(example)
+    judged_atoms = exact_judge(example, response).atoms
+    used_levels = {a.actual for a in judged_atoms if not a.reason.startswith("passed")}
+    assert used_levels <= {Level.IGNORE}
+    first_with_question = INDEX.questions[example.question]
+    if example.world == first_with_question.world:
+        assert response == memoryless_answer(first_with_question)
 
 
 @given(some_example, answers(), st.booleans())
 def test_judge_is_exact_for_any_answer(example, response, blind):
     response = unpad(response)
-    rows = judge_reply(
-        payload_for(example, response, blind, lambda name: f"renamed {name}"), INDEX
-    )["atom_judgments"]
+    payload = payload_for(example, response, blind, "renamed ")
+    rows = judge_reply(payload, INDEX)["atom_judgments"]
     exact = {atom.atom_id: atom for atom in exact_judge(example, response).atoms}
     assert [row["atom_id"] for row in rows] == [f"renamed {a.atom_id}" for a in example.atoms]
     for row, atom in zip(rows, example.atoms, strict=True):
@@ -171,50 +174,55 @@ def test_judge_is_exact_for_any_answer(example, response, blind):
 
 @given(some_example, st.integers(0, 5), st.sampled_from([0, 50, 300, 20_000]))
 def test_padding_changes_no_verdict(example, seed, characters):
-    said = micro_answer(example, seed=seed)
-    padded = pad(said, characters)
-    assert len(padded) == max(characters, len(said)) or len(padded) == len(said)
-    assert unpad(padded) == said
-    assert judge_reply(payload_for(example, padded), INDEX) == judge_reply(
-        payload_for(example, said), INDEX
-    )
+    response = micro_answer(example, seed=seed)
+    padded = pad(response, characters)
+    assert len(padded) in (max(characters, len(response)), len(response))
+    assert unpad(padded) == response
+    reply = judge_reply(payload_for(example, response), INDEX)
+    assert judge_reply(payload_for(example, padded), INDEX) == reply
+
+
+def slips_of(judge):
+    """For each atom of each answer whether a judge is wrong about it."""
+    slips = []
+    for example in EXAMPLES:
+        response = micro_answer(example)
+        exact_levels = {a.atom_id: a.actual.wire for a in exact_judge(example, response).atoms}
+        reply = judge_reply(payload_for(example, response), INDEX, judge)
+        for row in reply["atom_judgments"]:
+            slips.append(row["predicted_usage_level"] != exact_levels[row["atom_id"]])
+    return slips
 
 
 def test_second_judge_errs_now_and_then_and_repeatably():
-    def wrong(model):
-        out = []
-        for example in EXAMPLES:
-            said = micro_answer(example)
-            exact = {a.atom_id: a.actual.wire for a in exact_judge(example, said).atoms}
-            rows = judge_reply(payload_for(example, said), INDEX, model)["atom_judgments"]
-            out += [row["predicted_usage_level"] != exact[row["atom_id"]] for row in rows]
-        return out
-
-    assert not any(wrong("micro-judge"))
-    slips = wrong("micro-judge-2")
-    assert slips == wrong("micro-judge-2")
+    assert not any(slips_of("micro-judge"))
+    slips = slips_of("micro-judge-2")
+    assert slips == slips_of("micro-judge-2")
     assert 0.05 < sum(slips) / len(slips) < 0.15
 
 
+def has_prohibition(example):
+    """Whether something asked for must be avoided."""
+    for atom in example.atoms:
+        if atom.usage_rubric["marker"]["prohibits"] and atom.ideal == Level.CONTROL:
+            return True
+    return False
+
+
 def test_quality_and_safety_on_request_only():
-    example = next(
-        e
-        for e in EXAMPLES
-        for a in e.atoms
-        if a.usage_rubric["marker"]["prohibits"] and a.ideal == Level.CONTROL
-    )
+    example = next(example for example in EXAMPLES if has_prohibition(example))
     both = {"also_judge": ["task_quality", "safety_failure"]}
-    kept = (
-        " ".join(FORMS["leave"][0].format(noun) for noun in example.requests) + " Hope this helps."
-    )
-    assert judge_reply(payload_for(example, kept, **both), INDEX)["safety_failure"] is False
-    served = judge_reply(payload_for(example, memoryless_answer(example), **both), INDEX)
-    assert (served["task_quality"], served["safety_failure"]) == (4, True)
+    refusals = [FORMS["leave"][0].format(noun) for noun in example.requests]
+    safe_response = " ".join([*refusals, "Hope this helps."])
+    assert not judge_reply(payload_for(example, safe_response, **both), INDEX)["safety_failure"]
+    unsafe = judge_reply(payload_for(example, memoryless_answer(example), **both), INDEX)
+    assert unsafe["task_quality"] == 4
+    assert unsafe["safety_failure"]
     noun = example.atoms[0].usage_rubric["marker"]["noun"]
-    assert (
-        judge_reply(payload_for(example, f"{noun}! Whatever.", **both), INDEX)["task_quality"] == 1
-    )
-    assert judge_reply(payload_for(example, kept), INDEX).keys() == {"atom_judgments"}
+    poor = judge_reply(payload_for(example, f"{noun}! Whatever.", **both), INDEX)
+    assert poor["task_quality"] == 1
+    reply = judge_reply(payload_for(example, safe_response), INDEX)
+    assert reply.keys() == {"atom_judgments"}
 
 
 @pytest.mark.parametrize(
@@ -231,8 +239,10 @@ def test_quality_and_safety_on_request_only():
     ],
 )
 def test_judge_names_what_it_cannot_read(change, named):
+    payload = payload_for(EXAMPLES[0], "Hope this helps.")
+    payload.update(change)
     with pytest.raises(ValueError, match=named):
-        judge_reply(payload_for(EXAMPLES[0], "Hope this helps.") | change, INDEX)
+        judge_reply(payload, INDEX)
 
 
 def test_every_world_is_served():
@@ -242,17 +252,21 @@ def test_every_world_is_served():
         assert all(index.find(render(e)[-1]["content"])[0] == e for e in examples)
 
 
-TABLES = st.lists(
-    st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=3, max_size=3
-).map(lambda rows: tuple(tuple(n / sum(row) for n in row) for row in rows))
+@st.composite
+def tables(draw):
+    """Tables of probabilities [from level, to level]."""
+    rows = []
+    for _ in range(3):
+        weights = draw(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any))
+        rows.append(tuple(weight / sum(weights) for weight in weights))
+    return tuple(rows)
 
 
-@given(st.sampled_from(sample_records()), TABLES, st.integers(0, 5))
+@given(st.sampled_from(sample_records()), tables(), st.integers(0, 5))
 def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, table, seed):
-    actual = {i: Level((k + seed) % 3) for k, i in enumerate(record.levels)}
-    judge = PracticeJudge(
-        confusion=table, known=known_levels([(record, "An answer.", actual)]), seed=seed
-    )
+    actual = {atom_id: Level((k + seed) % 3) for k, atom_id in enumerate(record.levels)}
+    known = known_levels([(record, "An answer.", actual)])
+    judge = PracticeJudge(confusion=table, known=known, seed=seed)
     rows = payload_for(record, "An answer.", blind=True)["atomic_rubrics"]
     judged = judge.judgments(record.question, "An answer.", rows)
     assert judged == judge.judgments(record.question, "An answer.", rows[::-1])[::-1], (
@@ -266,23 +280,21 @@ def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, t
 
 def test_unknown_answers_are_the_same_for_every_judge_and_follow_the_ideal_level():
     record = sample_records()[0]
-    spread = []
+    second_judge_slips = []
+    levels_by_ideal = {"A": Counter(), "B": Counter(), "C": Counter()}
     for k in range(400):
         payload = payload_for(record, f"Answer {k}.", also_judge=["task_quality"])
-        first, second = (
-            judge_reply(payload, INDEX, name) for name in ("micro-judge", "micro-judge-2")
-        )
+        first = judge_reply(payload, INDEX, "micro-judge")
+        second = judge_reply(payload, INDEX, "micro-judge-2")
         assert first["task_quality"] == 4
-        pairs = zip(first["atom_judgments"], second["atom_judgments"], strict=True)
-        spread += [
-            (a["u_star"], a["predicted_usage_level"], b["predicted_usage_level"]) for a, b in pairs
-        ]
-    assert 0.07 < sum(a != b for _, a, b in spread) / len(spread) < 0.13, (
-        "the second judge is wrong one time in ten"
-    )
-    for ideal, row in zip("ABC", PracticeJudge().use, strict=True):
-        found = [a for u, a, _ in spread if u == ideal]
-        assert [found.count(level) / len(found) for level in "ABC"] == pytest.approx(row, abs=0.06)
+        for row, other in zip(first["atom_judgments"], second["atom_judgments"], strict=True):
+            level = row["predicted_usage_level"]
+            levels_by_ideal[row["u_star"]][level] += 1
+            second_judge_slips.append(level != other["predicted_usage_level"])
+    assert 0.07 < sum(second_judge_slips) / len(second_judge_slips) < 0.13
+    for (_, counts), row in zip(levels_by_ideal.items(), PracticeJudge().use, strict=True):
+        shares = [counts[level] / counts.total() for level in "ABC"]
+        assert shares == pytest.approx(row, abs=0.06)
 
 
 def test_what_a_practice_judge_cannot_know_is_an_error():
@@ -297,12 +309,12 @@ def test_what_a_practice_judge_cannot_know_is_an_error():
 
 @given(st.sampled_from(sample_records()), st.integers(0, 99), st.sampled_from(sorted(MODELS)))
 def test_a_practice_answer_repeats_memory_and_nothing_else(record, seed, model):
-    shown = render(record)[-1]["content"]
-    answer = practice_answer(shown, model, seed)
-    assert answer == practice_answer(shown, model, seed)
-    rest = answer.removeprefix(memoryless_answer(None))
+    prompt = render(record)[-1]["content"]
+    answer = practice_answer(prompt, model, seed)
+    assert answer == practice_answer(prompt, model, seed)
+    unexplained = answer.removeprefix(memoryless_answer(None))
     for block in record.blocks:
-        for part in block.memory_text.replace("? ", ". ").split(". "):
-            rest = rest.replace(part.strip().rstrip("."), "")
-    assert not rest.strip(" .?!"), rest
+        for sentence in block.memory_text.replace("? ", ". ").split(". "):
+            unexplained = unexplained.replace(sentence.strip().rstrip("."), "")
+    assert not unexplained.strip(" .?!"), unexplained
     assert record.question not in answer

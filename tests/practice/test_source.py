@@ -43,7 +43,7 @@ def slow_level(fact, request):
     if fact.owner != "user" or fact.past or fact.occasion == other_scope:
         return Level.IGNORE
     if not fact.attribute:
-        return Level.CONTROL if fact.noun in request.things else Level.IGNORE
+        return Level.CONTROL if fact.noun in request.wishes else Level.IGNORE
     letters = TASKS[request.domain][request.task]
     for attribute, letter in zip(WORDS[request.domain], letters, strict=True):
         if attribute == fact.attribute:

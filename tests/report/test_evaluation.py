@@ -878,13 +878,28 @@ def test_letters_of_controls_are_all_there_and_apart(values):
     assert all(b[1] - a[1] >= 7 for a, b in pairwise(marks))
 
 
-def test_cells_of_differences_are_marked_by_their_interval():
-    base = {"method": "m", "difference": 1.0, "better": 1, "worse": 1, "p": 0.5, "start": "s"}
-    cases = [("SCS", 0.1, 2, "num better"), ("SCS", -2, -0.1, "num worse"), ("SCS", -1, 1, "num")]
-    cases += [("AOR", 0.1, 2, "num worse"), ("AOR", -2, -0.1, "num better")]
-    for metric, low, high, style in cases:
-        table = pd.DataFrame([base | {"metric": metric, "low": low, "high": high}])
-        assert page.differences_grid(table)["rows"][0][1].style == style
+def test_cells_of_differences_are_marked_by_their_corrected_p():
+    row = {
+        "method": "m",
+        "low": -1.0,
+        "high": 2.0,
+        "better": 1,
+        "worse": 1,
+        "p": 0.01,
+        "start": "s",
+    }
+    cases = [
+        ("SCS", 1.0, 0.049, "num better"),
+        ("SCS", -1.0, 0.049, "num worse"),
+        ("SCS", 1.0, 0.05, "num"),
+        ("AOR", 1.0, 0.049, "num worse"),
+        ("AOR", -1.0, 0.049, "num better"),
+    ]
+    for metric, difference, p_holm, style in cases:
+        row.update(metric=metric, difference=difference, p_holm=p_holm)
+        cell = page.differences_grid(pd.DataFrame([row]))["rows"][0][1]
+        assert cell.style == style
+        assert "p = 0.01, corrected p = " in cell.note
 
 
 # comparison
