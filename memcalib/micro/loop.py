@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trl.trainer.utils import RepeatSampler
 
 from ..credit.logprobs import response_logps
 from ..credit.prefix_groups import response_mask
@@ -23,7 +24,6 @@ from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..problem import Example, JudgeLike
 from ..rules.base import CreditConfig
 from ..trainer.callbacks import answer_stats
-from ..trainer.checkpoints import EpochSampler
 from ..trainer.rewards import ChannelRewards, assign_credit, quoting_judge
 from ..trainer.train_config import TrainConfig
 from ..training import answer_seed
@@ -114,7 +114,7 @@ class CreditLoop:
     def _rows(self) -> Iterator[list[int]]:
         "Numbers of examples, a step's answers at a time, pass after pass."
         config = self.config
-        sampler = EpochSampler(
+        sampler = RepeatSampler(
             self.examples, config.generations, config.prompts, 1, shuffle=True, seed=config.seed
         )
         size = config.prompts * config.generations

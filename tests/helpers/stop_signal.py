@@ -21,20 +21,17 @@ from memcalib.trainer.checkpoints import Interrupted
 
 EXAMPLES = make_examples("short", 8, seed=5)
 RANK = int(os.environ.get("RANK", 0))
-seen = {"sampling": 0, "judging": 0, "update": 0}
-places = {
-    "sampling": 3,
-    "judging": 20,
-    "update": 5,
-}  # in the third step; a process has 8 answers a step
+TURNS = {"sampling": 3, "judging": 20, "update": 5}  # in the third step, of 8 answers a process
+counts = dict.fromkeys(TURNS, 0)
 
 
 def tell(place: str, where: str) -> None:
     """The second process hears a signal; under the launcher both wait in their judge until it comes."""
-    seen[place] += 1
-    if where == place and seen[place] == places[place] and RANK == 1:
+    counts[place] += 1
+    is_turn = counts[place] == TURNS[place]
+    if where == place and is_turn and RANK == 1:
         signal.raise_signal(signal.SIGTERM)
-    if where == "launcher" and place == "judging" and seen[place] == places[place]:
+    if where == "launcher" and place == "judging" and is_turn:
         if RANK == 0:
             print("judging", flush=True)
         time.sleep(600)
@@ -44,21 +41,22 @@ def go(out: Path, where: str = "", resume=None):
     config = world_config(
         WORLDS["short"], prompts=4, generations=4, steps=4, max_tokens=12, save_every=50
     )
-    plain = training.sample_tokens, training.GRPOTrainer.compute_loss
+    plain_sample = training.sample_tokens
+    plain_loss = training.GRPOTrainer.compute_loss
 
     def sample(*args, **options):
         tell("sampling", where)
-        return plain[0](*args, **options)
+        return plain_sample(*args, **options)
 
     def loss(*args, **options):
         tell("update", where)
-        return plain[1](*args, **options)
+        return plain_loss(*args, **options)
 
     def judge(example, response):
         tell("judging", where)
         return exact_judge(example, response)
 
-    seen.update(dict.fromkeys(seen, 0))
+    counts.update(dict.fromkeys(counts, 0))
     training.sample_tokens = sample
     training.GRPOTrainer.compute_loss = loss
     try:
@@ -66,7 +64,8 @@ def go(out: Path, where: str = "", resume=None):
         options = dict(tokenizer=build_tokenizer(), out=out, resume=resume)
         return training.train(model, config, EXAMPLES, judge, **options)
     finally:
-        training.sample_tokens, training.GRPOTrainer.compute_loss = plain
+        training.sample_tokens = plain_sample
+        training.GRPOTrainer.compute_loss = plain_loss
 
 
 def main(folder: Path, where: str) -> None:
@@ -74,13 +73,13 @@ def main(folder: Path, where: str) -> None:
     try:
         go(folder / "cut", where)
     except Interrupted as error:
-        found = {"message": str(error), "code": error.exit_code}
+        end = {"message": str(error), "code": error.exit_code}
     if where != "launcher":
-        found["same"] = torch.equal(
-            *(weights(run.model) for run in (go(folder / "cut", resume=True), go(folder / "whole")))
-        )
-    (folder / f"{RANK}.json").write_text(json.dumps(found))
-    sys.exit(found["code"] if where == "launcher" else 0)
+        resumed = go(folder / "cut", resume=True)
+        whole = go(folder / "whole")
+        end["same"] = torch.equal(weights(resumed.model), weights(whole.model))
+    (folder / f"{RANK}.json").write_text(json.dumps(end))
+    sys.exit(end["code"] if where == "launcher" else 0)
 
 
 if __name__ == "__main__":
