@@ -4,7 +4,10 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState, state
@@ -26,7 +29,8 @@ from memcalib.micro.world import (
 )
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
-from memcalib.trainer.train_config import DISTILLED, TrainConfig, world_config
+from memcalib.trainer.distillation import OpsdPG
+from memcalib.trainer.train_config import TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
@@ -59,23 +63,34 @@ CASES = {
     "skipped": dict(method="gdpo", lr=4e-3, trl=DECAY, empty="all"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
-EMPTY = {
-    "none": lambda row, rows: False,
-    "some": lambda row, rows: row % 3 == 0,
-    "half": lambda row, rows: row >= rows // 2,
-    "all": lambda row, rows: True,
-}
+SIZES = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
 
 
-def settings(case: str) -> tuple[TrainConfig, str, str]:
-    """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
-    sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
-    changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
+def is_among(share: str, row: int, rows: int) -> bool:
+    """Whether a row is one of the rows of a batch that a case names: none, some, half or all of them."""
+    if share == "some":
+        return row % 3 == 0
+    if share == "half":
+        return row >= rows // 2
+    return share == "all"
+
+
+class Case(NamedTuple):
+    """A configuration, which of its answers cannot be judged (in its first step), and which never end."""
+
+    config: TrainConfig
+    empty: str
+    long: str
+
+
+def case_of(name: str) -> Case:
+    changes = {**SIZES, "beta": 0.05, "lr": 0.05, "trl": {"optim": "sgd"}, **CASES[name]}
     empty = changes.pop("empty")
     long = changes.pop("long", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
-        changes["trl"] = changes["trl"] | {"use_cpu": False}  # or accelerate leaves DeepSpeed aside
-    return world_config(WORLDS["short"], **changes), empty, long
+        # or accelerate leaves DeepSpeed aside
+        changes["trl"] = {**changes["trl"], "use_cpu": False}
+    return Case(world_config(WORLDS["short"], **changes), empty, long)
 
 
 def given_answer(example, row: int, long: bool) -> list[int]:
@@ -86,22 +101,27 @@ def given_answer(example, row: int, long: bool) -> list[int]:
     return (ids * 40)[:40] if long else [*ids[:39], TOKENIZER.eos_token_id]
 
 
-def given_rollout(config: TrainConfig, empty: str, long: str):
+def given_rollout(case: Case):
     """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
 
     def rollout(prompts, trainer):
-        known = {tuple(trainer.encode(example)): example for example in EXAMPLES}
-        ids = [encode_prompt(TOKENIZER, prompt) for prompt in prompts]
+        example_by_prompt = {tuple(trainer.encode(example)): example for example in EXAMPLES}
+        prompt_ids = [encode_prompt(TOKENIZER, prompt) for prompt in prompts]
         step = trainer.state.global_step
-        first = trainer.accelerator.process_index * len(prompts)
-        rows = range(first, first + len(prompts))
-        count = config.prompts * config.generations
-        answers = [
-            given_answer(known[tuple(p)], 1000 * step + row, step == 0 and EMPTY[long](row, count))
-            for p, row in zip(ids, rows, strict=True)
-        ]
-        silent = [step == 0 and EMPTY[empty](row, count) for row in rows]
-        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": None, "empty": silent}
+        first_row = trainer.accelerator.process_index * len(prompts)
+        rows = case.config.prompts * case.config.generations
+        answers = []
+        silent = []
+        for row, ids in enumerate(prompt_ids, first_row):
+            is_long = step == 0 and is_among(case.long, row, rows)
+            answers.append(given_answer(example_by_prompt[tuple(ids)], 1000 * step + row, is_long))
+            silent.append(step == 0 and is_among(case.empty, row, rows))
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": answers,
+            "logprobs": None,
+            "empty": silent,
+        }
 
     return rollout
 
@@ -112,13 +132,13 @@ def same_parts(config: TrainConfig, processes: int):
     def arrange(batch):
         order = torch.arange(config.prompts * config.generations // processes)
         if processes == 1:
-            order = (
-                order.view(2, config.minibatches * config.accumulate, -1).transpose(0, 1).flatten()
-            )
-        return {
-            key: value[order] if isinstance(value, torch.Tensor) and value.dim() else value
-            for key, value in batch.items()
-        }
+            parts = config.minibatches * config.accumulate
+            order = order.view(2, parts, -1).transpose(0, 1).flatten()
+        arranged = {}
+        for key, value in batch.items():
+            has_rows = isinstance(value, torch.Tensor) and value.dim()
+            arranged[key] = value[order] if has_rows else value
+        return arranged
 
     return arrange
 
@@ -145,10 +165,10 @@ def shard_on_cpu() -> None:
         "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
         "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
     }
-    first = state.AcceleratorState.__init__
+    plain_init = state.AcceleratorState.__init__
 
-    def start(self, *args, fsdp_plugin=None, **options):
-        first(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    def init(self, *args, fsdp_plugin=None, **options):
+        plain_init(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
             if self._mixed_precision != "no":
                 fsdp_plugin.set_mixed_precision(self._mixed_precision)
@@ -156,78 +176,111 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
-    state.AcceleratorState.__init__ = start
+    state.AcceleratorState.__init__ = init
 
 
 def deepspeed_on_cpu() -> None:
     """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told to use the CPU's."""
-    first = state.PartialState._prepare_backend
-    state.PartialState._prepare_backend = lambda self, cpu=False, *more: first(self, True, *more)
+    plain = state.PartialState._prepare_backend
+
+    def prepare(self, cpu=False, *args):
+        return plain(self, True, *args)
+
+    state.PartialState._prepare_backend = prepare
 
 
-def observe(case: str, out: Path, processes: int) -> dict:
+@contextmanager
+def given(case: Case, trainer_class: type | None = None, processes: int = 0) -> Iterator[None]:
+    """Trainings answer as the case says; its mini-batches are the same on one process as on two, where there are any."""
+    rollout = training._shared_rollout
+    class_of_method = training.trainer_class
+    shuffle = grpo_trainer.shuffle_sequence_dict
+    try:
+        training._shared_rollout = given_rollout(case)
+        if trainer_class:
+            training.trainer_class = lambda method: trainer_class
+        if processes and case.config.minibatches > 1:
+            grpo_trainer.shuffle_sequence_dict = same_parts(case.config, processes)
+        yield
+    finally:
+        training._shared_rollout = rollout
+        training.trainer_class = class_of_method
+        grpo_trainer.shuffle_sequence_dict = shuffle
+
+
+def watched(method: str) -> type:
+    """The trainer of a method, which keeps the advantages and numbers of its batches."""
+
+    class Watched(training.trainer_class(method)):
+        def __init__(self, *args, **options):
+            self.batch_advantages = []
+            self.batch_stats = []
+            self.dtypes = set()
+            super().__init__(*args, **options)
+
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            self.batch_advantages.append(batch["advantages"] * batch["completion_mask"])
+            self.batch_stats.append(dict(self.credit.stats))
+            return batch
+
+        def _get_per_token_logps_and_entropies(self, *args, **options):
+            outputs = super()._get_per_token_logps_and_entropies(*args, **options)
+            self.dtypes.add(str(outputs[0].dtype))
+            return outputs
+
+    return Watched
+
+
+def observe(name: str, out: Path, processes: int) -> dict:
     """Train a case and keep what must not depend on the number of processes; of answers, the local rows.
 
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
-    config, empty, long = settings(case)
-    found = {"advantages": [], "stats": [], "kinds": set()}
-
-    class Watched(training.trainer_class(config.method)):
-        def _generate_and_score_completions(self, inputs):
-            batch = super()._generate_and_score_completions(inputs)
-            found["advantages"].append(batch["advantages"] * batch["completion_mask"])
-            found["stats"].append(dict(self.credit.stats))
-            return batch
-
-        def _get_per_token_logps_and_entropies(self, *args, **options):
-            logps, *more = super()._get_per_token_logps_and_entropies(*args, **options)
-            found["kinds"].add(str(logps.dtype))
-            return logps, *more
-
-    kept = training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict
-    try:
-        training._shared_rollout = given_rollout(config, empty, long)
-        training.trainer_class = lambda method: Watched
-        if config.minibatches > 1:
-            grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
-        policy = load_policy("cold-short")[0]
-        start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    case = case_of(name)
+    policy = load_policy("cold-short")[0]
+    start = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    with given(case, watched(case.config.method), processes):
         trainer = training.train(
-            policy if case == "half" else policy.double(),
-            config,
+            policy if name == "half" else policy.double(),
+            case.config,
             EXAMPLES,
             exact_judge,
             tokenizer=TOKENIZER,
-            out=out / case,
+            out=out / name,
         )
-    finally:
-        training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict = kept
-    rows = [row for row in trainer.state.log_history if "loss" in row]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    trained = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
-    steps = [p - start[name] if name in start else p for name, p in trained.items()]
-    found["losses"] = [row["loss"] for row in rows]
-    if config.method in DISTILLED:
-        found["told"] = [*trainer.credit.stats.values()]
+    trained = {
+        name: whole(weight) for name, weight in model.named_parameters() if weight.requires_grad
+    }
+    steps = [weight - start[name] if name in start else weight for name, weight in trained.items()]
+    observed = {
+        "advantages": trainer.batch_advantages,
+        "stats": trainer.batch_stats,
+        "dtypes": trainer.dtypes,
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
+        "thresholds": trainer.thresholds.state_dict(),
+        "weights": torch.cat([weight.flatten() for weight in trained.values()]),
+        "moved": max(step.abs().max().item() for step in steps),
+    }
+    if isinstance(trainer, OpsdPG):
+        observed["distilled"] = [*trainer.credit.stats.values()]
     else:
-        found["rms"] = [row["rms"] for row in found["stats"]]
-    found["shards"] = sum(isinstance(module, FSDPModule) for module in model.modules())
-    found["thresholds"] = trainer.thresholds.state_dict()
-    found["weights"] = torch.cat([p.flatten() for p in trained.values()])
-    found["moved"] = max(p.abs().max().item() for p in steps)
-    if case == "gdpo":
-        trainer.save_model(str(out / case / "saved"))
-        trainer.accelerator.wait_for_everyone()
-        saved = dict(
-            AutoModelForCausalLM.from_pretrained(
-                out / case / "saved", dtype="auto"
-            ).named_parameters()
-        )
-        found["lost"] = max(
-            (value - whole(saved[name])).abs().max().item() for name, value in trained.items()
-        )
-    return found
+        observed["rms"] = [stats["rms"] for stats in trainer.batch_stats]
+    if name == "gdpo":
+        observed["lost"] = lost_by_saving(trainer, trained, out / name / "saved")
+    return observed
+
+
+def lost_by_saving(trainer, trained: dict[str, torch.Tensor], folder: Path) -> float:
+    """The largest difference between a weight and what a saved model has in its place."""
+    trainer.save_model(str(folder))
+    trainer.accelerator.wait_for_everyone()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    saved = dict(model.named_parameters())
+    differences = [weight - whole(saved[name]) for name, weight in trained.items()]
+    return max(difference.abs().max().item() for difference in differences)
 
 
 def teach(case: str, out: Path) -> dict:
@@ -241,55 +294,59 @@ def teach(case: str, out: Path) -> dict:
         trl={"adam_epsilon": 1e-3},
     )
     policy, tokenizer = load_policy("cold-short")
-    done = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case)
+    folder = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case).folder
     PartialState().wait_for_everyone()
-    start = load_policy("cold-short" if rank else done.folder)[0]
-    model = PeftModel.from_pretrained(start, done.folder).merge_and_unload() if rank else start
+    if rank:
+        start = load_policy("cold-short")[0]
+        model = PeftModel.from_pretrained(start, folder).merge_and_unload()
+    else:
+        model = load_policy(folder)[0]
     return {"weights": weights(model)}
 
 
 def go_on(name: str, out: Path) -> dict:
     """Four steps of MemCalib-RL with AdamW and a checkpoint after each: `straight`, `cut` in the third, or `resumed`."""
-    config, empty, long = settings("adamw")
-    config = config.model_copy(update={"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6})
+    case = case_of("adamw")
+    changes = {"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6}
+    case = case._replace(config=case.config.model_copy(update=changes))
 
     def cut(row):
         if name.startswith("cut") and row["step"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    kept = training._shared_rollout
-    folder = out / name.replace("resumed", "cut")
-    try:
-        training._shared_rollout = given_rollout(config, empty, long)
+    with given(case):
         trainer = training.train(
             load_policy("cold-short")[0],
-            config,
+            case.config,
             EXAMPLES,
             exact_judge,
             tokenizer=TOKENIZER,
-            out=folder,
+            out=out / name.replace("resumed", "cut"),
             on_step=cut,
             resume=name.startswith("resumed"),
         )
-    finally:
-        training._shared_rollout = kept
     model = trainer.accelerator.unwrap_model(trainer.model)
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
-        optimizer = optimizer.optimizer
-    states = [
-        whole(torch.as_tensor(value))
-        for group in optimizer.state.values()
-        for value in group.values()
-    ]
+    resumed = trainer.checkpoints.resumed
     return {
-        "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
-        "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
+        "weights": torch.cat([whole(weight).flatten() for weight in model.parameters()]),
+        "optimizer": optimizer_state(trainer),
         "thresholds": trainer.thresholds.value,
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "resumed": trainer.checkpoints.resumed and trainer.checkpoints.resumed[0],
+        "resumed": resumed and resumed[0],
         "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
     }
+
+
+def optimizer_state(trainer) -> torch.Tensor:
+    """All numbers that the optimizer keeps, in a row."""
+    optimizer = trainer.optimizer
+    while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
+        optimizer = optimizer.optimizer
+    numbers = []
+    for values in optimizer.state.values():
+        for value in values.values():
+            numbers.append(whole(torch.as_tensor(value)).flatten().float())
+    return torch.cat(numbers)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,13 @@ def tiny(kind="Qwen3", **options):
     import transformers
 
     torch.manual_seed(2)
-    options = SIZES | ({"head_dim": 16} if kind == "Qwen3" else {}) | options
-    name = {"Gemma3": "Gemma3Text"}.get(kind, kind)
-    return getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{name}Config")(**options)
-    ).eval()
+    sizes = dict(SIZES)
+    if kind == "Qwen3":
+        sizes["head_dim"] = 16
+    sizes.update(options)
+    config_name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config = getattr(transformers, config_name)(**sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def a_workload(seed, rows=12, empty=False, pool=5):
@@ -54,6 +56,7 @@ def a_workload(seed, rows=12, empty=False, pool=5):
         return [rng.randrange(1, 50) for _ in range(n)]
 
     stems = [word(rng.randint(1, 12)) for _ in range(3)]
-    known = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(pool)] + [word(1)]
-    prompts = [list(rng.choice(known)) for _ in range(rows)]
+    different = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(pool)]
+    different.append(word(1))
+    prompts = [list(rng.choice(different)) for _ in range(rows)]
     return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
