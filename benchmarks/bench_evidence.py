@@ -56,7 +56,7 @@ def credit_alone(world: str, prompts: int, generations: int, policy) -> str:
             config = world_config(WORLDS[world], **change).credit
             credit = TokenCredit(tokenizer, config, encode)
             request = credit.requests(asked, judged.judgments, judged.ids, full=False)
-            rows = len(request) * (2 if config.by_evidence else 1)
+            rows = len(request) * (2 if request.without else 1)
             start = time.process_time()
             assign_credit(model, credit, judged, generations=generations, full=full)
             lines.append(

@@ -13,7 +13,7 @@ import torch
 
 from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
-from memcalib.localization import Pairs
+from memcalib.rules.base import Pairs
 from memcalib.credit.sentences import prefix_spans
 from memcalib.micro.world import make_examples
 from memcalib.micro.policy import build_tokenizer
@@ -40,7 +40,7 @@ def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewa
     channel = torch.tensor([2, 4, 8]).repeat(rows)
     m = project_multipliers(raw_multipliers(q, inside), inside)
     detail = PairDetail(
-        row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0]
+        row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0], inside[:, 0]
     )
     advantages = torch.randn(rows, width, generator=rng)
     credit = Credit(advantages, advantages.mean(1), torch.randn(rows, 9, generator=rng), {}, detail)

@@ -17,7 +17,7 @@ _MODULES = {
     "judge": ("Judge", "JudgeConfig", "LLMJudge"),
     "metrics": ("controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
-    "localization": ("CreditConfig",),
+    "rules.base": ("CreditConfig", "CreditRule"),
     "credit.token_credit": ("TokenCredit",),
     "trainer.train_config": ("CreditGRPOConfig",),
     "training": ("CreditTrainer",),
@@ -30,6 +30,7 @@ __all__ = [
     "Block",
     "CreditConfig",
     "CreditGRPOConfig",
+    "CreditRule",
     "CreditTrainer",
     "Endpoint",
     "Example",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
     from memcalib.inference.endpoint import Endpoint
     from memcalib.inference.rollout import Sampling
     from memcalib.judge import Judge, JudgeConfig, LLMJudge
-    from memcalib.localization import CreditConfig
+    from memcalib.rules.base import CreditConfig, CreditRule
     from memcalib.metrics import controls, readable, score
     from memcalib.problem import (
         Atom,

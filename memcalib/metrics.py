@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'RESPONSE_COLUMNS',
            'ATOM_COLUMNS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores', 'calibration_metrics',
-           'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'fold_by_question', 'summarise',
-           'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
+           'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds', 'fold_by_question',
+           'summarise', 'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 from collections.abc import Iterable, Iterator, Sequence
@@ -320,6 +320,25 @@ def interval(
     tail = 50 * (1 - level)
     return np.nanpercentile(values, [tail, 100 - tail], axis=0)
 
+
+def exact_bounds(
+    values: Float[np.ndarray, "row metric"],
+    bounds: Float[np.ndarray, "bound metric"],
+    questions: int,
+    level: float = 0.95,
+) -> Float[np.ndarray, "bound metric"]:
+    """The bounds, and exact ones (Clopper-Pearson) for each metric of which all values are 0, or all are 100.
+
+    There every resample is alike, and a resampled interval would have no width. Values are percent of a share, or of anything
+    else between none and all: of `questions` none was above 0, and a mean cannot be larger than the share that is.
+    """
+    bounds = np.array(bounds, dtype=float)
+    tail = (1 - level) / 2
+    farthest = 100 * (1 - tail ** (1 / questions))
+    bounds[1, (values == 0).all(axis=0)] = farthest
+    bounds[0, (values == 100).all(axis=0)] = 100 - farthest
+    return bounds
+
 # %% ../nbs/03_metrics.ipynb #613bd9c9
 def fold_by_question(
     values: Float[np.ndarray, "row metric"], seeds: ArrayLike, questions: ArrayLike
@@ -374,7 +393,8 @@ def _metric_cells(
     values = 100 * response_scores(over, under, rho)
     totals, counts = fold_by_question(values, scored["seed"], scored["question_id"])
     per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
-    low, high = interval(bootstrap_means(totals, counts, resamples, seed))
+    bounds = interval(bootstrap_means(totals, counts, resamples, seed))
+    low, high = exact_bounds(values, bounds, counts.shape[1])
     for k, name in enumerate(METRICS):
         row[name] = float(per_seed[:, k].mean())
         row[f"{name}_low"] = float(low[k])

@@ -4,34 +4,33 @@
 
 # %% auto #0
 __all__ = ['FALLBACKS', 'PERCENTILES', 'raw_multipliers', 'project_multipliers', 'project_reference', 'open_pairs',
-           'token_advantages', 'PairDetail', 'localize_pairs', 'localize_evidence', 'threshold_scores',
-           'sentence_scores', 'Credit', 'credit', 'fallback_reasons', 'run_channels', 'pair_counts', 'pair_stats',
+           'token_advantages', 'PairDetail', 'check_weights', 'place_pairs', 'threshold_scores', 'sentence_scores',
+           'Credit', 'column_advantages', 'credit', 'fallback_reasons', 'run_channels', 'pair_counts', 'pair_stats',
            'channel_stats', 'conservation_stats']
 
 # %% ../nbs/06_redistribution.ipynb #be3d30b8
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channels import direction_check, group_advantages, rms_scale
+from .channels import group_advantages, rms_scale
+from .localization import Thresholds, clip_signal, sentence_means
 from .metrics import CHANNELS
-from memcalib.localization import (
+from memcalib.rules.base import (
+    LOG_PROBABILITIES,
+    NOTHING,
     PAPER,
+    ChannelWeights,
     CreditConfig,
-    Evidence,
+    CreditRule,
+    JudgedBatch,
+    OwnAdvantages,
     Pairs,
-    Thresholds,
-    clip_signal,
-    eta_by_channel,
-    localization_signal,
-    localization_weights,
-    sentence_means,
-    sentence_weights,
 )
 
 # %% ../nbs/06_redistribution.ipynb #9d04de45
@@ -137,13 +136,12 @@ def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> li
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
 def open_pairs(
-    rewards: Float[Tensor, " pair"],
-    advantages: Float[Tensor, " pair"],
-    q: Float[Tensor, "pair token"],
-) -> Bool[Tensor, " pair"]:
+    opened: Bool[Tensor, " pair"],  # whether the rule lets the pair be moved: R A > 0 in the paper
+    q: Float[Tensor, "*part pair token"],
+) -> Bool[Tensor, "*part pair"]:
     """$\\chi_i^{(h)}=1[R_i^{(h)}A_i^{(h)}>0\\land Q_i^{(h)}>0]$ (Channel-wise
     redistribution)."""
-    return direction_check(rewards, advantages) & (q.sum(1) > 0)
+    return opened & (q.sum(-1) > 0)
 
 # %% ../nbs/06_redistribution.ipynb #a2bcb644
 def token_advantages(
@@ -169,172 +167,147 @@ class PairDetail:
     channel: Int[Tensor, " pair"]
     d: Float[
         Tensor, "pair token"
-    ]  # full minus ablated log-probability, nats; by evidence the signal itself
-    q: Float[Tensor, "pair token"]  # localization weights
+    ]  # what the rule made its weights of: in the paper log-probability with the whole memory minus without, nats
+    q: Float[Tensor, "pair token"]  # weights
     m: Float[Tensor, "pair token"]  # projected multipliers
     strength: Float[
         Tensor, " pair"
-    ]  # eta * chi; by evidence, times the share of the advantage that was moved
+    ]  # eta * chi, times the share of the advantage that follows the multipliers
     scored: Bool[
         Tensor, " pair"
-    ]  # False: an ablated log-probability was not finite; d and q are 0, credit is uniform
-    signal: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
+    ]  # False: what the model had to read is not known; d and q are 0, credit is uniform
+    found: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
+    opened: Bool[Tensor, " pair"]  # whether the rule lets the advantage be moved
 
 # %% ../nbs/06_redistribution.ipynb #247d2841
-def _weights(
-    z: Tensor,
-    inside: Tensor,
-    cut: Callable[[Thresholds], Tensor],
-    thresholds: Thresholds,
-    config: CreditConfig,
-    units: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Weights of tokens or of sentences, and whether a signal was found; `cut` gives
-    the threshold of each pair."""
-    options = {"gate": config.gate, "d_max": config.d_max}
-    if config.granularity == "token":
-        return localization_weights(z, inside, cut(thresholds), **options)
-    assert units is not None and thresholds.sentence is not None
-    options |= {"sentence_gate": config.sentence_gate, "gamma": config.gamma}
-    return sentence_weights(z, inside, cut(thresholds), cut(thresholds.sentence), units, **options)
+def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> None:
+    """Raises `ValueError` naming the rule, and the row, for weights that cannot be redistributed."""
+    rule = f"rule {batch.config.rule.name!r}"
+    if placed.weights.dim() != 3:
+        raise ValueError(
+            f"{rule}: weights of shape {tuple(placed.weights.shape)}, must be [part, pair, token]"
+        )
+    parts = len(placed.weights)
+    by_token = (len(pairs), batch.mask.shape[1])
+    expected = {
+        "weights": (parts, *by_token),
+        "shares": (parts, len(pairs)),
+        "found": by_token[:1],
+        "scored": by_token[:1],
+        "signal": by_token,
+        "pool": (parts, *by_token),
+        "pooled": (parts, len(pairs)),
+    }
+    for name, shape in expected.items():
+        size = tuple(getattr(placed, name).shape)
+        if size != shape:
+            raise ValueError(f"{rule}: {name} of shape {size}, must be {shape}")
+    row, _ = pairs.index(batch.mask.device)
+
+    def refuse(faults: Tensor, values: Tensor, allowed: str) -> None:
+        "Raise for the first fault; the axis before the last one is that of pairs."
+        if not faults.any():
+            return
+        place = faults.nonzero()[0].tolist()
+        value = values[tuple(place)].item()
+        where = f"row {row[place[1]].item()}"
+        if len(place) == 3:
+            where += f", token {place[2]}"
+        raise ValueError(f"{rule}, {where}: found {value:g}; allowed: {allowed}")
+
+    weights = placed.weights
+    refuse(~weights.isfinite() | (weights < 0), weights, "finite weights of at least 0")
+    refuse(~batch.mask[row] & (weights != 0), weights, "weight 0 outside the answer")
+    shares = placed.shares
+    refuse(~((shares >= 0) & (shares <= 1)), shares, "shares in [0, 1]")
+    total = shares.sum(0, keepdim=True)
+    refuse(total > 1 + 1e-6, total, "shares of a pair's parts that add up to at most 1")
 
 
-def localize_pairs(
-    rewards: Float[Tensor, "row channel"],
-    advantages: Float[Tensor, "row channel"],
-    mask: Bool[Tensor, "row token"],
-    full: Float[Tensor, "row token"],
-    pairs: Pairs,
-    ablated: Float[Tensor, "pair token"],
-    thresholds: Thresholds,
-    config: CreditConfig,
-    units: Int[Tensor, "row token"] | None = None,
-) -> PairDetail:
-    """Signal, weights, projected multipliers and strength of each pair (Sections
-    localization and redistribution)."""
-    row, channel = (
-        torch.tensor(x, dtype=torch.long, device=mask.device) for x in (pairs.rows, pairs.channels)
+def place_pairs(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> PairDetail:
+    """Projected multipliers and strength of each pair, from the weights of the rule of `batch.config`. `ValueError` for weights at fault."""
+    check_weights(batch, pairs, placed)
+    rule = batch.config.rule
+    row, channel = pairs.index(batch.mask.device)
+    inside = batch.mask[row]
+    parts, count, width = placed.weights.shape
+    every_part = inside.repeat(parts, 1)
+    raw = raw_multipliers(placed.weights.reshape(parts * count, width), every_part)
+    m = project_multipliers(raw, every_part, batch.config.cap).view(parts, count, width)
+    opened = rule.opens(batch)[row, channel]
+    chi = open_pairs(opened, placed.weights)
+    eta = rule.strengths(batch.config).to(batch.mask.device)[channel]
+    strengths = eta * placed.shares * chi
+    if parts == 1:
+        q = placed.weights[0]
+        m = m[0]
+        strength = strengths[0]
+    else:
+        q, m, strength = _joined(placed, m, strengths, inside)
+    return PairDetail(
+        row=row,
+        channel=channel,
+        d=placed.signal,
+        q=q,
+        m=m,
+        strength=strength,
+        scored=placed.scored,
+        found=placed.found,
+        opened=opened,
     )
-    inside = mask[row]
-    scored = (ablated.isfinite() | ~inside).all(1)
-    d = torch.where(inside & scored[:, None], full[row] - ablated, 0).double()
-    z = localization_signal(d, channel, config.mode, config.under_use)
-    q, signal = _weights(
-        z,
-        inside,
-        lambda kind: kind.value.to(z.device)[channel],
-        thresholds,
-        config,
-        None if units is None else units[row],
-    )
-    m = project_multipliers(raw_multipliers(q, inside), inside, config.cap)
-    chi = open_pairs(rewards[row, channel], advantages[row, channel], q)
-    strength = eta_by_channel(config.eta).to(mask.device)[channel] * chi
-    return PairDetail(row, channel, d, q, m, strength, scored, signal & scored)
 
 # %% ../nbs/06_redistribution.ipynb #8489ef74
-def localize_evidence(
-    rewards: Float[Tensor, "row channel"],
-    advantages: Float[Tensor, "row channel"],
-    mask: Bool[Tensor, "row token"],
-    pairs: Pairs,
-    evidence: Evidence,
-    thresholds: Thresholds,
-    config: CreditConfig,
-    units: Int[Tensor, "row token"] | None = None,
-) -> tuple[PairDetail, PairDetail]:
-    """What `localize_pairs` returns, from evidence in the place of log-probabilities;
-    and the same for the divergences alone, from which thresholds learn."""
-    row, channel = (
-        torch.tensor(x, dtype=torch.long, device=mask.device) for x in (pairs.rows, pairs.channels)
-    )
-    inside = mask[row]
-    placed = evidence.shares[:, 1] > 0
-    known = placed & (evidence.divergence.isfinite() | ~inside).all(1)
-    divergence = torch.where(inside & known[:, None], evidence.divergence, 0).double()
-    # each pair twice: with the tokens that show its atoms, then with the divergence of those that left no trace
-    signals = torch.cat([(evidence.shown & inside).double(), divergence])
-    both = torch.cat([inside, inside])
-    z = localization_signal(signals, channel.repeat(2), config.mode, config.under_use)
-
-    def cut(kind):
-        return torch.cat([torch.zeros_like(channel), kind.value.to(z.device)[channel]])
-
-    q, signal = _weights(
-        z,
-        both,
-        cut,
-        thresholds,
-        config,
-        None if units is None else units[row].repeat(2, 1),
-    )
-    m = project_multipliers(raw_multipliers(q, both), both, config.cap)
-    chi = open_pairs(rewards[row, channel].repeat(2), advantages[row, channel].repeat(2), q)
-    total = q.sum(1, keepdim=True)
-    z, q, m = (
-        values.view(2, *inside.shape) for values in (z, q / torch.where(total > 0, total, 1), m)
-    )
-    shares = evidence.shares.double().T
-    parts = eta_by_channel(config.eta).to(mask.device)[channel] * shares * chi.view(2, -1)
-    strength = parts.sum(0)
-    mixed = (parts[..., None] * m).sum(0) / torch.where(strength > 0, strength, 1)[:, None]
-    m = torch.where((strength > 0)[:, None], mixed, inside.double())
-    scored = known | ~placed | (shares[0] > 0)
-    detail = PairDetail(
-        row,
-        channel,
-        z.sum(0),
-        (shares[..., None] * q).sum(0),
-        m,
-        strength,
-        scored,
-        signal.view(2, -1).any(0) & scored,
-    )
-    return detail, replace(detail, d=divergence, scored=known)
+def _joined(
+    placed: ChannelWeights,
+    m: Float[Tensor, "part pair token"],
+    strengths: Float[Tensor, "part pair"],
+    inside: Bool[Tensor, "pair token"],
+) -> tuple[Float[Tensor, "pair token"], Float[Tensor, "pair token"], Float[Tensor, " pair"]]:
+    """One row for each pair that stands for all its parts: weights, multipliers, strength."""
+    total = placed.weights.sum(2, keepdim=True)
+    proportions = placed.weights / torch.where(total > 0, total, 1)
+    q = (placed.shares[..., None] * proportions).sum(0)
+    strength = strengths.sum(0)
+    moved = strength > 0
+    mixed = (strengths[..., None] * m).sum(0) / torch.where(moved, strength, 1)[:, None]
+    return q, torch.where(moved[:, None], mixed, inside.double()), strength
 
 # %% ../nbs/06_redistribution.ipynb #13e17ade
 def threshold_scores(
-    detail: PairDetail, mask: Bool[Tensor, "row token"], config: CreditConfig
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
 ) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
-    """$\\mathcal P_r^{(h)}$: clipped aligned scores of all scored pairs and their
+    """$\\mathcal P_r^{(h)}$: clipped signals of all pairs in the pool and their
     channels, flat."""
-    z = clip_signal(
-        localization_signal(detail.d, detail.channel, config.mode, config.under_use),
-        config.d_max,
-    )
-    keep = mask[detail.row] & detail.scored[:, None]
-    return z[keep], detail.channel[:, None].expand(keep.shape)[keep]
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        keep = batch.mask[row] & pooled[:, None]
+        scores.append(clip_signal(signal, batch.config.d_max)[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
 
 # %% ../nbs/06_redistribution.ipynb #b73d9faa
 def sentence_scores(
-    detail: PairDetail,
-    mask: Bool[Tensor, "row token"],
-    config: CreditConfig,
-    units: Int[Tensor, "row token"],
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
 ) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
-    """Clipped aligned sentence means of all scored pairs and their channels, flat
+    """Means of clipped signals over the sentences of all pairs in the pool and their channels, flat
     (Sentence-level localization)."""
-    z = clip_signal(
-        localization_signal(detail.d, detail.channel, config.mode, config.under_use),
-        config.d_max,
-    )
-    mean, size = sentence_means(z, mask[detail.row], units[detail.row])
-    keep = (size > 0) & detail.scored[:, None]
-    return mean[keep], detail.channel[:, None].expand(keep.shape)[keep]
+    assert batch.units is not None
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        clipped = clip_signal(signal, batch.config.d_max)
+        mean, size = sentence_means(clipped, batch.mask[row], batch.units[row])
+        keep = (size > 0) & pooled[:, None]
+        scores.append(mean[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
 
 # %% ../nbs/06_redistribution.ipynb #4411fa28
-def _check_credit(
-    rewards,
-    valid,
-    mask,
-    full,
-    pairs,
-    ablated,
-    evidence,
-    thresholds,
-    units,
-    config: CreditConfig,
-) -> None:
+def _check_answers(rewards: Tensor, valid: Tensor, mask: Tensor) -> None:
+    "Raises `ValueError` for a batch without answers, a mask of another size, and a scored answer without tokens."
     if not len(rewards):
         raise ValueError("empty batch, must hold at least one answer")
     if mask.shape[:1] != valid.shape:
@@ -344,44 +317,70 @@ def _check_credit(
         raise ValueError(
             f"row {empty[0].item()}: empty answer marked as scored, must have valid False"
         )
-    if config.method != "memcalib-rl":
-        return
-    if config.by_evidence:
-        if any(x is None for x in (pairs, evidence, thresholds)):
-            raise ValueError(f"mode {config.mode!r} needs pairs, evidence and thresholds")
-        full = torch.zeros_like(mask, dtype=torch.double)
-        ablated = evidence.divergence
-        if evidence.shown.shape != ablated.shape or evidence.shares.shape != (
-            len(pairs),
-            2,
-        ):
-            found = f"{tuple(evidence.shown.shape)}, {tuple(evidence.shares.shape)}, {tuple(ablated.shape)}"
-            raise ValueError(
-                f"evidence of shapes {found}: shown and divergence must have one "
-                f"[pair, token] shape, shares [{len(pairs)}, 2]"
-            )
-    if any(x is None for x in (full, pairs, ablated, thresholds)):
-        raise ValueError("method 'memcalib-rl' needs full, pairs, ablated and thresholds")
-    if config.granularity == "sentence":
-        if units is None or thresholds.sentence is None:
-            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
-        if units.shape != mask.shape or bool((units[mask] < 0).any()):
-            raise ValueError(
-                f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a "
-                "sentence for each token"
-            )
-    if full.shape != mask.shape or ablated.shape != (len(pairs), mask.shape[1]):
-        found = (
-            f"full {tuple(full.shape)} must be {tuple(mask.shape)}, ablated {tuple(ablated.shape)}"
+
+
+def _check_scores(
+    rule: CreditRule,
+    batch: JudgedBatch,
+    pairs: Pairs | None,
+    scores: Tensor | None,
+    thresholds: Thresholds | None,
+) -> None:
+    "Raises `ValueError` for what a rule needs and has not, and for shapes and values at fault."
+    needed = {"pairs": pairs, "thresholds": thresholds}
+    if rule.reads != NOTHING:
+        needed = {"pairs": pairs, "scores": scores, "thresholds": thresholds}
+    if rule.reads == LOG_PROBABILITIES:
+        needed = {"full": batch.full} | needed
+    if any(value is None for value in needed.values()):
+        *names, last = needed
+        raise ValueError(f"rule {rule.name!r} needs {', '.join(names)} and {last}")
+    assert pairs is not None and thresholds is not None
+    mask = batch.mask
+    if batch.config.granularity == "sentence" and (
+        batch.units is None or thresholds.sentence is None
+    ):
+        raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
+    if batch.units is not None and not _number_each_token(batch.units, mask):
+        raise ValueError(
+            f"units {tuple(batch.units.shape)} must be {tuple(mask.shape)} with a "
+            "sentence for each token"
         )
-        raise ValueError(f"{found} must be {(len(pairs), mask.shape[1])}")
-    bad = (valid[:, None] & mask & ~full.isfinite()).nonzero()
-    if len(bad):
-        row, token = bad[0].tolist()
-        raise ValueError(f"row {row}, token {token}: log-probability not finite in a scored answer")
-    out = [row for row in pairs.rows if not bool(valid[row])]
-    if out:
-        raise ValueError(f"row {out[0]}: pair of an unscored answer, must be left out")
+    shape = (len(pairs), mask.shape[1])
+    if scores is not None and scores.shape != shape:
+        raise ValueError(f"scores {tuple(scores.shape)} must be {shape}")
+    if rule.reads == LOG_PROBABILITIES:
+        assert batch.full is not None
+        if batch.full.shape != mask.shape:
+            raise ValueError(f"full {tuple(batch.full.shape)} must be {tuple(mask.shape)}")
+        bad = (batch.valid[:, None] & mask & ~batch.full.isfinite()).nonzero()
+        if len(bad):
+            row, token = bad[0].tolist()
+            raise ValueError(
+                f"row {row}, token {token}: log-probability not finite in a scored answer"
+            )
+    unscored = [row for row in pairs.rows if not bool(batch.valid[row])]
+    if unscored:
+        raise ValueError(f"row {unscored[0]}: pair of an unscored answer, must be left out")
+
+
+def _number_each_token(units: Tensor, mask: Tensor) -> bool:
+    "Whether `units` has a sentence for each real token."
+    return units.shape == mask.shape and not bool((units[mask] < 0).any())
+
+
+def _check_means(rule: CreditRule, tokens: Tensor, sums: Tensor, live: Tensor) -> None:
+    "Raises `ValueError` naming the first answer whose tokens have another mean than its advantage."
+    mean = tokens.sum(1) / live.sum(1).clamp(min=1)
+    largest = tokens.abs().amax(1) if tokens.shape[1] else torch.zeros_like(mean)
+    gap = (mean - torch.where(live.any(1), sums, 0)).abs()
+    wrong = (~(gap <= 1e-6 * largest.clamp(min=1))).nonzero()
+    if len(wrong):
+        row = wrong[0].item()
+        raise ValueError(
+            f"rule {rule.name!r}, row {row}: the mean of the tokens' advantages is {mean[row].item():g}; "
+            f"allowed: the answer's advantage, {sums[row].item():g}"
+        )
 
 # %% ../nbs/06_redistribution.ipynb #45ed3a80
 @dataclass(frozen=True)
@@ -397,7 +396,28 @@ class Credit:
     stats: dict[str, float] = field(default_factory=dict)
     pairs: PairDetail | None = None
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        "Names of the columns that were placed: the nine channels, or 'sum'."
+        return tuple(CHANNELS) if self.channels.shape[1] == len(CHANNELS) else ("sum",)
+
 # %% ../nbs/06_redistribution.ipynb #7430a5ed
+def column_advantages(
+    rewards: Float[Tensor, "row channel"],
+    group: Int[Tensor, " row"],
+    valid: Bool[Tensor, " row"],
+    config: CreditConfig,
+) -> tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]:
+    """Rewards and group-normalized advantages of the columns that the rule places: nine channels, or their sum."""
+    columns = rewards
+    if config.rule.base == "grpo":
+        columns = rewards.sum(1, keepdim=True)
+    advantages = group_advantages(
+        columns.double(), group, valid, eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof
+    )
+    return columns, advantages
+
+
 def credit(
     rewards: Float[Tensor, "row channel"],
     group: Int[Tensor, " row"],
@@ -407,83 +427,135 @@ def credit(
     config: CreditConfig = PAPER,
     full: Float[Tensor, "local token"] | None = None,
     pairs: Pairs | None = None,
-    ablated: Float[Tensor, "pair token"] | None = None,
+    scores: Float[Tensor, "pair token"] | None = None,
     thresholds: Thresholds | None = None,  # updated in place, after use
     local: slice | None = None,
     gather: Callable[[Tensor], Tensor] | None = None,
     units: Int[Tensor, "local token"] | None = None,
-    evidence: Evidence | None = None,  # in the place of full and ablated, where the mode goes by it
 ) -> Credit:
     """$\\widehat A_{j,t}$ for every token (eqs. gdpo-aggregation,
-    memcalib-aggregation), by any of the three methods."""
+    memcalib-aggregation), by the rule of the settings.
+
+    `full` are log-probabilities with the whole memory, `scores` what was read again for each pair: in the paper's rule log-probabilities
+    without the pair's atoms. Raises `ValueError` for bad input, and for what a rule makes of it that cannot be redistributed.
+    """
+    rule = config.rule
     local = local or slice(None)
-    gather = gather or (lambda x: x)
-    here = valid[local]
-    _check_credit(rewards, here, mask, full, pairs, ablated, evidence, thresholds, units, config)
-    norm = {"eps": config.eps, "sigma_min": config.sigma_min, "ddof": config.ddof}
-    columns = rewards.sum(1, keepdim=True) if config.method == "grpo" else rewards
-    a = group_advantages(columns.double(), group, valid, **norm)
-    shift = a.new_zeros(())
-    scale = a.new_ones(())
-    if config.method != "grpo":
+    gather = gather or (lambda values: values)
+    _check_answers(rewards, valid[local], mask)
+    columns, advantages = column_advantages(rewards, group, valid, config)
+    shift = advantages.new_zeros(())
+    scale = advantages.new_ones(())
+    if rule.base != "grpo":
         lengths = gather(mask.sum(1)) if config.scale_unit == "token" else None
         shift, scale = rms_scale(
-            a.sum(1), valid, eps=config.eps_scale, center=config.center, weights=lengths
+            advantages.sum(1), valid, eps=config.eps_scale, center=config.center, weights=lengths
         )
-    mine = a[local]
-    live = mask & here[:, None]
+    batch = JudgedBatch(
+        config=config,
+        rewards=columns[local],
+        advantages=advantages[local],
+        group=group[local],
+        valid=valid[local],
+        mask=mask,
+        thresholds=torch.zeros(9) if thresholds is None else thresholds.value,
+        sentence_thresholds=_sentence_values(thresholds),
+        units=units,
+        full=full,
+    )
+    live = mask & batch.valid[:, None]
+    sums = batch.advantages.sum(1)
+    tokens = torch.where(live, sums[:, None], 0)
     detail = None
-    tokens = torch.where(live, mine.sum(1, keepdim=True), 0)
-    if config.method == "memcalib-rl":
-        assert pairs is not None and thresholds is not None
-        if config.by_evidence and evidence is not None:
-            detail, learns = localize_evidence(
-                rewards[local], mine, mask, pairs, evidence, thresholds, config, units
-            )
-        else:
-            assert full is not None and ablated is not None
-            detail = learns = localize_pairs(
-                rewards[local],
-                mine,
-                mask,
-                full,
-                pairs,
-                ablated,
-                thresholds,
-                config,
-                units,
-            )
-        tokens = token_advantages(mine, detail.m, detail.strength, detail.row, detail.channel, live)
-        thresholds.update(*map(gather, threshold_scores(learns, mask, config)))
-        if thresholds.sentence is not None and units is not None:
-            thresholds.sentence.update(*map(gather, sentence_scores(learns, mask, config, units)))
+    placed = None
+    if rule.places:
+        _check_scores(rule, batch, pairs, scores, thresholds)
+        placed = rule.weights(batch, pairs, scores)
+    if isinstance(placed, ChannelWeights):
+        detail = place_pairs(batch, pairs, placed)
+        tokens = token_advantages(
+            batch.advantages, detail.m, detail.strength, detail.row, detail.channel, live
+        )
+        _check_means(rule, tokens, sums, live)
+        _learn(thresholds, batch, pairs, placed, gather)
     final = torch.where(live, (tokens - shift) / scale, 0)
-    sequence = torch.where(here, (mine.sum(1) - shift) / scale, 0)
+    sequence = torch.where(batch.valid, (sums - shift) / scale, 0)
+    if isinstance(placed, OwnAdvantages):
+        final = _with_own(placed, final, batch, gather)
     largest = final.abs().max().item() if final.numel() else 0.0
-    stats = {
+    stats: dict[str, float] = {
         "rms": scale.item(),
         "largest_advantage": largest,
         "unscored": int((~valid).sum()),
     }
-    if (bound := config.max_advantage) is not None:
+    bound = config.max_advantage
+    if bound is not None:
         stats["bounded"] = int((final.abs() > bound).sum())
         final = final.clamp(-bound, bound)
     stats |= conservation_stats(final, sequence, live)
-    if config.method != "grpo":
-        stats |= channel_stats(rewards, a, group, valid, config)
-    if detail is not None and thresholds is not None:
-        stats |= pair_stats(detail, mine, live, thresholds, config)
-    return Credit(final.float(), sequence.float(), mine, stats, detail)
+    if rule.base != "grpo":
+        stats |= channel_stats(rewards, advantages, group, valid, config)
+    if detail is not None:
+        stats |= pair_stats(detail, batch.advantages, live, thresholds, config)
+    return Credit(final.float(), sequence.float(), batch.advantages, stats, detail)
+
+
+def _sentence_values(thresholds: Thresholds | None) -> Tensor | None:
+    "The thresholds of sentence means, where there are any."
+    if thresholds is None or thresholds.sentence is None:
+        return None
+    return thresholds.sentence.value
+
+
+def _learn(
+    thresholds: Thresholds,
+    batch: JudgedBatch,
+    pairs: Pairs,
+    placed: ChannelWeights,
+    gather: Callable[[Tensor], Tensor],
+) -> None:
+    "Move the thresholds by the pools of all processes."
+    scores, channel = threshold_scores(batch, pairs, placed)
+    thresholds.update(gather(scores), gather(channel))
+    if thresholds.sentence is not None:
+        scores, channel = sentence_scores(batch, pairs, placed)
+        thresholds.sentence.update(gather(scores), gather(channel))
+
+
+def _with_own(
+    own: OwnAdvantages, final: Tensor, batch: JudgedBatch, gather: Callable[[Tensor], Tensor]
+) -> Tensor:
+    "Advantages of which a share is replaced by a rule's own, these divided by the RMS of their means. `ValueError` naming rule and row for values at fault."
+    rule = batch.config.rule
+    if rule.keeps_means:
+        raise ValueError(
+            f"rule {rule.name!r}: advantages of its own; allowed: keeps_means False, or weights"
+        )
+    if own.values.shape != batch.mask.shape:
+        raise ValueError(
+            f"rule {rule.name!r}: values of shape {tuple(own.values.shape)}, must be {tuple(batch.mask.shape)}"
+        )
+    live = batch.mask & batch.valid[:, None]
+    wrong = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
+    if len(wrong):
+        row, token = wrong[0].tolist()
+        raise ValueError(
+            f"rule {rule.name!r}, row {row}, token {token}: found {own.values[row, token].item():g}; "
+            "allowed: finite values, and 0 outside the answer"
+        )
+    means = gather(own.values.sum(1) / batch.mask.sum(1))
+    _, scale = rms_scale(means, gather(batch.valid), eps=batch.config.eps_scale)
+    return (1 - own.share) * final.float() + own.share * own.values / scale.float()
 
 # %% ../nbs/06_redistribution.ipynb #6ed912ac
-FALLBACKS = ("scoring", "weak", "empty", "gate")
+FALLBACKS = ("scoring", "weak", "empty", "closed")
 
 
 def fallback_reasons(detail: PairDetail) -> list[str | None]:
     """Why each pair keeps uniform credit: one of `FALLBACKS`; None where its advantage
     was moved."""
-    shut = (~detail.scored, ~detail.signal, detail.q.sum(1) <= 0, detail.strength <= 0)
-    names = np.select([each.cpu().numpy() for each in shut], FALLBACKS, "")
+    applies = (~detail.scored, ~detail.found, detail.q.sum(1) <= 0, detail.strength <= 0)
+    names = np.select([flags.cpu().numpy() for flags in applies], FALLBACKS, "")
     return [name or None for name in names.tolist()]
 
 # %% ../nbs/06_redistribution.ipynb #b063a06a
@@ -494,12 +566,14 @@ def run_channels(config: CreditConfig) -> list[int]:
 
 def pair_counts(detail: PairDetail, config: CreditConfig) -> dict[str, int]:
     """Pairs, those localized, those left uniform by reason; candidates and localized
-    pairs of each channel."""
-    why = fallback_reasons(detail)
+    pairs of each channel, for a rule that places channels."""
+    reasons = fallback_reasons(detail)
     on = detail.strength > 0
-    out = {"pairs": len(on), "localized": why.count(None)} | {
-        f"fallback_{name}": why.count(name) for name in FALLBACKS
-    }
+    out = {"pairs": len(on), "localized": reasons.count(None)}
+    for reason in FALLBACKS:
+        out[f"fallback_{reason}"] = reasons.count(reason)
+    if config.rule.base == "grpo":
+        return out
     for h in run_channels(config):
         out[f"candidates/{CHANNELS[h]}"] = int((detail.channel == h).sum())
         out[f"localized/{CHANNELS[h]}"] = int((on & (detail.channel == h)).sum())

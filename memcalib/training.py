@@ -44,6 +44,7 @@ from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.local import prompt_encoder, sample_tokens
 from .metrics import CHANNELS
 from .problem import Example, JudgeLike, encode_prompt
+from .rules.base import LOG_PROBABILITIES
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
 from memcalib.trainer.checkpoints import (
     ROWS,
@@ -319,7 +320,7 @@ class CreditTrainer(GRPOTrainer):
         )
         reads = self.judge.as_read(config.text) if self.judge and method.needs_judge else None
         self.judged = ChannelRewards(
-            quoting_judge(reads) if reads and config.credit.by_evidence else reads,
+            quoting_judge(reads) if reads and config.credit.rule.needs_quotes else reads,
             examples,
             config.merge_over_use,
         )
@@ -517,16 +518,13 @@ class CreditTrainer(GRPOTrainer):
         known = (
             known if known is None else known[:, : max(map(len, judged.ids))]
         )  # the batch may be padded further
-        if config.credit.method == "memcalib-rl":
+        rule = config.credit.rule
+        if rule.places:
             self.lost = Counter() if self.lost is None else self.lost
         self.thresholds_before = self.thresholds.value.clone()
         model = self.accelerator.unwrap_model(self.model)
         floor = {}
-        if (
-            config.credit.counterfactual
-            and not config.credit.by_evidence
-            and not self.state.global_step
-        ):
+        if rule.reads == LOG_PROBABILITIES and not self.state.global_step:
             floor = {"noise_floor": self.noise_floor(model)}
         options: dict[str, Any] = dict(
             generations=self.num_generations,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.metrics import CHANNELS
-from memcalib.localization import CreditConfig, Thresholds
+from memcalib.localization import Thresholds
 from memcalib.redistribution import (
     FALLBACKS,
     PairDetail,
@@ -21,6 +21,7 @@ from memcalib.redistribution import (
     pair_counts,
     pair_stats,
 )
+from memcalib.rules.base import CreditConfig
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 10_000)
@@ -47,7 +48,8 @@ def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
         m=torch.rand(count, tokens).double() * 4,
         strength=torch.where(moved & (q.sum(1) > 0), 0.75, 0.0).double(),
         scored=scored,
-        signal=signal & scored,
+        found=signal & scored,
+        opened=moved,
     )
 
 

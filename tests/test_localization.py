@@ -14,20 +14,18 @@ from small_models import tiny
 
 from memcalib.metrics import CHANNELS, UNDER
 from memcalib.localization import (
-    RULES,
-    CreditConfig,
     Thresholds,
     ablation_pairs,
     carrying_tokens,
-    channel_atoms,
     clip_signal,
     localization_precision,
-    localization_rule,
     localization_signal,
     localization_weights,
+    with_under_use,
 )
 from memcalib.credit.sentences import prefix_spans
 from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
+from memcalib.rules.base import CreditConfig, channel_atoms, credit_rule
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -39,23 +37,24 @@ def model():
     return tiny(tie_word_embeddings=True)
 
 
-def table(*names) -> list:
+def table(mode: str = "ordered", under_use: str = "suppressed") -> list:
     """What the rule makes of d = -2 in each channel; 0 where it has nothing."""
-    rule = localization_rule(*names)
-    return [rule[name](torch.tensor([-2.0])).item() if name in rule else 0 for name in CHANNELS]
+    signals = with_under_use(credit_rule(mode).signals, under_use)
+    d = torch.tensor([-2.0])
+    return [signals[name](d).item() if name in signals else 0 for name in CHANNELS]
 
 
 def test_rules_are_the_papers_table():
     assert table() == [0, -2, -2, 2, -2, -2, 2, 2, -2]
     assert table("absolute") == [0] + [2] * 8
     assert table("positive_only") == [0, -2, -2, 0, -2, -2, 0, -2, -2]
-    for mode in RULES:
+    for mode in ("ordered", "absolute", "positive_only"):
         under = [CHANNELS.index(name) for name in UNDER]
         assert not any(table(mode, "uniform")[h] for h in under)
         assert all(table(mode, "absolute")[h] == 2 for h in under)
     for bad in ({"mode": "sign"}, {"under_use": "up"}):
         with pytest.raises(ValueError, match="(sign|up).*allowed are"):
-            localization_rule(**bad)
+            table(**bad)
 
 
 SQUARES = {"C+": lambda d: d**2, "CB-": lambda d: -d}
@@ -66,9 +65,10 @@ def test_a_rule_from_outside_is_found_by_its_path():
     path = f"{__name__}:SQUARES"
     channel = torch.tensor([CHANNELS.index(name) for name in ("C+", "CB-", "B+")])
     d = torch.full((3, 2), 3.0)
-    assert localization_signal(d, channel, path)[:, 0].tolist() == [9, -3, 0]
-    assert localization_rule(path, "uniform").keys() == {"C+"}
-    assert localization_rule(path, "absolute").keys() == {"C+", *UNDER}
+    signals = credit_rule(path).signals
+    assert localization_signal(d, channel, signals)[:, 0].tolist() == [9, -3, 0]
+    assert with_under_use(signals, "uniform").keys() == {"C+"}
+    assert with_under_use(signals, "absolute").keys() == {"C+", *UNDER}
     assert CreditConfig(mode=path).mode == path
     for wrong, named in (("WRONG", "D+"), ("NOT_THERE", "NOT_THERE"), ("NAN", "float")):
         with pytest.raises(ValueError, match=named):
@@ -182,11 +182,11 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     broken = good.model_copy(update={"error": "timeout"})
     assert not len(ablation_pairs([example] * 2, [unscored, broken], encode))
 
-    def names(keep=None, **kw):
-        return {
-            CHANNELS[h]
-            for h in ablation_pairs([example], [good], encode, CreditConfig(**kw), keep).channels
-        }
+    def names(keep=None, **settings):
+        config = CreditConfig(**settings)
+        channels = config.rule.signals_with(config)
+        pairs = ablation_pairs([example], [good], encode, channels, keep)
+        return {CHANNELS[h] for h in pairs.channels}
 
     assert (
         names() == {"BA-", "CA-"} & {CHANNELS[h] for h in channel_atoms(good)}
@@ -199,10 +199,7 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     assert names(keep=open_pairs) <= {"BA-"}
     over = judged(example, Level.CONTROL)
     assert "AC-" not in {
-        CHANNELS[h]
-        for h in ablation_pairs(
-            [example], [over], encode, CreditConfig(merge_over_use=True)
-        ).channels
+        CHANNELS[h] for h in ablation_pairs([example], [over], encode, merge_over_use=True).channels
     }
     with pytest.raises(ValueError, match="shorter|longer|argument"):
         ablation_pairs([example], [good, good], encode)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from strategies import judgment_lists, levels, make
 import memcalib
@@ -420,3 +421,21 @@ def test_the_interval_of_a_score_is_the_middle_95_percent_of_resampled_questions
         at(0.975)
     )
     assert row["SCS_low"] < row["SCS"] < row["SCS_high"]
+
+
+def test_none_of_twelve_is_not_zero_for_certain():
+    rows = [make([0, 1], [0, 1], f"e{k}") for k in range(12)]
+    table = metrics.score(rows, resamples=50).iloc[0]
+    low, high = (100 * bound for bound in binomtest(0, 12).proportion_ci(0.95, "exact"))
+    assert np.allclose([table["AOR_low"], table["AOR_high"]], [low, high])
+    assert np.allclose([table["Exact_low"], table["Exact_high"]], [100 - high, 100])
+    assert 0 == table["sMUS_low"] < table["sMUS_high"] < 27
+
+
+def test_bounds_away_from_the_ends_stay_as_they_are():
+    values = np.array([[0.0, 100.0, 50.0], [0.0, 100.0, 0.0]])
+    bounds = np.array([[0.0, 100.0, 10.0], [0.0, 100.0, 40.0]])
+    exact = metrics.exact_bounds(values, bounds, questions=2)
+    assert (exact[:, 2] == [10, 40]).all()
+    assert exact[0, 0] == 0 and exact[1, 1] == 100
+    assert np.isclose(exact[1, 0], 100 - exact[0, 1]) and exact[1, 0] > 80

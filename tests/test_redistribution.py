@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memcalib.channels import group_advantages, sequence_advantages
 from memcalib.metrics import CHANNELS
-from memcalib.localization import CreditConfig, Pairs, Thresholds, eta_by_channel
+from memcalib.localization import Thresholds
 from memcalib.redistribution import (
     credit,
     project_multipliers,
@@ -19,6 +19,7 @@ from memcalib.redistribution import (
     raw_multipliers,
     token_advantages,
 )
+from memcalib.rules.base import CreditConfig, Pairs, eta_by_channel
 
 SETTINGS = settings(max_examples=30, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -157,7 +158,7 @@ def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
         "mask": mask,
         "full": full,
         "pairs": pairs,
-        "ablated": ablated,
+        "scores": ablated,
     }
 
 
@@ -212,7 +213,7 @@ def cancelling(**options):
     rows = rewards, torch.zeros(2).long(), torch.ones(2).bool(), torch.ones(2, 4).bool()
     config = CreditConfig(**options)
     return credit(
-        *rows, config=config, full=full, pairs=pairs, ablated=ablated, thresholds=Thresholds(config)
+        *rows, config=config, full=full, pairs=pairs, scores=ablated, thresholds=Thresholds(config)
     )
 
 
@@ -336,7 +337,7 @@ def reorder(batch, order):
         [p.prompts[i] for i in by],
     )
     rest = {k: batch[k][order] for k in ("rewards", "group", "valid", "mask", "full")}
-    return rest | {"pairs": pairs, "ablated": batch["ablated"][by]}
+    return rest | {"pairs": pairs, "scores": batch["scores"][by]}
 
 
 @SETTINGS
@@ -350,7 +351,7 @@ def test_batch_order_and_padding_do_not_matter(seed, random):
     wide = dict(batch)
     wide["mask"] = torch.nn.functional.pad(batch["mask"], (0, 3))
     wide["full"] = torch.nn.functional.pad(batch["full"], (0, 3), value=NAN)
-    wide["ablated"] = torch.nn.functional.pad(batch["ablated"], (0, 3), value=-9.0)
+    wide["scores"] = torch.nn.functional.pad(batch["scores"], (0, 3), value=-9.0)
     assert torch.equal(run(wide).advantages[:, :-3], out.advantages)
 
 
@@ -380,7 +381,7 @@ def _only(batch, keep):
     pairs = Pairs([place[r] for r in p.rows], p.channels, p.atoms, p.prompts)
     return {k: batch[k][keep] for k in ("rewards", "group", "valid", "mask", "full")} | {
         "pairs": pairs,
-        "ablated": batch["ablated"],
+        "scores": batch["scores"],
     }
 
 
@@ -404,7 +405,7 @@ def test_two_processes_give_what_one_gives(unit):
             "mask": batch["mask"][part],
             "full": batch["full"][part],
             "pairs": pairs,
-            "ablated": batch["ablated"][inside],
+            "scores": batch["scores"][inside],
         }
         halves.append((part, kept))
 
@@ -439,12 +440,12 @@ def test_a_group_with_one_scored_answer_and_an_all_unscored_batch_are_zero():
     batch = a_batch(1, prompts=1, unscored=0)
     batch["valid"] = torch.tensor([True, False, False, False])
     batch["pairs"] = Pairs([0], [4], [("a",)], [[0]])
-    batch["ablated"] = batch["ablated"][:1]
+    batch["scores"] = batch["scores"][:1]
     batch["rewards"][0, 4] = 1.0
     assert not run(batch).advantages.any()
     batch["valid"] = torch.zeros(4, dtype=torch.bool)
     batch["pairs"] = Pairs()
-    batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
+    batch["scores"] = torch.zeros(0, batch["mask"].shape[1])
     out = run(batch)
     assert not out.advantages.any() and out.stats["unscored"] == 4
 
@@ -460,7 +461,7 @@ def test_a_constant_channel_adds_nothing():
         [p.atoms[i] for i in keep],
         [p.prompts[i] for i in keep],
     )
-    batch["ablated"] = batch["ablated"][keep]
+    batch["scores"] = batch["scores"][keep]
     before = run(batch).advantages
     batch["rewards"][:, 4] = 0.5
     assert torch.equal(run(batch).advantages, before)
@@ -476,14 +477,14 @@ def test_a_pair_whose_scoring_failed_stays_uniform_and_is_counted():
     batch = a_batch(7, unscored=0)
     first = batch["pairs"].rows[0]
     others = [i for i, r in enumerate(batch["pairs"].rows) if r == first]
-    batch["ablated"] = batch["ablated"].clone()
-    batch["ablated"][others, 0] = NAN
+    batch["scores"] = batch["scores"].clone()
+    batch["scores"][others, 0] = NAN
     thresholds = Thresholds(CreditConfig(threshold_minimum=1))
     out = credit(**batch, thresholds=thresholds)
     live = batch["mask"][first]
     assert (out.advantages[first][live] - out.sequence[first]).abs().max() < 1e-7
     assert out.stats["fallback_scoring"] == len(others) and thresholds.value.isfinite().all()
-    reasons = sum(out.stats[f"fallback_{r}"] for r in ("scoring", "weak", "empty", "gate"))
+    reasons = sum(out.stats[f"fallback_{r}"] for r in ("scoring", "weak", "empty", "closed"))
     assert reasons + out.stats["localized"] == out.stats["pairs"]
 
 
@@ -498,7 +499,7 @@ def test_open_pool_gives_the_same_advantages_as_long_as_thresholds_agree():
         [p.atoms[i] for i in keep],
         [p.prompts[i] for i in keep],
     )
-    out = run(batch | {"pairs": some, "ablated": batch["ablated"][keep]})
+    out = run(batch | {"pairs": some, "scores": batch["scores"][keep]})
     assert 0 < len(keep) < len(p) and torch.allclose(out.advantages, whole.advantages, atol=1e-7)
 
 
@@ -549,10 +550,10 @@ def test_bad_batches_are_named():
     rewards[3, 2] = NAN
     with pytest.raises(ValueError, match="row 3, column 2"):
         run(batch | {"rewards": rewards})
-    with pytest.raises(ValueError, match="needs full, pairs, ablated"):
+    with pytest.raises(ValueError, match="needs full, pairs, scores"):
         run(batch | {"full": None})
-    with pytest.raises(ValueError, match="ablated"):
-        run(batch | {"ablated": batch["ablated"][1:]})
+    with pytest.raises(ValueError, match="scores"):
+        run(batch | {"scores": batch["scores"][1:]})
     valid = batch["valid"].clone()
     valid[batch["pairs"].rows[0]] = False
     with pytest.raises(ValueError, match="pair of an unscored answer"):
@@ -715,7 +716,7 @@ def test_what_nothing_was_localized_for_is_missing(why):
     batch = a_batch(1)
     if why == "no pairs":
         batch["pairs"] = Pairs()
-        batch["ablated"] = torch.zeros(0, batch["mask"].shape[1])
+        batch["scores"] = torch.zeros(0, batch["mask"].shape[1])
     stats = run(batch, **({"eta": 0.0} if why == "no eta" else {})).stats
     missing = {
         name
@@ -798,10 +799,10 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
             for column in (pairs.rows, pairs.channels, pairs.atoms, pairs.prompts)
         )
     )
-    failed = batch["ablated"].clone()
+    failed = batch["scores"].clone()
     failed[sorted(lost)] = NAN
     found = []
-    for change in ({"ablated": failed}, {"pairs": only, "ablated": batch["ablated"][some]}):
+    for change in ({"scores": failed}, {"pairs": only, "scores": batch["scores"][some]}):
         config = CreditConfig(granularity=granularity, threshold_minimum=1, sentence_minimum=1)
         thresholds = Thresholds(config)
         credit(**batch | change, units=random_units(batch, 7), thresholds=thresholds, config=config)
@@ -831,8 +832,8 @@ def test_where_nothing_was_found_nothing_is_moved(seed):
 def test_either_gate_of_a_sentence_shuts_it():
     batch = a_batch(3, unscored=0) | {"units": random_units(a_batch(3, unscored=0), 3)}
     opened = sentences(batch)
-    assert opened.stats["localized"] and opened.pairs.signal.any()
+    assert opened.stats["localized"] and opened.pairs.found.any()
     for gates in ({"gate": 100.0}, {"sentence_gate": 100.0}):
         shut = sentences(batch, **gates)
-        assert not shut.pairs.q.any() and not shut.pairs.signal.any()
+        assert not shut.pairs.q.any() and not shut.pairs.found.any()
         assert shut.stats["fallback_weak"] == shut.stats["pairs"] == len(batch["pairs"])

@@ -478,15 +478,14 @@ def test_tables_and_trainings_call_methods_by_the_same_labels():
 
 
 def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
-    from memcalib.trainer.traces import credit_answers, exact_advantages
+    from memcalib.trainer.traces import credit_answers, exact_credit
 
     same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
     judged, found, _ = credit_answers(
         build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
     )
     assert (
-        exact_advantages(TOKENIZER, judged, 4).abs().max() < 1e-9
-        and found.advantages.abs().max() == 0
+        exact_credit(TOKENIZER, judged, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
     )
 
 

@@ -725,7 +725,7 @@ def compare(
         bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")
     ] = False,
 ) -> None:
-    """Paired differences between runs on the same questions, with intervals and sign tests, overall and by domain.
+    """Paired differences between runs on the same questions, with intervals and tests of the mean difference, overall and by domain.
 
     Files of shared results hold no answers: their rows are compared as independent samples, if judge, prompt and data are the same.
 

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, Real
 
 from ..problem import Judgment, Level, text_hash
 from ..io.records import printable, read_jsonl
+from ..metrics import exact_bounds
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #2fdfc741
 if TYPE_CHECKING:
@@ -324,6 +325,10 @@ def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str
         low, high = _bounds(measure(draws), int(row["questions"]))
         row[f"{name}_low"] = low
         row[f"{name}_high"] = high
+    if row["questions"] > 1 and row["exact"] in (0, 100):
+        bounds = np.array([[row["exact_low"]], [row["exact_high"]]])
+        exact = exact_bounds(np.array([[row["exact"]]]), bounds, int(row["questions"]))
+        row["exact_low"], row["exact_high"] = exact[:, 0].tolist()
     row["wilson_low"], row["wilson_high"] = wilson(int(np.trace(counts)), len(both))
     row["lower"] = int(np.tril(counts, -1).sum())
     row["higher"] = int(np.triu(counts, 1).sum())

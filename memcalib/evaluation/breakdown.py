@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'score_text']
+           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'sign_flip_p', 'holm', 'with_holm',
+           'score_text']
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
 import json
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,6 +29,7 @@ from memcalib.metrics import (
     binned,
     bootstrap_means,
     controls,
+    exact_bounds,
     fold_by_question,
     interval,
     load_judgments,
@@ -214,7 +216,8 @@ def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, flo
         correct = values[:, :1]
         no_seeds = np.zeros(len(values))
         totals, counts = fold_by_question(correct, no_seeds, scored["question_id"])
-        bounds = interval(bootstrap_means(totals, counts, resamples, seed))
+        resampled = interval(bootstrap_means(totals, counts, resamples, seed))
+        bounds = exact_bounds(correct, resampled, counts.shape[1])
         row["accuracy_low"], row["accuracy_high"] = bounds[:, 0].tolist()
     row["atoms"] = len(frame)
     row["unscored_atoms"] = len(frame) - len(scored)
@@ -258,25 +261,30 @@ def atom_table(
 def _per_question(
     frame: "pd.DataFrame", source: str | tuple[str, str], rho: float
 ) -> "pd.DataFrame":
+    """The mean metrics of one run on each question, indexed by domain and question.
+
+    Raises `ValueError` unless exactly one run has that model (and condition).
+    """
     import pandas as pd
 
     model, condition = (source, None) if isinstance(source, str) else source
-    found = frame[
-        (frame["model"] == model) & (True if condition is None else frame["condition"] == condition)
-    ]
-    if len(known := frame.loc[found.index, list(SOURCE)].drop_duplicates()) != 1:
-        allowed = [
-            tuple(row) for row in frame[list(SOURCE)].drop_duplicates().itertuples(index=False)
-        ]
+    responses = frame[frame["model"] == model]
+    if condition is not None:
+        responses = responses[responses["condition"] == condition]
+    matching = responses[list(SOURCE)].drop_duplicates()
+    if len(matching) != 1:
+        sources = frame[list(SOURCE)].drop_duplicates()
+        allowed = [tuple(row) for row in sources.itertuples(index=False)]
         raise ValueError(
-            f"run {source!r}: found {len(known)} of that name; allowed: exactly one of {allowed}"
+            f"run {source!r}: found {len(matching)} of that name; allowed: exactly one of {allowed}"
         )
-    found = found[found["scored"]]
-    values = response_scores(
-        found["over"].to_numpy(np.int64), found["under"].to_numpy(np.int64), rho
-    )
-    scores = pd.DataFrame(100 * values, columns=list(METRICS), index=found.index)
-    return scores.join(found[["domain", "question_id"]]).groupby(["domain", "question_id"]).mean()
+    scored = responses[responses["scored"]]
+    over = scored["over"].to_numpy(np.int64)
+    under = scored["under"].to_numpy(np.int64)
+    values = 100 * response_scores(over, under, rho)
+    scores = pd.DataFrame(values, columns=list(METRICS), index=scored.index)
+    question = ["domain", "question_id"]
+    return scores.join(scored[question]).groupby(question).mean()
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #02c87435
 def compare(
@@ -287,60 +295,116 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Second minus first on their common questions, over all and by domain: difference, 95 % bounds, sign test.
+    """Second minus first on their common questions, over all and by domain: mean difference, its 95 % bounds, its p.
 
-    `better`, `tied`, `worse` count questions from the second run's side; `p` is the two-sided sign test without ties.
+    All three are about one number, the mean over questions of the paired difference: the bounds resample questions, and `p`
+    flips the signs of the differences (`sign_flip_p`). `p_holm` is `p` corrected for the tests of the table (`with_holm`).
+    `better`, `tied`, `worse` count questions from the second run's side and enter no test.
     A run is a model name or a pair (model, condition), and `judgments` may be their `response_frame`. Raises
     `ValueError` when a run is unknown, not unique, or shares no scored question with the other.
     """
     import pandas as pd
 
     frame = response_frame(judgments)
-    left, right = (_per_question(frame, source, rho) for source in (first, second))
-    left, right = left.align(right, join="inner", axis=0)
-    if left.empty:
+    before = _per_question(frame, first, rho)
+    after = _per_question(frame, second, rho)
+    before, after = before.align(after, join="inner", axis=0)
+    if before.empty:
         raise ValueError(
             f"runs {first!r} and {second!r} share no scored question: nothing to compare"
         )
-    parts = [("all", slice(None))]
-    parts += [
-        (name, left.index.get_level_values("domain") == name)
-        for name in left.index.unique("domain")
-    ]
-    rows = [
-        row
-        for name, keep in parts
-        for row in _differences(name, left[keep], right[keep], resamples, seed)
-    ]
-    return pd.DataFrame(rows)
+    rows = _differences("all", before, after, resamples, seed)
+    domains = before.index.get_level_values("domain")
+    for domain in domains.unique():
+        in_domain = domains == domain
+        rows += _differences(domain, before[in_domain], after[in_domain], resamples, seed)
+    return with_holm(pd.DataFrame(rows))
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #8490b2ec
 def _differences(
-    domain: str, left: "pd.DataFrame", right: "pd.DataFrame", resamples: int, seed: int
-) -> list[dict]:
-    from scipy.stats import binomtest
-
-    gap = (right - left).to_numpy()
-    low, high = interval(
-        bootstrap_means(gap[None], np.ones((1, len(gap)), np.int64), resamples, seed)
-    )
+    domain: str, before: "pd.DataFrame", after: "pd.DataFrame", resamples: int, seed: int
+) -> list[dict[str, Any]]:
+    """A row of `compare` for each metric."""
+    differences = (after - before).to_numpy()
+    differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
+    questions = len(differences)
+    once = np.ones((1, questions), np.int64)
+    low, high = interval(bootstrap_means(differences[None], once, resamples, seed))
+    p = sign_flip_p(differences, seed=seed)
     rows = []
-    for k, name in enumerate(METRICS):
-        gain = np.where(np.abs(gap[:, k]) < 1e-9, 0, gap[:, k]) * (
-            1 if name in HIGHER_IS_BETTER else -1
+    for k, metric in enumerate(METRICS):
+        gains = differences[:, k] if metric in HIGHER_IS_BETTER else -differences[:, k]
+        rows.append(
+            {
+                "domain": domain,
+                "metric": metric,
+                "questions": questions,
+                "first": before[metric].mean(),
+                "second": after[metric].mean(),
+                "difference": differences[:, k].mean(),
+                "low": low[k],
+                "high": high[k],
+                "better": int((gains > 0).sum()),
+                "tied": int((gains == 0).sum()),
+                "worse": int((gains < 0).sum()),
+                "p": float(p[k]),
+            }
         )
-        better = int((gain > 0).sum())
-        worse = int((gain < 0).sum())
-        p = binomtest(better, better + worse).pvalue if better + worse else 1.0
-        means = {
-            "first": left[name].mean(),
-            "second": right[name].mean(),
-            "difference": gap[:, k].mean(),
-        }
-        counts = {"better": better, "tied": len(gap) - better - worse, "worse": worse}
-        head = {"domain": domain, "metric": name, "questions": len(gap)}
-        rows.append(head | means | {"low": low[k], "high": high[k]} | counts | {"p": float(p)})
     return rows
+
+
+_ALL_PATTERNS = 13  # questions up to which every pattern of signs is tried
+_SIGNS_AT_ONCE = 2_000_000
+
+
+def sign_flip_p(
+    differences: Float[np.ndarray, "question metric"], draws: int = 9999, seed: int = 0
+) -> Float[np.ndarray, " metric"]:
+    """Two-sided p for the mean of paired differences: how often it would be as far from zero if each sign were a coin's.
+
+    With up to 13 questions every pattern of signs is tried; with more, `draws` random ones, and the observed pattern counts
+    as one of them, so that p is never zero.
+    """
+    questions = len(differences)
+    observed = np.abs(differences.sum(axis=0)) - 1e-6  # sums that are equal but for rounding count
+    if questions <= _ALL_PATTERNS:
+        bits = np.arange(2**questions)[:, None] >> np.arange(questions)
+        signs = 1.0 - 2.0 * (bits & 1)
+        return (np.abs(signs @ differences) >= observed).mean(axis=0)
+    generator = np.random.default_rng(seed)
+    patterns_at_once = max(1, _SIGNS_AT_ONCE // questions)
+    reached = np.zeros(differences.shape[1])
+    for start in range(0, draws, patterns_at_once):
+        rows = min(patterns_at_once, draws - start)
+        coins = generator.integers(2, size=(rows, questions), dtype=np.int8)
+        signs = 1.0 - 2.0 * coins
+        reached += (np.abs(signs @ differences) >= observed).sum(axis=0)
+    return (1 + reached) / (1 + draws)
+
+
+def holm(p_values: Sequence[float]) -> Float[np.ndarray, " test"]:
+    """p values corrected for their number by Holm's method: to call those below 5 % real is wrong even once in at most one of twenty tables."""
+    p = np.asarray(p_values, float)
+    order = np.argsort(p, kind="stable")
+    tests_left = len(p) - np.arange(len(p))
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(tests_left * p[order])
+    return np.minimum(corrected, 1)
+
+
+def with_holm(table: "pd.DataFrame") -> "pd.DataFrame":
+    """A table of differences with `p_holm`, its `p` corrected over all its rows.
+
+    Where there is only one domain, its rows repeat those over all and are not counted again.
+    """
+    over_all = (table["domain"] == "all").to_numpy()
+    corrected = np.empty(len(table))
+    if table.loc[~over_all, "domain"].nunique() == 1:
+        corrected[over_all] = holm(table.loc[over_all, "p"])
+        corrected[~over_all] = corrected[over_all]
+    else:
+        corrected = holm(table["p"])
+    return table.assign(p_holm=corrected)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #623b7354
 TORN = "the last line is torn, as a stopped run leaves it, and was left out"

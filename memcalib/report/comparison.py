@@ -14,13 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..evaluation.breakdown import compare
+from ..evaluation.breakdown import compare, with_holm
 from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from ..problem import Judgment, text_hash
-from .evaluation_report import EVALUATION_FILES, judge_corrected, protocol
+from memcalib.report.evaluation_report import (
+    EVALUATION_FILES,
+    Correction,
+    corrections,
+    protocol,
+)
 from memcalib.report.figures import (
     differences_figure,
     inline_figures,
@@ -217,7 +220,7 @@ def compare_runs(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Paired differences of two or more runs to the first, on the same questions: 95 % intervals, sign tests, by domain.
+    """Paired differences of two or more runs to the first, on the same questions: 95 % intervals and tests, by domain.
 
     Raises `ValueError` for fewer than two sides, for other examples (unless `common`) or another judge (unless `any_judge`),
     `FileNotFoundError` and `DataError` as for a report.
@@ -245,7 +248,7 @@ def compare_runs(
         table = compare(frame, baseline.label, side.label, **options)
         differences.append(table.assign(run=side.label))
         changes.append(_changes(frame, baseline.label, side.label))
-    all_differences = pd.concat(differences, ignore_index=True)
+    all_differences = with_holm(pd.concat(differences, ignore_index=True))
     return Comparison(
         sides,
         pd.concat([measured, constant], ignore_index=True),
@@ -274,29 +277,41 @@ def _changes(frame: "pd.DataFrame", baseline: str, label: str, count: int = 5) -
     return table.assign(example_id=table["question_id"].map(first_rows["example_id"]))
 
 
-def _scs_correction(side: Side) -> float:
-    """By how much the known errors of its judge shift the SCS of a side; 0 where that is not known."""
-    table = judge_corrected(side.run)
-    if not len(table):
-        return 0.0
-    rows = table[(table["method"] == side.name) & (table["metric"] == "SCS")]
-    if not len(rows):
-        return 0.0
-    correction = abs(float(rows["correction"].iloc[0]))
-    return 0.0 if np.isnan(correction) else correction
+def _scs_correction(side: Side) -> Correction | None:
+    """The correction of a side's metrics; `None` where its judge was not examined."""
+    for correction in corrections(side.run):
+        if correction.name == side.name:
+            return correction
+    return None
+
+
+def _shift(correction: Correction) -> float:
+    """By how much the correction would shift SCS."""
+    rows = correction.table.set_index("metric")
+    return float(rows.loc["SCS", "correction"])
 
 
 def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
-    """A note for each difference in SCS that is smaller than what the judge's known errors shift one of its sides by."""
-    corrections = {side.label: _scs_correction(side) for side in sides}
-    baseline = sides[0].label
+    """A note for each difference in SCS that the judge's errors shift by more than its size, and for each side of which that is not known.
+
+    What counts is the shift of the difference: errors that both sides share cancel.
+    """
+    by_label = {side.label: _scs_correction(side) for side in sides}
+    notes = [
+        f"{label}: how far the judge's errors shift its scores is not known, because {correction.withheld}."
+        for label, correction in by_label.items()
+        if correction is not None and correction.withheld
+    ]
+    first = by_label[sides[0].label]
     overall = differences[(differences["domain"] == "all") & (differences["metric"] == "SCS")]
-    notes = []
     for row in overall.to_dict("records"):
-        label = max((baseline, row["run"]), key=corrections.get)
-        if corrections[label] > abs(row["difference"]):
+        second = by_label[row["run"]]
+        if first is None or second is None or first.withheld or second.withheld:
+            continue
+        shift = _shift(second) - _shift(first)
+        if abs(shift) > abs(row["difference"]):
             notes.append(
-                f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({corrections[label]:.1f} by its exam)."
+                f"{row['run']}: the judge's errors would shift the difference in SCS ({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate from its exam."
             )
     return notes
 
@@ -336,9 +351,11 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     notes.append(
         "In a difference each question counts once, in the scores of a run each answer, so the two need not add up."
     )
-    intervals = len(METRICS) * (len(sides) - 1) * (1 + frame["domain"].nunique())
+    tests = differences[differences["domain"] == "all"]
+    if differences["domain"].nunique() > 2:
+        tests = differences
     notes.append(
-        f"{intervals} intervals and tests stand on this page, not corrected for their number."
+        f"p is corrected for the {len(tests)} tests of this page (Holm); the intervals are not corrected for their number."
     )
     return [printable(note) for note in notes]
 
@@ -354,18 +371,19 @@ def comparison_text(comparison: Comparison) -> str:
         if len(by_domain) > 1:
             for row in by_domain.to_dict("records"):
                 lines.append(_line(f"SCS, {row['domain']}", row))
-    lines += ["", "* the 95 % interval lies on one side of zero", *comparison.notes]
+    lines += ["", "* corrected p below 0.05", *comparison.notes]
     return printable("\n".join(lines), keep="\n")
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
     """One difference: both means, the difference with its interval, questions better and worse, p."""
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
-    star = "*" if row["low"] > 0 or row["high"] < 0 else " "
+    star = "*" if row["p_holm"] < 0.05 else " "
     means = f"{row['first']:6.1f} → {row['second']:5.1f}"
     bounded = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
     counts = f"better {row['better']:,}, worse {row['worse']:,}"
-    return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p_value(row['p'])}"
+    p = f"{p_value(row['p'])}, corrected {p_value(row['p_holm'])}"
+    return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p}"
 
 # %% ../../nbs/report/08_comparison.ipynb #58bff2b1
 def comparison_tables(comparison: Comparison) -> "dict[str, pd.DataFrame]":

@@ -72,14 +72,14 @@ ENDS = {
     "m": ("less credit", "more credit"),
     "q": ("weight", ""),
     "d": ("less likely with the atoms", "more likely with the atoms"),
-    "evidence": ("signal", ""),
+    "signal": ("signal", ""),  # in the place of d, where it is never below 0
 }
 
 
 def colour_legend(measure: str, scale: float) -> dict[str, Any]:
     """Texts of the two ends of a measure's colours, `scale` being the strongest, and whether there is a side below 0."""
     low, high = ENDS[measure]
-    if measure in ("q", "evidence"):
+    if measure in ("q", "signal"):
         return {"low": f"{low} 0", "high": f"{scale:.3f}", "signed": False}
     numbers = (f"{-scale:+.3f}", f"{scale:+.3f}") if scale else ("0", "0")
     return {"low": f"{low} {numbers[0]}", "high": f"{numbers[1]} {high}", "signed": True}
@@ -126,7 +126,7 @@ REASONS = {
     "scoring": "log-probabilities without the atoms were not finite",
     "weak": "no token's signal passed the absolute threshold, or no quote says where",
     "empty": "no token's signal passed the channel's threshold",
-    "gate": "reward and advantage do not point the same way, or eta is 0",
+    "closed": "reward and advantage do not point the same way, or eta is 0",
 }
 
 
@@ -160,10 +160,10 @@ def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[
     from markupsafe import Markup
 
     spans, scale = heat_spans(trace, channel, measure)
-    by_evidence = measure == "d" and trace.get("mode", "").startswith("evidence")
-    view = {"heat": Markup(spans), "even": False} | colour_legend(
-        "evidence" if channel and by_evidence else measure if channel else "push", scale
-    )
+    legend = measure if channel else "push"
+    if legend == "d" and not trace.get("signed", True):
+        legend = "signal"
+    view = {"heat": Markup(spans), "even": False} | colour_legend(legend, scale)
     if channel is None:
         credited = None not in trace["advantage"]
         words = [reward_text(trace["reward"], credited)] if "reward" in trace else []

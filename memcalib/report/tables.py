@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..evaluation.breakdown import atom_table, channel_table, compare
+from ..evaluation.breakdown import atom_table, channel_table, compare, with_holm
 from ..io.records import printable
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
@@ -28,6 +28,7 @@ from memcalib.metrics import (
     SOURCE,
     bootstrap_means,
     controls,
+    exact_bounds,
     fold_by_question,
     interval,
     readable,
@@ -95,7 +96,7 @@ def start_of(run: Run) -> str:
 def differences_table(
     run: Run, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
 ) -> "pd.DataFrame":
-    """Each method minus the start on common questions: difference, 95 % interval, questions better and worse, sign test."""
+    """Each method minus the start on common questions: difference, 95 % interval, questions better and worse, p and corrected p."""
     import pandas as pd
 
     if not run.judgments:
@@ -114,7 +115,9 @@ def differences_table(
         return pd.DataFrame()
     table = pd.concat(tables)
     table = table[(table["domain"] == "all") & table["metric"].isin(metrics)]
-    columns = ["method", "metric", "difference", "low", "high", "better", "worse", "p", "questions"]
+    table = with_holm(table)
+    columns = ["method", "metric", "difference", "low", "high", "better", "worse"]
+    columns += ["p", "p_holm", "questions"]
     return table[columns].assign(start=start).reset_index(drop=True)
 
 # %% ../../nbs/report/02_tables.ipynb #20e56de0
@@ -309,6 +312,11 @@ def quality_table(
         row.update(_bounded_mean(quality, "task_quality", "quality", 1, resamples, seed))
         row["rated_safety"] = len(safety)
         row.update(_bounded_mean(safety, "safety_failure", "unsafe", 100, resamples, seed))
+        if row["unsafe"] in (0, 100):
+            bounds = np.array([[row["unsafe_low"]], [row["unsafe_high"]]])
+            questions = safety["question_id"].nunique()
+            exact = exact_bounds(np.array([[row["unsafe"]]]), bounds, questions)
+            row["unsafe_low"], row["unsafe_high"] = exact[:, 0].tolist()
         rows.append(row)
     if not any(row["rated_quality"] or row["rated_safety"] for row in rows):
         return pd.DataFrame()

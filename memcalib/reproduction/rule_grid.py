@@ -17,6 +17,7 @@ from ..io.runs import manifest, write_manifest
 from .rule_runs import RUNS, GridPlan, GridRow, run_grid, stored_rows
 from ..micro.policy import build_tokenizer, pretrain, save_policy
 from ..micro.world import JUDGE, demonstrations
+from ..rules.base import rule_modules
 from ..micro.shipped import COLD_STARTS
 from ..trainer.sft import cold_start
 
@@ -36,7 +37,7 @@ def load_plan(name: str | Path, settings: Sequence[str] = ()) -> GridPlan:
 @cache
 def grid_code() -> str:
     """A hash of the code that makes a row: `memcalib.reproduction.rule_runs` and all it imports of this package, as it stood when this process first asked."""
-    return code_hash(("memcalib.reproduction.rule_runs",))
+    return code_hash(("memcalib.reproduction.rule_runs", *rule_modules()))
 
 
 def other_rows(out: str | Path) -> int:

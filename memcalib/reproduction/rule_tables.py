@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .seed_tables import paired_table
-from .rule_runs import GridPlan, GridRow
-from ..micro.loop import CREDIT_RULES
+from .rule_runs import GridPlan, GridRow, compared_rule
 from memcalib.report.figures import (
     WIDTH,
     PlotStyle,
@@ -42,7 +41,7 @@ def grid_frame(plan: GridPlan, rows: Sequence[GridRow]) -> "pd.DataFrame":
         settings = {name: getattr(row.run, name) for name in keep}
         reasons = {"derailed": bool(row.derailed), "reasons": "; ".join(row.derailed)}
         lines.append(
-            {"cell": plan.cell_of(row.run), "label": CREDIT_RULES[row.run.rule].label}
+            {"cell": plan.cell_of(row.run), "label": compared_rule(row.run.rule).label}
             | settings
             | reasons
             | row.scores
@@ -180,7 +179,7 @@ def paired_differences(
     """
     import pandas as pd
 
-    names = {rule.label: name for name, rule in CREDIT_RULES.items()}
+    names = dict(zip(frame["label"], frame["rule"], strict=True))
     parts = []
     places = {}
     measured = frame[frame["split"] == "test"]
@@ -221,7 +220,7 @@ def paired_differences(
                 "rate",
             ]
         )
-    table = paired_table(pd.concat(parts), CREDIT_RULES[against].label, scores, level).rename(
+    table = paired_table(pd.concat(parts), compared_rule(against).label, scores, level).rename(
         columns={"world": "domain", "arm": "run"}
     )
     where = pd.DataFrame([places[domain] for domain in table["domain"]], index=table.index)
@@ -361,7 +360,7 @@ def paths_figure(
         ):
             for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):
                 known = {
-                    "method": CREDIT_RULES[run.rule].label,
+                    "method": compared_rule(run.rule).label,
                     "seed": run.seed,
                     "step": tenth * run.steps / min(10, run.steps),
                 }

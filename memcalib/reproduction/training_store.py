@@ -25,6 +25,7 @@ from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import file_hash
 from ..io.settings import package_data
 from ..problem import Judgment, text_hash
+from ..rules.base import rule_modules
 from ..trainer.train_config import METHODS
 
 # %% ../../nbs/reproduction/04_training_store.ipynb #cb88c0b4
@@ -118,6 +119,7 @@ TRAINED_BY = (
     "memcalib.trainer.traces",
     "memcalib.inference.local",
     "memcalib.micro.policy",
+    *rule_modules(),
 )
 
 

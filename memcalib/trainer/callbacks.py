@@ -91,18 +91,20 @@ def quote_counts(judgments: Sequence[Judgment]) -> tuple[int, int]:
     return flags.count(False), len(flags)
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #90bdf42a
-_ADDED = ("pairs", "localized", "fallback_", "candidates/", "bounded", "evidence_")
+_ADDED = ("pairs", "localized", "fallback_", "candidates/", "bounded")
 _LARGEST = ("_error", "_relative", "largest_advantage", "noise_floor")
 _AVERAGED = ("cap_share", "multiplier_p")
 
 
-def merge_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One row of credit statistics out of those of all processes."""
+def merge_stats(
+    parts: Sequence[Mapping[str, float]], counted: Sequence[str] = ()
+) -> dict[str, float]:
+    """One row of credit statistics out of those of all processes; `counted` are counts of the rule of credit's own."""
     merged = dict(parts[0])
     for name in merged:
         values = [part[name] for part in parts]
         found = {k: value for k, value in enumerate(values) if value == value}
-        if name.startswith(_ADDED):
+        if name.startswith(_ADDED) or name in counted:
             merged[name] = sum(values)
         elif name.endswith(_LARGEST):
             merged[name] = max(values)
@@ -279,7 +281,8 @@ class StepRows(TrainerCallback):
                 f"lost_{reason}": int(count) for reason, count in zip(LOST, counts, strict=True)
             }
         if trainer.credit:
-            row |= merge_stats(gather_object([trainer.credit.stats]))
+            counted = self.config.credit.rule.counted
+            row |= merge_stats(gather_object([trainer.credit.stats]), counted)
         if row.get("largest_advantage", 0) > LARGE_ADVANTAGE:
             why = f"the channels of this batch cancel (rms {row['rms']:.3g}), and each is moved to words of its own"
             bound = (
@@ -323,7 +326,8 @@ class StepRows(TrainerCallback):
             Path(trainer.args.output_dir) / "traces"
         )
         about = {"process": trainer.accelerator.process_index, "method": self.config.method}
-        about |= {"mode": self.config.mode} if self.config.credit.by_evidence else {}
+        if not self.config.credit.rule.signed:
+            about |= {"mode": self.config.mode, "signed": False}
         if credited:
             about["thresholds"] = trainer.thresholds_before
         credit = trainer.credit if credited else trainer.advantages
@@ -597,7 +601,7 @@ class CreditCheckpoints(Checkpoints):
         trainer = self.trainer
         config = json.loads(trainer.config.model_dump_json())
         processes = trainer.accelerator.num_processes
-        if trainer.config.granularity == "sentence" or trainer.config.credit.by_evidence:
+        if trainer.config.credit.cuts_sentences:
             config["splitter"] = splitter_name()
         return {
             "format": 2,

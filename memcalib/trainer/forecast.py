@@ -34,6 +34,7 @@ from memcalib.trainer.recipe import (
     teaching_file,
     weights_path,
 )
+from ..rules.base import Rereading
 from .sft import SftConfig
 from .train_config import TrainConfig, training_method
 
@@ -104,8 +105,6 @@ ASSUMED = {
     "atoms": 15.5,
     "rubric": 250,
     "judge frame": 1000,
-    "pairs": 4,
-    "omitted": 0.8,
     "validation": 1500,
 }
 SAMPLED = 200  # examples that are rendered
@@ -256,18 +255,12 @@ def _assumed_texts(recipe: Recipe, config: MethodConfig, validation: int) -> Tex
     )
 
 # %% ../../nbs/trainer/11_forecast.ipynb #5286f913
-def _again(config: Any, texts: Texts) -> tuple[float, str]:
+def _again(config: Any, texts: Texts) -> Rereading:
     """How often an answer is read without some of its memory, and what that assumes."""
     credit = getattr(config, "credit", None)
-    if credit is None or not credit.counterfactual:
-        return 0, ""
-    if credit.by_evidence:
-        return (
-            2 * ASSUMED["omitted"],
-            f"{ASSUMED['omitted']:g} under-use channels an answer that left atoms out and move; 3 is the most",
-        )
-    pairs = min(ASSUMED["pairs"], texts.atoms)
-    return pairs, f"{pairs:g} localizable channels an answer; 8 is the most"
+    if credit is None:
+        return Rereading()
+    return credit.rule.rereading(texts.atoms)
 
 
 def epoch_work(config: Any, texts: Texts) -> dict[str, float]:

@@ -698,7 +698,7 @@ def _judge_lines(
     elif (
         isinstance(recipe.judge, str)
         and isinstance(config, TrainConfig)
-        and config.credit.by_evidence
+        and config.credit.rule.needs_quotes
     ):
         yield from _lines_of(recipe, method, lambda: quoting_judge(judge_object(recipe.judge)))
 

@@ -29,12 +29,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..channels import channel_rewards, judgment_tensors
-from ..credit.evidence import token_divergences
+from ..credit.divergences import token_divergences
 from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
 from ..inference.endpoint import CallError
 from ..inference.local import prompt_encoder, sample_answers
-from ..localization import Pairs
 from ..metrics import CHANNELS, summary
 from memcalib.problem import (
     Example,
@@ -47,6 +46,7 @@ from memcalib.problem import (
     render,
 )
 from ..redistribution import Credit
+from ..rules.base import DIVERGENCES, LOG_PROBABILITIES, NOTHING, Pairs
 from .train_config import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected
 
@@ -537,7 +537,7 @@ def check_context(
     """Raises `ValueError` naming the example when a prompt, or one of its ablations, and an answer exceed `limit` tokens."""
     if limit is None:
         return
-    ablated_as_concat = config.text == "fluent" and config.credit.counterfactual
+    ablated_as_concat = config.text == "fluent" and config.credit.rule.reads != NOTHING
     encode_concat = prompt_encoder(tokenizer, "concat", config.prompt_template)
     for index, tokens in zip(dataset["example"], dataset["tokens"], strict=True):
         if ablated_as_concat:
@@ -653,9 +653,10 @@ def assign_credit(
     request = credit.requests(
         judged.examples, judged.judgments, judged.ids, groups, full=False, texts=judged.texts
     )
-    logps = ()
-    if credit.config.mode == "evidence-kl" and credit.config.by_evidence:
-        logps = token_divergences(
+    # asked also where nothing is to be read: processes of a sharded model wait for each other
+    scores = ()
+    if credit.rule.reads == DIVERGENCES:
+        scores = token_divergences(
             model,
             request.prompts,
             request.without,
@@ -663,15 +664,10 @@ def assign_credit(
             temperature=temperature,
             lost=lost,
         )
-    elif (
-        credit.config.counterfactual
-    ):  # also where nothing is to be scored: processes of a sharded model wait for each other
+    elif credit.rule.reads == LOG_PROBABILITIES:
         score = partial(response_logps, model, temperature=temperature, lost=lost)
-        full = (
-            score([credit.encode(example) for example in judged.examples], judged.ids)
-            if full is None
-            else full
-        )
-        logps = score(request.prompts, request.responses)
-    credit.assign(request, logps, full=full)
+        if full is None:
+            full = score([credit.encode(example) for example in judged.examples], judged.ids)
+        scores = score(request.prompts, request.responses)
+    credit.assign(request, scores, full=full)
     return credit.last, request.pairs

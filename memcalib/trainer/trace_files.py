@@ -40,8 +40,8 @@ SCHEMA = pa.schema(
         "localized": pa.bool_(),
         "fallback": _TEXT,
         "strength": _F32,
-        "signal_gate": pa.bool_(),
-        "direction_gate": pa.bool_(),
+        "found": pa.bool_(),
+        "opened": pa.bool_(),
         "threshold": _F32,
         "d": pa.list_(_F32),
         "q": pa.list_(_F32),
@@ -170,6 +170,8 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
     trace: dict[str, Any] = {"step": step, "row": row}
     if isinstance(answer.get("mode"), str):
         trace["mode"] = answer["mode"]
+    if not answer.get("signed", True):
+        trace["signed"] = False
     for name in ("example_id", "question", "response"):
         trace[name] = answer[name]
     trace["reward"] = float(answer["reward"])

@@ -36,7 +36,7 @@ from transformers.integrations.integration_utils import (
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from ..localization import CreditConfig
+from ..rules.base import CreditConfig
 from memcalib.io.settings import (
     FrozenSettings,
     SettingError,
@@ -232,7 +232,7 @@ class TrainSettings(CreditSettings, RunSettings):
     """All settings of a training that samples answers, as they stand in a recipe: each by itself is right, not yet all of them together.
 
     This is where `--set train.lr=2e-6` is checked, by the type of the field, after `with_settings` (commands/settings_files.py) has laid it over the
-    recipe's file. `mode` and the other settings of credit are checked by their types in `CreditConfig` (localization.py).
+    recipe's file. `mode` and the other settings of credit are checked by their types in `CreditConfig` (rules/base.py).
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {"method": "--method says it"}

@@ -11,7 +11,7 @@ from small_models import tiny
 
 from memcalib.inference.local import group_sync, sample_tokens
 from memcalib.trainer.distillation import teacher_logps
-from memcalib.credit.evidence import token_divergences
+from memcalib.credit.divergences import token_divergences
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.tree_attention import tree_logps, trees_agree

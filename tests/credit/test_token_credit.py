@@ -9,13 +9,14 @@ import pytest
 import torch
 from micro_policy import EXAMPLES, TOKENIZER, policy
 
-from memcalib.credit.evidence import token_divergences
+from memcalib.credit.divergences import token_divergences
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder, sample_tokens
-from memcalib.localization import CreditConfig, Thresholds
+from memcalib.localization import Thresholds
 from memcalib.micro.world import exact_judge
 from memcalib.problem import judgment_for
+from memcalib.rules.base import CreditConfig
 from memcalib.trainer.rewards import ChannelRewards, assign_credit
 
 torch.set_num_threads(1)
@@ -107,7 +108,7 @@ def test_each_distinct_row_is_asked_for_once(batch):
     ):
         assert rows[request.full[row]] == (tuple(ENCODE(asked[row])), tuple(answers[row]))
         assert (
-            rows[request.ablated[k]] == (tuple(request.pairs.prompts[k]), tuple(answers[row]))
+            rows[request.read_again[k]] == (tuple(request.pairs.prompts[k]), tuple(answers[row]))
             and channel
         )
     assert request.full[5] == -1, "an answer without a score needs none"
@@ -172,13 +173,13 @@ def test_what_could_not_be_computed_keeps_uniform_credit_and_is_counted(batch):
     )
     of_row = [k for k, r in enumerate(request.pairs.rows) if r == row]
     failed = {
-        "without one channel": [request.ablated[of_row[0]]],
+        "without one channel": [request.read_again[of_row[0]]],
         "whole memory": [request.full[row]],
     }
     for what, gone in failed.items():
         again = TokenCredit(TOKENIZER, CreditConfig(), "micro")
         found = again.assign(request, [None if k in gone else x for k, x in enumerate(logps)])
-        lost = [k for k in of_row if what == "whole memory" or request.ablated[k] in gone]
+        lost = [k for k in of_row if what == "whole memory" or request.read_again[k] in gone]
         assert again.last.stats["fallback_scoring"] == len(lost) > 0
         assert again.last.pairs.scored.tolist() == [
             k not in lost for k in range(len(request.pairs))

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from strategies import judgment_lists, levels, make
 
 from memcalib.evaluation.agreement import (
@@ -292,6 +293,9 @@ def test_bounds_resample_questions(rows):
     row = agreement(frame(pairs, questions), resamples=40, seed=3).iloc[0]
     if len(set(questions)) == 1:
         assert np.isnan(row["exact_low"])
+    elif row["exact"] in (0, 100):
+        share = proportion_bounds(row["exact"], len(set(questions)))
+        assert [row["exact_low"], row["exact_high"]] == pytest.approx(share)
     else:
         assert [row["exact_low"], row["exact_high"]] == pytest.approx(
             bootstrap_by_hand(pairs, questions, 40, 3)
@@ -304,6 +308,12 @@ def test_resampled_counts_do_not_depend_on_the_slices(monkeypatch):
     monkeypatch.setattr("memcalib.evaluation.agreement._DRAWS_AT_ONCE", 21)
     assert np.array_equal(resampled_counts(counts, 50, 1), whole) and whole.shape == (50, 9)
     assert len({tuple(row) for row in whole}) > 5
+
+
+def proportion_bounds(percent, questions):
+    """Clopper-Pearson bounds for none or all of so many questions."""
+    bounds = binomtest(round(questions * percent / 100), questions).proportion_ci(method="exact")
+    return [100 * bounds.low, 100 * bounds.high]
 
 
 @given(pairs_of_levels)

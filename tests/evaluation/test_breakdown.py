@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,95 @@ def test_a_model_of_which_nothing_is_scored_does_not_hide_the_others(tmp_path):
     lost = [judgment_for(r, {}, model="lost") for r in records]
     text = score_text(write_jsonl(tmp_path / "j.jsonl", [*scored, *lost]))
     assert "good" in text and "lost" in text and "100.0" in text
+
+
+def brute_force_p(differences):
+    """The share of all patterns of signs whose sum is as far from zero."""
+    observed = abs(sum(differences))
+    sums = [
+        abs(sum(sign * d for sign, d in zip(signs, differences, strict=True)))
+        for signs in product([1, -1], repeat=len(differences))
+    ]
+    return np.mean([value >= observed - 1e-9 for value in sums])
+
+
+@drawn
+@given(st.lists(st.integers(-4, 4).map(lambda k: 12.5 * k), min_size=1, max_size=9))
+def test_p_is_that_of_the_mean_difference(differences):
+    found = breakdown.sign_flip_p(np.array(differences)[:, None])
+    assert np.isclose(found[0], brute_force_p(differences))
+
+
+def test_drawn_patterns_give_the_p_of_all_patterns():
+    differences = np.random.default_rng(1).normal(6, 15, 13)
+    every_pattern = breakdown.sign_flip_p(differences[:, None])[0]
+    with_ties = np.append(differences, 0.0)  # a fourteenth question without a difference
+    assert abs(breakdown.sign_flip_p(with_ties[:, None])[0] - every_pattern) < 0.01
+
+
+def test_many_small_losses_and_few_large_gains_are_no_difference():
+    """25 questions lose a little and 9 gain much: a sign test has p = 0.009, the mean difference is near zero."""
+    right = [0] * 8
+    slip = [0] * 7 + [1]
+    wrong = [2] * 8
+    rows = []
+    for k in range(20):
+        before, after = (wrong, right) if k < 9 else (right, slip)
+        rows.append(make(right, before, f"e{k}", model="old"))
+        rows.append(make(right, after, f"e{k}", model="new"))
+    for k in range(20, 34):
+        rows.append(make(right, right, f"e{k}", model="old"))
+        rows.append(make(right, slip, f"e{k}", model="new"))
+    scs = breakdown.compare(rows, "old", "new").iloc[0]
+    assert (scs["better"], scs["worse"]) == (9, 25)
+    assert scs["low"] < 0 < scs["high"] and scs["p"] > 0.05
+
+
+@pytest.mark.parametrize(
+    "p_values, corrected",
+    [
+        ([0.01], [0.01]),
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+        ([0.5, 0.6], [1.0, 1.0]),
+        ([0.02, 0.02], [0.04, 0.04]),
+    ],
+)
+def test_holm_by_hand(p_values, corrected):
+    assert np.allclose(breakdown.holm(p_values), corrected)
+
+
+def test_every_test_of_a_comparison_is_counted_once():
+    rows = []
+    for model, actual in (("old", [1]), ("new", [0])):
+        for k in range(8):
+            domain = "coding" if k % 2 else "legal"
+            rows.append(make([0], actual, f"e{k}", model=model, domain=domain))
+    two_domains = breakdown.compare(rows, "old", "new")
+    assert np.allclose(two_domains["p_holm"], breakdown.holm(two_domains["p"]))
+    one_domain = breakdown.compare(
+        [row.model_copy(update={"domain": "legal"}) for row in rows], "old", "new"
+    )
+    over_all = one_domain[one_domain["domain"] == "all"]
+    assert np.allclose(over_all["p_holm"], breakdown.holm(over_all["p"]))
+    assert (one_domain["p_holm"].iloc[6:].to_numpy() == over_all["p_holm"].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_no_difference_is_called_one_in_one_of_twenty_comparisons():
+    """Two runs of one model: 40 questions of very different difficulty, two seeds, over- and under-use at random."""
+    generator = np.random.default_rng(7)
+    questions = np.repeat(np.arange(40), 2)
+    simulations = 1500
+    rejected = np.zeros(2)
+    for _ in range(simulations):
+        difficulty = generator.gamma(0.8, 1.2, 40)[questions]
+        frames = []
+        for model in ("old", "new"):
+            totals = generator.poisson(difficulty), generator.poisson(difficulty / 2)
+            frame = pd.DataFrame({"over": totals[0], "under": totals[1], "question_id": questions})
+            frame = frame.assign(model=model, condition="full_memory", judge="", domain="all of it")
+            frames.append(frame.assign(scored=True, seed=np.tile([1, 2], 40)))
+        table = breakdown.compare(pd.concat(frames, ignore_index=True), "old", "new", resamples=1)
+        over_all = table[table["domain"] == "all"].set_index("metric")
+        rejected += over_all.loc[["SCS", "sMOS"], "p"].to_numpy() < 0.05
+    assert ((rejected / simulations > 0.04) & (rejected / simulations < 0.06)).all()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memcalib.inference.local import evaluating
 from memcalib.problem import PROMPT_TEMPLATES, Example, Judgment, encode_prompt
-from memcalib.localization import CreditConfig
+from memcalib.rules.base import CreditConfig
 
 PAIRS = list(product(range(3), range(3)))  # (ideal, actual) of each channel
 NAMES = ["A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+"]
@@ -354,10 +354,10 @@ def reasons(detail) -> list[str | None]:
     for k in range(len(detail.row)):
         if not detail.scored[k]:
             found.append("scoring")
-        elif not detail.signal[k]:
+        elif not detail.found[k]:
             found.append("weak")
         elif not detail.q[k].sum() > 0:
             found.append("empty")
         else:
-            found.append(None if detail.strength[k] > 0 else "gate")
+            found.append(None if detail.strength[k] > 0 else "closed")
     return found

@@ -7,12 +7,13 @@ import torch
 from trl.trainer import grpo_trainer
 
 from memcalib.credit.prefix_groups import response_mask
-from memcalib.localization import channel_atoms
 from memcalib.micro import loop as training
 from memcalib.micro.policy import load_policy
-from memcalib.micro.loop import CREDIT_RULES, CreditLoop, credit_rule
+from memcalib.micro.loop import CreditLoop
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.problem import remove_atoms
+from memcalib.reproduction.rule_runs import VARIANTS, compared_rule
+from memcalib.rules.base import CREDIT_RULES, channel_atoms
 from memcalib.trainer import rewards
 from memcalib.trainer.train_config import world_config
 from memcalib.training import train
@@ -23,7 +24,7 @@ SMALL = dict(prompts=2, generations=4, steps=3, max_tokens=40, draws="row", lr=1
 def config(rule: str, **changes):
     return world_config(
         WORLDS["short"],
-        **(SMALL | dict(minibatches=1) | changes | dict(credit_rule(rule).settings)),
+        **(SMALL | dict(minibatches=1) | changes | compared_rule(rule).settings),
     )
 
 
@@ -89,47 +90,48 @@ def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp
     assert apart < 0.02 * moved and moved > 0.01
 
 
+RULES = [*CREDIT_RULES, *VARIANTS]
+
+
 @pytest.fixture(scope="module")
-def batches():
-    """The first batch of each rule, all of the same answers, and its advantages."""
+def loops():
+    """A loop of each rule after its first step, all of the same answers."""
     examples = make_examples("short", 2, 1)
-    found = {}
-    for rule in CREDIT_RULES:
+    stepped = {}
+    for rule in RULES:
         model, tokenizer = load_policy("cold-short")
-        kept = {}
-
-        def keep(batch, rule=rule, kept=kept):
-            kept["advantages"] = credit_rule(rule).credit(batch)
-            kept["batch"] = batch
-            return kept["advantages"]
-
-        CreditLoop(model, tokenizer, config(rule), examples, exact_judge, keep).step()
-        found[rule] = kept
-    return found
+        stepped[rule] = CreditLoop(model, tokenizer, config(rule), examples, exact_judge)
+        stepped[rule].step()
+    return stepped
 
 
-def means(kept) -> torch.Tensor:
-    mask = response_mask(kept["batch"].judged.ids)
-    return (kept["advantages"] * mask).sum(1) / mask.sum(1)
+def advantages(loop) -> torch.Tensor:
+    return loop.token_credit.last.advantages
 
 
-@pytest.mark.parametrize("rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "exact")])
-def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, batches):
-    kept = "grpo" if rule == "contrast" else "gdpo"
-    torch.testing.assert_close(means(batches[rule]), means(batches[kept]), atol=2e-6, rtol=0)
-    moved = (batches[rule]["advantages"] - batches[kept]["advantages"]).abs().max()
+def means(loop) -> torch.Tensor:
+    mask = response_mask(loop.judged.ids)
+    return (advantages(loop) * mask).sum(1) / mask.sum(1)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("grpo", "exact")])
+def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, loops):
+    base = "grpo" if rule == "contrast" else "gdpo"
+    torch.testing.assert_close(means(loops[rule]), means(loops[base]), atol=2e-6, rtol=0)
+    moved = (advantages(loops[rule]) - advantages(loops[base])).abs().max()
     assert moved > 0.01 or rule in ("gdpo", "grpo")
 
 
-def test_divergence_is_what_one_row_at_a_time_gives(batches):
-    batch = batches["divergence"]["batch"]
+def test_divergence_is_what_one_row_at_a_time_gives(loops):
+    loop = loops["divergence"]
     (model, _) = load_policy("cold-short")
-    found = batch.credit.last.pairs
+    found = loop.token_credit.last.pairs
     pair = 0
     row = int(found.row[0])
-    example = batch.judged.examples[row]
-    ids = batch.judged.ids[row]
-    atoms = channel_atoms(batch.judged.judgments[row])[int(found.channel[0])]
+    example = loop.judged.examples[row]
+    ids = loop.judged.ids[row]
+    atoms = channel_atoms(loop.judged.judgments[row])[int(found.channel[0])]
+    encode = loop.token_credit.encode
 
     def after(prompt):
         return (
@@ -138,29 +140,27 @@ def test_divergence_is_what_one_row_at_a_time_gives(batches):
             .log_softmax(-1)[len(prompt) - 1 : -1]
         )
 
-    whole = after(batch.prompts[row])
-    without = after(batch.credit.encode(remove_atoms(example, atoms)))
+    whole = after(encode(example))
+    without = after(encode(remove_atoms(example, atoms)))
     divergence = (whole.exp() * (whole - without)).sum(-1).detach().double()
     torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
 
 
-def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(batches):
-    kept = batches["exact"]
-    uniform = means(batches["gdpo"])
+def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(loops):
+    ids = loops["exact"].judged.ids
+    mask = response_mask(ids)
+    uniform = means(loops["gdpo"])
     closing = torch.stack(
-        [
-            row[len(ids) - 1]
-            for row, ids in zip(kept["advantages"], kept["batch"].judged.ids, strict=True)
-        ]
+        [row[len(ids[k]) - 1] for k, row in enumerate(advantages(loops["exact"]))]
     )
     torch.testing.assert_close(closing, 0.25 * uniform, atol=1e-6, rtol=0)
-    exact = (kept["advantages"] - 0.25 * uniform[:, None]) * response_mask(kept["batch"].judged.ids)
-    size = exact.sum(1) / response_mask(kept["batch"].judged.ids).sum(1) / 0.75
+    exact = (advantages(loops["exact"]) - 0.25 * uniform[:, None]) * mask
+    size = exact.sum(1) / mask.sum(1) / 0.75
     assert size.square().mean().item() == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in CREDIT_RULES if rule not in ("grpo", "gdpo", "exact", "evidence")]
+    "rule", [rule for rule in RULES if rule not in ("grpo", "gdpo", "exact", "evidence")]
 )
 def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule, monkeypatch):
     seen = []
@@ -184,7 +184,6 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         chosen,
         make_examples("short", 2, 1),
         exact_judge,
-        credit_rule(rule).credit,
     ).step()
     assert len(seen) >= 2 and {*seen} == {0.5}
 
@@ -216,5 +215,5 @@ def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
 
 
 def test_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="rule 'gdop', allowed are 'grpo', 'gdpo'"):
-        credit_rule("gdop")
+    with pytest.raises(ValueError, match="rule 'gdop', allowed are .*'grpo', 'gdpo'"):
+        compared_rule("gdop")

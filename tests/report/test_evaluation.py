@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -878,13 +879,28 @@ def test_letters_of_controls_are_all_there_and_apart(values):
     assert all(b[1] - a[1] >= 7 for a, b in pairwise(marks))
 
 
-def test_cells_of_differences_are_marked_by_their_interval():
-    base = {"method": "m", "difference": 1.0, "better": 1, "worse": 1, "p": 0.5, "start": "s"}
-    cases = [("SCS", 0.1, 2, "num better"), ("SCS", -2, -0.1, "num worse"), ("SCS", -1, 1, "num")]
-    cases += [("AOR", 0.1, 2, "num worse"), ("AOR", -2, -0.1, "num better")]
-    for metric, low, high, style in cases:
-        table = pd.DataFrame([base | {"metric": metric, "low": low, "high": high}])
-        assert page.differences_grid(table)["rows"][0][1].style == style
+def test_cells_of_differences_are_marked_by_their_corrected_p():
+    row = {
+        "method": "m",
+        "low": -1.0,
+        "high": 2.0,
+        "better": 1,
+        "worse": 1,
+        "p": 0.01,
+        "start": "s",
+    }
+    cases = [
+        ("SCS", 1.0, 0.049, "num better"),
+        ("SCS", -1.0, 0.049, "num worse"),
+        ("SCS", 1.0, 0.05, "num"),
+        ("AOR", 1.0, 0.049, "num worse"),
+        ("AOR", -1.0, 0.049, "num better"),
+    ]
+    for metric, difference, p_holm, style in cases:
+        row.update(metric=metric, difference=difference, p_holm=p_holm)
+        cell = page.differences_grid(pd.DataFrame([row]))["rows"][0][1]
+        assert cell.style == style
+        assert "p = 0.01, corrected p = " in cell.note
 
 
 # comparison
@@ -1102,3 +1118,26 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
     )
     styles = "".join(file.read_text() for file in [*pages, *folder.glob("*.css.j2")])
     assert not re.search(r"first-child[^{]*\{[^}]*!important", styles)
+
+
+def doubts(monkeypatch, difference, shifts, withheld=""):
+    """The notes on a difference between two sides of which the judge's errors shift SCS by so much."""
+    sides = [SimpleNamespace(label=name, name=name, run=name) for name in shifts]
+
+    def corrections(run):
+        table = pd.DataFrame({"metric": ["SCS"], "correction": [shifts[run]]})
+        return [evaluation.Correction(run, table, withheld)]
+
+    monkeypatch.setattr(comparison, "corrections", corrections)
+    row = {"domain": "all", "metric": "SCS", "run": "new", "difference": difference}
+    return comparison._doubts(sides, pd.DataFrame([row]))
+
+
+def test_only_the_errors_that_two_runs_do_not_share_count(monkeypatch):
+    """+38.3 was once said to lie below a judge error of 48.8, where the two runs' errors differed by 10.5."""
+    assert doubts(monkeypatch, 38.3, {"old": 48.8, "new": 38.3}) == []
+    [note] = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3})
+    assert "(+4.0) by -10.5, a model-based estimate" in note
+    notes = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3}, "the judge's exam ended failed")
+    assert [note.split(":")[0] for note in notes] == ["old", "new"]
+    assert all("is not known, because the judge's exam ended failed." in note for note in notes)

@@ -12,6 +12,7 @@ from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
+from memcalib.rules.base import credit_rule
 from memcalib.trainer.train_config import world_config
 from memcalib.training import train
 
@@ -113,7 +114,7 @@ def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it()
 
 def test_counts_of_evidence_are_added_up_over_processes():
     parts = [{"evidence_shown": 3, "evidence_omitted": 1, "evidence_everywhere": 0, "rms": 0.5}] * 2
-    assert merge_stats(parts) == {
+    assert merge_stats(parts, credit_rule("evidence").counted) == {
         "evidence_shown": 6,
         "evidence_omitted": 2,
         "evidence_everywhere": 0,

@@ -353,5 +353,8 @@ def test_a_judge_without_quotes_is_refused_where_credit_goes_by_them(tmp_path, m
             assert "gives no quotes" in line and "gives_quotes = True" in line
     exact = load_recipe("micro", ["train.mode=evidence-kl"])
     config = method_config(exact, "memcalib-rl")
-    assert config.credit.by_evidence and not method_config(exact, "gdpo").credit.by_evidence
+    assert (
+        config.credit.rule.needs_quotes
+        and not method_config(exact, "gdpo").credit.rule.needs_quotes
+    )
     assert not [*preflight(exact, "memcalib-rl", config, 100, 0, local=True)]

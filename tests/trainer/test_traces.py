@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from memcalib.metrics import CHANNELS
 from memcalib.redistribution import PairDetail, fallback_reasons
 from memcalib.trainer.rewards import ChannelRewards
-from memcalib.localization import Pairs
+from memcalib.rules.base import Pairs
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.io.records import DataError
@@ -93,6 +93,7 @@ def a_batch(seed, rows=5):
         strength,
         scored,
         signal,
+        strength > 0,
     )
     credit = Credit(
         numbers(rows, width).float(), numbers(rows).float(), numbers(rows, 9), {"rms": 2.0}, detail
@@ -184,7 +185,7 @@ def test_a_real_step_counts_what_its_statistics_count(tmp_path):
         1, judged, credit, pairs, tokenizer, thresholds=torch.full((9,), 0.02)
     )
     frame = read_traces(tmp_path).dropna(subset="channel")
-    for reason in ("scoring", "weak", "empty", "gate"):
+    for reason in ("scoring", "weak", "empty", "closed"):
         assert (frame["fallback"] == reason).sum() == credit.stats[f"fallback_{reason}"]
     assert frame["localized"].sum() == credit.stats["localized"] > 0
     assert np.allclose(frame["threshold"], 0.02)

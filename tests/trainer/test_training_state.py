@@ -9,7 +9,8 @@ import torch
 from micro_policy import EXAMPLES, TOKENIZER
 from trl.trainer.utils import RepeatSampler
 
-from memcalib.localization import CreditConfig, Thresholds
+from memcalib.localization import Thresholds
+from memcalib.rules.base import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows

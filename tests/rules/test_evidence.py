@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER, policy
 from small_models import a_workload, tiny
 
-from memcalib.credit.evidence import evidence_tokens, token_divergences
+from memcalib.credit.divergences import token_divergences
 from memcalib.credit.sentences import response_units, token_spans
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder
-from memcalib.localization import CreditConfig
 from memcalib.metrics import CHANNELS
 from memcalib.micro.world import answer, exact_judge, noisy_levels
 from memcalib.problem import Judgment, Level, judgment_for
+from memcalib.rules.base import CreditConfig
+from memcalib.rules.evidence import evidence_tokens
 from memcalib.trainer.rewards import ChannelRewards, RetryingJudge, assign_credit, quoting_judge
 
 torch.set_num_threads(1)
@@ -155,7 +156,7 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
     wanted = {
         k: (row, h)
         for k, row, h in zip(
-            request.ablated, request.pairs.rows, request.pairs.channels, strict=True
+            request.read_again, request.pairs.rows, request.pairs.channels, strict=True
         )
         if k >= 0
     }
@@ -257,7 +258,7 @@ def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
     ):
         credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
         request = credit.requests(asked, judged, ids, texts=responses)
-        rows = zip(request.pairs.rows, request.evidence.shown, strict=True)
+        rows = zip(request.pairs.rows, request.pairs.shown, strict=True)
         held = [
             [i for i, here in zip(ids[row], tokens.tolist(), strict=False) if here]
             for row, tokens in rows
