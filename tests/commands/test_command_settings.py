@@ -11,7 +11,7 @@ from command_line import run
 from memcalib.commands.cli import app, setting_places
 from memcalib.commands.settings_files import check_settings, load_settings, locate, merged
 from memcalib.io.settings import import_object
-from memcalib.commands.build import Build, SourcePlan
+from memcalib.dataset.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
 from memcalib.trainer.recipe import Recipe, load_recipe
 from memcalib.trainer.train_config import TrainSettings

@@ -54,6 +54,7 @@ PLACES = {
     "seeds": "sampling.seeds",
     "text": "sampling.text",
     "framing": "sampling.prompt_template",
+    "prompt": "judging.prompt",
     "concurrency": "model.concurrency",
     "rpm": "model.rpm",
     "judge2": "judge2.model",

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from memcalib.micro.world import (
 )
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
-from memcalib.trainer.train_config import DISTILLED, TrainConfig, world_config
+from memcalib.trainer.train_config import METHODS, TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
@@ -69,12 +70,22 @@ EMPTY = {
 
 def settings(case: str) -> tuple[TrainConfig, str, str]:
     """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
-    sizes = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
-    changes = sizes | dict(beta=0.05, lr=0.05, trl={"optim": "sgd"}) | CASES[case]
+    changes = {
+        "prompts": 5,
+        "generations": 4,
+        "steps": 2,
+        "minibatches": 1,
+        "max_tokens": 40,
+        "beta": 0.05,
+        "lr": 0.05,
+        "trl": {"optim": "sgd"},
+    }
+    changes.update(CASES[case])
     empty = changes.pop("empty")
     long = changes.pop("long", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
-        changes["trl"] = changes["trl"] | {"use_cpu": False}  # or accelerate leaves DeepSpeed aside
+        # or accelerate leaves DeepSpeed aside
+        changes["trl"] = {**changes["trl"], "use_cpu": False}
     return world_config(WORLDS["short"], **changes), empty, long
 
 
@@ -82,26 +93,35 @@ def given_answer(example, row: int, long: bool) -> list[int]:
     """A rule-made answer of this example, another one for each row, with levels flipped so that rewards differ."""
     rng = random.Random(f"{example.id}-{row}")
     text = answer(example, rng, noisy_levels(example, rng, flip=0.5))
-    ids = TOKENIZER(text)["input_ids"]
-    return (ids * 40)[:40] if long else [*ids[:39], TOKENIZER.eos_token_id]
+    token_ids = TOKENIZER(text)["input_ids"]
+    if long:
+        return (token_ids * 40)[:40]
+    return [*token_ids[:39], TOKENIZER.eos_token_id]
 
 
 def given_rollout(config: TrainConfig, empty: str, long: str):
     """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
 
     def rollout(prompts, trainer):
-        known = {tuple(trainer.encode(example)): example for example in EXAMPLES}
-        ids = [encode_prompt(TOKENIZER, prompt) for prompt in prompts]
+        example_of_prompt = {tuple(trainer.encode(example)): example for example in EXAMPLES}
         step = trainer.state.global_step
-        first = trainer.accelerator.process_index * len(prompts)
-        rows = range(first, first + len(prompts))
-        count = config.prompts * config.generations
-        answers = [
-            given_answer(known[tuple(p)], 1000 * step + row, step == 0 and EMPTY[long](row, count))
-            for p, row in zip(ids, rows, strict=True)
-        ]
-        silent = [step == 0 and EMPTY[empty](row, count) for row in rows]
-        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": None, "empty": silent}
+        first_row = trainer.accelerator.process_index * len(prompts)
+        row_count = config.prompts * config.generations
+        prompt_ids = []
+        answers = []
+        is_empty = []
+        for row, prompt in enumerate(prompts, first_row):
+            ids = encode_prompt(TOKENIZER, prompt)
+            is_long = step == 0 and EMPTY[long](row, row_count)
+            prompt_ids.append(ids)
+            answers.append(given_answer(example_of_prompt[tuple(ids)], 1000 * step + row, is_long))
+            is_empty.append(step == 0 and EMPTY[empty](row, row_count))
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": answers,
+            "logprobs": None,
+            "empty": is_empty,
+        }
 
     return rollout
 
@@ -112,13 +132,13 @@ def same_parts(config: TrainConfig, processes: int):
     def arrange(batch):
         order = torch.arange(config.prompts * config.generations // processes)
         if processes == 1:
-            order = (
-                order.view(2, config.minibatches * config.accumulate, -1).transpose(0, 1).flatten()
-            )
-        return {
-            key: value[order] if isinstance(value, torch.Tensor) and value.dim() else value
-            for key, value in batch.items()
-        }
+            by_process = order.view(2, config.minibatches * config.accumulate, -1)
+            order = by_process.transpose(0, 1).flatten()
+        arranged = {}
+        for name, value in batch.items():
+            has_rows = isinstance(value, torch.Tensor) and value.dim() > 0
+            arranged[name] = value[order] if has_rows else value
+        return arranged
 
     return arrange
 
@@ -139,16 +159,14 @@ def shard_on_cpu() -> None:
 
     `AcceleratorState` reads them for GPUs and other accelerators alone (distributed type MULTI_CPU is not in its list).
     """
-    os.environ |= {
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_VERSION": "2",
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    }
-    first = state.AcceleratorState.__init__
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    os.environ["FSDP_VERSION"] = "2"
+    os.environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
+    init = state.AcceleratorState.__init__
 
-    def start(self, *args, fsdp_plugin=None, **options):
-        first(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    def init_with_fsdp(self, *args, fsdp_plugin=None, **options):
+        init(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
             if self._mixed_precision != "no":
                 fsdp_plugin.set_mixed_precision(self._mixed_precision)
@@ -156,13 +174,48 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
-    state.AcceleratorState.__init__ = start
+    state.AcceleratorState.__init__ = init_with_fsdp
 
 
 def deepspeed_on_cpu() -> None:
     """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told to use the CPU's."""
-    first = state.PartialState._prepare_backend
-    state.PartialState._prepare_backend = lambda self, cpu=False, *more: first(self, True, *more)
+    prepare_backend = state.PartialState._prepare_backend
+
+    def prepare_cpu_backend(self, cpu=False, *arguments):
+        return prepare_backend(self, True, *arguments)
+
+    state.PartialState._prepare_backend = prepare_cpu_backend
+
+
+@contextmanager
+def patched(module, **replacements):
+    """The module with other functions of these names inside the block."""
+    originals = {name: getattr(module, name) for name in replacements}
+    try:
+        for name, replacement in replacements.items():
+            setattr(module, name, replacement)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+def watched_trainer(base: type, observed: dict) -> type:
+    """The trainer, which notes what it computes in `observed`."""
+
+    class WatchedTrainer(base):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            observed["advantages"].append(batch["advantages"] * batch["completion_mask"])
+            observed["stats"].append(dict(self.credit.stats))
+            return batch
+
+        def _get_per_token_logps_and_entropies(self, *args, **options):
+            logps, *others = super()._get_per_token_logps_and_entropies(*args, **options)
+            observed["kinds"].add(str(logps.dtype))
+            return logps, *others
+
+    return WatchedTrainer
 
 
 def observe(case: str, out: Path, processes: int) -> dict:
@@ -171,80 +224,86 @@ def observe(case: str, out: Path, processes: int) -> dict:
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
     config, empty, long = settings(case)
-    found = {"advantages": [], "stats": [], "kinds": set()}
-
-    class Watched(training.trainer_class(config.method)):
-        def _generate_and_score_completions(self, inputs):
-            batch = super()._generate_and_score_completions(inputs)
-            found["advantages"].append(batch["advantages"] * batch["completion_mask"])
-            found["stats"].append(dict(self.credit.stats))
-            return batch
-
-        def _get_per_token_logps_and_entropies(self, *args, **options):
-            logps, *more = super()._get_per_token_logps_and_entropies(*args, **options)
-            found["kinds"].add(str(logps.dtype))
-            return logps, *more
-
-    kept = training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict
-    try:
-        training._shared_rollout = given_rollout(config, empty, long)
-        training.trainer_class = lambda method: Watched
-        if config.minibatches > 1:
-            grpo_trainer.shuffle_sequence_dict = same_parts(config, processes)
-        policy = load_policy("cold-short")[0]
-        start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    observed = {"advantages": [], "stats": [], "kinds": set()}
+    trainer_type = watched_trainer(training.trainer_class(config.method), observed)
+    shuffle = grpo_trainer.shuffle_sequence_dict
+    if config.minibatches > 1:
+        shuffle = same_parts(config, processes)
+    policy = load_policy("cold-short")[0]
+    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    if case != "half":
+        policy = policy.double()
+    with (
+        patched(
+            training,
+            _shared_rollout=given_rollout(config, empty, long),
+            trainer_class=lambda method: trainer_type,
+        ),
+        patched(grpo_trainer, shuffle_sequence_dict=shuffle),
+    ):
         trainer = training.train(
-            policy if case == "half" else policy.double(),
-            config,
-            EXAMPLES,
-            exact_judge,
-            tokenizer=TOKENIZER,
-            out=out / case,
+            policy, config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=out / case
         )
-    finally:
-        training._shared_rollout, training.trainer_class, grpo_trainer.shuffle_sequence_dict = kept
-    rows = [row for row in trainer.state.log_history if "loss" in row]
     model = trainer.accelerator.unwrap_model(trainer.model)
     trained = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
-    steps = [p - start[name] if name in start else p for name, p in trained.items()]
-    found["losses"] = [row["loss"] for row in rows]
-    if config.method in DISTILLED:
-        found["told"] = [*trainer.credit.stats.values()]
+    observed["losses"] = logged_losses(trainer)
+    if METHODS[config.method].needs_teacher:
+        observed["told"] = list(trainer.credit.stats.values())
     else:
-        found["rms"] = [row["rms"] for row in found["stats"]]
-    found["shards"] = sum(isinstance(module, FSDPModule) for module in model.modules())
-    found["thresholds"] = trainer.thresholds.state_dict()
-    found["weights"] = torch.cat([p.flatten() for p in trained.values()])
-    found["moved"] = max(p.abs().max().item() for p in steps)
+        observed["rms"] = [row["rms"] for row in observed["stats"]]
+    observed["shards"] = shard_count(model)
+    observed["thresholds"] = trainer.thresholds.state_dict()
+    observed["weights"] = torch.cat([p.flatten() for p in trained.values()])
+    observed["moved"] = largest_difference(trained, start)
     if case == "gdpo":
-        trainer.save_model(str(out / case / "saved"))
+        folder = out / case / "saved"
+        trainer.save_model(str(folder))
         trainer.accelerator.wait_for_everyone()
-        saved = dict(
-            AutoModelForCausalLM.from_pretrained(
-                out / case / "saved", dtype="auto"
-            ).named_parameters()
-        )
-        found["lost"] = max(
-            (value - whole(saved[name])).abs().max().item() for name, value in trained.items()
-        )
-    return found
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        saved_parameters = {name: whole(p) for name, p in saved.named_parameters()}
+        observed["lost"] = largest_difference(trained, saved_parameters)
+    return observed
+
+
+def logged_losses(trainer) -> list[float]:
+    """The loss of each step that was logged."""
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def shard_count(model: torch.nn.Module) -> int:
+    """How many modules are sharded over the processes."""
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def largest_difference(
+    parameters: dict[str, torch.Tensor], others: dict[str, torch.Tensor]
+) -> float:
+    """The largest difference of any two numbers of the same place; a parameter that the others lack is compared with 0."""
+    differences = []
+    for name, value in parameters.items():
+        difference = value - others[name] if name in others else value
+        differences.append(difference.abs().max().item())
+    return max(differences)
 
 
 def teach(case: str, out: Path) -> dict:
     """Supervised fine-tuning on demonstrations: the weights that lie in its folder afterwards."""
-    rank = 4 if case == "taught-adapter" else 0
+    is_adapter = case == "taught-adapter"
     config = SftConfig(
         batch_size=8,
-        lora_rank=rank,
+        lora_rank=4 if is_adapter else 0,
         lr=1e-2,
-        output="adapter" if rank else "merged",
+        output="adapter" if is_adapter else "merged",
         trl={"adam_epsilon": 1e-3},
     )
     policy, tokenizer = load_policy("cold-short")
-    done = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case)
+    folder = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case).folder
     PartialState().wait_for_everyone()
-    start = load_policy("cold-short" if rank else done.folder)[0]
-    model = PeftModel.from_pretrained(start, done.folder).merge_and_unload() if rank else start
+    if is_adapter:
+        base = load_policy("cold-short")[0]
+        model = PeftModel.from_pretrained(base, folder).merge_and_unload()
+    else:
+        model = load_policy(folder)[0]
     return {"weights": weights(model)}
 
 
@@ -257,38 +316,32 @@ def go_on(name: str, out: Path) -> dict:
         if name.startswith("cut") and row["step"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    kept = training._shared_rollout
-    folder = out / name.replace("resumed", "cut")
-    try:
-        training._shared_rollout = given_rollout(config, empty, long)
+    with patched(training, _shared_rollout=given_rollout(config, empty, long)):
         trainer = training.train(
             load_policy("cold-short")[0],
             config,
             EXAMPLES,
             exact_judge,
             tokenizer=TOKENIZER,
-            out=folder,
+            out=out / name.replace("resumed", "cut"),
             on_step=cut,
             resume=name.startswith("resumed"),
         )
-    finally:
-        training._shared_rollout = kept
     model = trainer.accelerator.unwrap_model(trainer.model)
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
         optimizer = optimizer.optimizer
-    states = [
-        whole(torch.as_tensor(value))
-        for group in optimizer.state.values()
-        for value in group.values()
-    ]
+    states = []
+    for state_of_parameter in optimizer.state.values():
+        for value in state_of_parameter.values():
+            states.append(whole(torch.as_tensor(value)).detach().flatten().float())
     return {
         "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
-        "optimizer": torch.cat([state.detach().flatten().float() for state in states]),
+        "optimizer": torch.cat(states),
         "thresholds": trainer.thresholds.value,
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "losses": logged_losses(trainer),
         "resumed": trainer.checkpoints.resumed and trainer.checkpoints.resumed[0],
-        "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
+        "shards": shard_count(model),
     }
 
 
@@ -302,11 +355,11 @@ if __name__ == "__main__":
         deepspeed_on_cpu()
     for name in sys.argv[2:]:
         if name.startswith("taught"):
-            result = teach(name, folder)
+            outcome = teach(name, folder)
         elif name.startswith(("straight", "cut", "resumed")):
-            result = go_on(name, folder)
+            outcome = go_on(name, folder)
         else:
-            result = observe(name, folder, int(os.environ["WORLD_SIZE"]))
-        torch.save(result, folder / f"{name}-{rank}.pt")
+            outcome = observe(name, folder, int(os.environ["WORLD_SIZE"]))
+        torch.save(outcome, folder / f"{name}-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
